@@ -1,0 +1,1 @@
+"""Small language models spun from your own text, on your own machine."""

@@ -1,0 +1,100 @@
+"""The two things that travel between the rooms: a `Batch` of tensors on the way in, a `Loss` on the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The name of one row in one epoch: all its randomness comes from here, whoever computes it, and whenever."""
+
+    seed: int
+    epoch: int
+    index: int
+
+    def generator(self) -> torch.Generator:
+        """A CPU generator that is a function of (seed, epoch, index) alone."""
+        key = f"{self.seed}/{self.epoch}/{self.index}".encode()
+        number = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+        return torch.Generator().manual_seed(number)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model is given. Absent parts are ``None``; ``True`` in a mask means *takes part*.
+
+    ``targets`` holds, for each term of the loss that the batch will produce, over how many targets that term's
+    mean is taken. It is known before the forward pass, so that micro-batches and processes are weighted exactly.
+    """
+
+    input_ids: Tensor  # (batch, seq) int64
+    attention_mask: Tensor | None = None  # (batch, seq) bool; None: no padding anywhere
+    token_type_ids: Tensor | None = None  # (batch, seq) int64
+    position_ids: Tensor | None = None  # (batch, seq) int64; restarts at every packed document
+    documents: Tensor | None = None  # (batch, seq) int64: tokens attend within the same number only
+    positions: Tensor | None = None  # (targets,) int64 into batch * seq: where `labels` stand, for token labels
+    labels: Tensor | None = None  # (targets,) token ids, or (batch,) classes, or (batch, classes) multi-label 0/1
+    pair_labels: Tensor | None = None  # (batch,) int64: next sentence prediction
+    targets: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the device works through, padding included."""
+        return self.input_ids.numel()
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on ``device``; copies from pinned memory do not block."""
+        moved = {
+            f.name: value.to(device, non_blocking=True)
+            for f in dataclasses.fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return dataclasses.replace(self, **moved)
+
+    def pin_memory(self) -> Batch:
+        """Called by `torch.utils.data.DataLoader` on machines with a GPU."""
+        pinned = {
+            f.name: value.pin_memory()
+            for f in dataclasses.fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return dataclasses.replace(self, **pinned)
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of a loss: a sum over targets, how many there were, and the weight of its mean in the whole.
+
+    A weight of zero makes it something to report (an accuracy), not something to learn from.
+    """
+
+    sum: Tensor  # () float
+    count: Tensor | float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The terms of a loss, by name. The whole is the weighted sum of the terms' means."""
+
+    terms: dict[str, Term]
+
+    def total(self, targets: dict[str, float] | None = None) -> Tensor:
+        """() float: ``sum(weight * sum / count)`` over the terms.
+
+        ``targets`` replaces the counts by those of the whole step, so that the gradients of its micro-batches add
+        up to the gradient of the step whatever the split. A term whose count is zero adds nothing.
+        """
+        parts = []
+        for name, term in self.terms.items():
+            if term.weight:
+                count = term.count if targets is None else targets.get(name, 0.0)
+                count = torch.as_tensor(count, dtype=torch.float32, device=term.sum.device)
+                parts.append(term.weight * term.sum.float() / count.clamp(min=1.0))
+        return torch.stack(parts).sum()

@@ -1,0 +1,175 @@
+"""Configs: load, override, validate, explain. One frozen model per variant, tagged by `kind`; the union is the registry.
+
+YAML is read by safe load only. Every error names the key, what was given and what is allowed, in one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, ValidationError
+
+from homespun.errors import UserError, nearest
+
+T = TypeVar("T", bound=BaseModel)
+Tree = dict[str, Any]
+
+
+class Config(BaseModel):
+    """What every config is: frozen, and closed to keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_COUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
+
+
+def parse_duration(value: object) -> float:
+    """Seconds of ``90``, ``"90s"``, ``"20m"``, ``"2h"``, ``"1h30m"``, ``"1.5d"``."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        text = str(value).replace(" ", "")
+        parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
+        if not parts or "".join(a + b for a, b in parts) != text:
+            raise ValueError(f"{value!r} is not a duration; write seconds or 90s, 20m, 2h, 1h30m, 1d")
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if seconds <= 0:
+        raise ValueError(f"a duration must be above zero, not {value!r}")
+    return seconds
+
+
+def parse_count(value: object) -> int:
+    """A whole number of ``1000``, ``"1000"``, ``"250k"``, ``"10M"``, ``"1.5B"``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMGB]?)", str(value).replace("_", "").strip())
+    if isinstance(value, bool) or match is None:
+        raise ValueError(f"{value!r} is not a count; write 5000, 250k, 10M or 1.5B")
+    return round(float(match[1]) * _COUNTS[match[2]])
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda s: s, return_type=float)]
+Count = Annotated[int, BeforeValidator(parse_count)]
+
+
+def read_yaml(path: str | Path) -> Tree:
+    """The mapping in a YAML file.
+
+    Raises:
+        UserError: the file is missing, is not YAML, or does not hold a mapping.
+    """
+    path = Path(path)
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must hold a mapping of keys to values, not {type(tree).__name__}")
+    return tree
+
+
+def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
+    """A copy of ``tree`` with ``"train.budget.time=2h"``-like assignments applied; values are read as YAML.
+
+    Raises:
+        UserError: an assignment without ``=``, or a path through something that is not a mapping.
+    """
+    result: Tree = _copy(tree)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals or not path:
+            raise UserError(f"{assignment!r} is not an assignment; write KEY=VALUE, such as train.seed=1")
+        try:
+            value = yaml.safe_load(text) if text else ""
+        except yaml.YAMLError:
+            value = text
+        node = result
+        *parents, last = path.split(".")
+        for parent in parents:
+            child = node.get(parent)
+            if child is None:
+                child = node[parent] = {}
+            if not isinstance(child, dict):
+                raise UserError(f"cannot set {path!r}: {parent!r} holds a plain value, {child!r}")
+            node = child
+        node[last] = value
+    return result
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value
+
+
+def validate(kind: type[T], tree: Mapping[str, Any], *, source: str) -> T:
+    """``tree`` as a config of ``kind``; ``source`` (a file or recipe name) begins the error.
+
+    Raises:
+        UserError: naming every wrong key with its nearest right one, and every wrong value with what is allowed.
+    """
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{source}: " + "; ".join(_problem(e, kind) for e in error.errors())) from error
+
+
+def _problem(error: Any, kind: type[BaseModel]) -> str:
+    location = [str(part) for part in error["loc"]]
+    if error["type"] == "extra_forbidden":
+        # pydantic puts the tag of a union into the location, so keys are walked and tags looked up on the way
+        keys, path = _keys_at(kind, location[:-1])
+        return f"unknown key {'.'.join([*path, location[-1]])!r}{nearest(location[-1], keys)}"
+    _, path = _keys_at(kind, location)
+    message = error["msg"].removeprefix("Value error, ")
+    given = error.get("input")
+    shown = "" if isinstance(given, (dict, BaseModel)) or error["type"] == "missing" else f" (given {given!r})"
+    return f"{'.'.join(path) or 'config'}: {message}{shown}"
+
+
+def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The keys allowed at ``location``, and the location with the tags of unions left out."""
+    models: list[type[BaseModel]] = [kind]
+    path: list[str] = []
+    for part in location:
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        if fields:
+            models = [m for f in fields for m in _models_in(f.annotation)]
+            path.append(part)
+            continue
+        tagged = [m for m in models if _tag(m) == part]
+        if tagged:
+            models = tagged
+        else:
+            path.append(part)
+    return sorted({name for m in models for name in m.model_fields}), path
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for part in getattr(annotation, "__args__", ()) for m in _models_in(part)]
+
+
+def _tag(model: type[BaseModel]) -> str | None:
+    field = model.model_fields.get("kind")
+    return None if field is None else str(field.default)
+
+
+def dump(config: BaseModel) -> str:
+    """The complete config as YAML, defaults written out, in the order of the fields."""
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
+    return str(text)
+
+
+def json_schema(kind: Any) -> Tree:
+    """The JSON schema of a config or a union of configs, for editors."""
+    return TypeAdapter(kind).json_schema()

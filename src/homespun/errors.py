@@ -1,0 +1,23 @@
+"""The one exception that means: the caller gave something wrong, and here is what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in what was given: says what was given, what is allowed, and the way out, in one line.
+
+    A command prints it as one line and exits with code 2; every other exception is a bug of ours and shows its
+    traceback.
+    """
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or the whole list where nothing is near: the tail of an error about a name."""
+    names = sorted(allowed)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are: {', '.join(names)}" if names else "; there are none"
