@@ -1,0 +1,190 @@
+"""Classification heads: from the vectors of all tokens to one row of logits a text.
+
+Every head is called `head(hidden, attention_mask)` with `hidden` (batch, seq, hidden) and `attention_mask`
+(batch, seq) bool or ``None`` where nothing is padded, and gives logits (batch, labels). Texts begin with [CLS] and
+are padded on the right. Padding never changes the logits, and a row that is all padding gives no NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from homespun.config import Config
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+NumLabels = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1)]
+
+
+class LinearHead(nn.Module):
+    """[CLS] -> dropout -> linear: the smallest head, and the steadiest where labels are few."""
+
+    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(hidden_size, num_labels)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(hidden[:, 0]))
+        return logits
+
+
+class MeanHead(nn.Module):
+    """Mean of the real tokens -> dropout -> linear: for encoders whose [CLS] was never trained, as ELECTRA's."""
+
+    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(hidden_size, num_labels)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if attention_mask is None:
+            mean = hidden.mean(dim=1)
+        else:
+            count = attention_mask.sum(dim=1, keepdim=True).clamp(min=1)
+            mean = _without_padding(hidden, attention_mask).sum(dim=1) / count
+        logits: Tensor = self.classifier(self.dropout(mean))  # (batch, labels)
+        return logits
+
+
+class FeedForwardHead(nn.Module):
+    """[CLS] -> dropout -> dense -> GELU -> dropout -> linear: ELECTRA's own (Clark et al. 2020)."""
+
+    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.activation = nn.GELU()
+        self.classifier = nn.Linear(hidden_size, num_labels)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        pooled = self.activation(self.dense(self.dropout(hidden[:, 0])))
+        logits: Tensor = self.classifier(self.dropout(pooled))
+        return logits
+
+
+class ConvolutionalHead(nn.Module):
+    """Filters over neighbouring tokens -> ReLU -> maximum over the text -> dropout -> linear (Kim 2014).
+
+    A filter starts at every real token and reads zeros beyond the end of the text, so that a text shorter than the
+    filter works, and a text has the same logits however far it is padded.
+    """
+
+    def __init__(
+        self, hidden_size: int, num_labels: int, *, filters: int, filter_sizes: tuple[int, ...], dropout: float
+    ) -> None:
+        super().__init__()
+        self.filter_sizes = filter_sizes
+        self.convolutions = nn.ModuleList(nn.Conv1d(hidden_size, filters, size) for size in filter_sizes)
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(filters * len(filter_sizes), num_labels)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        channels = _without_padding(hidden, attention_mask).transpose(1, 2)  # (batch, hidden, seq)
+        features = []
+        for size, convolution in zip(self.filter_sizes, self.convolutions, strict=True):
+            found = convolution(nn.functional.pad(channels, (0, size - 1))).relu()  # (batch, filters, seq)
+            if attention_mask is not None:
+                # zero is the least that a ReLU gives, so it never wins over a real token
+                found = found.masked_fill(~attention_mask[:, None], 0.0)
+            features.append(found.amax(dim=2))
+        logits: Tensor = self.classifier(self.dropout(torch.cat(features, dim=1)))
+        return logits
+
+
+class BiLSTMHead(nn.Module):
+    """Two bidirectional LSTM layers over the real tokens; the last states of both directions -> dropout -> linear."""
+
+    def __init__(self, hidden_size: int, num_labels: int, *, lstm_size: int, dropout: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(hidden_size, lstm_size, num_layers=2, bidirectional=True, batch_first=True, dropout=dropout)
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(2 * lstm_size, num_labels)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        if attention_mask is None:
+            _, (states, _) = self.lstm(hidden)
+        else:
+            lengths = attention_mask.sum(dim=1).clamp(min=1).cpu()
+            tokens = _without_padding(hidden, attention_mask)
+            packed = pack_padded_sequence(tokens, lengths, batch_first=True, enforce_sorted=False)
+            _, (states, _) = self.lstm(packed)
+        last = torch.cat([states[-2], states[-1]], dim=1)  # (batch, 2 * lstm_size): upper layer, forwards and backwards
+        logits: Tensor = self.classifier(self.dropout(last))
+        return logits
+
+
+def _without_padding(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    # masked_fill rather than a product: zero times a NaN in the padding would be a NaN
+    return hidden if attention_mask is None else hidden.masked_fill(~attention_mask[..., None], 0.0)
+
+
+class LinearHeadConfig(Config):
+    """`LinearHead`."""
+
+    kind: Literal["linear"] = "linear"
+    num_labels: NumLabels = 2
+    dropout: Probability = 0.1
+
+    def build(self, hidden_size: int) -> LinearHead:
+        return LinearHead(hidden_size, self.num_labels, dropout=self.dropout)
+
+
+class MeanHeadConfig(Config):
+    """`MeanHead`."""
+
+    kind: Literal["mean"] = "mean"
+    num_labels: NumLabels = 2
+    dropout: Probability = 0.1
+
+    def build(self, hidden_size: int) -> MeanHead:
+        return MeanHead(hidden_size, self.num_labels, dropout=self.dropout)
+
+
+class FeedForwardHeadConfig(Config):
+    """`FeedForwardHead`."""
+
+    kind: Literal["ffn"] = "ffn"
+    num_labels: NumLabels = 2
+    dropout: Probability = 0.1
+
+    def build(self, hidden_size: int) -> FeedForwardHead:
+        return FeedForwardHead(hidden_size, self.num_labels, dropout=self.dropout)
+
+
+class ConvolutionalHeadConfig(Config):
+    """`ConvolutionalHead`: `filters` of each width in `filter_sizes` (tokens)."""
+
+    kind: Literal["cnn"] = "cnn"
+    num_labels: NumLabels = 2
+    filters: Width = 100
+    filter_sizes: Annotated[tuple[Width, ...], Field(min_length=1)] = (2, 3, 4)
+    dropout: Probability = 0.1
+
+    def build(self, hidden_size: int) -> ConvolutionalHead:
+        return ConvolutionalHead(
+            hidden_size, self.num_labels, filters=self.filters, filter_sizes=self.filter_sizes, dropout=self.dropout
+        )
+
+
+class BiLSTMHeadConfig(Config):
+    """`BiLSTMHead`: `lstm_size` is the width of one direction."""
+
+    kind: Literal["bilstm"] = "bilstm"
+    num_labels: NumLabels = 2
+    lstm_size: Width = 128
+    dropout: Probability = 0.1
+
+    def build(self, hidden_size: int) -> BiLSTMHead:
+        return BiLSTMHead(hidden_size, self.num_labels, lstm_size=self.lstm_size, dropout=self.dropout)
+
+
+SequenceHeadConfig = Annotated[
+    LinearHeadConfig | MeanHeadConfig | FeedForwardHeadConfig | ConvolutionalHeadConfig | BiLSTMHeadConfig,
+    Field(discriminator="kind"),
+]
