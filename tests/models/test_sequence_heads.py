@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, get_args
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from homespun.models.sequence_heads import (
 
 KINDS = get_args(get_args(SequenceHeadConfig)[0])
 HIDDEN, LABELS, LENGTHS = 13, 3, [11, 7, 2, 1]
+BACKBONE: Any = SimpleNamespace(hidden_size=HIDDEN)
 adapter: TypeAdapter[Any] = TypeAdapter(SequenceHeadConfig)
 
 
@@ -27,7 +31,7 @@ def batch(seq: int = 11) -> tuple[torch.Tensor, torch.Tensor]:
 
 def head(kind: type[Any], **fields: Any) -> torch.nn.Module:
     torch.manual_seed(2)
-    module: torch.nn.Module = kind(num_labels=LABELS, **fields).build(HIDDEN)
+    module: torch.nn.Module = kind(num_labels=LABELS, **fields).build(BACKBONE)
     return module
 
 
@@ -35,7 +39,7 @@ def head(kind: type[Any], **fields: Any) -> torch.nn.Module:
 def test_shape_and_round_trip(kind: type[Any]) -> None:
     config = kind(num_labels=LABELS)
     assert adapter.validate_python(config.model_dump(mode="json")) == config
-    assert config.build(HIDDEN)(*batch()).shape == (len(LENGTHS), LABELS)
+    assert config.build(BACKBONE)(*batch()).shape == (len(LENGTHS), LABELS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

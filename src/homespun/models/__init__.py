@@ -1,0 +1,1 @@
+"""Models: configs that build, embeddings, backbones, heads, presets, and the ``model/`` folder."""

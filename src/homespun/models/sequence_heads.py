@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from homespun.config import Config
+from homespun.models.backbone import Encoder
+from homespun.models.backbone import Encoder
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
-NumLabels = Annotated[int, Field(ge=1)]
+NumLabels = Annotated[int, Field(ge=1, description="classes; set from the labels in fine-tuning")]
 Width = Annotated[int, Field(ge=1)]
 
 
@@ -131,8 +133,8 @@ class LinearHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, hidden_size: int) -> LinearHead:
-        return LinearHead(hidden_size, self.num_labels, dropout=self.dropout)
+    def build(self, backbone: Encoder) -> LinearHead:
+        return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
 class MeanHeadConfig(Config):
@@ -142,8 +144,8 @@ class MeanHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, hidden_size: int) -> MeanHead:
-        return MeanHead(hidden_size, self.num_labels, dropout=self.dropout)
+    def build(self, backbone: Encoder) -> MeanHead:
+        return MeanHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
 class FeedForwardHeadConfig(Config):
@@ -153,8 +155,8 @@ class FeedForwardHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, hidden_size: int) -> FeedForwardHead:
-        return FeedForwardHead(hidden_size, self.num_labels, dropout=self.dropout)
+    def build(self, backbone: Encoder) -> FeedForwardHead:
+        return FeedForwardHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
 class ConvolutionalHeadConfig(Config):
@@ -166,9 +168,13 @@ class ConvolutionalHeadConfig(Config):
     filter_sizes: Annotated[tuple[Width, ...], Field(min_length=1)] = (2, 3, 4)
     dropout: Probability = 0.1
 
-    def build(self, hidden_size: int) -> ConvolutionalHead:
+    def build(self, backbone: Encoder) -> ConvolutionalHead:
         return ConvolutionalHead(
-            hidden_size, self.num_labels, filters=self.filters, filter_sizes=self.filter_sizes, dropout=self.dropout
+            backbone.hidden_size,
+            self.num_labels,
+            filters=self.filters,
+            filter_sizes=self.filter_sizes,
+            dropout=self.dropout,
         )
 
 
@@ -180,8 +186,8 @@ class BiLSTMHeadConfig(Config):
     lstm_size: Width = 128
     dropout: Probability = 0.1
 
-    def build(self, hidden_size: int) -> BiLSTMHead:
-        return BiLSTMHead(hidden_size, self.num_labels, lstm_size=self.lstm_size, dropout=self.dropout)
+    def build(self, backbone: Encoder) -> BiLSTMHead:
+        return BiLSTMHead(backbone.hidden_size, self.num_labels, lstm_size=self.lstm_size, dropout=self.dropout)
 
 
 SequenceHeadConfig = Annotated[

@@ -1,0 +1,253 @@
+"""The configs of models, and the unions that are their registry. Configs build modules; modules never see a config."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from torch import nn
+
+from homespun.config import Config
+from homespun.errors import UserError, nearest
+from homespun.models.backbone import Encoder, Model
+from homespun.models.embeddings import Embeddings
+from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
+from homespun.models.presets import PRESETS
+from homespun.models.sequence_heads import SequenceHeadConfig
+from homespun.nn.attention import MultiHeadAttention
+from homespun.nn.dropout import Dropout
+from homespun.nn.feedforward import ACTIVATIONS, FeedForward
+from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.masks import Full, Window
+from homespun.nn.positions import LearnedPositions, SinusoidalPositions
+from homespun.nn.residual import Layer, PostNorm, PreNorm
+
+
+class LearnedPositionsConfig(Config):
+    """One learned vector a position; ``offset`` unused rows come first (RoBERTa: padding id + 1)."""
+
+    kind: Literal["learned"] = "learned"
+    offset: int = Field(default=0, ge=0)
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return LearnedPositions(max_position_embeddings, embedding_size, offset=self.offset)
+
+
+class SinusoidalPositionsConfig(Config):
+    """Fixed sines and cosines (Vaswani et al. 2017)."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return SinusoidalPositions(max_position_embeddings, embedding_size)
+
+
+PositionsConfig = Annotated[LearnedPositionsConfig | SinusoidalPositionsConfig, Field(discriminator="kind")]
+
+
+class FullAttentionConfig(Config):
+    """Every token sees every token."""
+
+    kind: Literal["full"] = "full"
+
+    def kernel(self, dropout: float) -> nn.Module:
+        return DotProduct(Full(), dropout=dropout)
+
+
+class WindowAttentionConfig(Config):
+    """Every token sees ``radius`` tokens on each side (Longformer's window is twice that)."""
+
+    kind: Literal["window"] = "window"
+    radius: int = Field(default=64, ge=1, description="tokens seen on each side")
+
+    def kernel(self, dropout: float) -> nn.Module:
+        return DotProduct(Window(self.radius), dropout=dropout)
+
+
+AttentionConfig = Annotated[FullAttentionConfig | WindowAttentionConfig, Field(discriminator="kind")]
+
+
+class PostResidualConfig(Config):
+    """Normalise after the sum (BERT)."""
+
+    kind: Literal["post"] = "post"
+
+    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
+        return PostNorm(sublayer, norm, dropout)
+
+    def final_norm(self, hidden_size: int, eps: float) -> nn.Module:
+        return nn.Identity()
+
+
+class PreResidualConfig(Config):
+    """Normalise before the sublayer, and once more at the end of the stack (GPT-2)."""
+
+    kind: Literal["pre"] = "pre"
+
+    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
+        return PreNorm(sublayer, norm, dropout)
+
+    def final_norm(self, hidden_size: int, eps: float) -> nn.Module:
+        return nn.LayerNorm(hidden_size, eps=eps)
+
+
+ResidualConfig = Annotated[PostResidualConfig | PreResidualConfig, Field(discriminator="kind")]
+
+
+class EncoderConfig(Config):
+    """BERT, RoBERTa, ELECTRA and their relatives: one stack whose parts are exchanged here.
+
+    ``preset`` names a size in `homespun.models.presets`; other fields given beside it win over it.
+    """
+
+    kind: Literal["encoder"] = "encoder"
+    vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
+    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
+    hidden_size: int = Field(default=256, ge=1)
+    embedding_size: int = Field(default=0, ge=0, description="width of the embeddings; 0: hidden_size")
+    num_hidden_layers: int = Field(default=4, ge=1)
+    num_attention_heads: int = Field(default=4, ge=1)
+    intermediate_size: int = Field(default=1024, ge=1)
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = Field(default=0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(
+        default=0.0, ge=0, lt=1, description="off by default: no fast attention path on a CPU has it"
+    )
+    max_position_embeddings: int = Field(default=512, ge=1)
+    type_vocab_size: int = Field(default=2, ge=0, description="segments; 0: none")
+    layer_norm_eps: float = Field(default=1e-12, gt=0)
+    initializer_range: float = Field(default=0.02, gt=0)
+    positions: PositionsConfig = LearnedPositionsConfig()
+    attention: AttentionConfig = FullAttentionConfig()
+    residual: ResidualConfig = PostResidualConfig()
+    causal: bool = Field(default=False, description="no token sees a later one")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, tree: Any) -> Any:
+        if not isinstance(tree, dict) or "preset" not in tree:
+            return tree
+        name = tree["preset"]
+        if name not in PRESETS:
+            raise UserError(f"unknown preset {name!r}{nearest(str(name), PRESETS)}")
+        return PRESETS[name] | {key: value for key, value in tree.items() if key != "preset"}
+
+    @field_validator("hidden_act")
+    @classmethod
+    def _activation(cls, name: str) -> str:
+        if name not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {name!r}{nearest(name, ACTIVATIONS)}")
+        return name
+
+    @model_validator(mode="after")
+    def _heads(self) -> EncoderConfig:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
+            )
+        return self
+
+    def build_embeddings(self) -> Embeddings:
+        """The embeddings alone, so that ELECTRA's generator can share its discriminator's."""
+        size = self.embedding_size or self.hidden_size
+        return Embeddings(
+            self.vocab_size,
+            size,
+            positions=self.positions.build(self.max_position_embeddings, size),
+            type_vocab_size=self.type_vocab_size,
+            layer_norm_eps=self.layer_norm_eps,
+            dropout=self.hidden_dropout_prob,
+            pad_token_id=self.pad_token_id,
+        )
+
+    def build(self, embeddings: Embeddings | None = None) -> Encoder:
+        """The encoder, initialised as BERT's is: normal with ``initializer_range``, biases zero, norms one.
+
+        Raises:
+            UserError: the vocabulary is empty.
+        """
+        if not self.vocab_size:
+            raise UserError("vocab_size is 0: give the size of the tokenizer's vocabulary")
+        given = embeddings
+        embeddings = self.build_embeddings() if embeddings is None else embeddings
+        layers = [self._layer() for _ in range(self.num_hidden_layers)]
+        encoder = Encoder(
+            embeddings,
+            layers,
+            hidden_size=self.hidden_size,
+            final_norm=self.residual.final_norm(self.hidden_size, self.layer_norm_eps),
+            causal=self.causal,
+        )
+        shared = set() if given is None else set(given.modules())
+        initialise((m for m in encoder.modules() if m not in shared), self.initializer_range)
+        return encoder
+
+    def _layer(self) -> Layer:
+        def wire(sublayer: nn.Module) -> nn.Module:
+            norm = nn.LayerNorm(self.hidden_size, eps=self.layer_norm_eps)
+            return self.residual.wire(sublayer, norm, Dropout(self.hidden_dropout_prob))
+
+        kernel = self.attention.kernel(self.attention_probs_dropout_prob)
+        return Layer(
+            wire(MultiHeadAttention(self.hidden_size, self.num_attention_heads, kernel)),
+            wire(FeedForward(self.hidden_size, self.intermediate_size, ACTIVATIONS[self.hidden_act]())),
+        )
+
+
+def initialise(modules: Any, initializer_range: float) -> None:
+    """Linear and embedding weights normal with this deviation, biases zero, norms one."""
+    for module in modules:
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=initializer_range)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+BackboneConfig = EncoderConfig
+
+
+class MaskedLMHeadConfig(Config):
+    """Hidden -> vocabulary through a transform and the tied embeddings."""
+
+    kind: Literal["masked_lm"] = "masked_lm"
+
+    def build(self, backbone: Encoder) -> nn.Module:
+        return MaskedLMHead(backbone.hidden_size, backbone.embeddings.words, layer_norm_eps=backbone.layer_norm_eps)
+
+
+class CausalLMHeadConfig(Config):
+    """Hidden -> vocabulary through the tied embeddings alone (GPT-2)."""
+
+    kind: Literal["causal_lm"] = "causal_lm"
+
+    def build(self, backbone: Encoder) -> nn.Module:
+        return CausalLMHead(backbone.hidden_size, backbone.embeddings.words)
+
+
+class DiscriminatorHeadConfig(Config):
+    """Hidden -> one logit a token: was it replaced? (ELECTRA)"""
+
+    kind: Literal["discriminator"] = "discriminator"
+
+    def build(self, backbone: Encoder) -> nn.Module:
+        return DiscriminatorHead(backbone.hidden_size)
+
+
+TokenHeadConfig = MaskedLMHeadConfig | CausalLMHeadConfig | DiscriminatorHeadConfig
+HeadConfig = Annotated[TokenHeadConfig | SequenceHeadConfig, Field(discriminator="kind")]
+
+
+class ModelConfig(Config):
+    """A backbone and what stands on it."""
+
+    backbone: BackboneConfig
+    head: HeadConfig | None = None
+
+    def build(self) -> Model:
+        """A freshly initialised model."""
+        backbone = self.backbone.build()
+        head = None if self.head is None else self.head.build(backbone)
+        if head is not None:
+            shared = set(backbone.modules())
+            initialise((m for m in head.modules() if m not in shared), self.backbone.initializer_range)
+        return Model(backbone, head)

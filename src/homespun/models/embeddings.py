@@ -1,0 +1,47 @@
+"""Token ids to vectors: words, positions and segments, summed, normalised, dropped out."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from homespun.nn.dropout import Dropout
+
+
+class Embeddings(nn.Module):
+    """BERT's embeddings (Devlin et al. 2019, figure 2), with any `homespun.nn.positions`.
+
+    Without segments ``type_vocab_size`` is 0. The projection to another hidden size, where embeddings are factorised,
+    belongs to the backbone, so that ELECTRA's two models can share all of this.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embedding_size: int,
+        *,
+        positions: nn.Module,
+        type_vocab_size: int,
+        layer_norm_eps: float,
+        dropout: float,
+        pad_token_id: int = 0,
+    ) -> None:
+        super().__init__()
+        self.embedding_size = embedding_size
+        self.words = nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
+        self.positions = positions
+        self.segments = nn.Embedding(type_vocab_size, embedding_size) if type_vocab_size else None
+        self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
+        self.dropout = Dropout(dropout)
+
+    def forward(
+        self, input_ids: Tensor, *, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, embedding). Segments are all 0 where none are given."""
+        vectors = self.words(input_ids) + self.positions(position_ids, input_ids.shape[1])
+        if self.segments is not None:
+            if token_type_ids is None:
+                vectors = vectors + self.segments.weight[0]
+            else:
+                vectors = vectors + self.segments(token_type_ids)
+        result: Tensor = self.dropout(self.norm(vectors))
+        return result

@@ -1,0 +1,94 @@
+"""Token heads: what stands on a backbone in pretraining. Heads over whole texts are in `sequence_heads`.
+
+Every head takes ``(hidden, attention_mask)``. A token head treats each vector alone and does not look at the mask, so
+that an objective can hand it only the vectors that have a label, of any leading shape.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.nn.vocabulary import Prediction, predict_tokens
+
+
+class MaskedLMHead(nn.Module):
+    """Transform, GELU, norm, and the tied word embeddings with a bias (Devlin et al. 2019, BERT's released head).
+
+    The transform goes to the width of the embeddings, which makes it ELECTRA's generator head where they are narrower.
+    """
+
+    def __init__(self, hidden_size: int, words: nn.Embedding, *, layer_norm_eps: float) -> None:
+        super().__init__()
+        vocab_size, embedding_size = words.weight.shape
+        self.transform = nn.Linear(hidden_size, embedding_size)
+        self.activation = nn.GELU()
+        self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
+        self.weight = words.weight  # tied: the same parameter
+        self.bias = nn.Parameter(torch.zeros(vocab_size))
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(..., hidden) -> (..., vocab) logits."""
+        return F.linear(self.features(hidden), self.weight, self.bias)
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """(..., hidden) -> (..., embedding): what meets the word embeddings."""
+        features: Tensor = self.norm(self.activation(self.transform(hidden)))
+        return features
+
+    def predict(self, hidden: Tensor, labels: Tensor, *, uniforms: Tensor | None = None) -> Prediction:
+        """(targets, hidden) against (targets,) labels, without ever holding all the logits."""
+        return predict_tokens(self.features(hidden), self.weight, self.bias, labels, uniforms=uniforms)
+
+
+class CausalLMHead(nn.Module):
+    """The tied word embeddings alone (GPT-2); a projection first where they are narrower than the stream."""
+
+    bias: Tensor
+
+    def __init__(self, hidden_size: int, words: nn.Embedding) -> None:
+        super().__init__()
+        vocab_size, embedding_size = words.weight.shape
+        narrow = embedding_size != hidden_size
+        self.transform = nn.Linear(hidden_size, embedding_size) if narrow else nn.Identity()
+        self.weight = words.weight  # tied: the same parameter
+        self.register_buffer("bias", torch.zeros(vocab_size), persistent=False)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(..., hidden) -> (..., vocab) logits."""
+        return F.linear(self.transform(hidden), self.weight)
+
+    def predict(self, hidden: Tensor, labels: Tensor) -> Prediction:
+        """(targets, hidden) against (targets,) labels, without ever holding all the logits."""
+        return predict_tokens(self.transform(hidden), self.weight, self.bias, labels)
+
+
+class DiscriminatorHead(nn.Module):
+    """Dense, GELU, one logit a token: above zero means *replaced* (Clark et al. 2020)."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.activation = nn.GELU()
+        self.classifier = nn.Linear(hidden_size, 1)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(..., hidden) -> (...) logits."""
+        logits: Tensor = self.classifier(self.activation(self.dense(hidden)))
+        return logits.squeeze(-1)
+
+
+class NextSentenceHead(nn.Module):
+    """BERT's pooler on the first token, and two classes: 0 follows, 1 is random (Devlin et al. 2019)."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.pooler = nn.Linear(hidden_size, hidden_size)
+        self.activation = nn.Tanh()
+        self.classifier = nn.Linear(hidden_size, 2)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(batch, seq, hidden) -> (batch, 2) logits."""
+        logits: Tensor = self.classifier(self.activation(self.pooler(hidden[:, 0])))
+        return logits

@@ -1,0 +1,43 @@
+"""Exact scaled dot-product attention under any pattern: the dense path, which is the reference for every other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.nn.masks import Full, Mask, Pattern
+
+
+class DotProduct(nn.Module):
+    """``softmax(query key^T / sqrt(head_dim)) value`` over the allowed keys (Vaswani et al. 2017, equation 1).
+
+    A query that may see nothing gives zeros, not NaN.
+
+    Args:
+        pattern: which places see each other.
+        dropout: of the attention probabilities, in training. Above zero, SDPA on a CPU falls back to a path that
+            holds the whole table of probabilities.
+    """
+
+    def __init__(self, pattern: Pattern | None = None, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.pattern = Full() if pattern is None else pattern
+        self.dropout = dropout
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+        """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
+        queries, keys = query.shape[-2], key.shape[-2]
+        dropout = self.dropout if self.training else 0.0
+        plain = isinstance(self.pattern, Full) and mask.keep is None and mask.documents is None
+        if plain and mask.causal and mask.start == 0 and queries == keys:  # SDPA's own causal path needs no table
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        table = mask.dense(self.pattern, queries, keys, query.device)
+        values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout)
+        if table is None:
+            return values
+        # the fused paths differ in what they give for a row with nothing to see
+        return torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
+
+    def extra_repr(self) -> str:
+        return f"{self.pattern}, dropout={self.dropout}"

@@ -1,0 +1,65 @@
+"""Where a token stands, as a vector to add to its embedding."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from homespun.errors import UserError
+
+
+def _check(length: int, maximum: int) -> None:
+    if length > maximum:
+        raise UserError(
+            f"sequence of {length} tokens exceeds max_position_embeddings={maximum}; "
+            f"truncate, chunk, or stretch the positions"
+        )
+
+
+class LearnedPositions(nn.Module):
+    """One learned vector a position (BERT); ``offset`` rows come before the first (RoBERTa: padding id + 1).
+
+    Raises:
+        UserError: in `forward`, for a sequence longer than ``max_position_embeddings``.
+    """
+
+    def __init__(self, max_position_embeddings: int, embedding_size: int, *, offset: int = 0) -> None:
+        super().__init__()
+        self.max_position_embeddings = max_position_embeddings
+        self.offset = offset
+        self.embedding = nn.Embedding(max_position_embeddings + offset, embedding_size)
+
+    def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
+        """(batch, seq, embedding), or (1, seq, embedding) when ``position_ids`` is None and positions count from 0."""
+        _check(length, self.max_position_embeddings)
+        if position_ids is None:
+            return self.embedding.weight[None, self.offset : self.offset + length]
+        vectors: Tensor = self.embedding(position_ids + self.offset)
+        return vectors
+
+
+class SinusoidalPositions(nn.Module):
+    """Sines and cosines of falling frequency, not learned (Vaswani et al. 2017, section 3.5).
+
+    Raises:
+        UserError: in `forward`, for a sequence longer than ``max_position_embeddings``; at building, for an odd size.
+    """
+
+    table: Tensor
+
+    def __init__(self, max_position_embeddings: int, embedding_size: int) -> None:
+        super().__init__()
+        if embedding_size % 2:
+            raise UserError(f"sinusoidal positions need an even embedding_size, not {embedding_size}")
+        self.max_position_embeddings = max_position_embeddings
+        place = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None]
+        frequency = torch.exp(torch.arange(0, embedding_size, 2) * (-math.log(10000.0) / embedding_size))
+        table = torch.stack([torch.sin(place * frequency), torch.cos(place * frequency)], dim=-1).flatten(1)
+        self.register_buffer("table", table.float(), persistent=False)
+
+    def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
+        """(batch, seq, embedding), or (1, seq, embedding) when ``position_ids`` is None and positions count from 0."""
+        _check(length, self.max_position_embeddings)
+        return self.table[None, :length] if position_ids is None else self.table[position_ids]

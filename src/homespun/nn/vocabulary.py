@@ -1,0 +1,114 @@
+"""The projection to the vocabulary, its cross entropy, and a sample from it, without ever holding all the logits.
+
+A vocabulary of 30,522 and 600 targets are 75 MB of logits, and plain autograd holds about four such tables. Here the
+targets are worked through in chunks, and the gradient of each chunk is formed while its probabilities are at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_CHUNK = 4 * 2**20  # logits held at once: 16 MB in float32, which a processor's last cache holds
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a projection to the vocabulary gives over its targets."""
+
+    loss: Tensor  # () sum of the cross entropies, differentiable
+    correct: Tensor  # () how many targets have the highest logit
+    samples: Tensor | None  # (targets,) token ids drawn from the softmax, where uniforms were given
+
+
+def predict_tokens(
+    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, *, uniforms: Tensor | None = None
+) -> Prediction:
+    """Cross entropy of ``softmax(hidden weight^T + bias)`` against ``labels``, summed, in bounded memory.
+
+    Args:
+        hidden: (targets, size); only rows that have a label.
+        weight: (vocab, size).
+        bias: (vocab,).
+        labels: (targets,) int64.
+        uniforms: (targets,) in [0, 1); where given, one token a target is drawn by inverting the distribution
+            function: the law of `torch.multinomial` for one random number a row instead of one a logit.
+    """
+    loss, correct, samples = _PredictTokens.apply(hidden, weight, bias, labels, uniforms)
+    return Prediction(loss, correct, None if uniforms is None else samples)
+
+
+class _PredictTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, uniforms: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wanted = any(ctx.needs_input_grad[:3])
+        loss = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
+        correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
+        samples = torch.empty_like(labels)
+        grad_hidden = torch.empty_like(hidden) if wanted else None
+        grad_weight = torch.zeros_like(weight) if wanted else None
+        grad_bias = torch.zeros_like(bias) if wanted else None
+        rows = max(1, _CHUNK // weight.shape[0])
+        for start in range(0, len(labels), rows):
+            part = slice(start, start + rows)
+            chunk, truth = hidden[part], labels[part][:, None]
+            logits = F.linear(chunk, weight.to(chunk.dtype), bias.to(chunk.dtype)).to(loss.dtype)  # (rows, vocab)
+            top = logits.amax(-1, keepdim=True)
+            label_logit = logits.gather(-1, truth)
+            exponentials = logits.sub_(top).exp_()
+            total = exponentials.sum(-1, keepdim=True)
+            loss += (total.log() + top - label_logit).sum()
+            correct += (label_logit >= top).sum()
+            if uniforms is not None:
+                samples[part] = _invert(exponentials, uniforms[part][:, None])
+            if grad_hidden is not None and grad_weight is not None and grad_bias is not None:
+                gradient = exponentials.div_(total)  # d loss / d logits = probabilities - one-hot labels
+                gradient.scatter_add_(-1, truth, -torch.ones_like(truth, dtype=gradient.dtype))
+                grad_bias += gradient.sum(0)
+                gradient = gradient.to(chunk.dtype)
+                grad_hidden[part] = gradient @ weight.to(chunk.dtype)
+                grad_weight.addmm_(gradient.to(grad_weight.dtype).T, chunk.to(grad_weight.dtype))
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
+        ctx.mark_non_differentiable(correct, samples)
+        return loss, correct, samples
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scale = gradients[0]
+        hidden, weight, bias = ctx.saved_tensors
+        return (
+            hidden * scale.to(hidden.dtype) if ctx.needs_input_grad[0] else None,
+            weight * scale.to(weight.dtype) if ctx.needs_input_grad[1] else None,
+            bias * scale.to(bias.dtype) if ctx.needs_input_grad[2] else None,
+            None,
+            None,
+        )
+
+
+def _invert(exponentials: Tensor, uniforms: Tensor) -> Tensor:
+    """(rows,) ids: the first place where the running sum passes ``uniforms * total``; found by block, then inside it.
+
+    The two steps read the table once and write only its block sums, where a running sum over all would write a second
+    table.
+    """
+    rows, vocab = exponentials.shape
+    width = 128
+    blocks = vocab // width
+    sums = exponentials[:, : blocks * width].unflatten(-1, (blocks, width)).sum(-1)  # (rows, blocks)
+    sums = torch.cat([sums, exponentials[:, blocks * width :].sum(-1, keepdim=True)], dim=-1)
+    running = sums.cumsum(-1)
+    wanted = uniforms.to(running.dtype) * running[:, -1:]
+    block = torch.searchsorted(running, wanted, right=True).clamp_(max=blocks)
+    rest = wanted - torch.where(block > 0, running.gather(-1, (block - 1).clamp(min=0)), 0.0)
+    places = block * width + torch.arange(width, device=block.device)  # (rows, width); beyond the end: no mass
+    inside = torch.where(places < vocab, exponentials.gather(-1, places.clamp(max=vocab - 1)), 0.0).cumsum(-1)
+    offset = torch.searchsorted(inside, rest.clamp(min=0.0), right=True)
+    # rounding may leave `rest` at or past the block's end: then the last place there that has any mass
+    last = (inside < inside[:, -1:]).sum(-1, keepdim=True)
+    return (block * width + torch.minimum(offset, last)).clamp_(max=vocab - 1).squeeze(-1)

@@ -1,0 +1,108 @@
+"""Causal language modelling: predict the next token (Radford et al. 2018)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from homespun.batch import Batch, Draw, Loss, Term
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import PackedRows, Row, Rows
+from homespun.errors import UserError
+from homespun.models.backbone import Model
+from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.heads import CausalLMHead
+from homespun.objectives.masked import at
+from homespun.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class NextTokens:
+    """Collate: every token's label is the next token of the same document; the last of each has none."""
+
+    pad_id: int
+
+    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+        """Rows to a batch; nothing is drawn."""
+        batch = pad(rows, self.pad_id)
+        ids = batch.input_ids
+        follows = torch.ones(ids.shape, dtype=torch.bool)
+        follows[:, -1] = False
+        if batch.attention_mask is not None:
+            follows[:, :-1] &= batch.attention_mask[:, 1:]
+        if batch.documents is not None:
+            follows[:, :-1] &= batch.documents[:, 1:] == batch.documents[:, :-1]
+        positions = follows.flatten().nonzero().squeeze(-1)
+        labels = ids.flatten()[positions + 1]
+        count = float(len(labels))
+        targets = {"causal": count, "causal_accuracy": count}
+        return dataclasses.replace(batch, positions=positions, labels=labels, targets=targets)
+
+
+class CausalLM(Config):
+    """Predict every next token. The model must be causal."""
+
+    kind: Literal["clm"] = "clm"
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Packed rows."""
+        return PackedRows(corpus, documents, length=length)
+
+    def collate(self, tokenizer: Tokenizer) -> NextTokens:
+        """The data side."""
+        return NextTokens(tokenizer.pad_id)
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> CausalLMObjective:
+        """The model side: ``model``'s backbone under a causal LM head.
+
+        Raises:
+            UserError: the backbone lets tokens see later ones.
+        """
+        if not model.backbone.causal:
+            raise UserError(
+                "objective clm needs a causal model, or every token would see its label; set model.causal=true"
+            )
+        config = ModelConfig(backbone=model.backbone, head=CausalLMHeadConfig())
+        return CausalLMObjective(config.build(), config)
+
+
+class CausalLMObjective(nn.Module):
+    """Terms ``causal`` and its accuracy. Keeps the model with its LM head."""
+
+    def __init__(self, model: Model, config: ModelConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+    def forward(self, batch: Batch) -> Loss:
+        """The vocabulary projection runs only where there is a label."""
+        assert batch.positions is not None
+        assert batch.labels is not None
+        hidden = self.model.backbone(
+            batch.input_ids,
+            attention_mask=batch.attention_mask,
+            token_type_ids=batch.token_type_ids,
+            position_ids=batch.position_ids,
+            documents=batch.documents,
+        )
+        head = self.model.head
+        assert isinstance(head, CausalLMHead)
+        prediction = head.predict(at(hidden, batch.positions), batch.labels)
+        count = len(batch.labels)
+        return Loss(
+            {
+                "causal": Term(prediction.loss, count),
+                "causal_accuracy": Term(prediction.correct, count, weight=0.0),
+            }
+        )
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """The backbone with its LM head."""
+        return self.model, self.config

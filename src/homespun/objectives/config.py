@@ -1,0 +1,13 @@
+"""The union of the pretraining objectives: its registry."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from homespun.objectives.causal import CausalLM
+from homespun.objectives.electra import Electra
+from homespun.objectives.masked import MaskedLM
+
+PretrainingObjective = Annotated[MaskedLM | Electra | CausalLM, Field(discriminator="kind")]

@@ -1,0 +1,141 @@
+"""Replaced token detection (Clark et al. 2020): a small generator fills masked places, a discriminator tells which."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import nn
+from torch.nn import functional as F
+
+from homespun.batch import Batch, Loss, Term
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.rows import PackedRows, Rows
+from homespun.models.backbone import Model
+from homespun.models.config import (
+    BackboneConfig,
+    DiscriminatorHeadConfig,
+    MaskedLMHeadConfig,
+    ModelConfig,
+    initialise,
+)
+from homespun.models.heads import MaskedLMHead
+from homespun.objectives.masked import MaskTokens, at
+from homespun.text.tokenizer import Tokenizer
+
+
+class Electra(Config):
+    """Generator and discriminator trained together; embeddings tied; only the discriminator is kept."""
+
+    kind: Literal["electra"] = "electra"
+    probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens that the generator fills")
+    mask_share: float = Field(
+        default=0.85, ge=0, le=1, description="of those, masked; the rest stay as they are, as in the released code"
+    )
+    generator_size: float = Field(default=0.25, gt=0, le=1, description="width of the generator / the discriminator's")
+    generator_layers: float = Field(default=1.0, gt=0, le=1, description="depth of the generator / the discriminator's")
+    discriminator_weight: float = Field(default=50.0, gt=0, description="weight of the discriminator's loss")
+    whole_words: bool = Field(default=False, description="mask all pieces of a word together")
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Packed rows."""
+        return PackedRows(corpus, documents, length=length)
+
+    def collate(self, tokenizer: Tokenizer) -> MaskTokens:
+        """The data side: masks for the generator; the discriminator's input is made in the forward pass."""
+        return MaskTokens(
+            pad_id=tokenizer.pad_id,
+            mask_id=tokenizer.mask_id,
+            special=tokenizer.special_mask,
+            word_starts=tokenizer.word_starts if self.whole_words else None,
+            probability=self.probability,
+            mask_share=self.mask_share,
+            random_share=0.0,
+            terms=("generator", "generator_accuracy"),
+            token_terms=("discriminator", "discriminator_accuracy"),
+        )
+
+    def generator(self, backbone: BackboneConfig) -> BackboneConfig:
+        """The generator's config: the discriminator's, narrower, its heads as wide as before where that divides."""
+        hidden = max(1, round(backbone.hidden_size * self.generator_size))
+        heads = max(1, round(backbone.num_attention_heads * self.generator_size))
+        heads = math.gcd(hidden, heads)
+        return backbone.model_copy(
+            update={
+                "embedding_size": backbone.embedding_size or backbone.hidden_size,
+                "hidden_size": hidden,
+                "num_attention_heads": heads,
+                "intermediate_size": max(1, round(backbone.intermediate_size * self.generator_size)),
+                "num_hidden_layers": max(1, round(backbone.num_hidden_layers * self.generator_layers)),
+            }
+        )
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ElectraObjective:
+        """The model side: ``model``'s backbone becomes the discriminator's."""
+        config = ModelConfig(backbone=model.backbone, head=DiscriminatorHeadConfig())
+        discriminator = config.build()
+        backbone = self.generator(model.backbone).build(discriminator.backbone.embeddings)
+        head = MaskedLMHeadConfig().build(backbone)
+        initialise(head.modules(), model.backbone.initializer_range)
+        return ElectraObjective(Model(backbone, head), discriminator, config, weight=self.discriminator_weight)
+
+
+class ElectraObjective(nn.Module):
+    """Terms ``generator`` (masked LM) and ``discriminator`` (binary, over all real tokens), and what they get right.
+
+    Tokens are sampled from the generator, not the most likely taken, and no gradient flows through them; a sample that
+    happens to be the original counts as original.
+    """
+
+    def __init__(self, generator: Model, discriminator: Model, config: ModelConfig, *, weight: float) -> None:
+        super().__init__()
+        self.generator = generator
+        self.discriminator = discriminator
+        self.config = config
+        self.weight = weight
+
+    def forward(self, batch: Batch) -> Loss:
+        """Generator on the masked text, one sample a masked place, discriminator on the filled text."""
+        assert batch.positions is not None
+        assert batch.labels is not None
+        context = {
+            "attention_mask": batch.attention_mask,
+            "token_type_ids": batch.token_type_ids,
+            "position_ids": batch.position_ids,
+            "documents": batch.documents,
+        }
+        masked = at(self.generator.backbone(batch.input_ids, **context), batch.positions)
+        head = self.generator.head
+        assert isinstance(head, MaskedLMHead)
+        uniforms = torch.rand(len(batch.labels), device=masked.device)
+        prediction = head.predict(masked, batch.labels, uniforms=uniforms)
+        samples = prediction.samples
+        assert samples is not None
+        # every labelled place takes its sample, also those that were not masked, as in the released code
+        filled = batch.input_ids.flatten().index_copy(0, batch.positions, samples).view_as(batch.input_ids)
+        differs = (samples != batch.labels).float()
+        replaced = torch.zeros(filled.numel(), device=filled.device).index_copy_(0, batch.positions, differs)
+        logits = self.discriminator(filled, **context).float().flatten()  # (batch * seq,)
+        keep = None if batch.attention_mask is None else batch.attention_mask.flatten().float()
+        loss = F.binary_cross_entropy_with_logits(logits, replaced, weight=keep, reduction="sum")
+        right = ((logits > 0) == replaced.bool()).float()
+        tokens = float(logits.numel()) if keep is None else keep.sum()
+        found = (logits.index_select(0, batch.positions) > 0) & differs.bool()
+        count = len(batch.labels)
+        return Loss(
+            {
+                "generator": Term(prediction.loss, count),
+                "discriminator": Term(loss, tokens, weight=self.weight),
+                "generator_accuracy": Term(prediction.correct, count, weight=0.0),
+                "discriminator_accuracy": Term((right if keep is None else right * keep).sum(), tokens, weight=0.0),
+                "replaced_recall": Term(found.sum(), differs.sum(), weight=0.0),
+            }
+        )
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """The discriminator; the generator is let go."""
+        return self.discriminator, self.config

@@ -1,0 +1,173 @@
+"""Masked language modelling, with or without next sentence prediction (Devlin et al. 2019; Liu et al. 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.batch import Batch, Draw, Loss, Term
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import PackedRows, PairRows, Row, Rows
+from homespun.models.backbone import Model
+from homespun.models.config import MaskedLMHeadConfig, ModelConfig, initialise
+from homespun.models.heads import MaskedLMHead, NextSentenceHead
+from homespun.objectives.noise import choose_positions, replace
+from homespun.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskTokens:
+    """Collate for masked prediction: pure, picklable, all randomness from each row's draw."""
+
+    pad_id: int
+    mask_id: int
+    special: np.ndarray  # (vocab,) bool
+    word_starts: np.ndarray | None  # (vocab,) bool; None: tokens are chosen singly
+    probability: float
+    mask_share: float
+    random_share: float
+    duplicates: int = 0  # above 0: static masking, the epoch's draw repeats after so many
+    terms: tuple[str, ...] = ("mlm",)  # the names under which the masked tokens are counted
+    token_terms: tuple[str, ...] = ()  # the names under which all real tokens are counted
+    pair_terms: tuple[str, ...] = ()
+
+    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+        """Rows to a batch whose ``input_ids`` are corrupted; ``positions`` and ``labels`` say where and what was there."""
+        ordinary = np.flatnonzero(~self.special)
+        corrupted, flat, labels = [], [], []
+        width = max(len(row.input_ids) for row in rows)
+        for number, (row, draw) in enumerate(zip(rows, draws, strict=True)):
+            if self.duplicates:
+                draw = dataclasses.replace(draw, epoch=draw.epoch % self.duplicates)
+            generator = draw.generator()
+            positions = choose_positions(
+                row.input_ids,
+                self.special,
+                generator,
+                probability=self.probability,
+                word_starts=self.word_starts,
+            )
+            ids = replace(
+                row.input_ids,
+                positions,
+                generator,
+                mask_id=self.mask_id,
+                ordinary_ids=ordinary,
+                mask_share=self.mask_share,
+                random_share=self.random_share,
+            )
+            corrupted.append(dataclasses.replace(row, input_ids=ids))
+            flat.append(positions + number * width)
+            labels.append(row.input_ids[positions])
+        targets = dict.fromkeys(self.terms, float(sum(map(len, labels))))
+        targets |= dict.fromkeys(self.token_terms, float(sum(len(row.input_ids) for row in rows)))
+        targets |= dict.fromkeys(self.pair_terms, float(len(rows)))
+        pairs = [row.label for row in rows] if self.pair_terms else None
+        return dataclasses.replace(
+            pad(corrupted, self.pad_id),
+            positions=torch.from_numpy(np.concatenate(flat)),
+            labels=torch.from_numpy(np.concatenate(labels).astype(np.int64)),
+            pair_labels=None if pairs is None else torch.tensor(pairs, dtype=torch.int64),
+            targets=targets,
+        )
+
+
+def at(hidden: Tensor, positions: Tensor) -> Tensor:
+    """(batch, seq, ...) -> (targets, ...): the vectors at flat ``positions``."""
+    return hidden.flatten(0, 1).index_select(0, positions)
+
+
+class MaskedLM(Config):
+    """Predict masked tokens: 15%, of which 80% are the mask token, 10% a random token, 10% themselves."""
+
+    kind: Literal["mlm"] = "mlm"
+    probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens to predict")
+    mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
+    random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
+    masking: Literal["dynamic", "static"] = Field(
+        default="dynamic", description="new masks every epoch (RoBERTa), or a fixed number of them (BERT)"
+    )
+    duplicates: int = Field(default=10, ge=1, description="how many masks of each row static masking goes round")
+    whole_words: bool = Field(default=False, description="mask all pieces of a word together")
+    next_sentence: bool = Field(default=False, description="BERT's second task; needs a corpus with sentences")
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Packed rows, or sentence pairs where the next sentence is predicted."""
+        if self.next_sentence:
+            return PairRows(corpus, documents, length=length, seed=seed)
+        return PackedRows(corpus, documents, length=length)
+
+    def collate(self, tokenizer: Tokenizer) -> MaskTokens:
+        """The data side."""
+        return MaskTokens(
+            pad_id=tokenizer.pad_id,
+            mask_id=tokenizer.mask_id,
+            special=tokenizer.special_mask,
+            word_starts=tokenizer.word_starts if self.whole_words else None,
+            probability=self.probability,
+            mask_share=self.mask_share,
+            random_share=self.random_share,
+            duplicates=self.duplicates if self.masking == "static" else 0,
+            terms=("mlm", "mlm_accuracy"),
+            pair_terms=("next_sentence", "next_sentence_accuracy") if self.next_sentence else (),
+        )
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective:
+        """The model side: ``model``'s backbone under a masked LM head."""
+        config = ModelConfig(backbone=model.backbone, head=MaskedLMHeadConfig())
+        built = config.build()
+        pairs = None
+        if self.next_sentence:
+            pairs = NextSentenceHead(model.backbone.hidden_size)
+            initialise(pairs.modules(), model.backbone.initializer_range)
+        return MaskedLMObjective(built, config, pairs)
+
+
+class MaskedLMObjective(nn.Module):
+    """Terms ``mlm`` and, with NSP, ``next_sentence``; their accuracies beside them. Keeps the model with its LM head."""
+
+    def __init__(self, model: Model, config: ModelConfig, next_sentence: NextSentenceHead | None) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.next_sentence = next_sentence
+
+    def forward(self, batch: Batch) -> Loss:
+        """The vocabulary projection runs only where there is a label."""
+        assert batch.positions is not None
+        assert batch.labels is not None
+        hidden = self.model.backbone(
+            batch.input_ids,
+            attention_mask=batch.attention_mask,
+            token_type_ids=batch.token_type_ids,
+            position_ids=batch.position_ids,
+            documents=batch.documents,
+        )
+        head = self.model.head
+        assert isinstance(head, MaskedLMHead)
+        prediction = head.predict(at(hidden, batch.positions), batch.labels)
+        count = len(batch.labels)
+        terms = {
+            "mlm": Term(prediction.loss, count),
+            "mlm_accuracy": Term(prediction.correct, count, weight=0.0),
+        }
+        if self.next_sentence is not None and batch.pair_labels is not None:
+            logits = self.next_sentence(hidden).float()
+            loss = F.cross_entropy(logits, batch.pair_labels, reduction="sum")
+            right = (logits.argmax(-1) == batch.pair_labels).sum()
+            terms["next_sentence"] = Term(loss, len(logits))
+            terms["next_sentence_accuracy"] = Term(right, len(logits), weight=0.0)
+        return Loss(terms)
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """The backbone with its masked LM head."""
+        return self.model, self.config

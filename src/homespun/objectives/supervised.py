@@ -1,0 +1,179 @@
+"""Fine-tuning to classify texts: an objective whose labels come from people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.batch import Batch, Draw, Loss, Term
+from homespun.config import Config
+from homespun.data.labelled import Labels, pad_rows
+from homespun.data.rows import Row
+from homespun.errors import UserError, nearest
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig, initialise
+from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
+
+ClassWeight = Annotated[float, Field(gt=0)]
+
+
+class Classification(Config):
+    """One label a text by cross entropy, or several by a binary cross entropy each (as the `Labels` say).
+
+    The head is ELECTRA's by default: it beats a bare linear layer on [CLS] where the [CLS] of the pretrained encoder
+    was never trained, and costs next to nothing. ``frozen`` trains the head alone, on an encoder in evaluation mode.
+    """
+
+    kind: Literal["classification"] = "classification"
+    head: SequenceHeadConfig = FeedForwardHeadConfig()
+    frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
+    class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = Field(
+        default=None, description="weight of each class in the loss, by name; balanced: by inverse frequency"
+    )
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+
+    def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
+        """The weight of each class, in the order of ``labels``; ``targets`` are those of the training rows.
+
+        ``balanced`` gives every class the same say, ``rows / (classes * rows of the class)`` as scikit-learn does;
+        of several labels a text, each label's positives weigh as much as its negatives. Classes not named weigh 1.
+
+        Raises:
+            UserError: a weight for a class that is not there.
+        """
+        if self.class_weights is None:
+            return None
+        if isinstance(self.class_weights, Mapping):
+            for name in self.class_weights:
+                if name not in labels.names:
+                    raise UserError(f"class_weights has no class {name!r}{nearest(name, labels.names)}")
+            return tuple(self.class_weights.get(name, 1.0) for name in labels.names)
+        rows, classes = len(targets), len(labels)
+        if labels.multi_label:
+            positives = targets.sum(axis=0).clip(min=1)
+            return tuple(((rows - positives) / positives).clip(min=1 / rows).tolist())
+        counts = np.bincount(targets, minlength=classes).clip(min=1)
+        return tuple((rows / (classes * counts)).tolist())
+
+    def collate(
+        self, pad_id: int, labels: Labels, *, weights: tuple[float, ...] | None = None
+    ) -> ClassificationCollate:
+        """The data side; ``weights`` as given to `build`."""
+        return ClassificationCollate(pad_id, labels.multi_label, weights)
+
+    def build(
+        self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
+    ) -> ClassificationObjective:
+        """A new head on the encoder of ``model``, which is taken over, not copied; ``config`` is its config."""
+        head_config = self.head.model_copy(update={"num_labels": len(labels)})
+        head = head_config.build(model.backbone)
+        initialise(head.modules(), config.backbone.initializer_range)
+        return ClassificationObjective(
+            Model(model.backbone, head),
+            config.model_copy(update={"head": head_config}),
+            multi_label=labels.multi_label,
+            frozen=self.frozen,
+            weights=weights,
+            label_smoothing=self.label_smoothing,
+        )
+
+
+@dataclass(frozen=True)
+class ClassificationCollate:
+    """Labelled rows -> a `Batch` padded to its longest row. Nothing is random here."""
+
+    pad_id: int
+    multi_label: bool
+    weights: tuple[float, ...] | None = None
+
+    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+        """``labels`` are (batch,) classes, or (batch, classes) zeros and ones."""
+        labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
+        if self.multi_label:
+            count = float(labels.numel())
+        elif self.weights is None:
+            count = float(len(rows))
+        else:
+            count = sum(self.weights[label] for label in labels.tolist())
+        return replace(
+            pad_rows(rows, self.pad_id), labels=labels, targets={"loss": count, "accuracy": float(len(rows))}
+        )
+
+
+class ClassificationObjective(nn.Module):
+    """Cross entropy of the right class, or the mean binary cross entropy over the classes.
+
+    With class weights the mean is a weighted one, as in `torch.nn.CrossEntropyLoss`; of several labels a text, the
+    weights are those of the positives, as in `torch.nn.BCEWithLogitsLoss`. The term ``accuracy`` is reported only: the
+    share of texts whose class, or whose whole set of labels (those above a probability of one half), is right.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        model: Model,
+        config: ModelConfig,
+        *,
+        multi_label: bool = False,
+        frozen: bool = False,
+        weights: Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.multi_label = multi_label
+        self.frozen = frozen
+        self.label_smoothing = label_smoothing
+        self.register_buffer("class_weights", None if weights is None else torch.tensor(weights), persistent=False)
+        if frozen:
+            model.backbone.requires_grad_(False)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> ClassificationObjective:
+        """Training mode, but for a frozen encoder: its features must not change from one epoch to the next."""
+        super().train(mode)
+        if self.frozen:
+            self.model.backbone.eval()
+        return self
+
+    def forward(self, batch: Batch) -> Loss:
+        """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0)."""
+        if batch.labels is None:
+            raise ValueError("classification needs a batch with labels")
+        logits: Tensor = self.model(
+            batch.input_ids,
+            attention_mask=batch.attention_mask,
+            token_type_ids=batch.token_type_ids,
+            position_ids=batch.position_ids,
+            documents=batch.documents,
+        ).float()  # (batch, classes)
+        terms = self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
+        return Loss({name: Term(*term) for name, term in terms.items()})
+
+    def _single(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+        loss = F.cross_entropy(
+            logits, labels, weight=self.class_weights, label_smoothing=self.label_smoothing, reduction="sum"
+        )
+        count = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
+        right = (logits.argmax(dim=1) == labels).sum().float()
+        return {"loss": (loss, count), "accuracy": (right, len(labels), 0.0)}
+
+    def _several(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+        smooth = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
+        loss = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=self.class_weights, reduction="sum")
+        right = ((logits > 0) == labels.bool()).all(dim=1).sum().float()
+        return {"loss": (loss, labels.numel()), "accuracy": (right, len(labels), 0.0)}
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """The classifier, which is the whole of what was trained."""
+        return self.model, self.config
