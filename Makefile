@@ -1,0 +1,58 @@
+# Needs make and Python 3.11-3.13; everything else is installed into .venv from requirements.lock.
+
+TORCH := 2.13.0
+
+# The first interpreter that is new enough and can make environments (Debian ships venv apart from python3).
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	"$$p" -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+	&& echo "$$p" && break; done)
+
+define NO_PYTHON
+homespun needs Python 3.11, 3.12 or 3.13 with its venv module, and found none on the PATH.
+Install one (Debian and Ubuntu: apt install python3 python3-venv), or name it: make PYTHON=/path/to/python3
+endef
+export NO_PYTHON
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help quickstart test docs wheel lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+
+.venv: .venv/.installed ## the environment, from requirements.lock
+
+.venv/.installed: requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "$$NO_PYTHON" >&2; exit 1; }
+	test -x .venv/bin/pip || $(PYTHON) -m venv --clear .venv
+	.venv/bin/pip install --disable-pip-version-check -r requirements.lock
+	.venv/bin/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+quickstart: .venv/.installed ## the whole job on the documentation of installed packages,, start to end in minutes
+	.venv/bin/homespun quickstart
+
+test: .venv/.installed ## ruff, mypy and the tests
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4
+
+docs: .venv/.installed ## the documentation, into site/
+	.venv/bin/mkdocs build --strict
+
+wheel: .venv/.installed ## the wheel, into dist/
+	.venv/bin/python -m build --wheel --no-isolation
+
+lock: ## renew requirements.lock with the newest versions that pyproject.toml allows
+	@test -n "$(PYTHON)" || { echo "$$NO_PYTHON" >&2; exit 1; }
+	$(PYTHON) -m venv --clear .venv-lock
+	.venv-lock/bin/pip install --disable-pip-version-check '.[dev,docs,track,peers]' hatchling editables torch==$(TORCH)
+	{ sed -n '/^#/p' requirements.lock; .venv-lock/bin/pip freeze --all --exclude homespun --exclude pip \
+		| sed 's/+.*//' | grep -viE '^(nvidia|cuda|triton)'; } > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+	rm -rf .venv-lock
+
+clean: ## remove what was built; .venv and runs/ stay
+	rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .venv-lock
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
