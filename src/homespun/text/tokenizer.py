@@ -1,0 +1,463 @@
+"""Tokenizers: five kinds trained from a stream of texts, and any `tokenizer.json` loaded, behind one small face."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Engine
+
+from homespun.errors import UserError, nearest
+
+Kind = Literal["bpe", "bpe-characters", "wordpiece", "unigram", "words"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
+
+# What the token of a role is usually called, for a tokenizer.json that comes without a word about it.
+USUAL_NAMES = {
+    "pad": (PAD, "<pad>", "<|pad|>", "<|padding|>"),
+    "unk": (UNK, "<unk>"),
+    "cls": (CLS, "<s>", "<cls>"),
+    "sep": (SEP, "</s>", "<sep>"),
+    "mask": (MASK, "<mask>"),
+    "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
+    "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
+}
+# A model that has no [CLS] or [SEP] begins and ends its sequences with these instead.
+STAND_INS = {"cls": "bos", "sep": "eos"}
+
+WORD_START = "▁"  # U+2581, as in SentencePiece
+BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level vocabularies spell " ", "\n", "\t", "\r"
+
+
+class Tokenizer:
+    """Text to token ids and back; final. Made by `train` or `load`, never changed afterwards, and picklable.
+
+    ``kind`` is one of `KINDS`:
+
+    - ``bpe``: byte-pair encoding over bytes (GPT-2, RoBERTa). Nothing is unknown, ``decode`` returns the very text.
+    - ``bpe-characters``: byte-pair encoding over characters, words marked by ``▁`` (SentencePiece). ``decode`` returns
+      the NFC text with runs of white space as one space; characters too rare for the vocabulary become ``[UNK]``.
+    - ``wordpiece``: BERT's; pieces inside a word begin with ``##``.
+    - ``unigram``: the unigram language model of Kudo (2018), words marked by ``▁``.
+    - ``words``: the most frequent words and punctuation marks, the rest ``[UNK]``.
+
+    A special token that stands in a text, such as ``[MASK]`` in this sentence, is encoded as the ordinary characters it
+    is made of: no text can smuggle in a control token.
+    """
+
+    def __init__(self, content: str, roles: Mapping[str, str]) -> None:
+        """``content`` is a tokenizer.json; ``roles`` maps some of `ROLES` to tokens. Use `train` or `load`."""
+        tree = json.loads(content)
+        # These two are state of the last caller, not part of what the tokenizer is: rows are cut and padded later.
+        tree["truncation"] = tree["padding"] = None
+        self._content = json.dumps(tree, ensure_ascii=False, sort_keys=False)
+        self._engine = Engine.from_str(self._content)
+        self._engine.encode_special_tokens = True
+        self._roles = dict(roles)
+        self._vocabulary: dict[str, int] = self._engine.get_vocab(with_added_tokens=True)
+        self.kind: Kind = _kind_of(tree)
+        self.vocab_size: int = max(self._vocabulary.values()) + 1
+        canonical = json.dumps(tree, ensure_ascii=False, sort_keys=True)
+        self.fingerprint: str = hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        *,
+        kind: Kind,
+        vocab_size: int,
+        lowercase: bool = False,
+        max_characters: int = 1_000_000_000,
+    ) -> Tokenizer:
+        """A new tokenizer of exactly ``vocab_size`` tokens, of which ids 0-4 are `SPECIAL_TOKENS`.
+
+        The texts are a stream, read once. What is held is the count of each distinct word, never the texts (44 MB of
+        English cost 30 to 90 MB at the peak); reading stops after ``max_characters``, so that this too is bounded on
+        an endless stream. Shuffle a stream that is longer than that and sorted.
+
+        The same texts give the same tokenizer, to the bit.
+
+        Raises:
+            UserError: unknown kind; no text; ``vocab_size`` too small for the kind, or larger than the text allows.
+        """
+        if kind not in KINDS:
+            raise UserError(f"unknown kind of tokenizer {kind!r}{nearest(str(kind), KINDS)}")
+        if vocab_size <= len(SPECIAL_TOKENS):
+            raise UserError(f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_TOKENS)} special tokens")
+        stream = _Stream(texts, max_characters)
+        content = _TRAINERS[kind](stream, vocab_size, lowercase)
+        if stream.characters == 0:
+            raise UserError("there is no text to train a tokenizer on: every text is empty")
+        tokenizer = cls(content, dict(zip(ROLES, SPECIAL_TOKENS, strict=False)))
+        if tokenizer.vocab_size < vocab_size:
+            raise UserError(
+                f"vocab_size={vocab_size} is larger than the text allows: {stream.characters:,} characters give "
+                f"{tokenizer.vocab_size} {kind} tokens; ask for at most that many, or give more text"
+            )
+        if tokenizer.vocab_size > vocab_size:
+            raise UserError(
+                f"vocab_size={vocab_size} is too small: the characters of the text alone need {tokenizer.vocab_size} "
+                f"{kind} tokens; ask for more than that, or use kind 'bpe'"
+            )
+        return tokenizer
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a folder that `save` or transformers wrote, or of a bare ``tokenizer.json`` of any origin.
+
+        The tokens of each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json`` beside it name,
+        and otherwise those with a usual name. A role nobody has is an error only when it is asked for.
+
+        Raises:
+            UserError: no such file, or not a tokenizer.
+        """
+        path = Path(path)
+        file = path / "tokenizer.json" if path.is_dir() else path
+        if not file.is_file():
+            what = "a folder without tokenizer.json" if path.is_dir() else "no such file or folder"
+            raise UserError(
+                f"cannot load a tokenizer from {path}: {what}; "
+                f"`homespun tokenizer train` and save_pretrained of a fast tokenizer write one"
+            )
+        try:
+            content = file.read_text(encoding="utf-8")
+            engine = Engine.from_str(content)
+            tree = json.loads(content)
+        except Exception as error:  # `tokenizers` raises bare Exception for a file that it does not understand
+            raise UserError(f"{file} is not a tokenizer.json: {_first_line(error)}") from error
+        vocabulary = engine.get_vocab(with_added_tokens=True)
+        named = _named_roles(file.parent)
+        roles = {}
+        for role in ROLES:
+            candidates = [named[role]] if role in named else [*USUAL_NAMES[role], *_model_unknown(role, tree)]
+            present = [token for token in candidates if token in vocabulary]
+            if present:
+                roles[role] = present[0]
+        return cls(content, roles)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
+
+        `load` opens the folder, and so does ``transformers.AutoTokenizer``. Each file is replaced in one step.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = {f"{role}_token": token for role, token in self._roles.items()}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
+        _write(folder / "special_tokens_map.json", json.dumps(names, ensure_ascii=False, indent=2))
+        _write(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
+        _write(folder / "tokenizer.json", self._content)  # last: without it the folder is not a tokenizer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self._content, self._roles)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint!r})"
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """The ids of each text, without special tokens and uncut: ``uint16`` while 65,536 ids do, else ``uint32``.
+
+        Texts are spread over the cores by `tokenizers` itself.
+        """
+        dtype = self.dtype
+        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=dtype) for encoding in encodings]
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of ``ids``, any iterable of integers."""
+        return str(self._engine.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest of ``uint16`` and ``uint32`` that holds every id."""
+        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+
+    @property
+    def pad_id(self) -> int:
+        return self._role_id("pad")
+
+    @property
+    def unk_id(self) -> int | None:
+        """``None`` where nothing is unknown, as with bytes."""
+        token = self._roles.get("unk")
+        return None if token is None else self._vocabulary[token]
+
+    @property
+    def cls_id(self) -> int:
+        """Begins a sequence: ``[CLS]``, or the beginning-of-text token where there is none."""
+        return self._role_id("cls")
+
+    @property
+    def sep_id(self) -> int:
+        """Ends a sequence: ``[SEP]``, or the end-of-text token where there is none."""
+        return self._role_id("sep")
+
+    @property
+    def mask_id(self) -> int:
+        return self._role_id("mask")
+
+    @cached_property
+    def special_mask(self) -> NDArray[np.bool_]:
+        """(vocab_size,) bool: never masked, never sampled. Roles, added special tokens, and ids without a token."""
+        mask = np.ones(self.vocab_size, dtype=np.bool_)
+        mask[list(self._vocabulary.values())] = False
+        mask[[self._vocabulary[token] for token in self._roles.values()]] = True
+        mask[[i for i, token in self._engine.get_added_tokens_decoder().items() if token.special]] = True
+        return mask
+
+    @cached_property
+    def word_starts(self) -> NDArray[np.bool_]:
+        """(vocab_size,) bool: the token begins a word.
+
+        The first token of a text begins a word too, whatever this says (in byte-level vocabularies it has no space
+        before it), and so does the first after a special token. Vocabularies that mark the *end* of words, as GPT-1's
+        ``</w>``, cannot say it token by token: there every token counts as a word.
+        """
+        starts = np.ones(self.vocab_size, dtype=np.bool_)
+        model = json.loads(self._content)["model"]
+        prefix = model.get("continuing_subword_prefix") or ""
+        for token, i in self._vocabulary.items():
+            if self.kind == "bpe":
+                starts[i] = token.startswith(BYTE_LEVEL_SPACES)
+            elif self.kind == "unigram" or (self.kind == "bpe-characters" and not model.get("end_of_word_suffix")):
+                starts[i] = token.startswith(WORD_START)
+            elif prefix:
+                starts[i] = not token.startswith(prefix)
+        starts[self.special_mask] = True
+        return starts
+
+    def _role_id(self, role: str) -> int:
+        token = self._roles.get(role) or self._roles.get(STAND_INS.get(role, ""))
+        if token is None:
+            have = ", ".join(f"{name}_token {value}" for name, value in self._roles.items()) or "no special token"
+            raise UserError(
+                f"this tokenizer has no {role} token (it has {have}); "
+                f"name one as {role}_token in its tokenizer_config.json"
+            )
+        return self._vocabulary[token]
+
+
+class _Stream:
+    """Texts up to a number of characters; remembers how many went by."""
+
+    def __init__(self, texts: Iterable[str], limit: int) -> None:
+        self._texts = texts
+        self._limit = limit
+        self.characters = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            self.characters += len(text)
+            yield text
+            if self.characters >= self._limit:
+                return
+
+
+def _train_bpe(stream: _Stream, vocab_size: int, lowercase: bool) -> str:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < len(SPECIAL_TOKENS) + len(alphabet):
+        raise UserError(
+            f"vocab_size={vocab_size} is too small for kind 'bpe': it needs {len(alphabet)} tokens for the bytes "
+            f"and {len(SPECIAL_TOKENS)} special ones"
+        )
+    engine = Engine(models.BPE())
+    if lowercase:
+        engine.normalizer = normalizers.Lowercase()
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
+    )
+    return _trained(engine, trainer, stream)
+
+
+def _train_bpe_characters(stream: _Stream, vocab_size: int, lowercase: bool) -> str:
+    engine = _marked_words(models.BPE(unk_token=UNK, fuse_unk=True), lowercase)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(SPECIAL_TOKENS),
+        limit_alphabet=_alphabet_limit(vocab_size),
+        show_progress=False,
+    )
+    return _trained(engine, trainer, stream)
+
+
+def _train_unigram(stream: _Stream, vocab_size: int, lowercase: bool) -> str:
+    engine = _marked_words(models.Unigram(), lowercase)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), unk_token=UNK, show_progress=False
+    )
+    tree = json.loads(_trained(engine, trainer, stream))
+    # The trainer adds floats in the order of a hash map, which differs from run to run: the last digits of the scores
+    # differ, and with them the order of equal pieces. Rounded and sorted they are the same every time.
+    special, pieces = tree["model"]["vocab"][: len(SPECIAL_TOKENS)], tree["model"]["vocab"][len(SPECIAL_TOKENS) :]
+    pieces = sorted(((piece, round(score, 6)) for piece, score in pieces), key=lambda pair: (-pair[1], pair[0]))
+    tree["model"]["vocab"] = special + pieces
+    return json.dumps(tree, ensure_ascii=False)
+
+
+def _train_wordpiece(stream: _Stream, vocab_size: int, lowercase: bool) -> str:
+    # `WordPieceTrainer` numbers the "##" alphabet in the order of a hash map, so that two runs give two vocabularies.
+    # WordPiece training is byte-pair merging all the same: we merge words that begin with a mark instead, which is
+    # deterministic, and then write "▁th" as "th" and "ing" as "##ing".
+    mark = "\ue000"  # private use: the normalizer removes it from texts
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    words = pre_tokenizers.BertPreTokenizer()
+    merger = Engine(models.BPE(unk_token=UNK))
+    merger.normalizer = normalizer
+    merger.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.Metaspace(mark, prepend_scheme="always")])
+    limit = _alphabet_limit(vocab_size)
+    # Merging the mark with a first character adds nothing to the vocabulary, hence more merges than tokens.
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size + limit + 1, limit_alphabet=limit, show_progress=False)
+    merged = json.loads(_trained(merger, trainer, stream))["model"]["vocab"]
+    tokens = [token for token in sorted(merged, key=merged.__getitem__) if token != mark]
+    characters = [token for token in tokens if len(token) == 1]
+    inside = [
+        f"##{c}" for c in characters if len(words.pre_tokenize_str(normalizer.normalize_str(f"a{c}"))) == 1
+    ]  # punctuation is always a word of its own
+    merges = [token[1:] if token.startswith(mark) else f"##{token}" for token in tokens if len(token) > 1]
+    vocabulary = list(dict.fromkeys([*SPECIAL_TOKENS, *characters, *inside, *merges]))[:vocab_size]
+
+    engine = Engine(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token=UNK))
+    engine.normalizer = normalizer
+    engine.pre_tokenizer = words
+    engine.decoder = decoders.WordPiece()
+    engine.add_special_tokens(list(SPECIAL_TOKENS))
+    return _with_template(engine)
+
+
+def _train_words(stream: _Stream, vocab_size: int, lowercase: bool) -> str:
+    engine = Engine(models.WordLevel(unk_token=UNK))
+    engine.normalizer = _normalizer(lowercase)
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # words, and each punctuation mark alone
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
+    return _trained(engine, trainer, stream)
+
+
+_TRAINERS = {
+    "bpe": _train_bpe,
+    "bpe-characters": _train_bpe_characters,
+    "wordpiece": _train_wordpiece,
+    "unigram": _train_unigram,
+    "words": _train_words,
+}
+
+
+def _marked_words(model: models.Model, lowercase: bool) -> Engine:
+    """An engine whose words begin with ``▁``, with punctuation apart from letters (as SentencePiece's, by script)."""
+    engine = Engine(model)
+    engine.normalizer = _normalizer(lowercase)
+    engine.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Metaspace(WORD_START, prepend_scheme="always"),
+            pre_tokenizers.Split(Regex(rf"{WORD_START}?[\p{{P}}$+<=>^`|~]+"), "isolated"),
+        ]
+    )
+    engine.decoder = decoders.Metaspace(WORD_START, prepend_scheme="always")
+    return engine
+
+
+def _normalizer(lowercase: bool) -> normalizers.Normalizer:
+    return normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]) if lowercase else normalizers.NFC()
+
+
+def _alphabet_limit(vocab_size: int) -> int:
+    """BERT's 1,000 characters, but never more than a quarter of a small vocabulary; the rarest become ``[UNK]``."""
+    return min(1000, max(1, (vocab_size - len(SPECIAL_TOKENS)) // 4))
+
+
+def _trained(engine: Engine, trainer: trainers.Trainer, stream: _Stream) -> str:
+    try:
+        engine.train_from_iterator(stream, trainer)
+    except (UserError, OSError):  # of whoever reads the texts
+        raise
+    except Exception as error:  # `tokenizers` raises bare Exception, as for an alphabet larger than the vocabulary
+        if stream.characters == 0:
+            raise UserError("there is no text to train a tokenizer on") from error
+        raise UserError(f"the tokenizer could not be trained: {_first_line(error)}") from error
+    return _with_template(engine)
+
+
+def _with_template(engine: Engine) -> str:
+    """The tokenizer.json, with [CLS] A [SEP] B [SEP] for those who encode through transformers."""
+    ids = engine.get_vocab(with_added_tokens=True)
+    if CLS in ids:
+        engine.post_processor = processors.TemplateProcessing(
+            single=f"{CLS} $A {SEP}",
+            pair=f"{CLS} $A {SEP} $B:1 {SEP}:1",
+            special_tokens=[(CLS, ids[CLS]), (SEP, ids[SEP])],
+        )
+    return str(engine.to_str())
+
+
+def _kind_of(tree: dict[str, Any]) -> Kind:
+    model = tree["model"]
+    # Very old files do not name the type of their model; `tokenizers` then tells it by its fields, and so do we.
+    name = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
+    if name == "BPE":
+        steps = json.dumps([tree.get("normalizer"), tree.get("pre_tokenizer")])
+        return "bpe" if '"ByteLevel"' in steps else "bpe-characters"
+    kinds: dict[str, Kind] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "words"}
+    return kinds[name]
+
+
+def _named_roles(folder: Path) -> dict[str, str]:
+    """The roles that the files beside a tokenizer.json name: values are the token, or an object with its content."""
+    roles: dict[str, str] = {}
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        file = folder / name
+        if not file.is_file():
+            continue
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{file} is not JSON: {_first_line(error)}") from error
+        for role in ROLES:
+            value = config.get(f"{role}_token") if isinstance(config, dict) else None
+            token = value.get("content") if isinstance(value, dict) else value
+            if isinstance(token, str):
+                roles.setdefault(role, token)
+    return roles
+
+
+def _model_unknown(role: str, tree: dict[str, Any]) -> list[str]:
+    """The token that the model itself falls back on, for the role ``unk``."""
+    model = tree["model"]
+    if role != "unk":
+        return []
+    if model.get("unk_id") is not None:
+        return [model["vocab"][model["unk_id"]][0]]
+    return [model["unk_token"]] if model.get("unk_token") else []
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces ``path`` in one step, so that a reader sees the old file or the new one, never half of it."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner reads
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
