@@ -5,8 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, get_args
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError

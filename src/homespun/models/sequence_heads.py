@@ -16,7 +16,6 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from homespun.config import Config
 from homespun.models.backbone import Encoder
-from homespun.models.backbone import Encoder
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 NumLabels = Annotated[int, Field(ge=1, description="classes; set from the labels in fine-tuning")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch, Draw, Loss, Term
 from homespun.config import Config
-from homespun.data.labelled import Labels, pad_rows
+from homespun.data.labelled import Labels
+from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError, nearest
 from homespun.models.backbone import Model
@@ -103,9 +104,7 @@ class ClassificationCollate:
             count = float(len(rows))
         else:
             count = sum(self.weights[label] for label in labels.tolist())
-        return replace(
-            pad_rows(rows, self.pad_id), labels=labels, targets={"loss": count, "accuracy": float(len(rows))}
-        )
+        return replace(pad(rows, self.pad_id), labels=labels, targets={"loss": count, "accuracy": float(len(rows))})
 
 
 class ClassificationObjective(nn.Module):
@@ -157,22 +156,21 @@ class ClassificationObjective(nn.Module):
             position_ids=batch.position_ids,
             documents=batch.documents,
         ).float()  # (batch, classes)
-        terms = self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
-        return Loss({name: Term(*term) for name, term in terms.items()})
+        return self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
 
-    def _single(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    def _single(self, logits: Tensor, labels: Tensor) -> Loss:
         loss = F.cross_entropy(
             logits, labels, weight=self.class_weights, label_smoothing=self.label_smoothing, reduction="sum"
         )
         count = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
         right = (logits.argmax(dim=1) == labels).sum().float()
-        return {"loss": (loss, count), "accuracy": (right, len(labels), 0.0)}
+        return Loss({"loss": Term(loss, count), "accuracy": Term(right, len(labels), weight=0.0)})
 
-    def _several(self, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    def _several(self, logits: Tensor, labels: Tensor) -> Loss:
         smooth = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
         loss = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=self.class_weights, reduction="sum")
         right = ((logits > 0) == labels.bool()).all(dim=1).sum().float()
-        return {"loss": (loss, labels.numel()), "accuracy": (right, len(labels), 0.0)}
+        return Loss({"loss": Term(loss, labels.numel()), "accuracy": Term(right, len(labels), weight=0.0)})
 
     def product(self) -> tuple[Model, ModelConfig]:
         """The classifier, which is the whole of what was trained."""

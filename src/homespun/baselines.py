@@ -1,0 +1,86 @@
+"""The lines that every model must beat: the majority class, and TF-IDF with a linear support vector machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.svm import LinearSVC
+
+from homespun.data.labelled import LabelNames, Labels
+from homespun.errors import UserError
+from homespun.training.evaluate import Metrics, classification_metrics, classify
+
+
+def baseline_report(
+    train_texts: Sequence[str],
+    train_labels: LabelNames,
+    test_texts: Sequence[str],
+    test_labels: LabelNames,
+    labels: Labels,
+) -> dict[str, Metrics]:
+    """``{"majority": ..., "tfidf": ...}``: each the test metrics of `homespun.training.evaluate`, with ``seconds`` (fit
+    and prediction) and ``parameters`` (numbers that were learned).
+
+    Raises:
+        UserError: a label not seen in training, or training texts without a word.
+    """
+    train, test = labels.encode(train_labels), labels.encode(test_labels)
+    return {
+        "majority": majority(train, test, labels),
+        "tfidf": tfidf(train_texts, train, test_texts, test, labels),
+    }
+
+
+def majority(train: NDArray[np.int64], test: NDArray[np.int64], labels: Labels) -> Metrics:
+    """Always the most frequent class, with the classes' shares as probabilities; of several labels a text, those that
+    more than half of the texts have."""
+    start = time.perf_counter()
+    shares = train.mean(axis=0) if labels.multi_label else np.bincount(train, minlength=len(labels)) / len(train)
+    probabilities = np.tile(shares, (len(test), 1))
+    predicted = classify(probabilities, labels)
+    seconds = time.perf_counter() - start
+    metrics = classification_metrics(labels, test, predicted, probabilities=probabilities)
+    return {**metrics, "seconds": seconds, "parameters": len(labels)}
+
+
+def tfidf(
+    train_texts: Sequence[str],
+    train: NDArray[np.int64],
+    test_texts: Sequence[str],
+    test: NDArray[np.int64],
+    labels: Labels,
+) -> Metrics:
+    """TF-IDF of words and word pairs with sublinear term frequency, and a linear support vector machine a class.
+
+    Labels are `Labels.encode`'s. There are no probabilities, and so no log loss; areas under curves are of the
+    distances from the plane. A label that all training texts have, or none, is predicted as such.
+
+    Raises:
+        UserError: the training texts hold no word.
+    """
+    start = time.perf_counter()
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+    try:
+        features = vectorizer.fit_transform(train_texts)
+    except ValueError as error:
+        raise UserError("the training texts hold no word; is the text column the right one?") from error
+    columns = train if labels.multi_label else np.eye(len(labels), dtype=np.int64)[train]  # (rows, classes)
+    unseen = vectorizer.transform(test_texts)
+    scores = np.stack([_distances(features, column, unseen) for column in columns.T], axis=1)
+    predicted = (scores > 0).astype(np.int64) if labels.multi_label else scores.argmax(axis=1)
+    seconds = time.perf_counter() - start
+    metrics = classification_metrics(labels, test, predicted, scores=scores)
+    return {**metrics, "seconds": seconds, "parameters": (features.shape[1] + 1) * len(labels)}
+
+
+def _distances(features: Any, column: NDArray[np.int64], unseen: Any) -> NDArray[np.float64]:
+    """How far each of the ``unseen`` texts lies on the side of a class, learned from zeros and ones."""
+    if column.min() == column.max():
+        return np.full(unseen.shape[0], 1.0 if column[0] else -1.0)
+    distances: NDArray[np.float64] = LinearSVC(random_state=0).fit(features, column).decision_function(unseen)
+    return distances

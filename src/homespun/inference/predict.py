@@ -1,0 +1,92 @@
+"""Labels for texts: a stream in, a stream out, in the same order and in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.padding import pad
+from homespun.data.rows import Rows
+from homespun.models.backbone import Model
+from homespun.text.tokenizer import Tokenizer
+
+_CHUNK = 4096  # texts sorted by length together: enough that hardly anything is padded, few enough to stream
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a classifier says about one text."""
+
+    label: str | tuple[str, ...]  # the likeliest class; where a text may have several, those above one half
+    probability: float | None  # of `label`; None where a text may have several
+    probabilities: dict[str, float]
+    truncated: bool  # the text was longer than the model reads, and only its beginning was read
+
+
+class Predictor:
+    """A fine-tuned classifier with all that it needs to read raw text.
+
+    Args:
+        model: gives (batch, classes) logits; used where it is, on whatever device, and put into evaluation mode.
+        tokenizer: the one it was trained with.
+        labels: the classes of its logits.
+        length: the greatest number of tokens that it reads of a text, special tokens included.
+    """
+
+    def __init__(self, model: Model, tokenizer: Tokenizer, labels: Labels, *, length: int) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.labels = labels
+        self.length = length
+
+    def predict(self, texts: Iterable[str], *, batch_size: int = 32) -> Iterator[Prediction]:
+        """One prediction a text, in the order of the texts, of which a few thousand are read ahead."""
+        texts = iter(texts)
+        while chunk := list(islice(texts, _CHUNK)):
+            rows = LabelledRows(chunk, None, self.tokenizer, length=self.length)
+            logits = predict_logits(self.model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
+            table = probabilities(logits, self.labels)
+            for row, truncated in zip(table, rows.cut, strict=True):
+                yield self._prediction(row, bool(truncated))
+
+    def _prediction(self, row: NDArray[np.float64], truncated: bool) -> Prediction:
+        likeliest = int(row.argmax())
+        several = self.labels.multi_label
+        return Prediction(
+            label=self.labels.decode(row > 0.5 if several else likeliest),
+            probability=None if several else float(row[likeliest]),
+            probabilities=dict(zip(self.labels.names, row.tolist(), strict=True)),
+            truncated=truncated,
+        )
+
+
+def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 32) -> NDArray[np.float32]:
+    """(rows, classes) logits in the order of the rows, which go through the model sorted by length, longest first, so
+    that next to nothing is padding and too large a batch fails at once. Leaves the model in evaluation mode."""
+    device = next(model.parameters()).device
+    model.eval()
+    order = np.argsort(-rows.lengths, kind="stable")
+    parts = []
+    with torch.inference_mode():
+        for start in range(0, len(order), batch_size):
+            batch = pad([rows[index] for index in order[start : start + batch_size].tolist()], pad_id).to(device)
+            logits = model(batch.input_ids, attention_mask=batch.attention_mask, token_type_ids=batch.token_type_ids)
+            parts.append(logits.float().cpu().numpy())
+    if not parts:
+        raise ValueError("no rows to predict")
+    result = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
+    result[order] = np.concatenate(parts)
+    return result
+
+
+def probabilities(logits: NDArray[np.float32], labels: Labels) -> NDArray[np.float64]:
+    """(rows, classes): a softmax, or of each class a sigmoid where a text may have several."""
+    values = torch.from_numpy(logits).double()
+    result: NDArray[np.float64] = (values.sigmoid() if labels.multi_label else values.softmax(dim=1)).numpy()
+    return result

@@ -1,0 +1,225 @@
+"""Labelled texts: reading, names, rows, splits, and what users get wrong."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from homespun.data.labelled import LabelledRows, Labels, read_labelled, stratified_folds, stratified_split
+from homespun.errors import UserError
+from homespun.text.tokenizer import Tokenizer
+
+
+class Words:
+    """A tokenizer in miniature: one id a word, its length and first letter."""
+
+    vocab_size, pad_id, cls_id, sep_id = 500, 0, 2, 3
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.array([5 + len(word) for word in text.split()], dtype=np.int32) for text in texts]
+
+
+tokenizer: Any = Words()
+
+
+def rows(texts: list[str], **arguments: Any) -> LabelledRows:
+    return LabelledRows(texts, None, tokenizer, **{"length": 11, **arguments})
+
+
+class TestLabels:
+    def test_numbers_are_ordered_by_value_and_names_by_the_alphabet(self) -> None:
+        assert Labels.collect(["10", "2", "b", "a", "2"]).names == ("2", "10", "a", "b")
+
+    def test_there_and_back(self) -> None:
+        labels = Labels.collect(["b", "a", "c"])
+        assert labels.encode(["c", "a"]).tolist() == [2, 0]
+        assert labels.decode(2) == "c"
+        assert Labels.from_dict(json.loads(json.dumps(labels.to_dict()))) == labels
+
+    def test_several_labels(self) -> None:
+        labels = Labels.collect([("b", "a"), (), ("c",)], multi_label=True)
+        table = labels.encode([("c", "a"), ()])
+        assert table.tolist() == [[1, 0, 1], [0, 0, 0]]
+        assert [labels.decode(row) for row in table] == [("a", "c"), ()]
+
+    @pytest.mark.parametrize(("given", "several"), [(["a", "a"], False), ([("a",), ()], True), ([], False)])
+    def test_a_single_class_is_refused(self, given: Any, several: bool) -> None:
+        with pytest.raises(UserError, match="two or more classes"):
+            Labels.collect(given, multi_label=several)
+
+    @pytest.mark.parametrize(("given", "several"), [(["x"], False), ([("a", "x")], True)])
+    def test_an_unseen_label_names_those_there_are(self, given: Any, several: bool) -> None:
+        with pytest.raises(UserError, match=r"'x' was not seen in training; there are: a, b"):
+            Labels(("a", "b"), several).encode(given)
+
+
+class TestRows:
+    def test_special_tokens_and_lengths(self) -> None:
+        two = rows(["a bb ccc", ""])
+        assert two[0].input_ids.tolist() == [2, 6, 7, 8, 3]
+        assert two[0].input_ids.dtype == np.int64
+        assert two[1].input_ids.tolist() == [2, 3]
+        assert two.lengths.tolist() == [5, 2]
+        assert (two.empty, two.truncated, len(two)) == (1, 0, 2)
+        assert two[-1].input_ids.tolist() == [2, 3]
+        with pytest.raises(IndexError):
+            two[2]
+
+    def test_long_texts_are_cut_and_counted(self) -> None:
+        cut = rows(["a " * 9, "a " * 10])
+        assert cut.lengths.tolist() == [11, 11]
+        assert cut[1].input_ids[-1] == tokenizer.sep_id
+        assert cut.cut.tolist() == [False, True]
+        assert cut.truncated == 1
+
+    def test_labels_are_encoded(self) -> None:
+        single = LabelledRows(["x", "y"], ["b", "a"], tokenizer, length=5, names=Labels(("a", "b")))
+        assert [single[0].label, single[1].label] == [1, 0]
+        several = LabelledRows(["x"], [("b",)], tokenizer, length=5, names=Labels(("a", "b"), multi_label=True))
+        assert np.asarray(several[0].label).tolist() == [0, 1]
+
+    @pytest.mark.parametrize(
+        ("first", "second", "kept"),
+        [(3, 2, (3, 2)), (20, 2, (6, 2)), (2, 20, (2, 6)), (20, 30, (4, 4)), (4, 5, (4, 4)), (0, 20, (0, 8))],
+    )
+    def test_of_a_pair_the_longer_is_cut(self, first: int, second: int, kept: tuple[int, int]) -> None:
+        row = rows(["a " * first], pairs=["bb " * second])[0]
+        expected = [2, *[6] * kept[0], 3, *[7] * kept[1], 3]
+        assert row.input_ids.tolist() == expected
+        assert row.token_type_ids is not None
+        assert row.token_type_ids.tolist() == [0] * (kept[0] + 2) + [1] * (kept[1] + 1)
+
+    def test_many_texts_are_compact_and_travel(self) -> None:
+        many = rows([f"{'a ' * (i % 7)}" for i in range(20_011)])
+        assert len(pickle.dumps(many)) < 40 * len(many)
+        again = pickle.loads(pickle.dumps(many))
+        assert all(len(again[i].input_ids) == i % 7 + 2 for i in range(0, 20_011, 997))
+
+    def test_a_real_tokenizer(self) -> None:
+        texts = ["the cat sat on the mat", "the dog sat on the log"]
+        real = Tokenizer.train(texts, kind="bpe", vocab_size=270)
+        row = LabelledRows(texts, ["b", "a"], real, length=64, names=Labels(("a", "b")))[0]
+        assert row.label == 1
+        assert real.decode(row.input_ids[1:-1]) == texts[0]
+        assert (row.input_ids[0], row.input_ids[-1]) == (real.cls_id, real.sep_id)
+
+    def test_no_room(self) -> None:
+        with pytest.raises(UserError, match="leaves no room"):
+            rows(["a"], length=2)
+
+    def test_wrong_arguments(self) -> None:
+        with pytest.raises(ValueError, match="1 texts but 2 labels"):
+            LabelledRows(["a"], ["x", "y"], tokenizer, length=5, names=Labels(("x", "y")))
+        with pytest.raises(ValueError, match="come together"):
+            LabelledRows(["a"], ["x"], tokenizer, length=5)
+
+
+def write(folder: Path, records: list[dict[str, Any]]) -> list[str]:
+    path = folder / "train.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return [str(path)]
+
+
+class TestReading:
+    def test_columns_are_joined_and_labels_become_names(self, tmp_path: Path) -> None:
+        records = [
+            {"title": " T ", "body": "one", "label": 1},
+            {"title": None, "body": "two", "label": 2.0},
+            {"title": "", "body": "", "label": True},
+        ]
+        texts, labels = read_labelled(write(tmp_path, records), text=["title", "body"], label="label")
+        assert texts == ["T one", "two", ""]
+        assert labels == ["1", "2", "true"]
+
+    def test_csv_without_a_header(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows.csv"
+        path.write_text('3,"A title",words\n4,Other,more\n', encoding="utf-8")
+        texts, labels = read_labelled([str(path)], text=["b", "c"], label="a", columns=["a", "b", "c"])
+        assert (texts, labels) == (["A title words", "Other more"], ["3", "4"])
+
+    @pytest.mark.parametrize(
+        ("value", "separator", "expected"),
+        [
+            (["b", "a", "b"], None, ("b", "a")),
+            ("b, a,", None, ("b", "a")),
+            ("b|a", "|", ("b", "a")),
+            ("", None, ()),
+            (None, None, ()),
+            (3, None, ("3",)),
+        ],
+    )
+    def test_several_labels(self, tmp_path: Path, value: Any, separator: str | None, expected: Any) -> None:
+        inputs = write(tmp_path, [{"text": "x", "label": value}])
+        assert read_labelled(inputs, text="text", label="label", multi_label=True, separator=separator)[1] == [expected]
+
+    def test_no_such_column(self, tmp_path: Path) -> None:
+        inputs = write(tmp_path, [{"sentence": "x", "label": 1}])
+        with pytest.raises(UserError, match=r"no column 'text'; there are: sentence, label"):
+            read_labelled(inputs, text="text", label="label")
+        with pytest.raises(UserError, match=r"no column 'class'; there are: sentence, label"):
+            read_labelled(inputs, text="sentence", label="class")
+
+    def test_no_label(self, tmp_path: Path) -> None:
+        inputs = write(tmp_path, [{"text": "x", "label": "a"}, {"text": "x", "label": " "}])
+        with pytest.raises(UserError, match=r"row 2 of .*train.jsonl has no label in column 'label'"):
+            read_labelled(inputs, text="text", label="label")
+
+    def test_a_text_that_is_not_text(self, tmp_path: Path) -> None:
+        inputs = write(tmp_path, [{"text": ["x"], "label": "a"}])
+        with pytest.raises(UserError, match=r"column 'text' holds a list, not text"):
+            read_labelled(inputs, text="text", label="label")
+
+
+def joined(*parts: np.ndarray) -> list[int]:
+    return sorted(int(index) for part in parts for index in part)
+
+
+class TestSplits:
+    targets = np.repeat([0, 1, 2], [70, 20, 10])
+
+    def test_classes_keep_their_proportion(self) -> None:
+        training, validation = stratified_split(self.targets, 0.1, seed=3)
+        assert np.bincount(self.targets[validation]).tolist() == [7, 2, 1]
+        assert joined(training, validation) == list(range(100))
+        assert (np.diff(training) > 0).all()
+        assert (np.diff(validation) > 0).all()
+
+    def test_the_seed_decides(self) -> None:
+        first, again, other = (stratified_split(self.targets, 0.2, seed)[1].tolist() for seed in (1, 1, 2))
+        assert first == again != other
+
+    def test_a_class_with_one_row_stays_in_training(self) -> None:
+        targets = np.append(self.targets, 3)
+        training, validation = stratified_split(targets, 0.1, seed=0)
+        assert 100 in training
+        assert joined(training, validation) == list(range(101))
+
+    def test_several_labels_are_split_at_random(self) -> None:
+        training, validation = stratified_split(np.eye(3, dtype=np.int64)[self.targets], 0.13, seed=0)
+        assert (len(training), len(validation)) == (87, 13)
+
+    @pytest.mark.parametrize("share", [0.0, 1.0, 0.01, 0.99])
+    def test_a_share_that_cannot_be(self, share: float) -> None:
+        with pytest.raises(UserError, match="share"):
+            stratified_split(self.targets, share, seed=0)
+
+    @pytest.mark.parametrize("several", [False, True])
+    def test_folds_cover_every_row_once(self, several: bool) -> None:
+        targets = np.eye(3, dtype=np.int64)[self.targets] if several else self.targets
+        folds = list(stratified_folds(targets, 7, seed=1))
+        assert joined(*(test for _, test in folds)) == list(range(100))
+        assert all(joined(*fold) == list(range(100)) for fold in folds)
+        if not several:
+            assert {tuple(np.bincount(self.targets[test])) for _, test in folds} <= {
+                (10, a, b) for a in (2, 3) for b in (1, 2)
+            }
+
+    @pytest.mark.parametrize("folds", [1, 11])
+    def test_folds_that_cannot_be(self, folds: int) -> None:
+        with pytest.raises(UserError, match="the smallest class has 10 rows"):
+            stratified_folds(self.targets, folds, seed=0)

@@ -1,0 +1,134 @@
+"""Prediction: in order, in bounded memory, and the same alone as in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import homespun.inference.predict
+from homespun.data.labelled import LabelledRows, Labels
+from homespun.inference.predict import Predictor, predict_logits, probabilities
+from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.sequence_heads import ConvolutionalHeadConfig, FeedForwardHeadConfig
+
+LABELS = Labels(("a", "b", "c"))
+
+
+class Letters:
+    """A tokenizer in miniature: one id a letter."""
+
+    vocab_size, pad_id, cls_id, sep_id = 40, 0, 2, 3
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.array([5 + ord(letter) % 31 for letter in text], dtype=np.int64) for text in texts]
+
+
+tokenizer: Any = Letters()
+
+
+def classifier(head: Any = None) -> Any:
+    torch.manual_seed(7)
+    backbone = EncoderConfig(
+        vocab_size=40,
+        hidden_size=14,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=17,
+        max_position_embeddings=23,
+        initializer_range=0.3,
+    )
+    return ModelConfig(backbone=backbone, head=head or FeedForwardHeadConfig(num_labels=3)).build()
+
+
+def texts_of(count: int) -> list[str]:
+    generator = np.random.default_rng(5)
+    return ["".join(map(chr, generator.integers(97, 123, length))) for length in generator.integers(0, 30, count)]
+
+
+def predictor(labels: Labels = LABELS, head: Any = None) -> Predictor:
+    return Predictor(classifier(head), tokenizer, labels, length=19)
+
+
+@pytest.mark.parametrize("head", [FeedForwardHeadConfig(num_labels=3), ConvolutionalHeadConfig(num_labels=3)])
+def test_alone_is_in_a_batch(head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homespun.inference.predict, "_CHUNK", 17)
+    texts = texts_of(53)
+    together = list(predictor(head=head).predict(iter(texts), batch_size=5))
+    alone = [next(predictor(head=head).predict([text])) for text in texts]
+    assert len(together) == 53
+    for one, other in zip(alone, together, strict=True):
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-5)
+        assert one.label == other.label
+        assert one.truncated == other.truncated
+    assert len({round(one.probabilities["a"], 6) for one in together}) > 40  # the texts do matter
+
+
+def test_what_a_prediction_says() -> None:
+    short, long = predictor().predict(["abc", "z" * 18])
+    assert short.probability == max(short.probabilities.values()) == short.probabilities[str(short.label)]
+    assert sum(short.probabilities.values()) == pytest.approx(1)
+    assert (short.truncated, long.truncated) == (False, True)
+
+
+def test_several_labels() -> None:
+    for prediction in predictor(Labels(LABELS.names, multi_label=True)).predict(texts_of(11)):
+        assert prediction.label == tuple(name for name, p in prediction.probabilities.items() if p > 0.5)
+        assert prediction.probability is None
+
+
+def test_it_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(homespun.inference.predict, "_CHUNK", 7)
+    read = 0
+
+    def source() -> Iterator[str]:
+        nonlocal read
+        while True:
+            read += 1
+            yield "abc"
+
+    stream = predictor().predict(source())
+    for expected in [7] * 7 + [14] * 2:
+        next(stream)
+        assert read == expected
+
+
+def test_no_texts() -> None:
+    assert list(predictor().predict([])) == []
+
+
+def test_logits_are_in_the_order_of_the_rows_and_without_dropout() -> None:
+    model = classifier().train()
+    rows = LabelledRows(texts_of(13), None, tokenizer, length=19)
+    logits = predict_logits(model, rows, pad_id=0, batch_size=4)
+    assert logits.shape == (13, 3)
+    assert logits.dtype == np.float32
+    for index in range(13):
+        with torch.no_grad():
+            alone = model(torch.from_numpy(rows[index].input_ids)[None])
+        np.testing.assert_allclose(alone[0].numpy(), logits[index], atol=1e-5)
+
+
+def test_batches_are_nearly_free_of_padding() -> None:
+    texts = texts_of(1000)
+    rows = LabelledRows(texts, None, tokenizer, length=19)
+    seen = []
+    model = classifier()
+    model.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numel()))
+    predict_logits(model, rows, pad_id=0, batch_size=32)
+    assert rows.lengths.sum() / sum(seen) > 0.95
+    assert seen[0] == max(seen)
+
+
+def test_probabilities() -> None:
+    logits = np.array([[0.0, np.log(3.0), -np.inf]], dtype=np.float32)
+    assert probabilities(logits, LABELS)[0] == pytest.approx([0.25, 0.75, 0])
+    assert probabilities(logits, Labels(LABELS.names, multi_label=True))[0] == pytest.approx([0.5, 0.75, 0])
+
+
+def test_no_rows() -> None:
+    with pytest.raises(ValueError, match="no rows"):
+        predict_logits(classifier(), LabelledRows([], None, tokenizer, length=19), pad_id=0)

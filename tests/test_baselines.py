@@ -1,0 +1,82 @@
+"""The lines to beat, on texts where they are known."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from homespun.baselines import baseline_report, majority
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
+
+WORDS = {"sport": "goal match team", "money": "bank share price", "art": "paint stage song"}
+
+
+def texts_of(names: list[str]) -> list[str]:
+    generator = np.random.default_rng(0)
+    return [" ".join(generator.choice(WORDS[name].split(), 2)) + " of the day" for name in names]
+
+
+def test_majority_and_tfidf() -> None:
+    train, test = ["sport"] * 20 + ["money"] * 13 + ["art"] * 7, ["sport"] * 3 + ["money"] * 2 + ["art"] * 2
+    labels = Labels.collect(train)
+    report = baseline_report(texts_of(train), train, texts_of(test), test, labels)
+    assert report["majority"]["accuracy"] == pytest.approx(3 / 7)
+    assert report["majority"]["macro_f1"] == pytest.approx(2 * 3 / (7 + 3) / 3)
+    assert report["tfidf"]["accuracy"] == 1.0
+    assert report["tfidf"]["parameters"] % 3 == 0
+    assert report["tfidf"]["seconds"] > 0
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_two_classes_have_an_area_under_the_curve() -> None:
+    train = ["sport", "money"] * 11
+    report = baseline_report(texts_of(train), train, texts_of(train), train, Labels.collect(train))
+    assert report["tfidf"]["roc_auc"] == 1.0
+    assert report["majority"]["roc_auc"] == 0.5
+
+
+def test_several_labels() -> None:
+    train = [("news", "sport"), ("news", "money"), ("news",), ("news", "sport", "money")] * 5
+    texts = [" ".join(WORDS[name] for name in names if name in WORDS) + " today" for names in train]
+    report = baseline_report(texts, train, texts[:4], train[:4], Labels.collect(train, multi_label=True))
+    assert report["tfidf"]["accuracy"] == 1.0
+    assert report["majority"]["per_class"]["news"]["f1"] == 1.0
+    assert report["majority"]["per_class"]["sport"]["recall"] == 0.0
+
+
+def test_majority_gives_the_shares() -> None:
+    metrics = majority(np.array([0, 0, 0, 1]), np.array([1]), Labels(("a", "b")))
+    assert metrics["log_loss"] == pytest.approx(-np.log(1 / 4))
+
+
+def test_texts_without_a_word() -> None:
+    with pytest.raises(UserError, match="no word"):
+        baseline_report(["", "..."], ["a", "b"], ["x"], ["a"], Labels(("a", "b")))
+
+
+def test_one_letter_is_a_word() -> None:
+    labels = Labels(("a", "b"))
+    assert baseline_report(["x y", "z w"], ["a", "b"], ["x"], ["a"], labels)["tfidf"]["accuracy"] == 1.0
+
+
+AG_NEWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "ag_news"
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not AG_NEWS.exists(), reason="the shared data sets are not beside the checkout")
+def test_tfidf_on_news() -> None:
+    def read(name: str) -> tuple[list[str], list[str]]:
+        with gzip.open(AG_NEWS / name, "rt", encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))[::4]
+        return [" ".join(row[1:3]) for row in rows], [row[0] for row in rows]
+
+    train, test = read("train.csv.gz"), read("test.csv.gz")
+    report = baseline_report(*train, *test, Labels.collect(train[1]))
+    assert report["tfidf"]["accuracy"] > 0.88  # a quarter of the rows; all of them give 0.917
+    assert report["majority"]["accuracy"] < 0.3
