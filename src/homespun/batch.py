@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on ``device``; copies from pinned memory do not block."""
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(device, non_blocking=True)
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
@@ -59,7 +60,7 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Called by `torch.utils.data.DataLoader` on machines with a GPU."""
-        pinned = {
+        pinned: dict[str, Any] = {
             f.name: value.pin_memory()
             for f in dataclasses.fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
@@ -96,5 +97,6 @@ class Loss:
             if term.weight:
                 count = term.count if targets is None else targets.get(name, 0.0)
                 count = torch.as_tensor(count, dtype=torch.float32, device=term.sum.device)
-                parts.append(term.weight * term.sum.float() / count.clamp(min=1.0))
-        return torch.stack(parts).sum()
+                # not a clamp at 1: with class weights a count is a sum of weights, and may be a fraction
+                parts.append(term.weight * term.sum.float() / torch.where(count > 0, count, 1.0))
+        return torch.stack(parts).sum() if parts else torch.zeros(())

@@ -1,17 +1,27 @@
-"""Configs: load, override, validate, explain. One frozen model per variant, tagged by `kind`; the union is the registry.
+"""Configs: load, override, validate, explain. One frozen model a variant, tagged by `kind`; the union is the registry.
 
 YAML is read by safe load only. Every error names the key, what was given and what is allowed, in one line.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from homespun.errors import UserError, nearest
 
@@ -31,29 +41,38 @@ _COUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9}
 
 def parse_duration(value: object) -> float:
     """Seconds of ``90``, ``"90s"``, ``"20m"``, ``"2h"``, ``"1h30m"``, ``"1.5d"``."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
-    else:
-        text = str(value).replace(" ", "")
+    text = "" if isinstance(value, bool) else str(value).replace(" ", "")
+    try:
+        seconds = float(text)
+    except ValueError:
         parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
         if not parts or "".join(a + b for a, b in parts) != text:
-            raise ValueError(f"{value!r} is not a duration; write seconds or 90s, 20m, 2h, 1h30m, 1d")
+            raise ValueError(f"{value!r} is not a duration; write seconds or 90s, 20m, 2h, 1h30m, 1d") from None
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if seconds <= 0:
-        raise ValueError(f"a duration must be above zero, not {value!r}")
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"a duration must be finite and above zero, not {value!r}")
     return seconds
 
 
 def parse_count(value: object) -> int:
     """A whole number of ``1000``, ``"1000"``, ``"250k"``, ``"10M"``, ``"1.5B"``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMGB]?)", str(value).replace("_", "").strip())
-    if isinstance(value, bool) or match is None:
+    number = None if isinstance(value, bool) or match is None else Decimal(match[1]) * _COUNTS[match[2]]
+    if number is None or number != int(number):
         raise ValueError(f"{value!r} is not a count; write 5000, 250k, 10M or 1.5B")
-    return round(float(match[1]) * _COUNTS[match[2]])
+    return int(number)
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(lambda s: s, return_type=float)]
-Count = Annotated[int, BeforeValidator(parse_count)]
+# the schemas say what may be written, which is more than what is held
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(lambda s: s, return_type=float),
+    WithJsonSchema({"type": ["number", "string"], "examples": [90, "20m", "2h"]}),
+]
+Count = Annotated[
+    int, BeforeValidator(parse_count), WithJsonSchema({"type": ["integer", "string"], "examples": [5000, "250k"]})
+]
 
 
 def read_yaml(path: str | Path) -> Tree:
@@ -129,6 +148,13 @@ def _problem(error: Any, kind: type[BaseModel]) -> str:
         keys, path = _keys_at(kind, location[:-1])
         return f"unknown key {'.'.join([*path, location[-1]])!r}{nearest(location[-1], keys)}"
     _, path = _keys_at(kind, location)
+    if error["type"] == "union_tag_not_found":
+        return f"{'.'.join(path)}: 'kind' is missing, which says what the other keys mean"
+    if error["type"] == "union_tag_invalid":
+        allowed = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
+        return (
+            f"{'.'.join([*path, 'kind'])}: unknown kind {error['ctx']['tag']!r}{nearest(error['ctx']['tag'], allowed)}"
+        )
     message = error["msg"].removeprefix("Value error, ")
     given = error.get("input")
     shown = "" if isinstance(given, (dict, BaseModel)) or error["type"] == "missing" else f" (given {given!r})"
@@ -140,16 +166,15 @@ def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> tuple[list[str],
     models: list[type[BaseModel]] = [kind]
     path: list[str] = []
     for part in location:
+        # inside a union the tag comes first; a field of another member may have the same name
+        tagged = [m for m in models if _tag(m) == part] if len(models) > 1 else []
+        if tagged:
+            models = tagged
+            continue
+        path.append(part)
         fields = [m.model_fields[part] for m in models if part in m.model_fields]
         if fields:
             models = [m for f in fields for m in _models_in(f.annotation)]
-            path.append(part)
-            continue
-        tagged = [m for m in models if _tag(m) == part]
-        if tagged:
-            models = tagged
-        else:
-            path.append(part)
     return sorted({name for m in models for name in m.model_fields}), path
 
 

@@ -1,0 +1,265 @@
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+import yaml
+from pydantic import Field, ValidationError
+
+from homespun.config import (
+    Config,
+    Count,
+    Duration,
+    dump,
+    json_schema,
+    override,
+    parse_count,
+    parse_duration,
+    read_yaml,
+    validate,
+)
+from homespun.errors import UserError, nearest
+
+
+class Learned(Config):
+    kind: Literal["learned"] = "learned"
+    offset: int = Field(default=0, ge=0)
+    window: int = 0  # named as another member's tag, on purpose
+
+
+class Window(Config):
+    kind: Literal["window"] = "window"
+    radius: int = Field(default=64, ge=1)
+    inner: "Part" = Learned()
+
+
+Part = Annotated[Learned | Window, Field(discriminator="kind")]
+Window.model_rebuild()
+
+
+class Budget(Config):
+    time: Duration | None = None
+    tokens: Count | None = None
+
+
+class Train(Config):
+    budget: Budget = Budget()
+    learning_rate: float = Field(default=1e-4, gt=0)
+
+
+class Recipe(Config):
+    train: Train = Train()
+    part: Part = Learned()
+    parts: tuple[Part, ...] = ()
+    maybe: Part | None = None
+    corpus: Path | None = None
+    text: str = "text"
+
+
+def wrong(tree: dict) -> str:
+    with pytest.raises(UserError) as caught:
+        validate(Recipe, tree, source="recipe.yaml")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("recipe.yaml: ")
+    return message.removeprefix("recipe.yaml: ")
+
+
+# durations and counts
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(90, 90), ("90", 90), ("90s", 90), ("20m", 1200), ("2h", 7200), ("1h30m", 5400), ("1.5d", 129600), (0.5, 0.5)],
+)
+def test_durations(text: object, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2 weeks", "h", "-2h", "2h-", True, None, 0, -1, "0s", float("nan"), float("inf")]
+)
+def test_what_is_no_duration(text: object) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(0, 0), (1000, 1000), ("1_000", 1000), ("250k", 250_000), ("10M", 10**7), ("1.5B", 1_500_000_000), ("1.1k", 1100)],
+)
+def test_counts(text: object, number: int) -> None:
+    assert parse_count(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "k", "-5", "ten", True, None, 1.7, "1.7", "0.0001k"])
+def test_what_is_no_count(text: object) -> None:
+    with pytest.raises(ValueError, match="is not a count; write"):
+        parse_count(text)
+
+
+def test_counts_are_exact_where_floats_are_not() -> None:
+    assert parse_count("0.29M") == 290_000
+    assert parse_count("4.35M") == 4_350_000
+    assert parse_count(str(2**60 + 1)) == 2**60 + 1
+
+
+def test_schema_allows_what_may_be_written() -> None:
+    assert json_schema(Duration)["type"] == ["number", "string"]
+    assert json_schema(Count)["type"] == ["integer", "string"]
+    assert json_schema(Recipe)["properties"]["part"]["discriminator"]["propertyName"] == "kind"
+
+
+# overriding
+
+
+def test_override_sets_nested_keys_and_leaves_the_original() -> None:
+    tree = {"train": {"budget": {"tokens": 5}}, "parts": [{"kind": "learned"}]}
+    result = override(tree, ["train.budget.time=2h", "train.seed=7", "new.key.path=[1, 2]", "empty="])
+    assert result["train"] == {"budget": {"tokens": 5, "time": "2h"}, "seed": 7}
+    assert result["new"] == {"key": {"path": [1, 2]}}
+    assert result["empty"] == ""
+    assert tree == {"train": {"budget": {"tokens": 5}}, "parts": [{"kind": "learned"}]}
+    result["parts"][0]["kind"] = "changed"
+    assert tree["parts"][0]["kind"] == "learned"
+
+
+def test_override_reads_values_as_yaml_and_keeps_what_is_none() -> None:
+    result = override({}, ["a=true", "b=null", "c=0.5", "d=x=y", "e={f: 1}", "g='12'", "h=data/*.csv", "i=[unclosed"])
+    expected = {"a": True, "b": None, "c": 0.5, "d": "x=y", "e": {"f": 1}, "g": "12", "h": "data/*.csv"}
+    assert result == {**expected, "i": "[unclosed"}
+
+
+def test_the_last_assignment_wins_and_null_is_no_wall() -> None:
+    assert override({"a": None}, ["a.b=1", "a.b=2"]) == {"a": {"b": 2}}
+
+
+@pytest.mark.parametrize("assignment", ["train.seed", "=5", ""])
+def test_override_refuses_what_is_no_assignment(assignment: str) -> None:
+    with pytest.raises(UserError, match="is not an assignment; write KEY=VALUE"):
+        override({}, [assignment])
+
+
+def test_override_refuses_a_path_through_a_value() -> None:
+    with pytest.raises(UserError, match=r"cannot set 'train\.seed\.deep': 'seed' holds a plain value, 3"):
+        override({"train": {"seed": 3}}, ["train.seed.deep=1"])
+
+
+def test_override_runs_no_python_tag() -> None:
+    result = override({}, ["a=!!python/object/apply:os.getcwd []"])
+    assert result == {"a": "!!python/object/apply:os.getcwd []"}
+
+
+# validation
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"trian": {}}, "unknown key 'trian'; did you mean 'train'?"),
+        ({"train": {"budjet": {}}}, "unknown key 'train.budjet'; did you mean 'budget'?"),
+        ({"train": {"budget": {"tokns": 5}}}, "unknown key 'train.budget.tokns'; did you mean 'tokens'?"),
+        ({"part": {"kind": "learned", "ofset": 1}}, "unknown key 'part.ofset'; did you mean 'offset'?"),
+        ({"part": {"kind": "window", "radios": 1}}, "unknown key 'part.radios'; did you mean 'radius'?"),
+        ({"maybe": {"kind": "window", "radios": 1}}, "unknown key 'maybe.radios'; did you mean 'radius'?"),
+        ({"parts": [{"kind": "window", "radios": 1}]}, "unknown key 'parts.0.radios'; did you mean 'radius'?"),
+        (
+            {"part": {"kind": "window", "inner": {"kind": "learned", "ofset": 1}}},
+            "unknown key 'part.inner.ofset'; did you mean 'offset'?",
+        ),
+        ({"part": {"kind": "windwo"}}, "part.kind: unknown kind 'windwo'; did you mean 'window'?"),
+        ({"part": {"kind": "zzz"}}, "part.kind: unknown kind 'zzz'; there are: learned, window"),
+        ({"part": {"radius": 3}}, "part: 'kind' is missing, which says what the other keys mean"),
+        ({"qqq": 1}, "unknown key 'qqq'; there are: corpus, maybe, part, parts, text, train"),
+    ],
+)
+def test_wrong_keys_name_the_nearest_right_one(tree: dict, message: str) -> None:
+    assert wrong(tree) == message
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (
+            {"part": {"kind": "window", "radius": 0}},
+            "part.radius: Input should be greater than or equal to 1 (given 0)",
+        ),
+        ({"train": {"learning_rate": -1}}, "train.learning_rate: Input should be greater than 0 (given -1)"),
+        ({"text": 5}, "text: Input should be a valid string (given 5)"),
+        ({1: 2}, "1: Keys should be strings (given 1)"),
+    ],
+)
+def test_wrong_values_say_what_is_allowed(tree: dict, message: str) -> None:
+    assert wrong(tree) == message
+
+
+def test_wrong_durations_say_how_to_write_one() -> None:
+    assert "'soon' is not a duration; write seconds or 90s" in wrong({"train": {"budget": {"time": "soon"}}})
+
+
+def test_every_problem_is_named_at_once() -> None:
+    message = wrong({"trian": 1, "text": 5, "part": {"kind": "window", "radius": 0}})
+    assert message.count(";") >= 2
+    assert all(name in message for name in ("trian", "text", "part.radius"))
+
+
+def test_nearest_names_one_or_all() -> None:
+    assert nearest("radios", ["radius", "kind"]) == "; did you mean 'radius'?"
+    assert nearest("x", []) == "; there are none"
+
+
+def test_configs_are_frozen() -> None:
+    config = validate(Recipe, {}, source="test")
+    with pytest.raises(ValidationError, match="frozen"):
+        config.text = "other"
+
+
+# files
+
+
+def test_dump_and_validate_are_inverse(tmp_path: Path) -> None:
+    tree = {
+        "train": {"budget": {"time": "1h30m", "tokens": "250k"}, "learning_rate": 5e-5},
+        "part": {"kind": "window", "radius": 3, "inner": {"kind": "window", "inner": {"kind": "learned", "offset": 2}}},
+        "parts": [{"kind": "window"}, {"kind": "learned"}],
+        "corpus": "some/føldér",
+        "text": "yes",  # a word that YAML would read as true
+    }
+    config = validate(Recipe, tree, source="test")
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(config), encoding="utf-8")
+    again = validate(Recipe, read_yaml(path), source=str(path))
+    assert again == config
+    assert dump(again) == dump(config)
+    assert again.train.budget.time == 5400
+    assert list(yaml.safe_load(dump(config))) == list(Recipe.model_fields)
+
+
+def test_dump_writes_defaults_out() -> None:
+    assert yaml.safe_load(dump(Recipe()))["part"] == {"kind": "learned", "offset": 0, "window": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1,\nb: 2", "is not valid YAML"),
+        ("a: !!python/object/apply:os.getcwd []", "is not valid YAML: could not determine a constructor"),
+        ("- 1\n- 2", "must hold a mapping of keys to values, not list"),
+        ("", "must hold a mapping of keys to values, not NoneType"),
+    ],
+)
+def test_bad_yaml_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        read_yaml(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_and_undecodable_files_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*missing\.yaml: No such file"):
+        read_yaml(tmp_path / "missing.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"a: caf\xe9")
+    with pytest.raises(UserError, match="is not valid YAML"):
+        read_yaml(tmp_path / "latin.yaml")
