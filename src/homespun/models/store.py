@@ -1,0 +1,151 @@
+"""The ``model/`` folder: weights, config, tokenizer, labels. What a run leaves and what every later command opens.
+
+``homespun.json`` holds the size and digest of the weights, so that a folder cut short, altered or
+half-written is never taken for a whole one. Weights are safetensors; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from homespun.config import validate
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig
+from homespun.text.tokenizer import Tokenizer
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model as it lies on disk. ``task`` says how its data was read: text and label columns, length in tokens."""
+
+    model: Model
+    config: ModelConfig
+    tokenizer: Tokenizer
+    labels: Labels | None = None
+    task: dict[str, Any] = field(default_factory=dict)
+
+
+def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and persistent buffers by name; a tied parameter once, under its first name."""
+    state = model.state_dict(keep_vars=True)
+    seen: set[int] = set()
+    weights = {}
+    for name, tensor in state.items():
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            weights[name] = tensor.detach().contiguous()
+    return weights
+
+
+def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, source: str) -> None:
+    """Copy ``weights`` into ``model``.
+
+    Raises:
+        UserError: a tensor is missing, left over, or of another shape; the first of each is named.
+    """
+    wanted = weights_of(model)
+    if missing := sorted(wanted.keys() - weights.keys()):
+        raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
+    if extra := sorted(weights.keys() - wanted.keys()):
+        raise UserError(f"{source}: {len(extra)} tensors have no place in the model, the first {extra[0]!r}")
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            if tensor.shape != weights[name].shape:
+                given, own = tuple(weights[name].shape), tuple(tensor.shape)
+                raise UserError(f"{source}: {name} has shape {given}, the model wants {own}")
+            tensor.copy_(weights[name])
+
+
+def save_model(
+    folder: str | Path,
+    model: Model,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    labels: Labels | None = None,
+    task: dict[str, Any] | None = None,
+) -> None:
+    """Write the ``model/`` folder, whole or not at all; an older one there is replaced."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
+        made = Path(name) / folder.name
+        made.mkdir()
+        weights = made / "model.safetensors"
+        save_file({n: t.cpu() for n, t in weights_of(model).items()}, weights, metadata={"format": "pt"})
+        tokenizer.save(made)
+        description = {
+            "format": FORMAT,
+            "model": config.model_dump(mode="json"),
+            "labels": None if labels is None else labels.to_dict(),
+            "task": task or {},
+            "tokenizer": tokenizer.fingerprint,
+            "weights": {"bytes": weights.stat().st_size, "blake2b": _digest(weights)},
+        }
+        (made / "homespun.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        for path in made.iterdir():
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+        if folder.exists():
+            shutil.move(folder, Path(name) / "replaced")
+        os.replace(made, folder)
+
+
+def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Stored:
+    """The model in a ``model/`` folder, in evaluation mode.
+
+    Raises:
+        UserError: the folder is not a model's, is of another version, or was cut short or altered.
+    """
+    folder = Path(folder)
+    path = folder / "homespun.json"
+    if not path.is_file():
+        raise UserError(f"{folder} is not a homespun model: there is no homespun.json in it")
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} was cut short or altered: {error}") from error
+    if description.get("format") != FORMAT:
+        raise UserError(f"{path} is of format {description.get('format')!r}; this version of homespun reads {FORMAT}")
+    weights = folder / "model.safetensors"
+    expected = description["weights"]
+    if not weights.is_file():
+        raise UserError(f"{folder} has no model.safetensors")
+    if weights.stat().st_size != expected["bytes"]:
+        raise UserError(
+            f"{weights} was cut short: {weights.stat().st_size} bytes where {expected['bytes']} were written"
+        )
+    if _digest(weights) != expected["blake2b"]:
+        raise UserError(f"{weights} was altered since it was written: its digest differs")
+    config = validate(ModelConfig, description["model"], source=str(path))
+    tokenizer = Tokenizer.load(folder)
+    if tokenizer.fingerprint != description["tokenizer"]:
+        raise UserError(f"{folder} holds another tokenizer than its model was made with")
+    model = config.build()
+    try:
+        tensors = load_file(weights)
+    except SafetensorError as error:
+        raise UserError(f"{weights} cannot be read: {error}") from error
+    load_weights(model, tensors, source=str(weights))
+    labels = None if description["labels"] is None else Labels.from_dict(description["labels"])
+    return Stored(model.to(device).eval(), config, tokenizer, labels, description["task"])
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
