@@ -1,0 +1,227 @@
+"""Cleaning: normalisation, exact and near duplicates, sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+import unicodedata
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.errors import UserError
+
+# C0 and C1 controls but tab and line ends, zero-width characters, byte order marks, direction marks.
+_CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
+_LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_SPACES = re.compile("[ \t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]{2,}|[\t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_LINE_EDGES = re.compile(" \n ?|\n ")
+_BLANK_LINES = re.compile("\n{3,}")
+
+
+def normalise(text: str) -> str:
+    r"""The same words in one form: NFC, no control characters, single spaces, ``\n`` as line end, no two blank lines.
+
+    Idempotent. Indentation goes too, so this is for prose.
+    """
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", _CONTROLS.sub("", text))
+    elif not text.isprintable():
+        text = _CONTROLS.sub("", text)
+    text = _SPACES.sub(" ", _LINE_ENDS.sub("\n", text))
+    return _BLANK_LINES.sub("\n\n", _LINE_EDGES.sub("\n", text)).strip()
+
+
+class ExactDuplicates:
+    """Says of each text whether its `normalise`d form is new. Holds 16 bytes a text, about 100 as Python keeps them."""
+
+    def __init__(self) -> None:
+        self._seen: set[bytes] = set()
+
+    def is_new(self, text: str) -> bool:
+        digest = hashlib.blake2b(normalise(text).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        before = len(self._seen)
+        self._seen.add(digest)
+        return len(self._seen) > before
+
+
+class NearDuplicates:
+    """Says of each text whether nothing like it came before: MinHash (Broder 1997) over shingles of five words.
+
+    Two texts are alike when the Jaccard similarity of their shingles, case and punctuation aside, is ``threshold`` or
+    more. Of pairs exactly at it about half are found, of pairs 0.1 above it nearly all, and a pair 0.2 below it is rarely
+    taken for one: with 240 hashes in bands, chance has the rest of the say. The same texts in the same order always
+    give the same answers. Texts that were refused are not remembered.
+
+    Memory is fixed: 4 bytes a band and slot, 17 bands at 0.8, so that the default ``capacity`` of a million documents
+    takes at most 143 MB (untouched pages take none). Beyond it the newest overwrite the oldest, and a few copies of
+    forgotten texts pass.
+
+    Raises:
+        UserError: ``threshold`` not between 0 and 1.
+    """
+
+    def __init__(self, threshold: float = 0.8, *, capacity: int = 1_000_000) -> None:
+        if not 0.0 < threshold < 1.0:
+            raise UserError(f"threshold={threshold} must lie between 0 and 1; 0.8 is usual")
+        self._bands, self._rows = _banding(threshold)
+        generator = np.random.Generator(np.random.PCG64(0x5EED))
+        count = self._bands * self._rows
+        # Odd multipliers and shifts: multiply-shift hashing (Dietzfelbinger 1997), one column a hash function.
+        self._multipliers = generator.integers(1 << 63, dtype=np.uint64, size=(count, 1)) | np.uint64(1)
+        self._offsets = generator.integers(1 << 63, dtype=np.uint64, size=(count, 1))
+        self._mixers = generator.integers(1 << 63, dtype=np.uint64, size=self._rows) | np.uint64(1)
+        self._slots = np.uint64(1 << (2 * capacity - 1).bit_length())
+        self._tags = np.zeros((self._bands, int(self._slots)), dtype=np.uint32)  # 0: empty
+        self._band_numbers = np.arange(self._bands)
+
+    def is_new(self, text: str) -> bool:
+        keys = self._band_keys(_shingles(text))
+        slots = (keys % self._slots).astype(np.int64)
+        tags = (keys >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
+        if (self._tags[self._band_numbers, slots] == tags).any():
+            return False
+        self._tags[self._band_numbers, slots] = tags
+        return True
+
+    def _band_keys(self, shingles: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """(bands,) uint64: texts that agree in one of them are taken for duplicates."""
+        minima = np.full(len(self._multipliers), np.iinfo(np.uint64).max, dtype=np.uint64)
+        for start in range(0, len(shingles), 512):  # (hashes, 512) fits the cache
+            hashes = shingles[None, start : start + 512] * self._multipliers
+            hashes += self._offsets
+            np.minimum(minima, hashes.min(axis=1), out=minima)
+        minima ^= minima >> np.uint64(32)
+        keys: NDArray[np.uint64] = (minima.reshape(self._bands, self._rows) * self._mixers).sum(axis=1, dtype=np.uint64)
+        return _mixed(keys)
+
+
+_SHINGLE_WORDS = 5
+_HASHES = 240
+_POWERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 1], dtype=np.uint64)
+
+
+def _banding(threshold: float) -> tuple[int, int]:
+    """Bands and rows of at most `_HASHES` hashes such that a pair at ``threshold`` is found every other time."""
+
+    def middle(rows: int) -> float:
+        return float((1.0 - 0.5 ** (1.0 / (_HASHES // rows))) ** (1.0 / rows))
+
+    rows = min(range(1, 61), key=lambda r: abs(middle(r) - threshold))
+    return _HASHES // rows, rows
+
+
+def _shingles(text: str) -> NDArray[np.uint64]:
+    """A hash of every five words in a row; of all the words where there are fewer."""
+    words = text.lower().encode("utf-8", "surrogatepass").translate(None, string.punctuation.encode()).split()
+    hashes = np.fromiter(map(zlib.crc32, words), dtype=np.uint64, count=len(words))
+    if len(words) < _SHINGLE_WORDS:
+        hashes = np.concatenate([hashes, np.zeros(_SHINGLE_WORDS - len(words), dtype=np.uint64)])
+    windows = len(hashes) - _SHINGLE_WORDS + 1
+    total = hashes[:windows] * _POWERS[0]
+    for i in range(1, _SHINGLE_WORDS):
+        total = _mixed(total) + hashes[i : i + windows] * _POWERS[i]
+    return _mixed(total)
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64: every bit of the result hangs on every bit of the value."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+# Where a sentence may end: closing marks with what closes after them and white space; an ideographic full stop needs
+# no space; a blank line always.
+_END = re.compile(
+    r"""(?P<mark>[.!?…]+)["'”’»)\]]*(?P<gap>\s+)|(?P<ideographic>[。！？]+["'”’」』）]*)\s*|\s*\n[ \t]*\n\s*"""
+)
+_LAST_WORD = re.compile(r"(?:[^\W_]|[.&'’-])+$")
+_OPENING = "\"'“‘«([{—–-•*"
+
+
+def _words(line: str) -> frozenset[str]:
+    return frozenset(line.split())
+
+
+# Never the end: a name, a number or the rest of the phrase follows.
+_BINDING = _words(
+    "mr mrs ms mx dr prof st gen sen rep gov sgt capt lt col maj cmdr rev hon messrs mme mlle fr pres supt amb "
+    "e.g i.e eg ie cf viz vs v al approx ca resp esp incl excl ed eds trans dept univ assn bros mt ft"
+)
+# The end unless a number follows.
+_BEFORE_NUMBERS = _words(
+    "no nos fig figs eq eqs eqn sec secs ch chap vol vols p pp para art ref refs tab item ex "
+    "jan feb mar apr jun jul aug sep sept oct nov dec"
+)
+# The end only where the next word looks like the beginning of a sentence.
+_AMBIGUOUS = _words(
+    "inc ltd co corp llc plc bros jr sr etc u.s u.k u.n e.u d.c a.m p.m am pm ph.d m.d b.a m.a b.sc m.sc ave "
+    "blvd rd est"
+)
+_STARTERS = _words(
+    "the a an this that these those it its he she they we i you his her their our my your in on at by for from to with "
+    "as if when while where after before since because although though however but and or so yet then there here what "
+    "who why how which one some many most all no not is are was were do does did can could will would should may might "
+    "according also another both each during despite under over until unlike meanwhile moreover furthermore thus hence "
+    "therefore instead still today yesterday now"
+)
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """(start, end) of each sentence, in order, without the white space around it: together they hold all the rest.
+
+    Rules for English, and for scripts without capitals: abbreviations, initials, decimals, quotes, ellipses and list
+    numbers do not end a sentence; a blank line always does.
+    """
+    spans = []
+    start = len(text) - len(text.lstrip())
+    for match in _END.finditer(text, start):
+        if match["mark"] is None or _ends(text, start, match):
+            end = (
+                match.start("gap")
+                if match["mark"]
+                else match.end("ideographic")
+                if match["ideographic"]
+                else match.start()
+            )
+            if end > start:
+                spans.append((start, end))
+            start = match.end()
+    end = len(text.rstrip())
+    if end > start:
+        spans.append((start, end))
+    return spans
+
+
+def _ends(text: str, start: int, match: re.Match[str]) -> bool:
+    """Whether the mark that ``match`` found ends the sentence that began at ``start``."""
+    after = match.end()
+    if after == len(text):
+        return False  # what remains is the last sentence anyway
+    first = text[after]
+    while first in _OPENING and after + 1 < len(text):
+        after += 1
+        first = text[after]
+    if first.islower():
+        return False
+    if match["mark"] != ".":
+        return True
+    found = _LAST_WORD.search(text, max(start, match.start() - 40), match.start())
+    if found is None:
+        return any(character.isalpha() for character in text[start : match.start()])
+    word = found.group().lower().strip("-'’")
+    if word.isdigit() and found.start() == start:
+        return False  # "1. Introduction"
+    if word in _BINDING:
+        return False
+    if word in _BEFORE_NUMBERS:
+        return not first.isdigit()
+    initials = len(word) == 1 or all(len(part) == 1 for part in word.split("."))
+    if (initials and word.replace(".", "").isalpha()) or word in _AMBIGUOUS:
+        following = re.match(r"[^\W\d_]+", text[after : after + 40])
+        # "Plan B. It failed." ends; "J. Smith" and "the U.S. Senate" do not.
+        return following is not None and following.group().lower() in _STARTERS
+    return True

@@ -1,0 +1,296 @@
+"""Bytes of one file to records, as a stream: decoding, plain text, csv and tsv, JSON, JSON lines, parquet."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+from homespun.errors import UserError
+
+Record = dict[str, Any]
+Numbered = tuple[int, Record]  # the line, or where a format has no lines the number of the record, from 1
+Reader = Callable[[BinaryIO, str, str | None, Sequence[str] | None], Iterator[Numbered]]
+
+CHUNK = 1 << 18  # bytes read at a time; the first of them decide on the encoding
+FIELD_LIMIT = 1 << 27  # characters of one csv cell: beyond this it is an unclosed quote that swallows the file
+SAMPLE_LINES = 1000  # of a tsv file, to see whether its quotes are quoting
+
+_BYTE_ORDER_MARKS = (  # those of UTF-32 first: they begin with those of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+
+
+def decoded(stream: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
+    """The text of ``stream`` in pieces.
+
+    Without ``encoding`` it is told by the byte order mark, else UTF-8 if that fits, else by the letters of the first
+    part of the file that is not ASCII.
+
+    Raises:
+        UserError: bytes that the encoding does not allow, with their offset; an encoding that does not exist.
+    """
+    head = stream.read(CHUNK)
+    mark, marked = next((pair for pair in _BYTE_ORDER_MARKS if head.startswith(pair[0])), (b"", None))
+    if encoding is None:
+        codec = marked or _likely_encoding(head, name)
+    else:
+        codec = _checked(encoding)
+        if codec != marked:  # "utf-16" reads its mark itself
+            mark = b""
+    decoder = codecs.getincrementaldecoder(codec)()
+    plain = encoding is None and codec == "utf-8"  # and nothing but ASCII so far: the encoding is still open
+    consumed, chunk = len(mark), head[len(mark) :]
+    while True:
+        pending = decoder.getstate()[0]
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            if plain and chunk[: error.start].isascii():
+                plain, codec = False, _likely_encoding(chunk, name)
+                decoder = codecs.getincrementaldecoder(codec)()
+                continue
+            offset = consumed - len(pending) + error.start
+            raise UserError(
+                f"{name}: byte 0x{error.object[error.start]:02x} at offset {offset} is not {codec}; "
+                f"say which encoding it is, for example encoding='cp1252'"
+            ) from error
+        if text:
+            yield text
+        if not chunk:
+            return
+        plain = plain and chunk.isascii()
+        consumed += len(chunk)
+        chunk = stream.read(CHUNK)
+
+
+def lines(texts: Iterable[str]) -> Iterator[str]:
+    r"""Lines without their ends, which are ``\n``, ``\r\n`` or ``\r`` and nothing else."""
+    newlines = io.IncrementalNewlineDecoder(None, translate=True)
+    parts: list[str] = []  # of a line that has not ended: joined once, so that a huge line costs no more than its size
+    for text in itertools.chain(texts, ("",)):
+        head, *rest = newlines.decode(text, final=not text).split("\n")
+        parts.append(head)
+        if rest:
+            yield "".join(parts)
+            yield from rest[:-1]
+            parts = [rest[-1]]
+    if last := "".join(parts):
+        yield last
+
+
+def read_text(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+    """One record: the whole file under ``text``; none if there is nothing in it but white space."""
+    text = "".join(decoded(stream, name, encoding))
+    if text.strip():
+        yield 1, {"text": text}
+
+
+def read_csv(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+    """RFC 4180. The separator is a comma, unless the first line has more of ``;``, tab or ``|``."""
+    rows = lines(decoded(stream, name, encoding))
+    first = next(rows, "")
+    separator = max(",;\t|", key=first.count)  # the comma wins a tie
+    return _table(itertools.chain([first], rows), name, columns, delimiter=separator, quoting=csv.QUOTE_MINIMAL)
+
+
+def read_tsv(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+    """Cells are what stands between the tabs, quotes included, unless every cell that begins with a quote is quoted."""
+    rows = lines(decoded(stream, name, encoding))
+    sample = list(itertools.islice(rows, SAMPLE_LINES))
+    begun = [cell for line in sample for cell in line.split("\t") if cell.startswith('"')]
+    quoted = bool(begun) and all(_is_quoted(cell) for cell in begun)
+    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    return _table(itertools.chain(sample, rows), name, columns, delimiter="\t", quoting=quoting)
+
+
+def read_jsonl(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+    """One JSON object a line; empty lines are skipped."""
+    for number, line in enumerate(lines(decoded(stream, name, encoding)), start=1):
+        if line and not line.isspace():
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{name}, line {number}: not a JSON value: {error}") from error
+            yield number, _object(value, f"{name}, line {number}")
+
+
+def read_json(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+    """An array of objects, as a stream; several objects one after the other; or one object.
+
+    One object whose only array of objects is called ``data``, ``rows`` or ``records``, or has no other key beside it,
+    is a wrapper: the records are that array.
+    """
+    values = _json_values(decoded(stream, name, encoding), name)
+    first = next(values, None)
+    if first is None:
+        return
+    second = next(values, None)
+    rest = itertools.chain([first] if second is None else [first, second], values)
+    if second is None and isinstance(first, dict):
+        arrays = [key for key, value in first.items() if _is_array_of_objects(value)]
+        if len(arrays) == 1 and (len(first) == 1 or arrays[0] in ("data", "rows", "records")):
+            rest = iter(first[arrays[0]])
+    for number, value in enumerate(rest, start=1):
+        yield number, _object(value, f"{name}, value {number}")
+
+
+def read_parquet(
+    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
+) -> Iterator[Numbered]:
+    """Rows in batches; ``stream`` must be seekable."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        batches = pyarrow.parquet.ParquetFile(stream).iter_batches(batch_size=256)
+        number = itertools.count(1)
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield next(number), row
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{name} is not a whole parquet file: {str(error).splitlines()[0]}") from error
+
+
+READERS: dict[str, Reader] = {
+    ".txt": read_text,
+    ".text": read_text,
+    ".md": read_text,
+    ".csv": read_csv,
+    ".tsv": read_tsv,
+    ".json": read_json,
+    ".jsonl": read_jsonl,
+    ".ndjson": read_jsonl,
+    ".parquet": read_parquet,
+}
+
+
+def _likely_encoding(head: bytes, name: str) -> str:
+    if head.count(0) > len(head) // 4:  # Latin text in two bytes a letter; no text in one byte has zeros
+        return "utf-16-le" if head[1::2].count(0) > head[::2].count(0) else "utf-16-be"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError as error:
+        from charset_normalizer import from_bytes
+
+        # Only the telling lines: in pages of English, a few accents decide.
+        telling = b"\n".join(line for line in head.split(b"\n") if not line.isascii())
+        fitting = from_bytes(telling[: 1 << 15])
+        best = fitting.best()
+        if best is None:
+            raise UserError(
+                f"{name}: cannot tell its encoding (byte 0x{head[error.start]:02x} is not UTF-8, and no other fits); "
+                f"say which it is, for example encoding='cp1252'"
+            ) from error
+        # Few accents fit half a dozen code pages equally well, and the Western one is by far the most common.
+        western = any(m.chaos <= best.chaos + 0.01 for m in fitting if "cp1252" in m.could_be_from_charset)
+        return "cp1252" if western else best.encoding
+    return "utf-8"
+
+
+def _checked(encoding: str) -> str:
+    try:
+        "".encode(encoding)  # refuses codecs that are not text, such as "hex"
+    except LookupError as error:
+        raise UserError(f"unknown encoding {encoding!r}; common ones are utf-8, cp1252, latin-1, utf-16") from error
+    return codecs.lookup(encoding).name
+
+
+def _table(
+    rows: Iterable[str], name: str, columns: Sequence[str] | None, *, delimiter: str, quoting: Any
+) -> Iterator[Numbered]:
+    csv.field_size_limit(FIELD_LIMIT)
+    reader = csv.reader((f"{row}\n" for row in rows), delimiter=delimiter, quoting=quoting, strict=True)
+    header = None if columns is None else list(columns)
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if header is None:
+                header = row
+                if repeated := [cell for i, cell in enumerate(row) if cell in row[:i]]:
+                    raise UserError(f"{name}: two columns are called {repeated[0]!r}; rename one, or give columns=")
+                continue
+            if len(row) != len(header):
+                given = "columns= names" if columns is not None else "the header names"
+                raise UserError(
+                    f"{name}, line {reader.line_num}: {len(row)} cells, but {given} {len(header)} "
+                    f"({', '.join(header)}); mend the line, or name the columns of a file without header by columns="
+                )
+            yield reader.line_num, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise UserError(
+            f"{name}, line {reader.line_num}: {error}; a quote inside a quoted cell is written twice"
+        ) from error
+
+
+def _is_quoted(cell: str) -> bool:
+    inner = cell[1:-1]
+    return len(cell) > 1 and cell.endswith('"') and inner.replace('""', "").count('"') == 0
+
+
+def _json_values(texts: Iterator[str], name: str) -> Iterator[Any]:
+    """The elements of an array, or the values one after the other, decoded as soon as they are whole."""
+    decode = json.JSONDecoder().raw_decode
+    buffer, at, ended, count, in_array = "", 0, False, 0, False
+    while True:
+        at = _skip(buffer, at, " \t\r\n\ufeff")
+        if at < len(buffer):
+            if count == 0 and not in_array and buffer[at] == "[":
+                in_array, at = True, at + 1
+                continue
+            if in_array and buffer[at] == "]":
+                at = _skip(buffer, at + 1, " \t\r\n")
+                if at < len(buffer) or any(not text.isspace() for text in texts):
+                    raise UserError(f"{name}: more text after the end of the JSON array")
+                return
+            if in_array and count and buffer[at] != "," and not ended:
+                raise UserError(f"{name}, after value {count}: not JSON: a comma is missing")
+            start = _skip(buffer, at + 1, " \t\r\n") if in_array and count and buffer[at] == "," else at
+            try:
+                value, end = decode(buffer, start)
+            except (ValueError, RecursionError) as error:
+                if ended or isinstance(error, RecursionError):
+                    raise UserError(f"{name}, value {count + 1}: not JSON, or cut short: {error}") from error
+            else:
+                if end < len(buffer) or ended or buffer[end - 1] in '}]"':  # else a number that may go on
+                    yield value
+                    count, at = count + 1, end
+                    continue
+        elif ended:
+            if in_array:
+                raise UserError(f"{name}: cut short: the JSON array has no end after value {count}")
+            return
+        # As much again as is left over, so that a huge value is not decoded anew for every little piece of it.
+        buffer, at = buffer[at:], 0
+        more, size = [], 0
+        while size <= len(buffer) and not ended:
+            piece = next(texts, None)
+            ended = piece is None
+            more.append(piece or "")
+            size += len(more[-1])
+        buffer += "".join(more)
+
+
+def _skip(text: str, at: int, characters: str) -> int:
+    while at < len(text) and text[at] in characters:
+        at += 1
+    return at
+
+
+def _is_array_of_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
+
+
+def _object(value: Any, where: str) -> Record:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: a JSON {type(value).__name__}, but a record is an object such as {{'text': ...}}")
+    return value

@@ -1,0 +1,382 @@
+"""Files, folders, globs, archives, addresses and hub names to records and documents, as a stream."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import functools
+import glob
+import gzip
+import io
+import lzma
+import os
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from homespun.errors import UserError, nearest
+from homespun.text.formats import READERS, Record, read_text
+
+_SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
+_ARCHIVES = (".zip", ".tar")
+# owner/name, owner/name/configuration, and either with :split
+_HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, its label where it has one, and where it was found (``file:line``)."""
+
+    text: str
+    label: str | None = None
+    source: str = ""
+
+
+def read_records(
+    inputs: Sequence[str], *, encoding: str | None = None, columns: Sequence[str] | None = None
+) -> Iterator[Record]:
+    """One dict a record, streamed, in the order of ``inputs``; within a folder or glob in the order of the names.
+
+    An input is
+
+    - a file: ``.txt .text .md`` (one record, ``{"text": ...}``), ``.csv``, ``.tsv``, ``.json`` (an array of objects, or
+      an object), ``.jsonl .ndjson``, ``.parquet``, any of them also compressed: ``.gz .xz .bz2 .zst``;
+    - a ``.zip`` or ``.tar`` archive of such files (``.tar.gz``, ``.tgz`` ...), read without unpacking it;
+    - a folder, with all the folders in it, or a glob (``data/**/*.csv``): files of other kinds are passed over;
+    - an address: ``https://...``, or any that `fsspec` knows, such as ``hf://``;
+    - a data set on the Hugging Face hub, ``owner/name``, ``owner/name/configuration``, either with ``:split``
+      (``train`` if not said).
+
+    ``encoding`` is that of all the inputs; without it each file's is detected. ``columns`` names the cells of csv and
+    tsv files that have no header.
+
+    Memory: one record at a time, a `json` file that is one object, a text file, or 256 rows of parquet.
+
+    Raises:
+        UserError: an input that is missing, of an unknown kind, without any record, cut short or damaged; bytes that
+            cannot be decoded; a line of the wrong shape.
+    """
+    for record in _read(inputs, encoding, columns):
+        yield record.values
+
+
+def read_documents(
+    inputs: Sequence[str],
+    *,
+    text_field: str = "text",
+    label_field: str | None = None,
+    encoding: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Iterator[Document]:
+    """The documents in ``inputs`` (see `read_records`), those without text left out.
+
+    A plain text file is one document, whatever ``text_field`` says. Labels become strings.
+
+    Raises:
+        UserError: as `read_records`; no such field; a text that is not a string; no text at all.
+    """
+    found = False
+    for record in _read(inputs, encoding, columns):
+        text = record.field("text" if record.whole_file else text_field)
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise UserError(f"{record.source}: {text_field!r} is {type(text).__name__}, not text")
+        if not text or text.isspace():
+            continue
+        label = None if label_field is None else record.field(label_field)
+        if label is not None and not isinstance(label, str | int | float):
+            raise UserError(
+                f"{record.source}: the label {label_field!r} is {type(label).__name__}, not a word or number"
+            )
+        found = True
+        yield Document(text, None if label is None else str(label), record.source)
+    if not found:
+        raise UserError(f"{', '.join(inputs)}: no text; {text_field!r} is empty in every record")
+
+
+class _Found(NamedTuple):
+    values: Record
+    source: str
+    whole_file: bool
+
+    def field(self, name: str) -> Any:
+        if name not in self.values:
+            hint = nearest(name, self.values)
+            near = hint if "did you mean" in hint else ""
+            raise UserError(f"{self.source}: no column {name!r}{near}; there are: {', '.join(map(str, self.values))}")
+        return self.values[name]
+
+
+class _File(NamedTuple):
+    name: str
+    open: Callable[[], BinaryIO]
+
+
+def _read(inputs: Sequence[str], encoding: str | None, columns: Sequence[str] | None) -> Iterator[_Found]:
+    if not inputs:
+        raise UserError("no input was given; name files, folders, globs, addresses or hub data sets")
+    for entry in inputs:
+        found = False
+        records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, encoding, columns)
+        for record in records:
+            found = True
+            yield record
+        if not found:
+            raise UserError(f"{entry} is empty: there is no record in it")
+
+
+def _files_records(entry: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[_Found]:
+    for file in _remote_files(entry) if "://" in entry else _local_files(entry):
+        try:
+            with contextlib.closing(file.open()) as stream:
+                yield from _file_records(file.name, stream, encoding, columns)
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as error:
+            raise UserError(f"{file.name} is cut short or damaged: {error}; copy or download it again") from error
+        except (OSError, NotImplementedError) as error:  # NotImplementedError: a compression that zipfile has not
+            raise UserError(f"cannot read {file.name}: {_first_line(error)}") from error
+
+
+# Finding files
+
+
+def _local_files(entry: str) -> Iterator[_File]:
+    path = Path(entry).expanduser()
+    if path.is_dir():
+        paths = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+        paths = sorted(p for p in paths if not _is_hidden(p.relative_to(path)) and _is_known(p.name))
+        if not paths:
+            raise UserError(f"the folder {entry} has no file of a known kind ({_known_kinds()})")
+    elif path.exists():
+        paths = [path]
+    elif glob.has_magic(entry):
+        matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True))
+        paths = [match for match in matches if match.is_file() and _is_known(match.name)]
+        if not paths:
+            what = f"only files of other kinds than {_known_kinds()}" if matches else "nothing"
+            raise UserError(f"the pattern {entry} matches {what}")
+    else:
+        raise UserError(f"{entry}: no such file or folder (a data set on the hub is named owner/name)")
+    for path in paths:
+        yield _File(str(path), functools.partial(_open, path))
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def _remote_files(entry: str) -> Iterator[_File]:
+    if entry.startswith(("http://", "https://")):
+        yield _File(entry, functools.partial(_download, entry))
+        return
+    import fsspec  # type: ignore[import-untyped]
+
+    try:
+        filesystem, path = fsspec.core.url_to_fs(entry)
+        if glob.has_magic(path):
+            paths = [p for p in sorted(filesystem.glob(path)) if _is_known(p)]
+        elif filesystem.isdir(path):
+            paths = [p for p in sorted(filesystem.find(path)) if _is_known(p)]
+        else:
+            paths = [path]
+    except Exception as error:  # every file system has exceptions of its own
+        raise UserError(f"cannot reach {entry}: {_first_line(error)}") from error
+    if not paths:
+        raise UserError(f"{entry} holds no file of a known kind ({_known_kinds()})")
+    for path in paths:
+        yield _File(filesystem.unstrip_protocol(path), functools.partial(filesystem.open, path, "rb"))
+
+
+def _is_known(name: str) -> bool:
+    suffix = _suffixes(name)[0]
+    return suffix in READERS or suffix in _ARCHIVES
+
+
+def _is_hidden(path: Path | PurePosixPath) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+
+
+def _known_kinds() -> str:
+    return " ".join([*READERS, *_ARCHIVES, *(f"+{suffix}" for suffix in _DECOMPRESSORS)])
+
+
+def _suffixes(name: str) -> tuple[str, list[str]]:
+    """The suffix that names the format, and those of the compressions around it, outermost first."""
+    path = PurePosixPath(re.sub(r"[?#].*$", "", name) if "://" in name else Path(name).name)
+    suffixes = [s.lower() for s in path.suffixes]
+    if suffixes and suffixes[-1] in _SHORT:
+        suffixes[-1:] = [f".{part}" for part in _SHORT[suffixes[-1]].split(".")[1:]]
+    compressions = []
+    while suffixes and suffixes[-1] in _DECOMPRESSORS:
+        compressions.append(suffixes.pop())
+    return (suffixes[-1] if suffixes else ""), compressions
+
+
+# Reading one file
+
+
+def _file_records(
+    name: str, stream: BinaryIO, encoding: str | None, columns: Sequence[str] | None, *, member: bool = False
+) -> Iterator[_Found]:
+    suffix, compressions = _suffixes(name)
+    for compression in compressions:
+        stream = _DECOMPRESSORS[compression](stream)
+    if suffix in READERS:
+        if suffix == ".parquet":
+            stream = _seekable(stream, direct=not compressions and not member)
+        whole_file = READERS[suffix] is read_text
+        for number, values in READERS[suffix](stream, name, encoding, columns):
+            yield _Found(values, name if whole_file else f"{name}:{number}", whole_file)
+    elif suffix == ".zip" and not member:
+        with zipfile.ZipFile(_seekable(stream, direct=not compressions)) as archive:
+            for info in archive.infolist():
+                if _is_readable_member(info.filename) and not info.is_dir():
+                    if info.flag_bits & 1:
+                        raise UserError(f"{name}: {info.filename} is encrypted; unpack it with its password first")
+                    with archive.open(info) as inner:
+                        yield from _member_records(name, info.filename, cast(BinaryIO, inner), encoding, columns)
+    elif suffix == ".tar" and not member:
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            for entry in tar:
+                if entry.isfile() and _is_readable_member(entry.name):
+                    extracted = cast(BinaryIO, tar.extractfile(entry))  # a file object: nothing is written anywhere
+                    yield from _member_records(name, entry.name, extracted, encoding, columns)
+        while stream.read(1 << 20):  # so that a compressed archive cut after its last member is noticed
+            pass
+    else:
+        raise UserError(f"{name}: unknown kind of file; known are {_known_kinds()}")
+
+
+def _member_records(
+    archive: str, member: str, stream: BinaryIO, encoding: str | None, columns: Sequence[str] | None
+) -> Iterator[_Found]:
+    return _file_records(f"{archive}/{member}", stream, encoding, columns, member=True)
+
+
+def _is_readable_member(name: str) -> bool:
+    # Archives inside archives are passed over: some of them have no bottom.
+    return _suffixes(name)[0] in READERS and not _is_hidden(PurePosixPath(name))
+
+
+def _seekable(stream: BinaryIO, *, direct: bool) -> BinaryIO:
+    """Formats with their directory at the end must jump: what cannot is copied to a nameless temporary file."""
+    if direct and stream.seekable():
+        return stream
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - removed by the system once nobody holds it
+    shutil.copyfileobj(stream, copy)
+    copy.seek(0)
+    return cast(BinaryIO, copy)
+
+
+class _Zstandard(io.RawIOBase):
+    """A stream of zstd frames that, unlike the library's own reader, says when it was cut short."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        import zstandard
+
+        self._stream = stream
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._error = zstandard.ZstdError
+        self._frame = self._new()
+        self._begun = False
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            chunk = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame, self._begun = self._new(), False
+            chunk = chunk or self._stream.read(1 << 13)  # small: a bomb grows it ten thousand times
+            if not chunk:
+                if self._begun:
+                    raise EOFError("the compressed data has no end")
+                return 0
+            self._begun = True
+            try:
+                self._rest = self._frame.decompress(chunk)
+            except self._error as error:
+                raise EOFError(str(error)) from error
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+class _Response(io.RawIOBase):
+    """The body of an HTTP response that says when the connection broke before its end."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = int(self._response.readinto(buffer))
+        if count == 0 and len(buffer) and self._response.length:
+            raise EOFError(f"the connection broke {self._response.length:,} bytes before the end")
+        return count
+
+    def close(self) -> None:
+        self._response.close()
+        super().close()
+
+
+def _download(url: str) -> BinaryIO:
+    import urllib.request
+
+    request = urllib.request.Request(url, headers={"User-Agent": "homespun"})
+    return io.BufferedReader(_Response(urllib.request.urlopen(request, timeout=60)), 1 << 18)
+
+
+_DECOMPRESSORS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
+    ".gz": lambda stream: cast(BinaryIO, gzip.GzipFile(fileobj=stream)),
+    ".xz": lambda stream: cast(BinaryIO, lzma.LZMAFile(stream)),  # noqa: SIM115 - its caller closes the file below
+    ".bz2": lambda stream: cast(BinaryIO, bz2.BZ2File(stream)),
+    ".zst": lambda stream: io.BufferedReader(_Zstandard(stream), 1 << 18),
+}
+
+
+# The hub
+
+
+def _is_hub_name(entry: str) -> bool:
+    """Looks like ``owner/name``, and neither is there such a path nor a folder ``owner`` in which it was mistyped."""
+    return (
+        _HUB_NAME.fullmatch(entry) is not None
+        and not _is_known(entry)
+        and not entry.startswith(".")
+        and not Path(entry).exists()
+        and not Path(entry.split("/")[0]).is_dir()
+    )
+
+
+def _hub(entry: str) -> Iterator[_Found]:
+    match = _HUB_NAME.fullmatch(entry)
+    name, configuration, split = match.group("name", "configuration", "split") if match else (entry, None, None)
+    import datasets
+    import huggingface_hub
+
+    try:
+        huggingface_hub.HfApi().dataset_info(name, timeout=20)  # asks once, where `datasets` tries for half a minute
+        rows = datasets.load_dataset(name, configuration, split=split or "train", streaming=True)
+        for number, row in enumerate(rows, start=1):
+            yield _Found(row, f"{entry}:{number}", False)
+    except Exception as error:  # the network, the hub, and every format have exceptions of their own
+        raise UserError(
+            f"{entry}: no such file or folder, and no data set of that name could be read from the hub: "
+            f"{_first_line(error)}"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
