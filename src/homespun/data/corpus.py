@@ -1,0 +1,349 @@
+"""The corpus: documents as token ids in a folder of Arrow files, opened memory-mapped.
+
+A folder holds ``tokens-00000.arrow`` and on, ``tokenizer/``, and ``corpus.json``, which is written last: a folder
+without it is no corpus. While it is being built, ``building.jsonl`` says how far it has come, one line a shard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import cached_property
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from homespun.data.encoding import Encoded, encode_documents
+from homespun.data.order import keys, scramble
+from homespun.data.shards import Shard, ShardBuffer, ShardRecord, checksum
+from homespun.errors import UserError
+from homespun.text.sources import Document
+from homespun.text.tokenizer import Tokenizer
+
+VERSION = 1
+DESCRIPTION = "corpus.json"
+MANIFEST = "building.jsonl"
+TOKENIZER = "tokenizer"
+SHARD_TOKENS = 8_000_000  # 16 MB of uint16: what waits in memory, and what a kill can cost
+PROGRESS_DOCUMENTS = 100
+
+
+class Corpus:
+    """A corpus open for reading. Documents are numbered from 0 in the order in which they came.
+
+    Made by `build_corpus` and opened by `Corpus.open`. It holds a few numbers a document and
+    no text; a pickled corpus is its path, so that worker processes map the same files.
+    """
+
+    def __init__(self, path: Path, description: dict[str, Any]) -> None:
+        records = [ShardRecord(**record) for record in description["shards"]]
+        self.path = path
+        self.num_documents: int = description["documents"]
+        self.num_tokens: int = description["tokens"]
+        self.num_bytes: int = description["bytes"]  # UTF-8 bytes of the raw text
+        self.label_counts: dict[str, int] = description["labels"]
+        self.has_sentences: bool = description["sentences"]
+        self._tokenizer: dict[str, Any] = description["tokenizer"]
+        self._records = records
+        self._shards = [Shard(path, record) for record in records]
+        self._starts = [0, *accumulate(record.documents for record in records)]
+
+    @classmethod
+    def open(cls, path: str | Path, *, tokenizer: Tokenizer | None = None) -> Corpus:
+        """The corpus in the folder ``path``; ``tokenizer`` is what the caller is going to use with it.
+
+        Raises:
+            UserError: there is no finished corpus, a file of it was cut short or altered, or it was built with
+                another tokenizer.
+        """
+        path = Path(path)
+        try:
+            description = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise UserError(_not_a_corpus(path)) from error
+        except ValueError as error:
+            raise UserError(
+                f"{path / DESCRIPTION} is not valid JSON: it was altered; build the corpus again"
+            ) from error
+        if not isinstance(description, dict) or description.get("version") != VERSION:
+            raise UserError(f"{path} is not a corpus of format {VERSION}, which this version reads; build it again")
+        try:
+            corpus = cls(path, description)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path / DESCRIPTION} is incomplete: it was altered; build the corpus again") from error
+        if tokenizer is not None and tokenizer.fingerprint != corpus._tokenizer["fingerprint"]:
+            raise UserError(
+                f"corpus {path} was built with {_name(**corpus._tokenizer)}, and cannot be used with "
+                f"{_name(**_facts(tokenizer))}; build a corpus with that tokenizer, or use {path / TOKENIZER}"
+            )
+        return corpus
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Corpus.open, (self.path,)
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the corpus was built with, from its own folder.
+
+        Raises:
+            UserError: it is not the tokenizer that the corpus was built with.
+        """
+        tokenizer = Tokenizer.load(self.path / TOKENIZER)
+        if tokenizer.fingerprint != self._tokenizer["fingerprint"]:
+            raise UserError(
+                f"{self.path / TOKENIZER} holds {_name(**_facts(tokenizer))}, but the corpus was built with "
+                f"{_name(**self._tokenizer)}; build the corpus again"
+            )
+        return tokenizer
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """(documents,) int64: tokens in each document."""
+        return np.concatenate([np.diff(shard.offsets) for shard in self._shards]).astype(np.int64)
+
+    def tokens(self, index: int) -> np.ndarray:
+        """(tokens,) uint16 or uint32: one document's ids, a read-only view of the file."""
+        shard, local = self._find(index)
+        return shard.tokens(local)
+
+    def label(self, index: int) -> str | None:
+        """The label that the document came with."""
+        shard, local = self._find(index)
+        return shard.label(local)
+
+    def labels(self) -> list[str | None]:
+        """The labels of all documents."""
+        return [label for shard in self._shards for label in shard.labels()]
+
+    def sentence_ends(self, index: int) -> np.ndarray:
+        """(sentences,) uint32: how many of the document's tokens have passed when each of its sentences ends.
+
+        Raises:
+            UserError: the corpus was built without sentences.
+        """
+        shard, local = self._find(index)
+        ends = shard.sentence_ends(local)
+        if ends is None:
+            raise UserError(f"corpus {self.path} was built without sentence ends; build it again with sentences=True")
+        return ends
+
+    def split(self, validation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Document indices (ascending int64) for training and for validation; at least one on each side.
+
+        A document's side is decided by a hash of ``seed`` and its index.
+
+        Raises:
+            UserError: ``validation`` is not a share between 0 and 1, or there are fewer than two documents.
+        """
+        if not 0 < validation < 1:
+            raise UserError(f"the validation share must be above 0 and below 1, not {validation}; 0.02 is common")
+        if self.num_documents < 2:
+            raise UserError(f"corpus {self.path} has one document, which cannot be split for validation; give it more")
+        count = min(max(round(validation * self.num_documents), 1), self.num_documents - 1)
+        order = np.argsort(scramble(np.arange(self.num_documents), keys(seed)[0]), kind="stable")
+        return np.sort(order[count:]), np.sort(order[:count])
+
+    def verify(self) -> None:
+        """Read every shard and compare its checksum with the one taken when it was written.
+
+        Raises:
+            UserError: a shard was altered.
+        """
+        for record in self._records:
+            if checksum(self.path / record.name) != record.checksum:
+                raise UserError(f"{self.path / record.name} was altered since it was written; build the corpus again")
+
+    def _find(self, index: int) -> tuple[Shard, int]:
+        if not 0 <= index < self.num_documents:
+            raise IndexError(f"document {index} of a corpus of {self.num_documents}")
+        shard = bisect_right(self._starts, index) - 1
+        return self._shards[shard], int(index) - self._starts[shard]
+
+
+class Progress(Protocol):
+    """Told now and then how far building has come, counting what an earlier run of it did."""
+
+    def __call__(self, done_bytes: int, done_documents: int) -> None: ...
+
+
+def build_corpus(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    out: str | Path,
+    *,
+    inputs: str = "",
+    workers: int | None = None,
+    sentences: bool = False,
+    progress: Progress | None = None,
+) -> Corpus:
+    """Encode ``documents`` into a corpus in the folder ``out``.
+
+    Killed at any moment, the same call goes on after the last whole shard, and ends with the same bytes. For that
+    ``documents`` must come in the same order again; ``inputs`` describes where they come from (files and options), and
+    a folder begun from other inputs is refused. Documents without a token are left out.
+
+    Memory stays under 1 GB: a shard, two batches a worker, and one document are held at a time.
+
+    Args:
+        documents: the stream, read once.
+        inputs: names the stream, to tell whether a half-built corpus is the same job.
+        workers: threads that encode; by default one a core. Encoding runs outside Python's lock.
+        sentences: note where sentences end, which next sentence prediction needs. Sentences are then encoded one by
+            one, each with the space before it.
+
+    Raises:
+        UserError: ``out`` holds something else, a finished corpus or a half-built one of another job; or no document
+            has any token.
+    """
+    folder = Path(out)
+    job = {"version": VERSION, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": sentences}
+    building = _Building(folder, _begin(folder, job), sentences=sentences)
+    tokenizer.save(folder / TOKENIZER)
+    stream = iter(documents)
+    if sum(1 for _ in islice(stream, building.consumed)) < building.consumed:
+        raise UserError(
+            f"half-built corpus {folder} holds {building.consumed:,} documents of its inputs already, and there are "
+            f"fewer now: they have changed; delete the folder to begin anew"
+        )
+    for document in encode_documents(stream, tokenizer, workers=workers or os.cpu_count() or 1, sentences=sentences):
+        building.add(document)
+        if progress is not None and building.consumed % PROGRESS_DOCUMENTS == 0:
+            progress(building.num_bytes, building.consumed)
+    building.flush()
+    if not building.shards:
+        (folder / MANIFEST).unlink()
+        raise UserError("there is no text to build a corpus from: every document is empty, or there are none")
+    if progress is not None:
+        progress(building.num_bytes, building.consumed)
+    _finish(building, tokenizer)
+    return Corpus.open(folder, tokenizer=tokenizer)
+
+
+class _Building:
+    """The folder on its way: the shards in it, as its manifest says, and the one in memory."""
+
+    def __init__(self, folder: Path, written: list[dict[str, Any]], *, sentences: bool) -> None:
+        last: dict[str, Any] = written[-1] if written else {"consumed": 0, "bytes": 0, "labels": {}}
+        self.folder, self.sentences = folder, sentences
+        self.shards = [ShardRecord(**line["shard"]) for line in written]
+        self.consumed: int = last["consumed"]  # documents of the stream, with those that had no token
+        self.num_bytes: int = last["bytes"]
+        self.labels = Counter[str](last["labels"])
+        self._buffer = ShardBuffer()
+
+    def add(self, document: Encoded) -> None:
+        self.consumed += 1
+        if not document.pieces:
+            return
+        self.num_bytes += document.num_bytes
+        if document.label is not None:
+            self.labels[document.label] += 1
+        self._buffer.add(document.pieces, document.label, sentences=self.sentences)
+        if self._buffer.tokens >= SHARD_TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._buffer.tokens:
+            return
+        shard = self._buffer.write(self.folder, f"tokens-{len(self.shards):05}.arrow", sentences=self.sentences)
+        line = {"shard": asdict(shard), "consumed": self.consumed, "bytes": self.num_bytes, "labels": self.labels}
+        _append(self.folder, line)
+        self.shards.append(shard)
+        self._buffer = ShardBuffer()
+
+
+def _begin(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
+    """Begin the manifest, or go on with the one there is: its lines, one for each shard that was written."""
+    if (folder / DESCRIPTION).exists():
+        raise UserError(f"{folder} holds a finished corpus; give another folder, or delete it to build it again")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; a corpus needs a folder of its own")
+    lines = _manifest(folder)
+    # what a kill can leave of files that were not finished is ours, and is written over
+    if not lines and folder.exists() and any(entry.suffix != ".tmp" for entry in folder.iterdir()):
+        raise UserError(f"{folder} exists and is not empty; a corpus needs a folder of its own")
+    begun, *written = lines or [job]
+    differs = [
+        f"{key} was {_short(begun.get(key))}, now {_short(job[key])}" for key in job if begun.get(key) != job[key]
+    ]
+    if differs:
+        raise UserError(
+            f"{folder} is a half-built corpus of another job ({'; '.join(differs)}); give another folder, or delete it"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    # written anew, because the next line must not be joined to what a kill left of the last one
+    _replace(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [begun, *written]))
+    return written
+
+
+def _manifest(folder: Path) -> list[dict[str, Any]]:
+    """The lines that were written whole; a kill can have cut the last one."""
+    try:
+        text = (folder / MANIFEST).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise UserError(f"{folder / MANIFEST} was altered; delete {folder} to begin anew") from error
+
+
+def _append(folder: Path, line: dict[str, Any]) -> None:
+    with open(folder / MANIFEST, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _finish(building: _Building, tokenizer: Tokenizer) -> None:
+    """Write ``corpus.json``: from here on the folder is a corpus."""
+    description = {
+        "version": VERSION,
+        "documents": sum(shard.documents for shard in building.shards),
+        "tokens": sum(shard.tokens for shard in building.shards),
+        "bytes": building.num_bytes,
+        "sentences": building.sentences,
+        "tokenizer": _facts(tokenizer),
+        "labels": dict(sorted(building.labels.items())),
+        "shards": [asdict(shard) for shard in building.shards],
+    }
+    _replace(building.folder / DESCRIPTION, json.dumps(description, ensure_ascii=False, indent=1))
+    (building.folder / MANIFEST).unlink()
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _facts(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {"fingerprint": tokenizer.fingerprint, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
+
+
+def _name(fingerprint: str, kind: str, vocab_size: int) -> str:
+    return f"tokenizer {fingerprint[:12]} ({kind}, {vocab_size:,} tokens)"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _not_a_corpus(path: Path) -> str:
+    if not path.exists():
+        return f"there is no corpus at {path}; build one with: homespun corpus build"
+    if (path / MANIFEST).exists():
+        return f"corpus {path} is half-built; give the command that began it once more, and it goes on where it stopped"
+    return f"{path} is not a corpus: it has no {DESCRIPTION}; build one with: homespun corpus build"

@@ -1,0 +1,78 @@
+"""How long documents are, in tokens: per split and class, with histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from homespun.errors import UserError
+
+LIMITS = (128, 256, 512)
+BINS = 30
+
+
+def length_statistics(
+    lengths: np.ndarray,
+    *,
+    splits: Mapping[str, np.ndarray] | None = None,
+    classes: Sequence[str | None] | None = None,
+    limits: Sequence[int] = LIMITS,
+) -> list[dict[str, Any]]:
+    """One row for each split and, where there are classes, for each class in it.
+
+    Args:
+        lengths: (documents,) tokens in each: `Corpus.lengths`, or those of labelled rows.
+        splits: the indices of each split's documents; by default one split, ``all``.
+        classes: the class of each document, None where it has none.
+        limits: lengths of interest.
+
+    Returns:
+        Rows of plain values: ``split``, ``class`` (None: all of the split), ``count``, ``mean``, ``median``,
+        ``minimum``, ``maximum``, ``tokens`` (the sum), ``above`` {limit: share of documents longer than it},
+        ``histogram`` {``edges``, ``counts``}. The edges are the same in every row, evenly spaced in the logarithm, so
+        that histograms compare. The row of all of a split comes before those of its classes, which are in the order
+        of their names.
+
+    Raises:
+        UserError: there are no documents.
+    """
+    lengths = np.asarray(lengths)
+    if not len(lengths):
+        raise UserError("there are no documents to measure the length of")
+    splits = {"all": np.arange(len(lengths))} if splits is None else splits
+    names = np.array(classes or [], dtype=object)
+    edges = _edges(lengths)
+    rows = []
+    for split, indices in splits.items():
+        groups: dict[str | None, np.ndarray] = {None: indices}
+        if classes is not None:
+            groups |= {name: indices[names[indices] == name] for name in sorted(set(names[indices]) - {None})}
+        rows += [
+            {"split": split, "class": name, **_row(lengths[members], edges, limits)}
+            for name, members in groups.items()
+            if len(members)
+        ]
+    return rows
+
+
+def _row(lengths: np.ndarray, edges: np.ndarray, limits: Sequence[int]) -> dict[str, Any]:
+    return {
+        "count": len(lengths),
+        "mean": float(lengths.mean()),
+        "median": float(np.median(lengths)),
+        "minimum": int(lengths.min()),
+        "maximum": int(lengths.max()),
+        "tokens": int(lengths.sum()),
+        "above": {int(limit): float((lengths > limit).mean()) for limit in limits},
+        "histogram": {"edges": edges.tolist(), "counts": np.histogram(lengths, edges)[0].tolist()},
+    }
+
+
+def _edges(lengths: np.ndarray) -> np.ndarray:
+    """(bins + 1,) int64, ascending: the first at the shortest, the last above the longest."""
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    edges = np.geomspace(max(shortest, 1), longest + 1, BINS + 1).round().astype(np.int64)
+    edges[0], edges[-1] = shortest, longest + 1
+    return np.unique(edges)  # on a narrow range several would round to the same

@@ -1,0 +1,245 @@
+"""Training rows out of a corpus: packed pieces of documents, and pairs for next sentence prediction.
+
+A collection of rows is an index, a few numbers a piece, computed once; a row's tokens are read from the corpus when
+the row is asked for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from homespun.data.corpus import Corpus
+from homespun.data.order import keys
+from homespun.errors import UserError
+
+SHORTEST_LENGTH = 8
+SHORTEST_PIECE = 16  # tokens with [CLS] and [SEP]: room for less at the end of a packed row is left empty
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training row before corruption, with its special tokens."""
+
+    input_ids: np.ndarray  # (seq,) int64
+    documents: np.ndarray | None = None  # (seq,) int64, 0.. in a row; None: one document
+    token_type_ids: np.ndarray | None = None  # (seq,) int64
+    label: int | float | np.ndarray | None = None  # class, or (classes,) 0/1 when multi-label; NSP: 1 = random next
+
+
+class Rows(Protocol):
+    """A collection of rows, numbered from 0. ``rows[i]`` is always the same row."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(rows,) int: tokens in each row, known without reading it."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Row: ...
+
+
+class PackedRows:
+    """Rows of ``length`` tokens: ``[CLS] piece [SEP] [CLS] piece [SEP] ...``; ``documents`` numbers the pieces.
+
+    Documents are laid end to end in the order given. One that is longer than the room left goes on in the next row,
+    as a piece of its own; where the room is under `SHORTEST_PIECE` (an eighth of ``length``, if that is less), the
+    row ends short. So no token is lost, and no token need ever attend to another document.
+
+    Args:
+        corpus: where the tokens are.
+        documents: (n,) document indices: a side of `Corpus.split`.
+        length: tokens in a row, with the special ones.
+
+    Raises:
+        UserError: ``length`` is below 8, or the documents do not fill one row.
+    """
+
+    def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int) -> None:
+        _check_length(length)
+        sizes = corpus.lengths[documents]
+        num_tokens = int(sizes.sum()) + 2 * len(documents)
+        if num_tokens < length:
+            raise UserError(
+                f"{len(documents):,} documents with {num_tokens:,} tokens do not fill one row of {length}; "
+                f"give more text, a larger share of it, or a smaller length"
+            )
+        firsts, breaks = _pack(sizes, length)
+        body = length - 2
+        counts = 1 + -(-(sizes - firsts) // body)  # pieces of each document
+        begins = np.cumsum(counts) - counts  # the first piece of each document
+        within = np.arange(counts.sum()) - np.repeat(begins, counts)  # a piece's number in its document
+        starts = np.where(within == 0, 0, np.repeat(firsts, counts) + (within - 1) * body)
+        ends = np.minimum(np.repeat(firsts, counts) + within * body, np.repeat(sizes, counts))
+        new_row = within > 0
+        new_row[begins] = breaks
+        self._corpus = corpus
+        self._documents = np.repeat(documents, counts).astype(np.int32)  # (pieces,)
+        self._starts = starts.astype(np.uint32)  # (pieces,)
+        self._ends = ends.astype(np.uint32)  # (pieces,)
+        self._rows = np.append(np.flatnonzero(new_row), len(new_row))  # (rows + 1,) the first piece of each row
+        self.length = length
+        self.lengths = np.add.reduceat(ends - starts + 2, self._rows[:-1])
+        self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
+
+    @property
+    def fill(self) -> float:
+        """The share of ``rows * length`` that holds tokens; the rest is padding."""
+        return float(self.lengths.sum() / (len(self.lengths) * self.length))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Row:
+        first, last = self._rows[_within(index, len(self))], self._rows[index + 1]
+        ids = np.empty(self.lengths[index], np.int64)
+        numbers = np.empty(self.lengths[index], np.int64)
+        at = 0
+        for number, piece in enumerate(range(first, last)):
+            tokens = self._corpus.tokens(int(self._documents[piece]))[self._starts[piece] : self._ends[piece]]
+            end = at + len(tokens) + 2
+            ids[at], ids[at + 1 : end - 1], ids[end - 1] = self._cls, tokens, self._sep
+            numbers[at:end] = number
+            at = end
+        return Row(ids, documents=numbers if last - first > 1 else None)
+
+
+def _pack(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many tokens of each document go into the row that is open when it comes, and whether that row is new."""
+    firsts, breaks = array("q"), bytearray()
+    shortest = min(SHORTEST_PIECE, length // 8)
+    body = length - 2
+    room = 0
+    for size in _integers(sizes):
+        new = room < shortest
+        if new:
+            room = length
+        first = size if size < room - 2 else room - 2
+        firsts.append(first)
+        breaks.append(new)
+        if first == size:
+            room -= size + 2
+        else:
+            tail = (size - first) % body
+            room = body - tail if tail else 0
+    return np.frombuffer(firsts, np.int64), np.frombuffer(breaks, np.bool_)
+
+
+def _integers(values: np.ndarray) -> Iterator[int]:
+    """Python integers, which a loop is fastest with, but not all of them at a time."""
+    for start in range(0, len(values), 1 << 16):
+        yield from values[start : start + (1 << 16)].tolist()
+
+
+class PairRows:
+    """Rows for next sentence prediction (Devlin et al., 2019): ``[CLS] A [SEP] B [SEP]``.
+
+    A is consecutive sentences of a document. B is their continuation (label 0), or, in half of the rows, a span of
+    another document (label 1). A ends and B begins at a sentence's end, somewhere in the row; together they fill
+    ``length``, but for one row in ten, which is shorter so that short inputs are known too. A random B is as long as
+    the continuation would have been wherever its document has as many tokens, so that the length of a row does not
+    give its label away. What follows A in its document begins a later row, if B was not it.
+
+    The rows are a function of the corpus, ``documents``, ``length`` and ``seed``. Documents of one sentence cannot
+    be an A, but can be a B.
+
+    Raises:
+        UserError: ``length`` is below 8, the corpus was built without sentence ends, there are not two documents, or
+            none of them has two sentences.
+    """
+
+    def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> None:
+        _check_length(length)
+        if not corpus.has_sentences:
+            raise UserError(
+                f"next sentence prediction needs to know where sentences end, and corpus {corpus.path} was built "
+                f"without; build it again with: homespun corpus build --sentences"
+            )
+        if len(documents) < 2:
+            raise UserError(f"next sentence prediction needs two documents or more, and there are {len(documents)}")
+        flat = array("I")
+        random = np.random.Generator(np.random.PCG64(int(keys(seed)[0])))
+        for place in range(len(documents)):
+            flat.extend(_pairs(corpus, documents, place, length - 3, random))
+        if not flat:
+            raise UserError(
+                f"next sentence prediction needs documents of two sentences or more, and none of {len(documents):,} "
+                f"has them; use an objective without it, or join the lines of a text into documents"
+            )
+        self._corpus = corpus
+        # (rows, 7): document, start, end of A; document, start, end of B; label
+        self._spans = np.frombuffer(flat, np.uint32).reshape(-1, 7)
+        a, b = self._spans[:, 2] - self._spans[:, 1], self._spans[:, 5] - self._spans[:, 4]
+        self.length = length
+        self.lengths = (a + b).astype(np.int64) + 3
+        self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Row:
+        first, a_start, a_end, second, b_start, b_end, label = self._spans[_within(index, len(self))].tolist()
+        a = self._corpus.tokens(first)[a_start:a_end]
+        b = self._corpus.tokens(second)[b_start:b_end]
+        ids = np.concatenate([[self._cls], a, [self._sep], b, [self._sep]], dtype=np.int64)
+        types = np.zeros(len(ids), np.int64)
+        types[len(a) + 2 :] = 1
+        return Row(ids, token_type_ids=types, label=label)
+
+
+def _pairs(corpus: Corpus, documents: np.ndarray, place: int, room: int, random: np.random.Generator) -> Iterator[int]:
+    """The rows whose A is from the document at ``place``: seven integers each."""
+    document = int(documents[place])
+    ends: list[int] = corpus.sentence_ends(document).tolist()
+    sentence = 0  # the first sentence of the next row
+    while sentence + 1 < len(ends):
+        start = ends[sentence - 1] if sentence else 0
+        target = int(random.integers(2, room + 1)) if random.random() < 0.1 else room
+        # A is at most three quarters of the row, and leaves a sentence of its document for B
+        most = bisect_right(ends, start + target * 3 // 4, sentence) - sentence
+        a_sentences = int(random.integers(1, max(1, min(most, len(ends) - 1 - sentence)) + 1))
+        middle = sentence + a_sentences
+        a_end = ends[middle - 1]
+        # only a first sentence that is longer than that is cut, at its front: its end is what B goes on from
+        a_start = max(start, a_end - max(target * 3 // 4, 1))
+        b_length = min(target - (a_end - a_start), ends[-1] - a_end)
+        if random.random() < 0.5:
+            other, b_start, b_end = _span(corpus, documents, place, b_length, random)
+            yield from (document, a_start, a_end, other, b_start, b_end, 1)
+            sentence = middle
+        else:
+            yield from (document, a_start, a_end, document, a_end, a_end + b_length, 0)
+            # a sentence that B holds only the beginning of comes again, whole
+            sentence = max(bisect_right(ends, a_end + b_length), middle + 1)
+
+
+def _span(
+    corpus: Corpus, documents: np.ndarray, place: int, length: int, random: np.random.Generator
+) -> tuple[int, int, int]:
+    """A random document other than that at ``place``, and a span of ``length`` from one of its sentences' beginnings.
+
+    The span is shorter where the document is.
+    """
+    other = int(random.integers(len(documents) - 1))
+    document = int(documents[other + (other >= place)])
+    ends = corpus.sentence_ends(document)
+    starts = int(np.searchsorted(ends, max(int(ends[-1]) - length, 0), side="right"))  # sentences to begin after
+    sentence = int(random.integers(starts + 1))
+    start = int(ends[sentence - 1]) if sentence else 0
+    return document, start, min(start + length, int(ends[-1]))
+
+
+def _check_length(length: int) -> None:
+    if length < SHORTEST_LENGTH:
+        raise UserError(f"rows of {length} tokens are too short; the length must be {SHORTEST_LENGTH} or more")
+
+
+def _within(index: int, count: int) -> int:
+    if not 0 <= index < count:
+        raise IndexError(f"row {index} of {count}")
+    return index
