@@ -98,6 +98,15 @@ def test_the_loss_of_several_labels_is_binary_cross_entropy(weights: Any) -> Non
     assert float(loss.terms["accuracy"].sum) == right
 
 
+def test_weights_that_add_up_to_less_than_one() -> None:
+    module = objective(Classification(), weights=WEIGHTS).eval()
+    batch = collated(SINGLE, some_rows(SINGLE, 1), weights=WEIGHTS)
+    assert batch.targets["loss"] == 0.5
+    torch.testing.assert_close(
+        module(batch).total(batch.targets), F.cross_entropy(logits_of(module, batch), batch.labels)
+    )
+
+
 @pytest.mark.parametrize("labels", [SINGLE, SEVERAL])
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_targets_are_the_counts_and_micro_batches_add_up(labels: Labels, weights: Any) -> None:

@@ -1,15 +1,13 @@
-"""Texts with labels: reading them, naming their classes, splitting them, and the rows that a classifier learns from."""
+"""Texts with labels: reading them, naming their classes, and the rows that a classifier learns from."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
 
 from homespun.data.rows import Row
 from homespun.errors import UserError
@@ -273,54 +271,3 @@ def _label(value: object) -> str:
 def _label_set(value: object, separator: str) -> tuple[str, ...]:
     parts = value if isinstance(value, Sequence) and not isinstance(value, str) else _label(value).split(separator)
     return tuple(dict.fromkeys(name for name in map(_label, parts) if name))
-
-
-def stratified_split(
-    targets: NDArray[np.int64], share: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row indices of training and validation, ascending, with the classes in equal proportion on both sides.
-
-    ``targets`` are `Labels.encode`'s. A class with one row stays in training. Rows with several labels have no one
-    class to keep in proportion, and are drawn at random.
-
-    Raises:
-        UserError: the share is not between 0 and 1, or gives a side fewer rows than there are classes.
-    """
-    if not 0 < share < 1:
-        raise UserError(f"the validation share must lie between 0 and 1, not {share}")
-    rows = np.arange(len(targets))
-    if targets.ndim == 2:
-        if min(round(share * len(rows)), round((1 - share) * len(rows))) < 1:
-            raise UserError(f"a validation share of {share} of {len(rows)} rows leaves one side empty; give more rows")
-        training, validation = train_test_split(rows, test_size=share, random_state=seed)
-        return np.sort(training), np.sort(validation)
-    counts = np.bincount(targets)
-    lone = counts[targets] == 1
-    classes, candidates = int((counts > 1).sum()), int((~lone).sum())
-    smaller = min(np.ceil(share * candidates), candidates - np.ceil(share * candidates))
-    if classes == 0 or smaller < classes:
-        raise UserError(
-            f"a validation share of {share} of {candidates} rows is too small to hold each of {classes} classes "
-            "on both sides; move the share towards 0.5, or give more rows"
-        )
-    training, validation = train_test_split(rows[~lone], test_size=share, stratify=targets[~lone], random_state=seed)
-    return np.sort(np.concatenate([training, rows[lone]])), np.sort(validation)
-
-
-def stratified_folds(
-    targets: NDArray[np.int64], folds: int, seed: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Row indices of training and test of each of ``folds`` folds; each row is in exactly one test part.
-
-    Raises:
-        UserError: fewer than two folds, or more folds than the smallest class has rows.
-    """
-    smallest = len(targets) if targets.ndim == 2 else min(Counter(targets.tolist()).values(), default=0)
-    if not 2 <= folds <= smallest:
-        what = "there are" if targets.ndim == 2 else "the smallest class has"
-        raise UserError(
-            f"{folds} folds asked for, but {what} {smallest} rows; ask for 2 folds or more, and no more than that, "
-            "or leave out the classes with fewer rows"
-        )
-    splitter = (KFold if targets.ndim == 2 else StratifiedKFold)(folds, shuffle=True, random_state=seed)
-    return iter(splitter.split(targets, targets))

@@ -37,9 +37,6 @@ from homespun.data.labelled import Labels
 
 Metrics = dict[str, Any]
 
-LOWER_IS_BETTER = frozenset({"log_loss"})
-"""Of all other metrics more is better."""
-
 
 def classify(probabilities: NDArray[Any], labels: Labels) -> NDArray[np.int64]:
     """The predictions of (rows, classes) probabilities: (rows,) likeliest classes, or (rows, classes) zeros and ones

@@ -1,0 +1,59 @@
+"""Splits and folds: every row once, the classes in proportion, and what cannot be split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from homespun.data.splits import stratified_folds, stratified_split
+from homespun.errors import UserError
+
+
+def joined(*parts: np.ndarray) -> list[int]:
+    return sorted(int(index) for part in parts for index in part)
+
+
+class TestSplits:
+    targets = np.repeat([0, 1, 2], [70, 20, 10])
+
+    def test_classes_keep_their_proportion(self) -> None:
+        training, validation = stratified_split(self.targets, 0.1, seed=3)
+        assert np.bincount(self.targets[validation]).tolist() == [7, 2, 1]
+        assert joined(training, validation) == list(range(100))
+        assert (np.diff(training) > 0).all()
+        assert (np.diff(validation) > 0).all()
+
+    def test_the_seed_decides(self) -> None:
+        first, again, other = (stratified_split(self.targets, 0.2, seed)[1].tolist() for seed in (1, 1, 2))
+        assert first == again != other
+
+    def test_a_class_with_one_row_stays_in_training(self) -> None:
+        targets = np.append(self.targets, 3)
+        training, validation = stratified_split(targets, 0.1, seed=0)
+        assert 100 in training
+        assert joined(training, validation) == list(range(101))
+
+    def test_several_labels_are_split_at_random(self) -> None:
+        training, validation = stratified_split(np.eye(3, dtype=np.int64)[self.targets], 0.13, seed=0)
+        assert (len(training), len(validation)) == (87, 13)
+
+    @pytest.mark.parametrize("share", [0.0, 1.0, 0.01, 0.99])
+    def test_a_share_that_cannot_be(self, share: float) -> None:
+        with pytest.raises(UserError, match="share"):
+            stratified_split(self.targets, share, seed=0)
+
+    @pytest.mark.parametrize("several", [False, True])
+    def test_folds_cover_every_row_once(self, several: bool) -> None:
+        targets = np.eye(3, dtype=np.int64)[self.targets] if several else self.targets
+        folds = list(stratified_folds(targets, 7, seed=1))
+        assert joined(*(test for _, test in folds)) == list(range(100))
+        assert all(joined(*fold) == list(range(100)) for fold in folds)
+        if not several:
+            assert {tuple(np.bincount(self.targets[test])) for _, test in folds} <= {
+                (10, a, b) for a in (2, 3) for b in (1, 2)
+            }
+
+    @pytest.mark.parametrize("folds", [1, 11])
+    def test_folds_that_cannot_be(self, folds: int) -> None:
+        with pytest.raises(UserError, match="the smallest class has 10 rows"):
+            stratified_folds(self.targets, folds, seed=0)
