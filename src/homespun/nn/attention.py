@@ -53,4 +53,6 @@ class MultiHeadAttention(nn.Module):
         return mixed
 
     def _heads(self, hidden: Tensor) -> Tensor:
-        return hidden.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)  # (batch, heads, seq, head_dim)
+        return hidden.reshape(*hidden.shape[:2], self.num_attention_heads, -1).transpose(
+            1, 2
+        )  # (batch, heads, seq, head_dim)

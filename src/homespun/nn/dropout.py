@@ -29,7 +29,7 @@ class Dropout(nn.Module):
             return values
         if values.device.type != "cpu":
             return F.dropout(values, self.p)
-        dropped = round(self.p * _LEVELS)
+        dropped = min(round(self.p * _LEVELS), _LEVELS - 1)
         count = values.numel()
         draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         kept = draws.view(torch.int16)[:count].view(values.shape) >= dropped - _LEVELS // 2

@@ -38,16 +38,17 @@ def predict_tokens(
         uniforms: (targets,) in [0, 1); where given, one token a target is drawn by inverting the distribution
             function: the law of `torch.multinomial` for one random number a row instead of one a logit.
     """
-    loss, correct, samples = _PredictTokens.apply(hidden, weight, bias, labels, uniforms)
+    enabled = torch.is_grad_enabled()  # inside the function it is always off, and what is needed never says so
+    loss, correct, samples = _PredictTokens.apply(hidden, weight, bias, labels, uniforms, enabled)  # type: ignore[no-untyped-call]
     return Prediction(loss, correct, None if uniforms is None else samples)
 
 
 class _PredictTokens(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, uniforms: Tensor | None
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, uniforms: Tensor | None, enabled: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wanted = any(ctx.needs_input_grad[:3])
+        wanted = enabled and any(ctx.needs_input_grad[:3])
         loss = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
         samples = torch.empty_like(labels)
@@ -88,6 +89,7 @@ class _PredictTokens(torch.autograd.Function):
             bias * scale.to(bias.dtype) if ctx.needs_input_grad[2] else None,
             None,
             None,
+            None,
         )
 
 
@@ -97,10 +99,10 @@ def _invert(exponentials: Tensor, uniforms: Tensor) -> Tensor:
     The two steps read the table once and write only its block sums, where a running sum over all would write a second
     table.
     """
-    rows, vocab = exponentials.shape
+    vocab = exponentials.shape[1]
     width = 128
     blocks = vocab // width
-    sums = exponentials[:, : blocks * width].unflatten(-1, (blocks, width)).sum(-1)  # (rows, blocks)
+    sums = exponentials[:, : blocks * width].reshape(len(exponentials), blocks, width).sum(-1)  # (rows, blocks)
     sums = torch.cat([sums, exponentials[:, blocks * width :].sum(-1, keepdim=True)], dim=-1)
     running = sums.cumsum(-1)
     wanted = uniforms.to(running.dtype) * running[:, -1:]
