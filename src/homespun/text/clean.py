@@ -15,10 +15,10 @@ from homespun.errors import UserError
 
 # C0 and C1 controls but tab and line ends, zero-width characters, byte order marks, direction marks.
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u200b\u200e\u200f\u202a-\u202e\u2060\ufeff]")
-_LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
-_SPACES = re.compile("[ \t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]{2,}|[\t\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
-_LINE_EDGES = re.compile(" \n ?|\n ")
-_BLANK_LINES = re.compile("\n{3,}")
+_LINE_ENDS = re.compile("[\x0b\x0c\r\x85\u2028\u2029]")
+_WIDE_SPACES = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
+_RUNS_OF_SPACES = re.compile("  +")
+_BLANK_LINES = re.compile("\n\n\n+")
 
 
 def normalise(text: str) -> str:
@@ -26,12 +26,19 @@ def normalise(text: str) -> str:
 
     Idempotent. Indentation goes too, so this is for prose.
     """
+    # Most texts need little of this, and looking for a substring is far cheaper than a regular expression.
     if not text.isascii():
-        text = unicodedata.normalize("NFC", _CONTROLS.sub("", text))
+        text = _WIDE_SPACES.sub(" ", unicodedata.normalize("NFC", _CONTROLS.sub("", text)))
     elif not text.isprintable():
         text = _CONTROLS.sub("", text)
-    text = _SPACES.sub(" ", _LINE_ENDS.sub("\n", text))
-    return _BLANK_LINES.sub("\n\n", _LINE_EDGES.sub("\n", text)).strip()
+    text = _LINE_ENDS.sub("\n", text.replace("\r\n", "\n")) if not text.isprintable() else text
+    text = text.replace("\t", " ")
+    if "  " in text:
+        text = _RUNS_OF_SPACES.sub(" ", text)
+    text = text.replace(" \n", "\n").replace("\n ", "\n")
+    if "\n\n\n" in text:
+        text = _BLANK_LINES.sub("\n\n", text)
+    return text.strip()
 
 
 class ExactDuplicates:
@@ -51,9 +58,9 @@ class NearDuplicates:
     """Says of each text whether nothing like it came before: MinHash (Broder 1997) over shingles of five words.
 
     Two texts are alike when the Jaccard similarity of their shingles, case and punctuation aside, is ``threshold`` or
-    more. Of pairs exactly at it about half are found, of pairs 0.1 above it nearly all, and a pair 0.2 below it is rarely
-    taken for one: with 240 hashes in bands, chance has the rest of the say. The same texts in the same order always
-    give the same answers. Texts that were refused are not remembered.
+    more. Chance has a say in it, with 240 hashes in bands: of pairs exactly at the threshold about half are found, of
+    pairs 0.1 above it nearly all, and a pair 0.2 below it is rarely taken for one. The same texts in the same order
+    always give the same answers. Texts that were refused are not remembered.
 
     Memory is fixed: 4 bytes a band and slot, 17 bands at 0.8, so that the default ``capacity`` of a million documents
     takes at most 143 MB (untouched pages take none). Beyond it the newest overwrite the oldest, and a few copies of

@@ -329,7 +329,8 @@ def _train_wordpiece(stream: _Stream, vocab_size: int, lowercase: bool) -> str:
         f"##{c}" for c in characters if len(words.pre_tokenize_str(normalizer.normalize_str(f"a{c}"))) == 1
     ]  # punctuation is always a word of its own
     merges = [token[1:] if token.startswith(mark) else f"##{token}" for token in tokens if len(token) > 1]
-    vocabulary = list(dict.fromkeys([*SPECIAL_TOKENS, *characters, *inside, *merges]))[:vocab_size]
+    alphabet = [*SPECIAL_TOKENS, *characters, *inside]
+    vocabulary = list(dict.fromkeys(alphabet + merges))[: max(vocab_size, len(alphabet))]
 
     engine = Engine(models.WordPiece({token: i for i, token in enumerate(vocabulary)}, unk_token=UNK))
     engine.normalizer = normalizer
@@ -376,11 +377,11 @@ def _normalizer(lowercase: bool) -> normalizers.Normalizer:
 
 
 def _alphabet_limit(vocab_size: int) -> int:
-    """BERT's 1,000 characters, but never more than a quarter of a small vocabulary; the rarest become ``[UNK]``."""
-    return min(1000, max(1, (vocab_size - len(SPECIAL_TOKENS)) // 4))
+    """BERT's 1,000 characters, or a quarter of a smaller vocabulary, or 128; the rarest become ``[UNK]``."""
+    return min(1000, max(128, (vocab_size - len(SPECIAL_TOKENS)) // 4))
 
 
-def _trained(engine: Engine, trainer: trainers.Trainer, stream: _Stream) -> str:
+def _trained(engine: Engine, trainer: Any, stream: _Stream) -> str:
     try:
         engine.train_from_iterator(stream, trainer)
     except (UserError, OSError):  # of whoever reads the texts
@@ -388,7 +389,9 @@ def _trained(engine: Engine, trainer: trainers.Trainer, stream: _Stream) -> str:
     except Exception as error:  # `tokenizers` raises bare Exception, as for an alphabet larger than the vocabulary
         if stream.characters == 0:
             raise UserError("there is no text to train a tokenizer on") from error
-        raise UserError(f"the tokenizer could not be trained: {_first_line(error)}") from error
+        raise UserError(
+            f"no tokenizer of vocab_size={trainer.vocab_size} could be trained: {_first_line(error)}"
+        ) from error
     return _with_template(engine)
 
 

@@ -1,0 +1,234 @@
+"""The documentation of installed Python packages: real English that every machine has, labelled by package.
+
+Docstrings are found with `ast`, help pages by their suffix: no package is imported and nothing of it is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from homespun.errors import UserError
+from homespun.text.sources import Document
+
+# What an environment with homespun in it has, and what documents itself with enough text, most first.
+PACKAGES = (
+    "torch",
+    "scipy",
+    "sympy",
+    "sklearn",
+    "pandas",
+    "networkx",
+    "numpy",
+    "matplotlib",
+    "huggingface_hub",
+    "datasets",
+    "fontTools",
+    "mpmath",
+    "pydantic",
+    "accelerate",
+    "PIL",
+    "rich",
+    "pyparsing",
+    "pyarrow",
+    "mpl_toolkits",
+    "fsspec",
+    "click",
+    "tokenizers",
+    "jinja2",
+    "joblib",
+    "dateutil",
+)
+
+_SKIPPED_FOLDERS = frozenset(
+    [
+        "tests",
+        "test",
+        "_vendor",
+        "vendor",
+        "vendored",
+        "externals",
+        "_externals",
+        "extern",
+        "third_party",
+        "__pycache__",
+    ]
+)
+_PAGES = (".rst", ".md", ".txt")
+_NOT_PROSE = re.compile(
+    r"licen[cs]e|copying|notice|authors|requirements|cmakelists|entry_points|top_level|sources", re.I
+)
+_DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_FILES_A_TASK = 64
+
+
+class _Source(NamedTuple):
+    package: str
+    module: str
+    path: str
+
+
+def python_documentation(
+    packages: Sequence[str] | None = None, *, min_characters: int = 200, workers: int = 1
+) -> Iterator[Document]:
+    """Docstrings and help pages of installed packages, in the order of ``packages`` and of their files.
+
+    A document is the docstring of a module, class or function, a text handed to `add_newdoc`, `add_docstr` and their
+    kind or kept in a variable called ``...doc...``, or a ``.rst``, ``.md`` or ``.txt`` page inside the package. Its
+    label is the package, its source ``package.module:qualified.name``. Tests and vendored packages are left out, and so is
+    what is shorter than ``min_characters``. Texts repeat within a package: see `homespun.text.clean.ExactDuplicates`.
+
+    ``packages`` are importable names; without them, those of `PACKAGES` that are installed. With ``workers`` above 1,
+    files are parsed in as many processes; the order stays.
+
+    Raises:
+        UserError: a package that was named and is not installed.
+    """
+    names = [name for name in PACKAGES if _folders(name)] if packages is None else list(packages)
+    for name in names:
+        if not _folders(name):
+            raise UserError(f"the Python package {name!r} is not installed here, or holds no Python files")
+    tasks = _chunks(source for name in names for source in _sources(name))
+    if workers <= 1:
+        for task in tasks:
+            yield from _documents(task, min_characters)
+        return
+    # A fresh interpreter for each worker: forking a process with the threads of torch in it can hang.
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            for future in [pool.submit(_documents, task, min_characters) for task in tasks]:
+                yield from future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)  # whoever stops early need not wait for the rest
+
+
+def _folders(package: str) -> list[str]:
+    """The folders, or the one file, of an installed top-level package; looking for it does not import it."""
+    try:
+        spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    except (ImportError, ValueError):
+        return []
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return list(spec.submodule_search_locations)
+    return [spec.origin] if spec.origin and spec.origin.endswith(".py") else []
+
+
+def _sources(package: str) -> Iterator[_Source]:
+    for root in _folders(package):
+        if os.path.isfile(root):
+            yield _Source(package, package, root)
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS and not name.startswith("."))
+            for name in sorted(files):
+                path = Path(folder, name)
+                if path.suffix in (".py", ".pyi") or (path.suffix in _PAGES and not _NOT_PROSE.search(name)):
+                    parts = [package, *path.relative_to(root).with_suffix("").parts]
+                    module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+                    yield _Source(package, module, str(path))
+
+
+def _chunks(sources: Iterable[_Source]) -> Iterator[list[_Source]]:
+    sources = iter(sources)
+    while chunk := list(islice(sources, _FILES_A_TASK)):
+        yield chunk
+
+
+def _documents(sources: Sequence[_Source], min_characters: int) -> list[Document]:
+    documents = []
+    collecting = gc.isenabled()
+    gc.disable()  # syntax trees are many small objects without cycles: collecting them takes a third of the time
+    try:
+        for package, module, path in sources:
+            data = Path(path).read_bytes()
+            if path.endswith(_PAGES):
+                found = [("", page)] if (page := _page(data)) else []
+            elif b'"""' in data or b"'''" in data:
+                found = [(f":{name}" if name else "", text) for name, text in _docstrings(data)]
+            else:
+                continue
+            for name, text in found:
+                clean = inspect.cleandoc(text).strip()
+                if len(clean) >= min_characters:
+                    documents.append(Document(clean, package, f"{module}{name}"))
+    finally:
+        if collecting:
+            gc.enable()
+    return documents
+
+
+def _page(data: bytes) -> str | None:
+    """A help page, or None for a table, a word list or a template that happens to be called ``.txt``."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    prose = sum(map(text.count, "etaoinshrdlu "))  # the commonest letters make up two thirds of English, markup less
+    return text if prose > 0.5 * len(text) else None
+
+
+def _docstrings(data: bytes) -> Iterator[tuple[str, str]]:
+    """(qualified name, text) of each docstring and documentation string of a Python file; none if it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes in files that are not ours
+            tree = ast.parse(data)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what the parser says to templates and odd bytes
+        return
+    pending: list[tuple[str, ast.AST]] = [("", tree)]
+    while pending:
+        name, node = pending.pop()
+        body: list[ast.stmt] = getattr(node, "body", [])
+        if isinstance(node, (ast.Module, *_DEFINITIONS)) and (text := ast.get_docstring(node, clean=False)):
+            yield name, text
+        inner: list[tuple[str, ast.AST]] = []
+        for statement in [*body, *getattr(node, "orelse", [])]:
+            if isinstance(statement, _DEFINITIONS):
+                inner.append((f"{name}.{statement.name}".lstrip("."), statement))
+            elif isinstance(statement, ast.If | ast.Try | ast.With | ast.For):
+                inner.append((name, statement))
+            elif isinstance(statement, ast.Expr | ast.Assign):
+                yield from _documentation_strings(name, statement)
+        pending.extend(reversed(inner))
+
+
+def _documentation_strings(scope: str, statement: ast.Expr | ast.Assign) -> Iterator[tuple[str, str]]:
+    """The texts in ``add_newdoc(...)``, ``add_docstr(...)``, ``__doc__ = ...``, ``_shared_docs["..."] = ...``."""
+    if isinstance(statement, ast.Expr):
+        if not isinstance(statement.value, ast.Call):
+            return
+        target, about = ast.unparse(statement.value.func), statement.value.args
+    else:
+        target, about = ast.unparse(statement.targets[0]), []
+    if "doc" not in target.lower():
+        return
+    strings = list(_strings(statement.value))
+    first = ast.unparse(about[0]).strip("'\"") if about and not isinstance(about[0], ast.Constant) else target
+    names = [text for text in strings if text.isidentifier()]
+    name = ".".join([scope, *(names or [first])]).lstrip(".")
+    for text in strings:
+        if " " in text:
+            yield name, text
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    """The string constants below ``node``; those that ``+`` joins are one."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield "".join([*_strings(node.left), *_strings(node.right)])
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _strings(child)
