@@ -93,6 +93,8 @@ class Shard:
 
     def __init__(self, folder: Path, record: ShardRecord) -> None:
         path = folder / record.name
+        if path.parent != folder:
+            raise UserError(f"corpus {folder} names a file outside its folder, {record.name!r}; it was altered")
         try:
             size = path.stat().st_size
             if size != record.size:

@@ -1,0 +1,416 @@
+"""The token store: what goes in comes out, however long it took and however often it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_up_texts import made_up
+
+from homespun.data import corpus as store
+from homespun.data import encoding
+from homespun.data.corpus import Corpus, build_corpus
+from homespun.errors import UserError
+from homespun.text.sources import Document
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_after(documents, count):
+    yield from documents[:count]
+    raise Killed
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(store, "SHARD_TOKENS", 499)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 700)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_documents_come_back_in_order(tmp_path, tokenizer, small_shards):
+    documents = made_up(101)
+    corpus = build_corpus(documents, tokenizer, tmp_path / "c", workers=3)
+    expected = tokenizer.encode_batch([d.text for d in documents])
+    assert len(list((tmp_path / "c").glob("*.arrow"))) > 5
+    assert len(corpus) == corpus.num_documents == 101
+    assert corpus.num_tokens == sum(map(len, expected)) == corpus.lengths.sum()
+    assert corpus.num_bytes == sum(len(d.text.encode()) for d in documents)
+    for i, ids in enumerate(expected):
+        np.testing.assert_array_equal(corpus.tokens(i), ids)
+        assert corpus.label(i) == documents[i].label
+    assert corpus.labels() == [d.label for d in documents]
+    assert corpus.label_counts == {"a": 34, "b": 34}
+    np.testing.assert_array_equal(corpus.lengths, [len(ids) for ids in expected])
+
+
+def test_tokens_are_a_view_of_the_file(corpus_of):
+    tokens = corpus_of(made_up(7)).tokens(3)
+    assert tokens.dtype == np.uint16
+    assert not tokens.flags.owndata
+    assert not tokens.flags.writeable
+
+
+@pytest.mark.parametrize("index", [-1, 7])
+def test_there_is_no_document_outside(corpus_of, index):
+    with pytest.raises(IndexError):
+        corpus_of(made_up(7)).tokens(index)
+
+
+def test_many_files_take_no_descriptors(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(store, "SHARD_TOKENS", 1)
+    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
+    corpus = build_corpus(made_up(53), tokenizer, tmp_path / "c")
+    if before is None:
+        pytest.skip("no /proc to count descriptors in")
+    assert len(corpus._shards) == 53
+    assert len(os.listdir("/proc/self/fd")) < before + 5
+
+
+def test_a_large_vocabulary_is_stored_in_32_bits(tmp_path, tokenizer):
+    class Wide:
+        fingerprint, kind, vocab_size = "wide", "words", 70_001
+
+        def save(self, folder):
+            folder.mkdir()
+
+        def encode_batch(self, texts):
+            return [np.array([70_000, len(text)], np.uint32) for text in texts]
+
+    corpus = build_corpus([Document("abc"), Document("de")], Wide(), tmp_path / "c")
+    assert corpus.tokens(0).tolist() == [70_000, 3]
+    assert corpus.tokens(1).tolist() == [70_000, 2]
+
+
+def test_the_store_is_small(tmp_path, tokenizer):
+    """Two bytes a token, and at most ten a document for its offset, its label and whether it has one."""
+    corpus = build_corpus(made_up(3001), tokenizer, tmp_path / "c")
+    size = sum(p.stat().st_size for p in (tmp_path / "c").glob("*.arrow"))
+    assert size < 2 * corpus.num_tokens + 10 * corpus.num_documents + 4096
+
+
+def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tmp_path, tokenizer, monkeypatch):
+    text = "\n\n".join(d.text for d in made_up(113)) + "  and   spaces \t of all  kinds " * 20
+    whole = tokenizer.encode_batch([text])[0]
+    monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 97)
+    monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 1009)
+    seen = []
+    encode = type(tokenizer).encode_batch
+    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: seen.extend(texts) or encode(self, texts))
+    corpus = build_corpus([Document(text), Document("x" * 1000), Document("next")], tokenizer, tmp_path / "c")
+    assert max(map(len, seen)) <= 2 * 97
+    np.testing.assert_array_equal(corpus.tokens(0), whole)
+    assert tokenizer.decode(corpus.tokens(1)) == "x" * 1000
+    assert tokenizer.decode(corpus.tokens(2)) == "next"
+
+
+def test_sentence_ends_cut_a_document_into_its_sentences(corpus_of, tokenizer):
+    corpus = corpus_of(["The market rose. Rates held steady! And fell?", "one line"], sentences=True)
+    ends = corpus.sentence_ends(0)
+    assert ends.dtype == np.uint32
+    parts = [tokenizer.decode(part) for part in np.split(corpus.tokens(0), ends)]
+    assert parts == ["The market rose.", " Rates held steady!", " And fell?", ""]
+    assert corpus.sentence_ends(1).tolist() == [len(corpus.tokens(1))]
+
+
+def test_sentences_are_asked_for_when_building(corpus_of):
+    with pytest.raises(UserError, match=r"without sentence ends.*sentences=True"):
+        corpus_of(made_up(3)).sentence_ends(0)
+
+
+def test_documents_without_text_are_left_out(corpus_of):
+    corpus = corpus_of(["", "the market", "", ""])
+    assert corpus.num_documents == 1
+    assert corpus.num_bytes == len("the market")
+
+
+def test_lone_surrogates_do_not_stop_a_build(corpus_of, tokenizer):
+    corpus = corpus_of(["the \ud800 market"])
+    assert tokenizer.decode(corpus.tokens(0)) == "the ? market"
+
+
+@pytest.mark.parametrize("documents", [[], [Document("")], [Document("")] * 5])
+def test_no_text_is_no_corpus(tmp_path, tokenizer, documents):
+    with pytest.raises(UserError, match="no text"):
+        build_corpus(documents, tokenizer, tmp_path / "c")
+    with pytest.raises(UserError, match="not a corpus"):
+        Corpus.open(tmp_path / "c")
+
+
+def test_progress_ends_with_the_whole(tmp_path, tokenizer):
+    seen = []
+    documents = made_up(401)
+    corpus = build_corpus(documents, tokenizer, tmp_path / "c", progress=lambda b, d: seen.append((b, d)))
+    assert seen == sorted(seen)
+    assert seen[-1] == (corpus.num_bytes, 401)
+    assert len(seen) > 2
+
+
+# ---- killed and resumed
+
+
+@pytest.mark.parametrize("killed_at", [0, 1, 37, 80, 100])
+@pytest.mark.parametrize("sentences", [False, True])
+def test_killed_and_resumed_is_never_interrupted(tmp_path, tokenizer, small_shards, killed_at, sentences):
+    documents = [*made_up(83), Document(""), *made_up(17, seed=1)]
+    build_corpus(documents, tokenizer, tmp_path / "whole", sentences=sentences)
+    out = tmp_path / "killed"
+    with pytest.raises(Killed):
+        build_corpus(killed_after(documents, killed_at), tokenizer, out, sentences=sentences)
+    with pytest.raises(UserError, match=r"half-built.*goes on where it stopped"):
+        Corpus.open(out)
+    read = []
+    corpus = build_corpus((read.append(d) or d for d in documents), tokenizer, out, sentences=sentences)
+    assert contents(out) == contents(tmp_path / "whole")
+    assert corpus.num_documents == sum(1 for d in documents if d.text)
+
+
+def test_what_was_done_is_not_done_again(tmp_path, tokenizer, monkeypatch, small_shards):
+    documents = made_up(101)
+    with pytest.raises(Killed):
+        build_corpus(killed_after(documents, 90), tokenizer, tmp_path / "c", workers=1)
+    done = json.loads((tmp_path / "c" / "building.jsonl").read_text().splitlines()[-1])["consumed"]
+    assert done > 50
+    encoded = []
+    encode = type(tokenizer).encode_batch
+    monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, t: encoded.extend(t) or encode(self, t))
+    build_corpus(documents, tokenizer, tmp_path / "c")
+    assert encoded == [d.text for d in documents[done:]]
+
+
+def test_half_a_line_of_the_manifest_is_nothing(tmp_path, tokenizer, small_shards):
+    documents = made_up(101)
+    build_corpus(documents, tokenizer, tmp_path / "whole")
+    with pytest.raises(Killed):
+        build_corpus(killed_after(documents, 101), tokenizer, tmp_path / "c")
+    manifest = tmp_path / "c" / "building.jsonl"
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    (tmp_path / "c" / ".tokens-00003.arrow.tmp").write_bytes(b"cut short")
+    build_corpus(documents, tokenizer, tmp_path / "c")
+    ours = contents(tmp_path / "c")
+    ours.pop(".tokens-00003.arrow.tmp", None)
+    assert ours == contents(tmp_path / "whole")
+
+
+def test_a_real_kill_leaves_what_can_be_resumed(tmp_path, tokenizer):
+    tokenizer.save(tmp_path / "tok")
+    script = textwrap.dedent(
+        f"""
+        import sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from made_up_texts import made_up
+        from homespun.data import corpus as store, encoding
+        from homespun.text.tokenizer import Tokenizer
+        store.SHARD_TOKENS, encoding.BATCH_CHARACTERS = 499, 700
+        def slowly():
+            for i, document in enumerate(made_up(101)):
+                if i == 70:
+                    print("now", flush=True)
+                    time.sleep(600)
+                yield document
+        store.build_corpus(slowly(), Tokenizer.load({str(tmp_path / "tok")!r}), {str(tmp_path / "c")!r})
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == b"now"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with pytest.raises(UserError, match="half-built"):
+        Corpus.open(tmp_path / "c")
+    corpus = build_corpus(made_up(101), tokenizer, tmp_path / "c")
+    expected = tokenizer.encode_batch([d.text for d in made_up(101)])
+    assert [corpus.tokens(i).tolist() for i in range(101)] == [ids.tolist() for ids in expected]
+
+
+@pytest.mark.parametrize("change", ["inputs", "tokenizer", "sentences"])
+def test_another_job_does_not_go_on_with_it(tmp_path, tokenizer, other_tokenizer, change):
+    documents = made_up(11)
+    with pytest.raises(Killed):
+        build_corpus(killed_after(documents, 5), tokenizer, tmp_path / "c", inputs="a.txt")
+    before = contents(tmp_path / "c")
+    given = {"inputs": "a.txt", "sentences": False}
+    given |= {"inputs": {"inputs": "b.txt"}, "sentences": {"sentences": True}}.get(change, {})
+    with pytest.raises(UserError, match=rf"another job \({change} was .*, now .*\)"):
+        build_corpus(documents, other_tokenizer if change == "tokenizer" else tokenizer, tmp_path / "c", **given)
+    assert contents(tmp_path / "c") == before
+
+
+def test_inputs_that_became_fewer_are_refused(tmp_path, tokenizer, small_shards):
+    documents = made_up(101)
+    with pytest.raises(Killed):
+        build_corpus(killed_after(documents, 101), tokenizer, tmp_path / "c")
+    with pytest.raises(UserError, match="fewer now"):
+        build_corpus(documents[:3], tokenizer, tmp_path / "c")
+
+
+@pytest.mark.parametrize("what", ["finished", "folder", "file"])
+def test_nothing_is_written_over(tmp_path, tokenizer, what):
+    out = tmp_path / "c"
+    if what == "finished":
+        build_corpus(made_up(3), tokenizer, out)
+    elif what == "folder":
+        out.mkdir()
+        (out / "notes.txt").write_text("mine")
+    else:
+        out.write_text("mine")
+    with pytest.raises(UserError, match=r"finished corpus|not empty|is a file"):
+        build_corpus(made_up(3), tokenizer, out)
+
+
+def test_the_environment_is_left_as_it_was(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    with pytest.raises(Killed):
+        build_corpus(killed_after(made_up(3), 2), tokenizer, tmp_path / "c")
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    build_corpus(made_up(3), tokenizer, tmp_path / "d")
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+
+
+# ---- opening
+
+
+def test_another_tokenizer_is_an_error_that_names_both(tmp_path, tokenizer, other_tokenizer):
+    build_corpus(made_up(7), tokenizer, tmp_path / "c")
+    assert Corpus.open(tmp_path / "c", tokenizer=tokenizer).tokenizer.fingerprint == tokenizer.fingerprint
+    with pytest.raises(UserError) as error:
+        Corpus.open(tmp_path / "c", tokenizer=other_tokenizer)
+    for one in (tokenizer, other_tokenizer):
+        assert one.fingerprint[:12] in str(error.value)
+        assert f"({one.kind}, {one.vocab_size} tokens)" in str(error.value)
+
+
+def test_a_tokenizer_that_was_exchanged_is_noticed(tmp_path, tokenizer, other_tokenizer):
+    build_corpus(made_up(7), tokenizer, tmp_path / "c")
+    other_tokenizer.save(tmp_path / "c" / "tokenizer")
+    with pytest.raises(UserError, match="was built with"):
+        _ = Corpus.open(tmp_path / "c").tokenizer
+
+
+def test_a_corpus_travels_as_its_path(corpus_of):
+    corpus = corpus_of(made_up(7))
+    sent = pickle.dumps(corpus)
+    assert len(sent) < 500
+    np.testing.assert_array_equal(pickle.loads(sent).tokens(3), corpus.tokens(3))
+
+
+def test_a_folder_that_moved_still_opens(tmp_path, corpus_of):
+    corpus = corpus_of(made_up(7))
+    tokens = corpus.tokens(3).tolist()
+    shutil.move(corpus.path, tmp_path / "elsewhere")
+    assert Corpus.open(tmp_path / "elsewhere").tokens(3).tolist() == tokens
+
+
+@pytest.mark.parametrize("damage", ["cut", "grown", "gone", "garbage"])
+def test_a_damaged_shard_does_not_open(corpus_of, damage):
+    path = corpus_of(made_up(7)).path / "tokens-00000.arrow"
+    data = path.read_bytes()
+    path.unlink()
+    if damage != "gone":
+        path.write_bytes({"cut": data[:-1], "grown": data + b"x", "garbage": bytes(len(data))}[damage])
+    with pytest.raises(UserError, match=r"cut short or altered|missing|altered"):
+        Corpus.open(path.parent)
+
+
+def test_verify_finds_one_altered_token(corpus_of):
+    corpus = corpus_of(made_up(7))
+    corpus.verify()
+    path = corpus.path / "tokens-00000.arrow"
+    data = bytearray(path.read_bytes())
+    at = bytes(data).index(corpus.tokens(3).tobytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="altered since it was written"):
+        Corpus.open(corpus.path).verify()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"version": 99}', '{"version": 1}'])
+def test_a_damaged_description_does_not_open(corpus_of, content):
+    corpus = corpus_of(made_up(7))
+    (corpus.path / "corpus.json").write_text(content)
+    with pytest.raises(UserError, match="build"):
+        Corpus.open(corpus.path)
+
+
+def test_a_shard_outside_the_folder_is_refused(tmp_path, corpus_of):
+    corpus = corpus_of(made_up(7))
+    shutil.copy(corpus.path / "tokens-00000.arrow", tmp_path / "outside.arrow")
+    file = corpus.path / "corpus.json"
+    file.write_text(file.read_text().replace("tokens-00000.arrow", "../outside.arrow"))
+    with pytest.raises(UserError, match="outside"):
+        Corpus.open(corpus.path)
+
+
+def test_what_is_no_corpus_is_named(tmp_path):
+    with pytest.raises(UserError, match="there is no corpus at"):
+        Corpus.open(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"it has no corpus.json"):
+        Corpus.open(tmp_path)
+
+
+# ---- split
+
+
+@pytest.mark.parametrize(("count", "share", "expected"), [(2, 0.01, 1), (2, 0.99, 1), (101, 0.1, 10), (101, 0.001, 1)])
+def test_split_is_a_partition(corpus_of, count, share, expected):
+    corpus = corpus_of(made_up(count))
+    train, validation = corpus.split(share, seed=5)
+    assert len(validation) == expected
+    assert sorted([*train, *validation]) == list(range(count))
+    assert np.array_equal(np.sort(train), train)
+    again = corpus.split(share, seed=5)
+    np.testing.assert_array_equal(again[1], validation)
+
+
+def test_split_depends_on_the_seed(corpus_of):
+    corpus = corpus_of(made_up(101))
+    sides = {tuple(corpus.split(0.1, seed=seed)[1]) for seed in range(7)}
+    assert len(sides) == 7
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
+def test_split_needs_a_share(corpus_of, share):
+    with pytest.raises(UserError, match="above 0 and below 1"):
+        corpus_of(made_up(7)).split(share, seed=0)
+
+
+def test_one_document_cannot_be_split(corpus_of):
+    with pytest.raises(UserError, match="one document"):
+        corpus_of(made_up(1)).split(0.5, seed=0)
+
+
+@pytest.mark.data
+def test_english_takes_at_most_six_tenths_of_its_bytes(tmp_path):
+    """On real news, with a vocabulary that is small for it."""
+    data = Path(__file__).resolve().parents[3] / "shared" / "data" / "ag_news" / "train.csv.gz"
+    if not data.exists():
+        pytest.skip("needs ../shared/data/ag_news")
+    from itertools import islice
+
+    from homespun.text.sources import read_documents
+    from homespun.text.tokenizer import Tokenizer
+
+    columns = ["label", "title", "text", "source"]
+    documents = list(islice(read_documents([str(data)], text_field="text", columns=columns), 4000))
+    tokenizer = Tokenizer.train((d.text for d in documents), kind="bpe", vocab_size=8000)
+    corpus = build_corpus(documents, tokenizer, tmp_path / "c")
+    size = sum(p.stat().st_size for p in corpus.path.rglob("*.arrow"))
+    assert size <= 0.6 * corpus.num_bytes
