@@ -33,8 +33,10 @@ def some(*shape: int) -> Tensor:
 def test_equals_softmax_by_hand(pattern: Pattern, causal: bool, start: int, padded: bool, packed: bool) -> None:
     torch.manual_seed(1)
     keys = start + QUERIES
-    query, key, value = some(BATCH, HEADS, QUERIES, HEAD_DIM), some(BATCH, HEADS, keys, HEAD_DIM), some(
-        BATCH, HEADS, keys, HEAD_DIM
+    query, key, value = (
+        some(BATCH, HEADS, QUERIES, HEAD_DIM),
+        some(BATCH, HEADS, keys, HEAD_DIM),
+        some(BATCH, HEADS, keys, HEAD_DIM),
     )
     # the last row has nothing to see at all
     keep = torch.arange(keys) < torch.tensor([[keys], [keys - 4], [0]]) if padded else None

@@ -88,7 +88,9 @@ def test_sinusoidal_positions_need_an_even_size() -> None:
         SinusoidalPositions(11, 7)
 
 
-@pytest.mark.parametrize("positions", [LearnedPositions(13, 6), LearnedPositions(13, 6, offset=2), SinusoidalPositions(13, 6)])
+@pytest.mark.parametrize(
+    "positions", [LearnedPositions(13, 6), LearnedPositions(13, 6, offset=2), SinusoidalPositions(13, 6)]
+)
 def test_counted_positions_are_those_given(positions: nn.Module) -> None:
     torch.testing.assert_close(positions(None, 11)[0], positions(torch.arange(11)[None], 11)[0])
     given = torch.tensor([[0, 1, 2, 0, 1], [4, 3, 2, 1, 0]])

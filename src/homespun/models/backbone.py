@@ -12,7 +12,7 @@ from homespun.nn.masks import Mask
 
 
 class Encoder(nn.Module):
-    """Embeddings, a projection where they are narrower than the stream, layers, and a last norm where layers are pre-norm.
+    """Embeddings, a projection where they are narrower than the stream, layers, a last norm where layers are pre-norm.
 
     ``causal=True`` makes it the stack of a decoder-only language model.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from torch import nn
 
 from homespun.config import Config
@@ -94,12 +94,19 @@ class PreResidualConfig(Config):
 ResidualConfig = Annotated[PostResidualConfig | PreResidualConfig, Field(discriminator="kind")]
 
 
+def _name_presets(schema: dict[str, Any]) -> None:
+    # a preset is gone once it is read, so it is no field; editors should offer it all the same
+    preset = {"type": "string", "enum": [*PRESETS], "description": "a named size; other fields win over it"}
+    schema["properties"] = {"preset": preset, **schema["properties"]}
+
+
 class EncoderConfig(Config):
     """BERT, RoBERTa, ELECTRA and their relatives: one stack whose parts are exchanged here.
 
     ``preset`` names a size in `homespun.models.presets`; other fields given beside it win over it.
     """
 
+    model_config = ConfigDict(json_schema_extra=_name_presets)
     kind: Literal["encoder"] = "encoder"
     vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
     pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
@@ -128,7 +135,7 @@ class EncoderConfig(Config):
         if not isinstance(tree, dict) or "preset" not in tree:
             return tree
         name = tree["preset"]
-        if name not in PRESETS:
+        if not isinstance(name, str) or name not in PRESETS:
             raise UserError(f"unknown preset {name!r}{nearest(str(name), PRESETS)}")
         return PRESETS[name] | {key: value for key, value in tree.items() if key != "preset"}
 
@@ -164,10 +171,15 @@ class EncoderConfig(Config):
         """The encoder, initialised as BERT's is: normal with ``initializer_range``, biases zero, norms one.
 
         Raises:
-            UserError: the vocabulary is empty.
+            UserError: the vocabulary is empty, or the padding token is not in it.
         """
         if not self.vocab_size:
             raise UserError("vocab_size is 0: give the size of the tokenizer's vocabulary")
+        if self.pad_token_id >= self.vocab_size:
+            raise UserError(
+                f"pad_token_id={self.pad_token_id} is not in a vocabulary of vocab_size={self.vocab_size}; "
+                f"give the tokenizer's own"
+            )
         given = embeddings
         embeddings = self.build_embeddings() if embeddings is None else embeddings
         layers = [self._layer() for _ in range(self.num_hidden_layers)]

@@ -53,6 +53,5 @@ class MultiHeadAttention(nn.Module):
         return mixed
 
     def _heads(self, hidden: Tensor) -> Tensor:
-        return hidden.reshape(*hidden.shape[:2], self.num_attention_heads, -1).transpose(
-            1, 2
-        )  # (batch, heads, seq, head_dim)
+        heads = hidden.reshape(*hidden.shape[:2], self.num_attention_heads, -1)  # (batch, seq, heads, head_dim)
+        return heads.transpose(1, 2)  # (batch, heads, seq, head_dim)

@@ -1,0 +1,126 @@
+"""Configs of models: presets are the published sizes, mistakes are one clear line, building initialises as BERT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from homespun.config import dump, json_schema, validate
+from homespun.errors import UserError
+from homespun.models.config import EncoderConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.presets import PRESETS
+
+
+def encoder(**fields: Any) -> EncoderConfig:
+    return validate(EncoderConfig, fields, source="model")
+
+
+# millions of parameters, of backbones without heads: Turc et al. 2019 and the released checkpoints
+SIZES = {
+    "bert-tiny": (30_522, 4.4),
+    "bert-mini": (30_522, 11.1),
+    "bert-small": (30_522, 28.5),
+    "bert-base": (30_522, 108.9),
+    "bert-large": (30_522, 334.1),
+    "roberta-base": (50_265, 124.1),
+    "roberta-large": (50_265, 354.3),
+    "electra-small": (30_522, 13.5),
+    "electra-base": (30_522, 108.9),
+    "electra-large": (30_522, 334.1),
+}
+
+
+@pytest.mark.parametrize("preset", SIZES)
+def test_presets_have_the_published_sizes(preset: str) -> None:
+    vocab_size, millions = SIZES[preset]
+    with torch.device("meta"):
+        backbone = encoder(preset=preset, vocab_size=vocab_size).build()
+    count = sum(parameter.numel() for parameter in backbone.parameters())
+    assert count / 1e6 == pytest.approx(millions, rel=0.01)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_is_a_config(preset: str) -> None:
+    config = encoder(preset=preset)
+    assert config.hidden_size == PRESETS[preset]["hidden_size"]
+    assert encoder(**config.model_dump()) == config  # written out, it no longer needs its preset
+
+
+def test_fields_beside_a_preset_win() -> None:
+    config = encoder(preset="electra-small", num_hidden_layers=2)
+    assert (config.num_hidden_layers, config.hidden_size, config.embedding_size) == (2, 256, 128)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"preset": "electra-smal"}, "unknown preset 'electra-smal'; did you mean 'electra-small'?"),
+        ({"preset": ["bert-tiny"]}, "unknown preset"),
+        ({"hidden_act": "gelo"}, "unknown activation 'gelo'; did you mean 'gelu'?"),
+        ({"hidden_size": 10, "num_attention_heads": 3}, "hidden_size=10 is not a multiple of num_attention_heads=3"),
+        ({"hiden_size": 10}, "unknown key 'hiden_size'; did you mean 'hidden_size'?"),
+        ({"attention": {"kind": "windows"}}, "unknown kind 'windows'; did you mean 'window'?"),
+        ({"attention": {"kind": "window", "radius": 0}}, "attention.radius"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob: Input should be less than 1 (given 1.0)"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"vocab_size": 7, "pad_token_id": 7}, "pad_token_id=7 is not in a vocabulary of vocab_size=7"),
+        ({"positions": {"kind": "sinusoidal"}, "embedding_size": 7}, "even embedding_size, not 7"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_mistakes_are_one_line(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        encoder(**{"vocab_size": 11} | fields).build()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_vocabulary_is_needed() -> None:
+    with pytest.raises(UserError, match="vocab_size is 0: give the size of the tokenizer's vocabulary"):
+        encoder().build()
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        encoder().hidden_size = 7  # type: ignore[misc]
+
+
+def test_dump_is_complete_and_reads_back() -> None:
+    config = encoder(preset="roberta-tiny", attention={"kind": "window", "radius": 5})
+    text = dump(config)
+    assert "radius: 5" in text
+    assert "initializer_range: 0.02" in text
+
+
+def test_schema_names_presets_and_kinds() -> None:
+    schema = json_schema(EncoderConfig)
+    assert sorted(schema["properties"]["preset"]["enum"]) == sorted(PRESETS)
+    assert set(schema["properties"]["attention"]["discriminator"]["mapping"]) == {"full", "window"}
+
+
+def test_building_initialises_as_bert() -> None:
+    torch.manual_seed(1)
+    model = ModelConfig(
+        backbone=encoder(vocab_size=1009, embedding_size=64, initializer_range=0.05), head=MaskedLMHeadConfig()
+    ).build()
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)) and module.weight.numel() > 10_000:
+            assert float(module.weight.std().detach()) == pytest.approx(0.05, rel=0.05), name
+        if isinstance(module, (nn.Linear, nn.LayerNorm)):
+            assert not module.bias.any(), name
+        if isinstance(module, nn.LayerNorm):
+            assert bool((module.weight == 1).all()), name
+
+
+def test_same_seed_same_model() -> None:
+    config = ModelConfig(backbone=encoder(vocab_size=11, hidden_size=14, num_attention_heads=2, intermediate_size=17))
+    models = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        models.append(torch.cat([p.flatten() for p in config.build().parameters()]))
+    assert torch.equal(models[0], models[1])
+    assert not torch.equal(models[0], models[2])
