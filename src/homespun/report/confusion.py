@@ -1,0 +1,65 @@
+"""Which class was taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from homespun.report import formats
+from homespun.report.formats import number
+from homespun.report.read import Tree, as_list, as_tree
+from homespun.report.table import Column, Table
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Counts of texts: rows are the truth, columns the prediction."""
+
+    labels: Sequence[str]
+    counts: Sequence[Sequence[float]]  # (classes, classes)
+
+    @property
+    def readable(self) -> bool:
+        """Whether so many classes can be read as a coloured table."""
+        return len(self.labels) <= 40
+
+    def percent(self) -> list[list[float]]:
+        """(classes, classes): percent of each row, so that the diagonal is the recall."""
+        return [[100 * n / max(1.0, sum(row)) for n in row] for row in self.counts]
+
+    def table(self, name: str) -> Table:
+        """The counts as a table."""
+        columns = (
+            Column("truth \\ prediction", numeric=False),
+            *(Column(label, formats.whole) for label in self.labels),
+        )
+        rows = tuple((label, *row) for label, row in zip(self.labels, self.counts, strict=True))
+        return Table(name, "Confusion matrix", columns, rows, "Texts: rows are the truth, columns the prediction.")
+
+
+def confusion(test: Tree) -> Confusion | None:
+    """The confusion matrix in test metrics, where there is a square one."""
+    given = as_tree(test.get("confusion"))
+    labels = [formats.text(label) for label in as_list(given.get("labels"))]
+    counts = [[number(n) or 0.0 for n in as_list(row)] for row in as_list(given.get("counts"))]
+    square = len(counts) == len(labels) and all(len(row) == len(labels) for row in counts)
+    return Confusion(labels, counts) if labels and square else None
+
+
+def mistakes(found: Confusion, name: str) -> Table | None:
+    """The most frequent mistakes; ``None`` where there is none."""
+    shares = found.percent()
+    pairs = [
+        (label, taken, found.counts[i][j], shares[i][j] / 100)
+        for i, label in enumerate(found.labels)
+        for j, taken in enumerate(found.labels)
+        if i != j and found.counts[i][j]
+    ]
+    largest = tuple(sorted(pairs, key=lambda pair: -pair[2])[:8])
+    columns = (
+        Column("truth", numeric=False),
+        Column("taken for", numeric=False),
+        Column("texts", formats.whole),
+        Column("of the class", formats.percent),
+    )
+    return Table(name, "Most frequent mistakes", columns, largest) if largest else None

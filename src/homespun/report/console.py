@@ -1,0 +1,205 @@
+"""Tables and progress for a terminal. Imports rich and nothing heavier, so that a command answers at once."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from homespun.report import formats
+from homespun.report.table import Table
+
+_EVERY = 10.0
+"""Seconds between two lines where the output is not a terminal."""
+
+
+def rich_table(table: Table) -> RichTable:
+    """A plain table as one for `rich.console.Console.print`; its texts are shown as they are, never as markup."""
+    shown = RichTable(title=Text(_plain(table.title)), title_justify="left", caption_justify="left", box=None)
+    shown.caption = Text(_plain(table.note)) if table.note else None
+    for position, column in enumerate(table.columns):
+        justify = "right" if column.numeric else "left"
+        shown.add_column(
+            Text(_plain(column.title)),
+            justify="right" if column.numeric else "left",
+            overflow="fold",
+            style="bold" if position == 0 and justify == "left" else "",
+        )
+    for row in table.cells():
+        shown.add_row(*(Text(_plain(cell)) for cell in row))
+    return shown
+
+
+def print_tables(*tables: Table) -> None:
+    """Print tables to standard output, an empty line after each."""
+    console = Console()
+    for table in tables:
+        console.print(rich_table(table))
+        console.print()
+
+
+class Task(Protocol):
+    """A piece of long work that tells how far it is."""
+
+    def update(self, done: float, *, note: str = "", rate: str | None = None) -> None:
+        """``done`` of the total so far. ``rate`` replaces the rate computed from it, where the total is a share."""
+
+
+class Display:
+    """Shows long work on standard error: bars in a terminal, else a line every ten seconds, with ``json`` nothing.
+
+    ::
+
+        with Display(json=json) as display:
+            task = display.task("pretrain electra-tiny", total=1.0)
+            for step in trainer:
+                task.update(step.share, rate="12.3k tokens/s", note=f"loss {step.loss:.2f}")
+    """
+
+    def __init__(self, *, json: bool = False, stream: TextIO | None = None) -> None:
+        stream = sys.stderr if stream is None else stream
+        self._view: _View = _Nothing() if json else _Bars(stream) if stream.isatty() else _Lines(stream)
+
+    def __enter__(self) -> Display:
+        self._view.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._view.stop()
+
+    def task(self, description: str, *, total: float | None, unit: str = "") -> Task:
+        """Begin a piece of work of ``total`` ``unit``; ``None``: nobody knows how much. A total without a unit is a
+        share, shown in percent."""
+        return self._view.task(_plain(description), total, unit)
+
+
+class _Clock:
+    """How fast a task goes and what is left, counted from its first report: a resumed one does not begin at zero."""
+
+    def __init__(self, total: float | None, unit: str) -> None:
+        self.total, self.unit = total, unit
+        self.begun = time.monotonic()
+        self.first: tuple[float, float] | None = None
+
+    def words(self, done: float, rate: str | None) -> tuple[str, str]:
+        """The rate and the time left, empty where not yet known."""
+        now = time.monotonic()
+        if self.first is None:
+            # what is done at once was done before; a later first report is work of this task
+            self.first = (now, done) if now - self.begun < 0.5 else (self.begun, 0.0)
+        then, before = self.first
+        speed = (done - before) / (now - then) if now > then and done > before else 0.0
+        if rate is None:
+            rate = f"{formats.rate(speed)} {self.unit}/s" if speed and self.unit else ""
+        if not speed or self.total is None:
+            return rate, ""
+        return rate, f"{formats.duration(max(0.0, self.total - done) / speed)} left"
+
+    def share(self, done: float) -> str:
+        """How far: percent, or an amount where the total is not known."""
+        return (
+            f"{formats.count(done)} {self.unit}" if not self.total else f"{min(100.0, 100 * done / self.total):.0f} %"
+        )
+
+
+class _View(Protocol):
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def task(self, description: str, total: float | None, unit: str) -> Task: ...
+
+
+class _Bars:
+    def __init__(self, stream: TextIO) -> None:
+        self.progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[share]}", markup=False, justify="right"),
+            TextColumn("{task.fields[rate]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=Console(file=stream),
+            # lines printed meanwhile go above the bars, unless they go into a file or a pipe
+            redirect_stdout=sys.stdout.isatty(),
+        )
+
+    def start(self) -> None:
+        self.progress.start()
+
+    def stop(self) -> None:
+        self.progress.stop()
+
+    def task(self, description: str, total: float | None, unit: str) -> Task:
+        number = self.progress.add_task(description, total=total, share="", rate="", left="", note="")
+        return _Bar(self.progress, number, _Clock(total, unit))
+
+
+class _Bar:
+    def __init__(self, progress: Progress, number: TaskID, clock: _Clock) -> None:
+        self.progress, self.number, self.clock = progress, number, clock
+
+    def update(self, done: float, *, note: str = "", rate: str | None = None) -> None:
+        rate, left = self.clock.words(done, rate)
+        share = self.clock.share(done)
+        self.progress.update(self.number, completed=done, share=share, rate=_plain(rate), left=left, note=_plain(note))
+
+
+class _Lines:
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def task(self, description: str, total: float | None, unit: str) -> Task:
+        return _Line(self.stream, description, _Clock(total, unit))
+
+
+class _Line:
+    def __init__(self, stream: TextIO, description: str, clock: _Clock) -> None:
+        self.stream, self.description, self.clock = stream, description, clock
+        self.printed = time.monotonic()
+        self.finished = False
+
+    def update(self, done: float, *, note: str = "", rate: str | None = None) -> None:
+        rate, left = self.clock.words(done, rate)
+        now = time.monotonic()
+        whole = self.clock.total is not None and done >= self.clock.total
+        if (now - self.printed < _EVERY and not whole) or self.finished:
+            return
+        self.printed, self.finished = now, whole
+        elapsed = formats.duration(now - self.clock.begun)
+        parts = [self.clock.share(done), rate, elapsed, "" if whole else left, note]
+        print(f"{self.description}: {', '.join(_plain(part) for part in parts if part)}", file=self.stream, flush=True)
+
+
+class _Nothing:
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+    def task(self, description: str, total: float | None, unit: str) -> Task:
+        return _Silence()
+
+
+class _Silence:
+    def update(self, done: float, *, note: str = "", rate: str | None = None) -> None:
+        pass
+
+
+def _plain(text: str) -> str:
+    """``text`` without control characters: names from files must not steer the terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))

@@ -1,0 +1,204 @@
+"""A report before it is a page or a text: chapters, and what stands in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from homespun.report import plots, summary, tables
+from homespun.report.confusion import Confusion, confusion, mistakes
+from homespun.report.plots import Plot
+from homespun.report.read import RunRecord, config_text, loss_terms
+from homespun.report.table import Table
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the caller wants to tell besides: a heading, a text, and the commands that were run."""
+
+    title: str
+    text: str = ""
+    commands: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Words:
+    """A paragraph."""
+
+    kind: ClassVar = "words"
+    text: str
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A paragraph that must not be overlooked."""
+
+    kind: ClassVar = "notice"
+    text: str
+
+
+@dataclass(frozen=True)
+class Tabular:
+    """A table."""
+
+    kind: ClassVar = "table"
+    table: Table
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A confusion matrix as coloured cells."""
+
+    kind: ClassVar = "heat"
+    title: str
+    table: Table
+    confusion: Confusion
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Figures that belong together."""
+
+    kind: ClassVar = "gallery"
+    title: str
+    plots: Sequence[Plot]
+    note: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to be shown as it is: commands, a config."""
+
+    kind: ClassVar = "code"
+    text: str
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What is there for those who look for it."""
+
+    kind: ClassVar = "folded"
+    title: str
+    contents: Sequence[Content]
+
+
+Content = Words | Notice | Tabular | Heat | Gallery | Code | Folded
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A heading and what stands under it."""
+
+    title: str
+    contents: Sequence[Content]
+
+
+@dataclass(frozen=True)
+class Document:
+    """A whole report, in the order in which it is read."""
+
+    title: str
+    lead: Sequence[Content]
+    chapters: Sequence[Chapter]
+
+    def tables(self) -> list[Table]:
+        """All tables, folded ones too."""
+        return [item.table for item in self._all() if isinstance(item, Tabular | Heat)]
+
+    def plots(self) -> list[Plot]:
+        """All figures."""
+        return [plot for item in self._all() if isinstance(item, Gallery) for plot in item.plots]
+
+    def _all(self) -> list[Content]:
+        found: list[Content] = []
+        waiting = [*self.lead, *(item for chapter in self.chapters for item in chapter.contents)]
+        while waiting:
+            found.append(item := waiting.pop(0))
+            if isinstance(item, Folded):
+                waiting = [*item.contents, *waiting]
+        return found
+
+
+def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section]) -> Document:
+    """The report of one run, or of several side by side. Chapters without content are left out."""
+    lead: list[Content] = [*map(Words, summary.summary(records)), *map(Notice, summary.troubles(records))]
+    chapters = [
+        Chapter("Results", _tabular(tables.results(records))),
+        Chapter("Resources", _tabular(tables.resources(records), tables.losses(records))),
+        Chapter("Curves", _curves(records)),
+        Chapter("Which classes are told apart", _classes(records)),
+        Chapter("Lengths", _lengths(records)),
+        Chapter("What was run", _what_was_run(records, story)),
+    ]
+    return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
+
+
+def _tabular(*found: Table | None) -> list[Content]:
+    return [Tabular(table) for table in found if table is not None]
+
+
+def _curves(records: Sequence[RunRecord]) -> list[Content]:
+    """A gallery for the runs that have the same terms of the loss: only those share axes."""
+    groups: dict[tuple[str, ...], list[RunRecord]] = {}
+    for record in records:
+        if record.train or record.validation:
+            groups.setdefault(tuple(sorted(loss_terms(record))), []).append(record)
+    colour = plots.colours(records)
+    contents: list[Content] = []
+    for number, group in enumerate(groups.values(), start=1):
+        prefix = "" if len(groups) == 1 else f"{number}-"
+        drawn = plots.loss_plots(group, colour, prefix)
+        rate = plots.learning_rate_plot(group, colour, f"{prefix}learning-rate")
+        title = ", ".join(record.name for record in group)
+        note = "Thin line: training, the mean over 2 % of the run. Line with dots: validation."
+        if everything := [*drawn, *([rate] if rate else [])]:
+            contents.append(Gallery(title, everything, note))
+    return contents
+
+
+def _classes(records: Sequence[RunRecord]) -> list[Content]:
+    """Confusion matrix, mistakes and classes of each tested run; those after the best one are folded."""
+    tested = sorted((r for r in records if r.tests()), key=lambda r: -(tables.accuracy(r) or 0.0))
+    contents: list[Content] = []
+    for rank, record in enumerate(tested):
+        end = "" if len(tested) == 1 else f"-{rank + 1}"
+        found = confusion(record.tests()[0])
+        own: list[Content] = []
+        if found is not None:
+            counts = found.table(f"confusion{end}")
+            own += [Heat(counts.title, counts, found)] if found.readable else []
+            own += _tabular(mistakes(found, f"mistakes{end}"))
+            own += [] if found.readable else [Folded(counts.title, [Tabular(counts)])]
+        own += _tabular(tables.per_class(record, f"per-class{end}"))
+        if len(record.tests()) > 1:
+            own.insert(0, Words(f"Of the first of the {len(record.tests())} seeds of {record.name}."))
+        elif len(tested) > 1:
+            own.insert(0, Words(f"Of {record.name}."))
+        contents += own if rank == 0 else [Folded(record.name, own)]
+    return contents
+
+
+def _lengths(records: Sequence[RunRecord]) -> list[Content]:
+    found = [(record, record.result.get("lengths")) for record in records]
+    distinct = [(r, value) for i, (r, value) in enumerate(found) if value and value not in [v for _, v in found[:i]]]
+    contents: list[Content] = []
+    for number, (record, _) in enumerate(distinct, start=1):
+        if len(distinct) > 1:
+            contents.append(Words(f"Of {record.name}."))
+        contents += _tabular(tables.lengths(record, "lengths" if len(distinct) == 1 else f"lengths-{number}"))
+    return contents
+
+
+def _what_was_run(records: Sequence[RunRecord], story: Sequence[Section]) -> list[Content]:
+    contents: list[Content] = []
+    for section in story:
+        contents += [Words(f"{section.title}. {section.text}".strip() if section.text else section.title)]
+        contents += [Code("\n".join(section.commands))] if section.commands else []
+    contents += _tabular(tables.differences(records))
+    contents += [
+        Folded(f"config.yaml of {record.name}", [Code(config_text(record))]) for record in records if record.config
+    ]
+    environment = tables.environment(records)
+    contents += [Folded(environment.title, [Tabular(environment)])] if environment else []
+    return contents

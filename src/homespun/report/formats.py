@@ -1,0 +1,141 @@
+"""Numbers as people read them: sensible digits, separators, units. What is missing or not finite is a dash."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+DASH = "–"
+
+
+def number(value: object) -> float | None:
+    """``value`` where it is a finite number, else ``None``: result files are data, and may hold anything."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def text(value: object) -> str:
+    """Any plain value in one line."""
+    if value is None or value == "":
+        return DASH
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}" if math.isfinite(value) else DASH
+    if isinstance(value, (list, tuple)):
+        return ", ".join(text(item) for item in value) or DASH
+    return " ".join(str(value).split()) or DASH
+
+
+def whole(value: object) -> str:
+    """``12,345``."""
+    n = number(value)
+    return DASH if n is None else f"{n:,.0f}"
+
+
+def count(value: object) -> str:
+    """``512``, ``12.3k``, ``4.56M``, ``1.20B``: three digits."""
+    n = number(value)
+    if n is None:
+        return DASH
+    for unit, size in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(n) >= 0.9995 * size:
+            return f"{_three(n / size)}{unit}"
+    return f"{n:,.0f}" if n == int(n) else _three(n)
+
+
+def rate(value: object) -> str:
+    """A count a second, without the unit of what is counted: ``12.3k``, ``8.51``."""
+    n = number(value)
+    return DASH if n is None else _three(n) if abs(n) < 999.5 else count(n)
+
+
+def memory(value: object) -> str:
+    """Bytes as ``512 MB`` or ``1.93 GB``, in powers of ten."""
+    n = number(value)
+    if n is None:
+        return DASH
+    return f"{_three(n / 1e9)} GB" if n >= 0.9995e9 else f"{n / 1e6:,.0f} MB" if n >= 1e6 else f"{n / 1e3:,.0f} kB"
+
+
+def duration(value: object) -> str:
+    """Seconds as ``0.042 s``, ``12.3 s``, ``1 m 23 s``, ``2 h 05 m``, ``3 d 04 h``."""
+    n = number(value)
+    if n is None or n < 0:
+        return DASH
+    if n < 59.95:
+        return f"{n:.1f} s" if n >= 9.995 else f"{n:.2f} s" if n >= 0.9995 else f"{n:.2g} s"
+    seconds = round(n)
+    if seconds < 3600:
+        return f"{seconds // 60} m {seconds % 60:02d} s"
+    minutes = round(n / 60)
+    if minutes < 1440:
+        return f"{minutes // 60} h {minutes % 60:02d} m"
+    hours = round(n / 3600)
+    return f"{hours // 24} d {hours % 24:02d} h"
+
+
+def step_seconds(value: object) -> str:
+    """Seconds of one step, three digits, always in seconds: ``0.142``."""
+    n = number(value)
+    return DASH if n is None else _three(n)
+
+
+def loss(value: object) -> str:
+    """``3.142``, ``0.0421``, ``123.4``."""
+    n = number(value)
+    if n is None:
+        return DASH
+    return f"{n:.3f}" if 0.1 <= abs(n) < 100 else f"{n:,.1f}" if abs(n) >= 100 else f"{n:.3g}"
+
+
+def percent(value: object) -> str:
+    """A share (0..1) as ``91.5 %``."""
+    n = number(value)
+    return DASH if n is None else f"{100 * n:.1f} %"
+
+
+def share(value: object) -> str:
+    """A share (0..1) to three places, as F1 and the areas under curves are written: ``0.912``."""
+    n = number(value)
+    return DASH if n is None else f"{n:.3f}"
+
+
+def points(value: object) -> str:
+    """A difference of two shares in percentage points, signed: ``+1.2``, ``−0.4``."""
+    n = number(value)
+    return DASH if n is None else f"{100 * n:+.1f}".replace("-", "−")
+
+
+def spread(value: Any) -> str:
+    """A pair (mean, deviation or None) of shares as ``91.5 ± 0.3 %``."""
+    if value is None:
+        return DASH
+    mean, deviation = number(value[0]), number(value[1])
+    return percent(mean) if mean is None or deviation is None else f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+
+
+def share_spread(value: Any) -> str:
+    """A pair (mean, deviation or None) of shares as ``0.912 ± 0.003``."""
+    if value is None:
+        return DASH
+    mean, deviation = number(value[0]), number(value[1])
+    return share(mean) if mean is None or deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+
+
+def interval(value: Any) -> str:
+    """A pair of shares as ``90.9 – 92.1 %``."""
+    low, high = (None, None) if value is None else (number(value[0]), number(value[1]))
+    return DASH if low is None or high is None else f"{100 * low:.1f} – {100 * high:.1f} %"
+
+
+def _three(n: float) -> str:
+    if n == 0:
+        return "0"
+    return (
+        f"{n:,.0f}" if abs(n) >= 99.95 else f"{n:.1f}" if abs(n) >= 9.995 else f"{n:.3g}" if abs(n) < 1 else f"{n:.2f}"
+    )

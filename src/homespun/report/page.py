@@ -1,0 +1,82 @@
+"""Reports on disk: one self-contained HTML page, and its tables and figures as files."""
+
+from __future__ import annotations
+
+import base64
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from homespun.errors import UserError
+from homespun.report.document import Document, Section, compose
+from homespun.report.markdown import csv_text, markdown
+from homespun.report.plots import Plot
+from homespun.report.read import read_runs
+
+__all__ = ["Section", "html", "write_report"]
+
+
+def write_report(runs: Sequence[Path], out: Path, *, title: str, story: Sequence[Section] = ()) -> Path:
+    """Write the report of ``runs`` into the folder ``out`` and return its page, ``out/index.html``.
+
+    One run gives the report of a run, several a comparison on shared axes, in the order given. Beside the page stand
+    ``report.md``, ``tables/*.csv`` (raw values) and ``plots/*.svg`` and ``*.png``. Every file is written whole or not
+    at all, and the page last; other files in ``out`` are left alone.
+
+    Args:
+        runs: run directories; a run that was interrupted, or is still going on, is shown as far as it got.
+        story: what was done to get the runs, with its commands.
+
+    Raises:
+        UserError: no run, or a folder that is not a run directory, or a damaged file in one, or ``out`` is a file.
+    """
+    document = compose(read_runs(runs), title=title, story=story)
+    out = Path(out)
+    try:
+        for folder in (out, out / "tables", out / "plots"):
+            folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UserError(f"cannot write a report to {out}: a file is in the way; name a folder") from error
+    for table in document.tables():
+        _write(out / "tables" / f"{table.name}.csv", csv_text(table).encode())
+    for plot in document.plots():
+        _write(out / "plots" / f"{plot.name}.svg", plot.svg)
+        _write(out / "plots" / f"{plot.name}.png", plot.png)
+    _write(out / "report.md", markdown(document).encode())
+    page = out / "index.html"
+    _write(page, html(document).encode())
+    return page
+
+
+def html(document: Document) -> str:
+    """The document as one HTML page that needs no other file, no network and no script."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("homespun.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["data_uri"] = _data_uri
+    return environment.get_template("report.html.j2").render(document=document)
+
+
+def _data_uri(plot: Plot) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(plot.svg).decode()}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,280 @@
+"""Run directories as records. Reads what is there, says what is not, and believes nothing about the values' types."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import yaml
+
+from homespun.config import read_yaml
+from homespun.errors import UserError
+from homespun.report.formats import number
+
+Tree = Mapping[str, Any]
+FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
+
+
+@dataclass
+class Series:
+    """Points of one quantity in the order of training: steps, seconds of training, values."""
+
+    steps: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    def add(self, step: float, seconds: float, value: object) -> None:
+        """Append a point; what is not a finite number is left out."""
+        known = number(value)
+        if known is not None:
+            self.steps.append(step)
+            self.seconds.append(seconds)
+            self.values.append(known)
+
+    def cut(self, step: float) -> None:
+        """Forget the points after ``step``: the run went back to a checkpoint and did those steps again."""
+        while self.steps and self.steps[-1] > step:
+            del self.steps[-1], self.seconds[-1], self.values[-1]
+
+
+@dataclass
+class RunRecord:
+    """One run directory.
+
+    ``train`` and ``validation`` hold a `Series` for each term of the loss, and ``loss`` for the whole.
+    ``summary`` is ``result.json`` where there is one, filled up from the metrics where there is not.
+    """
+
+    path: Path
+    name: str
+    config: Tree
+    environment: Tree
+    result: Tree
+    train: dict[str, Series]
+    validation: dict[str, Series]
+    learning_rate: Series
+    summary: dict[str, float | None]
+    end: str | None  # the reason in the last `end` event; None where there is none
+
+    def tests(self) -> list[Tree]:
+        """The test metrics of every seed; of the only one where there are no seeds; none of a pretraining run."""
+        seeds = [as_tree(seed) for seed in as_list(self.result.get("seeds"))]
+        tests = [as_tree(seed.get("test", seed)) for seed in seeds] or [as_tree(self.result.get("test"))]
+        return [test for test in tests if number(test.get("accuracy")) is not None]
+
+    def baselines(self) -> dict[str, Tree]:
+        """Test metrics of the baselines by name."""
+        return {str(k): v for k, v in as_tree(self.result.get("baselines")).items() if isinstance(v, Mapping)}
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the run is not a whole one, in words, or ``None``."""
+        step = self.summary.get("steps")
+        at = "" if step is None else f" at step {step:,.0f}"
+        if self.end == "interrupted":
+            return f"was interrupted{at}; the numbers are those it had reached"
+        if self.end == "not_finite":
+            return f"stopped{at} because its loss was no longer a finite number"
+        if self.end is None and not self.result:
+            return f"did not finish{at}: it is still running, or was stopped from outside"
+        return None
+
+
+def as_tree(value: object) -> Tree:
+    """``value`` where it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def as_list(value: object) -> list[Any]:
+    """``value`` where it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
+    """The records of run directories, in the order given, with names that differ.
+
+    Raises:
+        UserError: no run given, or a folder that is not a run directory, or a damaged file in one.
+    """
+    if not paths:
+        raise UserError("a report needs at least one run directory; none was given")
+    records = [read_run(Path(path)) for path in paths]
+    names = [record.name for record in records]
+    for record in records:
+        if names.count(record.name) > 1:
+            resolved = record.path.resolve()
+            record.name = f"{resolved.parent.name}/{resolved.name}"
+    names = [record.name for record in records]
+    for position, record in enumerate(records):
+        if (before := names[:position].count(record.name)) > 0:
+            record.name = f"{record.name} ({before + 1})"
+    return records
+
+
+def read_run(path: Path) -> RunRecord:
+    """The record of one run directory.
+
+    Raises:
+        UserError: no such folder, none of a run's files in it, or one of them damaged.
+    """
+    if not any((path / name).is_file() for name in FILES):
+        state = "has none of a run's files" if path.is_dir() else "is not a folder"
+        raise UserError(f"{path} {state}; a run directory holds {', '.join(FILES)}")
+    result = _read_json(path / "result.json")
+    record = RunRecord(
+        path=path,
+        name=str(result.get("name") or path.resolve().name),
+        config=read_yaml(path / "config.yaml") if (path / "config.yaml").is_file() else {},
+        environment=_read_json(path / "environment.json"),
+        result=result,
+        train={},
+        validation={},
+        learning_rate=Series(),
+        summary={},
+        end=None,
+    )
+    _read_metrics(record)
+    return record
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}; it was cut short or altered") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(tree).__name__}")
+    return tree
+
+
+def _events(path: Path) -> Iterator[Tree]:
+    """The events of a metrics file. A line that is no JSON is where a run was killed: it is left out."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(event, dict):
+                yield event
+
+
+def _read_metrics(record: RunRecord) -> None:
+    durations, tokens, last = Series(), Series(), Series()
+    peak: float | None = None
+    parameters: float | None = None
+    for event in _events(record.path / "metrics.jsonl"):
+        step = number(event.get("step")) or 0.0
+        seconds = number(event.get("time")) or 0.0
+        match event.get("event"):
+            case "start" | "resume":
+                record.end = None
+                parameters = number(event.get("parameters")) or parameters
+                for series in (*record.train.values(), *record.validation.values()):
+                    series.cut(step)
+                for series in (record.learning_rate, durations, tokens, last):
+                    series.cut(step)
+            case "step":
+                _add_losses(record.train, event, step, seconds)
+                record.learning_rate.add(step, seconds, event.get("learning_rate"))
+                durations.add(step, seconds, event.get("seconds"))
+                tokens.add(step, seconds, event.get("tokens"))
+                last.add(step, seconds, seconds)
+            case "validation":
+                _add_losses(record.validation, event, step, seconds)
+            case "memory":
+                peak = max(peak or 0.0, number(event.get("peak_bytes")) or 0.0) or None
+            case "end":
+                record.end = str(event.get("reason"))
+    known: dict[str, float | None] = {
+        "parameters": parameters,
+        "steps": last.steps[-1] if last.steps else None,
+        "tokens": tokens.values[-1] if tokens.values else None,
+        "seconds": last.values[-1] if last.values else None,
+        "seconds_per_step": median(durations.values) if durations.values else None,
+        "peak_bytes": peak,
+    }
+    if (total := known["tokens"]) and (elapsed := known["seconds"]):
+        known["tokens_per_second"] = total / elapsed
+    record.summary = {**known, **_numbers(record.result)}
+
+
+def _add_losses(curves: dict[str, Series], event: Tree, step: float, seconds: float) -> None:
+    for term, value in {**as_tree(event.get("losses")), "loss": event.get("loss")}.items():
+        curves.setdefault(str(term), Series()).add(step, seconds, value)
+
+
+def loss_terms(record: RunRecord) -> list[str]:
+    """The terms of the loss that are losses, in order, without the whole: what is right of what (``mlm_accuracy``) is
+    logged beside them."""
+    train, validation = final_losses(record)
+    return [term for term in (train | validation) if term != "loss" and not is_share(term)]
+
+
+def is_share(term: str) -> bool:
+    """Whether a term is a share (0..1), reported and not learned from."""
+    return term.rpartition("_")[2] in {"accuracy", "recall", "precision", "f1"}
+
+
+def final_losses(record: RunRecord) -> tuple[dict[str, float], dict[str, float]]:
+    """Losses when training was over: of training the mean of the last tenth, of validation the last; by term, and
+    ``loss`` for the whole. The result file's are taken where it has them."""
+    train = {term: fmean(s.values[-max(1, len(s.values) // 10) :]) for term, s in record.train.items() if s.values}
+    validation = {term: s.values[-1] for term, s in record.validation.items() if s.values}
+    told = as_tree(record.result.get("validation"))
+    given = {**as_tree(told.get("losses")), "loss": told.get("loss")}
+    return train | _numbers(as_tree(record.result.get("train"))), validation | _numbers(given)
+
+
+def _numbers(tree: Tree) -> dict[str, float]:
+    return {str(key): known for key, value in tree.items() if (known := number(value)) is not None}
+
+
+def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
+    """``{"train.budget.time": 60.0, ...}``: a nested mapping as dotted keys; lists stay values."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return flat
+
+
+def config_text(record: RunRecord) -> str:
+    """The run's config as YAML."""
+    return str(yaml.safe_dump(dict(record.config), sort_keys=False, allow_unicode=True, width=100))
+
+
+def architecture(record: RunRecord) -> str | None:
+    """The model in a few words from the config: ``3 layers × 128, 2 heads``, and what differs from plain BERT."""
+    told = record.result.get("architecture")
+    if isinstance(told, str) and told:
+        return told
+    backbone = _find(record.config, "num_hidden_layers")
+    if backbone is None:
+        start = record.config.get("from") or record.config.get("from_")
+        return f"from {start}" if isinstance(start, str) else None
+    words = [f"{backbone.get('num_hidden_layers')} layers × {backbone.get('hidden_size')}"]
+    if "num_attention_heads" in backbone:
+        words.append(f"{backbone['num_attention_heads']} heads")
+    plain = {"attention": "full", "positions": "learned", "residual": "post"}
+    for part, usual in plain.items():
+        tree = as_tree(backbone.get(part))
+        if tree.get("kind", usual) != usual:
+            settings = ", ".join(f"{key} {value}" for key, value in tree.items() if key != "kind")
+            words.append(f"{tree['kind']} {part}" + (f" ({settings})" if settings else ""))
+    return ", ".join(words)
+
+
+def _find(tree: Tree, key: str) -> Tree | None:
+    if key in tree:
+        return tree
+    found = (_find(child, key) for child in tree.values() if isinstance(child, Mapping))
+    return next((child for child in found if child is not None), None)

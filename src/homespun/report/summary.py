@@ -1,0 +1,137 @@
+"""The first paragraph of a report: what was run, what came of it, and whether it beat the baselines, in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from homespun.report import formats
+from homespun.report.formats import number
+from homespun.report.intervals import difference
+from homespun.report.read import RunRecord, Tree, as_tree, final_losses, loss_terms
+from homespun.report.tables import BASELINES, mean_and_deviation, test_rows
+
+
+def summary(records: Sequence[RunRecord]) -> list[str]:
+    """The sentences, a paragraph each: pretraining, then every fine-tuned model with its verdict."""
+    pretrained = [record for record in records if not record.tests() and not record.baselines()]
+    paragraphs = [_pretraining(pretrained)] if pretrained else []
+    return [*paragraphs, *(_finetuning(record) for record in records if record not in pretrained)]
+
+
+def troubles(records: Sequence[RunRecord]) -> list[str]:
+    """A sentence for every run that is not a whole one."""
+    return [f"{record.name} {record.trouble}." for record in records if record.trouble]
+
+
+def _pretraining(records: Sequence[RunRecord]) -> str:
+    names = _listed([record.name for record in records])
+    many = len(records) > 1
+    each = f"{len(records)} models were trained ({names})" if many else f"{names} was trained"
+    sentences = [f"{each}{_circumstances(records)}."]
+    scores = {r.name: loss for r in records if (loss := final_losses(r)[1].get("loss")) is not None}
+    # losses of different objectives are different quantities: only equal ones are ranked
+    if many and len(scores) > 1 and len({tuple(loss_terms(record)) for record in records}) == 1:
+        best = min(scores, key=lambda name: scores[name])
+        rest = ", ".join(f"{formats.loss(loss)} {name}" for name, loss in scores.items() if name != best)
+        sentences.append(f"The lowest validation loss is that of {best}: {formats.loss(scores[best])}, against {rest}.")
+    elif scores:
+        told = _listed([f"{formats.loss(loss)}" + (f" ({name})" if many else "") for name, loss in scores.items()])
+        sentences.append(f"The validation loss at the end is {told}.")
+    return " ".join(sentences)
+
+
+def _finetuning(record: RunRecord) -> str:
+    tests = record.tests()
+    sentences = [f"{record.name} was fine-tuned to tell classes apart{_circumstances([record])}."]
+    accuracy, f1, rows = mean_and_deviation(tests, "accuracy"), mean_and_deviation(tests, "macro_f1"), test_rows(tests)
+    if accuracy is None:
+        return " ".join([*sentences, "It was not tested."])
+    classes = len(as_tree(tests[0].get("per_class")))
+    result = f"It names the right class of {formats.percent(accuracy[0])} of "
+    result += "the test texts" if rows is None else f"{formats.whole(rows)} test texts"
+    result += f" of {classes} classes" if classes else ""
+    result += f" (macro F1 {formats.share(f1[0])})" if f1 else ""
+    if len(tests) > 1:
+        result += f", the mean of {len(tests)} seeds"
+    sentences.append(f"{result}.")
+    sentences += [
+        f"It {verdict(tests, baseline, BASELINES.get(name, name))}."
+        for name, baseline in sorted(record.baselines().items(), key=lambda item: item[0] == "majority")
+        if number(baseline.get("accuracy")) is not None
+    ]
+    cut = number(record.result.get("truncated"))
+    if cut:
+        sentences.append(f"{formats.whole(cut)} texts were longer than the model reads and were cut.")
+    return " ".join(sentences)
+
+
+def verdict(tests: Sequence[Tree], baseline: Tree, name: str) -> str:
+    """Whether a model beat a baseline, as the end of a sentence that begins with ``It``.
+
+    ``beat``, with the difference in points of accuracy; ``did not beat``; and in both cases whether the difference is
+    within what the choice of test texts does by chance (95 %).
+    """
+    accuracy, other = mean_and_deviation(tests, "accuracy"), number(baseline.get("accuracy"))
+    if accuracy is None or other is None:
+        return f"cannot be compared with {name}"
+    gain = accuracy[0] - other
+    apart = f"{abs(100 * gain):.1f}" if abs(gain) >= 0.0005 or gain == 0 else "less than 0.1"
+    if gain > 0:
+        words = f"beat {name} ({formats.percent(other)}) by {apart} points"
+    elif gain == 0:
+        words = f"did not beat {name}: their accuracy is the same ({formats.percent(other)})"
+    else:
+        words = f"did not beat {name} ({formats.percent(other)}): it is {apart} points below"
+    below = sum((number(test.get("accuracy")) or 0.0) <= other for test in tests)
+    if gain > 0 and below:
+        words += f", though {below} of its {len(tests)} seeds did not"
+    rows = test_rows(tests)
+    if rows is None:
+        return f"{words}; on how many test texts is not known, so neither is how sure that is"
+    low, high = difference(accuracy[0], other, rows)
+    if low <= 0 <= high:
+        words += (
+            f"; with {formats.whole(rows)} test texts that is within noise (95 % interval of the difference "
+            f"{formats.points(low)} to {formats.points(high)} points), so take neither for the better one"
+        )
+    return words
+
+
+def _circumstances(records: Sequence[RunRecord]) -> str:
+    """`` on TEXT, each within BUDGET``, as far as it is known and the same for all."""
+    data, budgets = {_data(record) for record in records}, {_budget(record) for record in records}
+    words = ""
+    if len(data) == 1 and (text := data.pop()):
+        words += f" on {text}"
+    if len(budgets) == 1 and (budget := budgets.pop()):
+        words += f", {'each ' if len(records) > 1 else ''}with a budget of {budget}"
+    elif len(budgets) > 1:
+        words += ", under budgets that differ"
+    return words
+
+
+def _data(record: RunRecord) -> str | None:
+    told = record.result.get("data")
+    if isinstance(told, str) and told:
+        return formats.text(told)
+    data = record.config.get("data")
+    if isinstance(data, str):
+        return data
+    paths: list[Any] = [as_tree(data).get(key) for key in ("corpus", "train", "input")]
+    return next((formats.text(path) for path in paths if path and isinstance(path, (str, list))), None)
+
+
+def _budget(record: RunRecord) -> str | None:
+    budget = as_tree(as_tree(record.config.get("train")).get("budget"))
+    written = {"time": formats.duration, "tokens": formats.count, "steps": formats.whole, "epochs": formats.rate}
+    parts = [
+        write(value) if key == "time" else f"{write(value)} {key}"
+        for key, write in written.items()
+        if (value := number(budget.get(key))) is not None
+    ]
+    return " and ".join(parts) or None
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

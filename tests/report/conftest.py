@@ -1,0 +1,202 @@
+"""Synthetic run directories, with the files and fields of docs/design.md."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+CLASSES = "torch numpy scipy pandas sklearn matplotlib sympy networkx jinja2 rich pydantic joblib".split()
+
+
+def _jsonl(path: Path, events: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
+
+
+def pretraining_run(
+    path: Path,
+    *,
+    name: str | None = None,
+    steps: int = 400,
+    seconds_per_step: float = 0.21,
+    level: float = 1.0,
+    backbone: Mapping[str, Any] | None = None,
+    end: str | None = "budget",
+    result: bool = True,
+) -> Path:
+    """A run with ELECTRA's terms; ``level`` raises its losses; without ``end`` or ``result`` it was killed."""
+    path.mkdir(parents=True)
+    name = name or path.name
+    noise = np.random.default_rng(len(name))
+    config = {
+        "data": {"corpus": "runs/quickstart/corpus", "length": 128, "validation": 0.02},
+        "model": {
+            "backbone": {
+                "kind": "encoder",
+                "hidden_size": 128,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 2,
+                "attention": {"kind": "full"},
+                "residual": {"kind": "post"},
+                **(backbone or {}),
+            }
+        },
+        "objective": {"kind": "electra", "probability": 0.15, "discriminator_weight": 50.0},
+        "train": {"budget": {"time": 90.0, "tokens": None, "steps": None}, "batch_size": 32, "learning_rate": 5e-4},
+    }
+    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    environment = {
+        "machine": {"processor": "x86_64", "cores": 2, "memory_bytes": 16_000_000_000, "device": "cpu"},
+        "versions": {"python": "3.12.3", "homespun": "0.1.0", "torch": "2.13.0"},
+        "commit": None,
+    }
+    (path / "environment.json").write_text(json.dumps(environment))
+    events: list[dict[str, Any]] = [{"event": "start", "time": 0.0, "step": 0, "parameters": 4_213_507}]
+
+    def losses(step: int, spread: float) -> dict[str, float]:
+        fall = math.exp(-3 * step / steps)
+        generator = level * (6.1 + 3.2 * fall + spread * noise.normal())
+        discriminator = level * (0.19 + 0.16 * fall + spread * 0.06 * noise.normal())
+        return {"generator": generator, "discriminator": discriminator, "generator_accuracy": 0.21 * (1 - fall)}
+
+    def whole(terms: Mapping[str, float]) -> float:
+        return terms["generator"] + 50 * terms["discriminator"]
+
+    for step in range(1, steps + 1):
+        time, share = step * seconds_per_step, step / steps
+        terms = losses(step, 0.25)
+        event = {"event": "step", "time": time, "step": step, "epoch": 0, "tokens": step * 4003, "share": share}
+        event |= {"learning_rate": 5e-4 * min(share / 0.1, (1 - share) / 0.9), "seconds": seconds_per_step}
+        events.append({**event, "loss": whole(terms), "losses": terms, "gradient_norm": 0.7})
+        if step % max(1, steps // 11) == 0:
+            terms = losses(step, 0.04)
+            event = {"event": "validation", "time": time, "step": step, "tokens": step * 4003}
+            events.append({**event, "loss": whole(terms), "losses": terms, "metrics": {}})
+    time = steps * seconds_per_step
+    events.append({"event": "memory", "time": time, "step": steps, "peak_bytes": 412_345_678, "device": "cpu"})
+    if end:
+        events.append({"event": "end", "time": time, "step": steps, "tokens": steps * 4003, "reason": end})
+    _jsonl(path / "metrics.jsonl", events)
+    if result:
+        terms = losses(steps, 0.0)
+        told = {
+            "kind": "pretrain",
+            "name": name,
+            "parameters": 4_213_507,
+            "steps": steps,
+            "tokens": steps * 4003,
+            "seconds": time,
+            "seconds_per_step": seconds_per_step,
+            "tokens_per_second": 4003 / seconds_per_step,
+            "peak_bytes": 412_345_678,
+            "train": {**terms, "loss": whole(terms)},
+            "validation": {"loss": whole(terms), "losses": terms, "metrics": {}},
+        }
+        (path / "result.json").write_text(json.dumps(told))
+    return path
+
+
+def make_metrics(labels: list[str], accuracy: float, *, rows: int = 1800, seed: int = 0) -> dict[str, Any]:
+    """Metrics of `homespun.training.evaluate` with about this accuracy."""
+    noise = np.random.default_rng(seed)
+    each = rows // len(labels)
+    counts = np.zeros((len(labels), len(labels)), dtype=int)
+    for i in range(len(labels)):
+        right = min(each, round(each * min(1.0, accuracy + 0.03 * noise.normal())))
+        wrong = noise.multinomial(each - right, noise.dirichlet(np.full(len(labels) - 1, 0.4)))
+        counts[i] = np.insert(wrong, i, right)
+    recall = counts.diagonal() / counts.sum(axis=1)
+    precision = counts.diagonal() / counts.sum(axis=0).clip(min=1)
+    f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-9)
+    return {
+        "rows": int(counts.sum()),
+        "accuracy": float(counts.trace() / counts.sum()),
+        "macro_f1": float(f1.mean()),
+        "weighted_f1": float(f1.mean()),
+        "log_loss": 0.31,
+        "per_class": {
+            label: {"precision": p, "recall": r, "f1": f, "support": each}
+            for label, p, r, f in zip(labels, precision.tolist(), recall.tolist(), f1.tolist(), strict=True)
+        },
+        "confusion": {"labels": labels, "counts": counts.tolist(), "percent": (100 * counts / each).tolist()},
+    }
+
+
+def finetuning_run(
+    path: Path,
+    *,
+    name: str | None = None,
+    accuracy: float = 0.913,
+    tfidf: float = 0.868,
+    rows: int = 1800,
+    seeds: int = 3,
+    labels: list[str] | None = None,
+    **result: Any,
+) -> Path:
+    """A classifier with seeds and baselines; ``result`` adds to ``result.json``."""
+    path.mkdir(parents=True)
+    labels = labels or CLASSES
+    config = {
+        "from": "runs/quickstart/window",
+        "data": {"train": "passages.csv", "text": "text", "label": "package"},
+        "train": {"budget": {"time": 60.0}, "learning_rate": 3e-4},
+    }
+    (path / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    (path / "environment.json").write_text(json.dumps({"versions": {"python": "3.12.3", "torch": "2.13.0"}}))
+    events: list[dict[str, Any]] = [{"event": "start", "time": 0.0, "step": 0, "parameters": 4_215_052}]
+    for step in range(1, 120):
+        loss = 2.4 * math.exp(-step / 35) + 0.2 + 0.05 * math.sin(step)
+        event = {"event": "step", "time": step * 0.5, "step": step, "tokens": step * 3001, "seconds": 0.5}
+        events.append({**event, "learning_rate": 3e-4 * (1 - step / 120), "loss": loss, "losses": {"loss": loss}})
+        if step % 20 == 0:
+            event = {"event": "validation", "time": step * 0.5, "step": step, "loss": loss + 0.1}
+            events.append({**event, "losses": {"accuracy": 0.9}, "metrics": {"accuracy": 0.9}})
+    events.append({"event": "end", "time": 60.0, "step": 119, "tokens": 119 * 3001, "reason": "early_stopping"})
+    _jsonl(path / "metrics.jsonl", events)
+    tests = [make_metrics(labels, accuracy, rows=rows, seed=seed) for seed in range(seeds)]
+    majority = make_metrics(labels, 1 / len(labels), rows=rows, seed=100)
+    told = {
+        "kind": "finetune",
+        "name": name or path.name,
+        "parameters": 4_215_052,
+        "steps": 119,
+        "tokens": 119 * 3001,
+        "seconds": 60.0,
+        "seconds_per_step": 0.5,
+        "tokens_per_second": 6002.0,
+        "peak_bytes": 301_000_000,
+        "train": {"loss": 0.21},
+        "validation": {"loss": 0.33, "losses": {}, "metrics": {"accuracy": 0.9}},
+        "test": tests[0],
+        "seeds": tests,
+        "baselines": {"majority": majority, "tfidf": make_metrics(labels, tfidf, rows=rows, seed=101)},
+        "labels": labels,
+        "truncated": 37,
+        **result,
+    }
+    (path / "result.json").write_text(json.dumps(told))
+    return path
+
+
+@pytest.fixture
+def pretraining() -> Callable[..., Path]:
+    """Writes a pretraining run."""
+    return pretraining_run
+
+
+@pytest.fixture
+def finetuning() -> Callable[..., Path]:
+    """Writes a fine-tuning run."""
+    return finetuning_run
+
+
+@pytest.fixture
+def metrics() -> Callable[..., dict[str, Any]]:
+    """Makes test metrics."""
+    return make_metrics
