@@ -41,6 +41,11 @@ class TestLabels:
         assert labels.decode(2) == "c"
         assert Labels.from_dict(json.loads(json.dumps(labels.to_dict()))) == labels
 
+    @pytest.mark.parametrize("values", [{}, {"names": "ab", "multi_label": False}, {"names": ["a"], "multi_label": 1}])
+    def test_damaged_labels(self, values: dict[str, Any]) -> None:
+        with pytest.raises(UserError, match="labels"):
+            Labels.from_dict(values)
+
     def test_several_labels(self) -> None:
         labels = Labels.collect([("b", "a"), (), ("c",)], multi_label=True)
         table = labels.encode([("c", "a"), ()])

@@ -83,7 +83,17 @@ class Labels:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Labels:
-        return cls(tuple(str(name) for name in values["names"]), bool(values["multi_label"]))
+        """The classes that `to_dict` described.
+
+        Raises:
+            UserError: they are described in some other way.
+        """
+        names, multi_label = values.get("names"), values.get("multi_label")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"labels must have a list of names, not {names!r}")
+        if not isinstance(multi_label, bool):
+            raise UserError(f"multi_label of labels must be true or false, not {multi_label!r}")
+        return cls(tuple(names), multi_label)
 
 
 def _number_or_name(name: str) -> tuple[bool, float, str]:
