@@ -112,7 +112,7 @@ class PackedRows:
 def _pack(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
     """How many tokens of each document go into the row that is open when it comes, and whether that row is new."""
     firsts, breaks = array("q"), bytearray()
-    shortest = min(SHORTEST_PIECE, length // 8)
+    shortest = max(min(SHORTEST_PIECE, length // 8), 3)
     body = length - 2
     room = 0
     for size in _integers(sizes):
@@ -215,7 +215,7 @@ def _pairs(corpus: Corpus, documents: np.ndarray, place: int, room: int, random:
         else:
             yield from (document, a_start, a_end, document, a_end, a_end + b_length, 0)
             # a sentence that B holds only the beginning of comes again, whole
-            sentence = max(bisect_right(ends, a_end + b_length), middle + 1)
+            sentence = bisect_right(ends, a_end + b_length)
 
 
 def _span(
