@@ -1,0 +1,198 @@
+"""One checkpoint: a folder of safetensors files and a ``state.json`` with plain values and the digest of everything.
+
+Nothing in it is pickled, so reading one runs no code of whoever wrote it. There is no random state to keep: the data of
+a step and its dropout are functions of the seed and the step's number, which ``state.json`` holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from homespun.errors import UserError
+
+State = dict[str, Any]
+
+TEMPORARY = ".tmp-"
+_STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A whole checkpoint: every file had its size and digest when it was read."""
+
+    path: Path
+    state: State
+
+    @property
+    def step(self) -> int:
+        """How many steps the run had made."""
+        return int(self.state["step"])
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of ``model`` or ``optimizer``, by name, on the CPU."""
+        try:
+            return load_file(self.path / f"{name}.safetensors")
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"cannot read {self.path / name}.safetensors: {error}") from error
+
+
+def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> None:
+    """Write ``folder`` as a whole or not at all: beside it first, to the disk, then renamed.
+
+    Args:
+        folder: must not exist; its parent must.
+        tensors: one file a name.
+        state: plain values, ``step`` among them.
+    """
+    beside = folder.parent / f"{TEMPORARY}{folder.name}"
+    if beside.exists():
+        shutil.rmtree(beside)
+    beside.mkdir()
+    files = {}
+    for name, named in tensors.items():
+        path = beside / f"{name}.safetensors"
+        save_file({key: value.detach().contiguous() for key, value in named.items()}, path)
+        _sync(path)
+        files[path.name] = {"bytes": path.stat().st_size, "blake2b": _digest(path)}
+    content = {"state": state, "files": files}
+    write_file(beside / _STATE, json.dumps(content | {"blake2b": _digest_of(content)}, indent=1))
+    _sync(beside)
+    os.rename(beside, folder)
+    _sync(folder.parent)
+
+
+def read_state(folder: Path) -> tuple[State, State]:
+    """The state of a checkpoint and what it says of its files, from ``state.json`` alone.
+
+    Raises:
+        UserError: it is missing, cut short or altered.
+    """
+    path = folder / _STATE
+    try:
+        content = json.loads(path.read_bytes())
+        digest = content.pop("blake2b")
+        state, files = content["state"], content["files"]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{path} is missing or cut short: the checkpoint is not whole") from error
+    if digest != _digest_of(content):
+        raise UserError(f"{path} was altered: its digest does not match")
+    return state, files
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in ``folder``, all of it verified.
+
+    Raises:
+        UserError: naming the file that is missing, cut short or altered.
+    """
+    state, files = read_state(folder)
+    for name, expected in files.items():
+        path = folder / Path(name).name
+        if not path.is_file():
+            raise UserError(f"{path} is missing: the checkpoint is not whole")
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise UserError(f"{path} was cut short or altered: {size} bytes, not {expected['bytes']}")
+        if _digest(path) != expected["blake2b"]:
+            raise UserError(f"{path} was altered: its digest does not match")
+    return Checkpoint(folder, state)
+
+
+def module_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters, each tied one once, and the buffers that are kept, by name."""
+    kept = module.state_dict().keys()
+    buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
+    return dict(module.named_parameters()) | buffers
+
+
+def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy ``tensors`` into ``module``, in place.
+
+    Raises:
+        UserError: a name or a shape does not match.
+    """
+    own = module_tensors(module)
+    if own.keys() != tensors.keys():
+        missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
+        raise UserError(f"the checkpoint is of another model: it lacks {missing[:3]} and has unknown {unknown[:3]}")
+    for name, tensor in own.items():
+        if tensor.shape != tensors[name].shape:
+            given, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
+            raise UserError(f"the checkpoint is of another model: {name} is {given} in it, and {wanted} here")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The state of an optimizer over named parameters, each tensor as ``<what>/<parameter>``."""
+    tensors = {}
+    for group in optimizer.param_groups:
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            for what, value in optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, Tensor):
+                    raise TypeError(f"{what} of {name} is {type(value).__name__}; checkpoints keep tensors alone")
+                tensors[f"{what}/{name}"] = value
+    return tensors
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Set the state of ``optimizer`` from `optimizer_tensors`.
+
+    Raises:
+        UserError: there is state of a parameter that the optimizer does not have.
+    """
+    names = [name for group in optimizer.param_groups for name in group["param_names"]]
+    numbers = {name: number for number, name in enumerate(names)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        what, _, name = key.partition("/")
+        if name not in numbers:
+            raise UserError(
+                f"the checkpoint is of another optimizer: it has {what} of {name}, which does not learn here"
+            )
+        state.setdefault(numbers[name], {})[what] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write ``path`` as a whole or not at all."""
+    beside = path.with_name(f"{TEMPORARY}{path.name}")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # folders cannot be opened there
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _digest_of(content: State) -> str:
+    plain = json.dumps(content, sort_keys=True).encode()
+    return hashlib.blake2b(plain, digest_size=16).hexdigest()

@@ -1,0 +1,145 @@
+"""The configs of training: budget, optimizer, schedule and the loop itself."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from homespun.config import Config, Count, Duration
+from homespun.training.optim import adamw, parameter_groups
+
+Positive = Annotated[Count, Field(gt=0)]
+Warmup = Annotated[float, Field(ge=0, lt=1, description="share of the budget over which the rate rises from zero")]
+Final = Annotated[float, Field(ge=0, le=1, description="what is left of the rate at the end, as a share of its height")]
+
+
+class Budget(Config):
+    """What a run may use. The first limit reached ends it, and the schedule is annealed right there.
+
+    Time is the wall clock of training over all resumes: waiting for data, steps, checkpoints and validations, the last
+    one included, for which time is set aside. It is not what comes before the loop and after it, nor work that a kill
+    lost.
+    """
+
+    time: Duration | None = Field(default=None, description="seconds, or 90s, 20m, 2h, 1h30m")
+    tokens: Positive | None = Field(default=None, description="tokens seen, padding excluded; 10M, 1.5B")
+    steps: Positive | None = Field(default=None, description="optimizer steps")
+    epochs: Annotated[float, Field(gt=0)] | None = Field(default=None, description="passes over the data; may be 0.5")
+
+    @model_validator(mode="after")
+    def _limited(self) -> Budget:
+        if self.time is None and self.tokens is None and self.steps is None and self.epochs is None:
+            raise ValueError("a budget needs at least one of time, tokens, steps, epochs")
+        return self
+
+
+class LinearSchedule(Config):
+    """Up during the warmup, then straight down to the end of the budget."""
+
+    kind: Literal["linear"] = "linear"
+    warmup: Warmup = 0.06
+    final: Final = 0.0
+
+    def multiplier(self, share: float) -> float:
+        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
+        if share < self.warmup:
+            return share / self.warmup
+        return self.final + (1.0 - self.final) * _left(share, self.warmup)
+
+
+class CosineSchedule(Config):
+    """Up during the warmup, then down along half a cosine (Loshchilov and Hutter 2017)."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup: Warmup = 0.06
+    final: Final = 0.0
+
+    def multiplier(self, share: float) -> float:
+        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
+        if share < self.warmup:
+            return share / self.warmup
+        fall = 0.5 * (1.0 - math.cos(math.pi * _left(share, self.warmup)))
+        return self.final + (1.0 - self.final) * fall
+
+
+class ConstantSchedule(Config):
+    """Up during the warmup, then level."""
+
+    kind: Literal["constant"] = "constant"
+    warmup: Warmup = 0.06
+
+    def multiplier(self, share: float) -> float:
+        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
+        return share / self.warmup if share < self.warmup else 1.0
+
+
+def _left(share: float, warmup: float) -> float:
+    return max(0.0, 1.0 - share) / (1.0 - warmup)
+
+
+Schedule = Annotated[LinearSchedule | CosineSchedule | ConstantSchedule, Field(discriminator="kind")]
+
+
+class AdamW(Config):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), in one fused kernel where there is one."""
+
+    kind: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(default=5e-4, gt=0, description="the height of the schedule")
+    weight_decay: float = Field(default=0.01, ge=0, description="not applied to biases and norms")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of the mean and of the mean square")
+    eps: float = Field(default=1e-6, gt=0)
+    layer_decay: float = Field(
+        default=1.0, gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all alike"
+    )
+
+    @model_validator(mode="after")
+    def _betas_below_one(self) -> AdamW:
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise ValueError(f"betas must be in [0, 1), not {list(self.betas)}")
+        return self
+
+    def build(self, module: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the parameters of ``module`` that learn; each group has its ``scale`` of the rate."""
+        groups = parameter_groups(module, weight_decay=self.weight_decay, layer_decay=self.layer_decay)
+        return adamw(groups, learning_rate=self.learning_rate, betas=self.betas, eps=self.eps)
+
+
+Optimizer = AdamW
+
+
+class TrainConfig(Config):
+    """The loop."""
+
+    seed: int = Field(default=0, ge=0, description="order of the data, its corruption and dropout follow from it")
+    batch_size: int = Field(default=32, ge=1, description="rows of one step, over all processes")
+    micro_batch_size: int | None = Field(
+        default=None, ge=1, description="rows worked through at once by a process; the result is the same, memory less"
+    )
+    budget: Budget = Budget(time=3600.0)
+    optimizer: Optimizer = AdamW()
+    schedule: Schedule = LinearSchedule()
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="gradients longer than this are cut to it")
+    precision: Literal["auto", "float32", "bf16", "fp16"] = Field(
+        default="auto", description="auto: bf16 on a GPU that has it, float32 elsewhere (faster there on a CPU)"
+    )
+    compile: Literal["auto", "on", "off"] = Field(
+        default="auto", description="torch.compile; auto: on a GPU, for a long run, where there is a compiler"
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="recompute layers in the backward pass: less memory, a third more time"
+    )
+    validate_every: float = Field(default=0.1, gt=0, le=1, description="share of the budget between validations")
+    checkpoint_every: Duration = Field(default=600.0, description="seconds, or 10m, between checkpoints")
+    keep_checkpoints: int = Field(default=2, ge=1, description="last checkpoints kept, besides the best")
+    best_metric: str = Field(
+        default="loss", description="of the validation: `loss` or a metric; lower is better where it ends in `loss`"
+    )
+    early_stopping: int | None = Field(
+        default=None, ge=1, description="validations without a better best_metric after which the run ends"
+    )
+    workers: int = Field(default=0, ge=0, description="processes that prepare batches beside the training")
+    tensorboard: bool = Field(default=False, description="write for TensorBoard too; needs homespun[track]")

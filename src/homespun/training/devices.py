@@ -1,0 +1,67 @@
+"""Where training runs: device, processes, precision, compilation. The processes are `accelerate`'s."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from accelerate import PartialState
+
+from homespun.errors import UserError
+from homespun.training.budget import Limits
+
+_LONG_SECONDS, _LONG_STEPS = 900, 2000  # compiling takes a minute or two
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process among those that train together, and its device."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @classmethod
+    def here(cls) -> Place:
+        """Joins the processes that `torchrun` or `accelerate launch` started; else there is one."""
+        state = PartialState()
+        return cls(state.process_index, state.num_processes, state.device)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the one process that writes."""
+        return self.rank == 0
+
+
+def number_type(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
+    """In which type of numbers the matrix products of a step are made; weights are float32 always.
+
+    ``auto`` is bf16 on a GPU that has it, and float32 elsewhere: on a CPU without matrix units for it, bf16 was
+    measured slower.
+
+    Raises:
+        UserError: fp16 without a GPU.
+    """
+    if precision == "fp16" and device.type != "cuda":
+        raise UserError(f"train.precision=fp16 needs a GPU, and the device is {device.type}; use auto or float32")
+    if precision == "auto":
+        has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if has_it else torch.float32
+    return {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+def is_worth_compiling(device: torch.device, limits: Limits) -> bool:
+    """What ``compile: auto`` means: a GPU, a run long enough to gain, and the compilers there.
+
+    On a CPU `torch.compile` was measured to gain nothing on small models.
+    """
+    return (
+        device.type == "cuda"
+        and limits.seconds >= _LONG_SECONDS
+        and limits.steps >= _LONG_STEPS
+        and importlib.util.find_spec("triton") is not None
+        and any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
+    )

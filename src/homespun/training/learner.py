@@ -1,0 +1,188 @@
+"""One step of learning: gradients over micro-batches and processes, then the optimizer. Knows nothing of runs."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from homespun.batch import Batch, Loss
+from homespun.errors import UserError
+from homespun.models.backbone import Encoder
+from homespun.training.checkpoint import (
+    Checkpoint,
+    State,
+    load_module,
+    load_optimizer,
+    module_tensors,
+    optimizer_tensors,
+)
+from homespun.training.config import TrainConfig
+from homespun.training.devices import number_type
+from homespun.training.optim import set_learning_rate
+
+
+class NotFinite(UserError):
+    """A loss or a gradient is infinite or not a number; the weights are as before the step."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step of the optimizer was made of."""
+
+    loss: float
+    losses: dict[str, float]  # mean of each term
+    gradient_norm: float  # before clipping
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What working through a step's micro-batches leaves, besides the gradients in the parameters."""
+
+    names: list[str]
+    weights: list[float]
+    figures: Tensor  # (2 * terms,): sums, then counts
+
+
+class Learner:
+    """An objective on its device, in its precision, with its optimizer.
+
+    Args:
+        objective: is moved to the device, and trained in place.
+        config: how to train.
+        accelerator: the device and the processes.
+        compiled: run the forward and backward pass through `torch.compile`.
+
+    Raises:
+        UserError: the device does not have the precision, or nothing in the objective learns.
+    """
+
+    def __init__(self, objective: nn.Module, config: TrainConfig, accelerator: Accelerator, *, compiled: bool) -> None:
+        self.objective, self.config, self.accelerator = objective, config, accelerator
+        self.device: torch.device = accelerator.device
+        self._dtype = number_type(config.precision, self.device)
+        for module in objective.modules():
+            if isinstance(module, Encoder):
+                module.gradient_checkpointing = config.gradient_checkpointing
+        objective.train()
+        self._parallel: nn.Module = accelerator.prepare_model(objective)
+        self._optimizer = config.optimizer.build(objective)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._dtype == torch.float16)
+        self._forward: Callable[[Batch], Loss] = torch.compile(self._parallel) if compiled else self._parallel
+
+    def gradients(self, parts: list[Batch], targets: dict[str, float], *, seed: int) -> Gradients | None:
+        """The gradients of a step, from nothing; ``None`` where its micro-batches do not fit into memory.
+
+        Args:
+            parts: this process's micro-batches.
+            targets: those of the whole step, over all micro-batches and processes.
+            seed: of everything that the forward pass draws.
+
+        Raises:
+            UserError: the objective cannot be compiled.
+        """
+        self._optimizer.zero_grad(set_to_none=True)
+        torch.manual_seed(seed)
+        try:
+            return self._accumulate(parts, targets)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(f"torch.compile failed ({reason}); set train.compile=off") from error
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+        # outside the handler, whose traceback holds on to every tensor of the step
+        self._optimizer.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+    def _accumulate(self, parts: list[Batch], targets: dict[str, float]) -> Gradients:
+        names: list[str] = []
+        weights: list[float] = []
+        figures: Tensor | None = None
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(self._parallel):
+                with self.autocast():
+                    loss = self._forward(part.to(self.device))
+                names = list(loss.terms)
+                weights = [term.weight for term in loss.terms.values()]
+                uncounted = [name for name, term in loss.terms.items() if term.weight and name not in targets]
+                if uncounted:
+                    raise ValueError(f"terms {uncounted} of the loss are not counted in Batch.targets {list(targets)}")
+                # processes average their gradients; the gradient of the step is their sum
+                total = loss.total(targets) * self.accelerator.num_processes
+                torch.autograd.backward(self._scaler.scale(total))
+            terms = loss.terms.values()
+            sums = [term.sum.detach().float() for term in terms]
+            counts = [torch.as_tensor(term.count, dtype=torch.float32, device=self.device) for term in terms]
+            values = torch.stack(sums + counts)
+            figures = values if figures is None else figures + values
+        if figures is None:
+            raise ValueError("a step without a micro-batch")
+        return Gradients(names, weights, figures)
+
+    def update(self, gradients: Gradients, targets: dict[str, float], *, learning_rate: float) -> Update:
+        """Clip the gradients and let the optimizer make its step.
+
+        Raises:
+            NotFinite: before anything is changed.
+            UserError: out of memory.
+        """
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        self._scaler.unscale_(self._optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or math.inf)
+        figures = self.accelerator.reduce(gradients.figures, reduction="sum")
+        # one reading a step: on a GPU each one waits for all that is under way
+        *values, length = torch.cat([figures, norm.float()[None]]).tolist()
+        sums, counts = values[: len(gradients.names)], values[len(gradients.names) :]
+        for name, value in zip(gradients.names, sums, strict=True):
+            if not math.isfinite(value):
+                raise NotFinite(f"the loss term {name!r} is not finite")
+        if not math.isfinite(length) and not self._scaler.is_enabled():  # a scaler skips such a step and scales less
+            raise NotFinite("the gradient is not finite")
+        set_learning_rate(self._optimizer, learning_rate)
+        try:
+            self._scaler.step(self._optimizer)
+        except (RuntimeError, MemoryError) as error:
+            if not _is_out_of_memory(error):
+                raise
+            raise UserError("out of memory in the optimizer's update: take a smaller model") from error
+        self._scaler.update()
+        named = list(zip(gradients.names, gradients.weights, sums, counts, strict=True))
+        loss = math.fsum(weight * value / max(targets[name], 1.0) for name, weight, value, _ in named if weight)
+        means = {name: value / count if count else math.nan for name, _, value, count in named}
+        return Update(loss, means, length)
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """The context in which the objective is called."""
+        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype != torch.float32)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint keeps as tensors."""
+        return {"model": module_tensors(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
+
+    def state(self) -> State:
+        """What a checkpoint keeps as plain values."""
+        return {"scaler": self._scaler.state_dict()}
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Become what `tensors` and `state` told.
+
+        Raises:
+            UserError: the checkpoint is of another model or optimizer.
+        """
+        load_module(self.objective, checkpoint.tensors("model"))
+        load_optimizer(self._optimizer, checkpoint.tensors("optimizer"))
+        self._scaler.load_state_dict(checkpoint.state["scaler"])
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # the CPU allocator of PyTorch raises a plain RuntimeError
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)

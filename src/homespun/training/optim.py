@@ -1,0 +1,82 @@
+"""Optimizers over named parameter groups: who decays, and how fast each depth learns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from homespun.errors import UserError
+
+Group = dict[str, Any]
+
+_BACKBONE = re.compile(r"(?P<backbone>(?:^|.*?\.)backbone)\.(?P<rest>.+)")
+_LAYER = re.compile(r"layers\.(?P<number>\d+)\.")
+
+
+def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
+    """By what the rate of each named parameter is multiplied: ``layer_decay ** (layers above it)``.
+
+    What is outside a ``backbone`` (heads) and its ``final_norm`` are at the top and learn at the full rate; the last of
+    its ``layers.<i>`` comes one below, and the embeddings with all else of the backbone below the first (Clark et al.
+    2020; Howard and Ruder 2018).
+    """
+    parts: dict[str, tuple[str, str]] = {}
+    layers: dict[str, int] = {}
+    for name in names:
+        if match := _BACKBONE.fullmatch(name):
+            backbone, rest = match["backbone"], match["rest"]
+            parts[name] = backbone, rest
+            layer = _LAYER.match(rest)
+            layers[backbone] = max(layers.get(backbone, 0), int(layer["number"]) + 1 if layer else 0)
+    scales = {}
+    for name in names:
+        above = 0
+        if name in parts:
+            backbone, rest = parts[name]
+            if layer := _LAYER.match(rest):
+                above = layers[backbone] - int(layer["number"])
+            elif not rest.startswith("final_norm."):
+                above = layers[backbone] + 1
+        scales[name] = layer_decay**above
+    return scales
+
+
+def parameter_groups(module: nn.Module, *, weight_decay: float, layer_decay: float = 1.0) -> list[Group]:
+    """Groups of named parameters, each with its ``weight_decay`` and its ``scale`` of the learning rate.
+
+    Vectors (biases, and the weights of norms) do not decay; matrices, embeddings among them, do. Frozen parameters are
+    left out, and a tied one is there once.
+
+    Raises:
+        UserError: nothing in ``module`` learns.
+    """
+    named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if not named:
+        raise UserError("nothing to train: every parameter is frozen")
+    scales = layer_scales([name for name, _ in named], layer_decay)
+    groups: dict[tuple[bool, float], Group] = {}
+    for name, parameter in named:
+        decays = parameter.ndim > 1
+        empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "scale": scales[name]}
+        groups.setdefault((decays, scales[name]), empty)["params"].append((name, parameter))
+    return list(groups.values())
+
+
+def adamw(
+    groups: list[Group], *, learning_rate: float, betas: tuple[float, float], eps: float
+) -> torch.optim.Optimizer:
+    """AdamW over `parameter_groups`, fused where the device has a kernel for it."""
+    try:
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
+    except RuntimeError:  # a device or a type of numbers without one
+        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Give every group its ``scale`` of ``learning_rate``."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get("scale", 1.0)

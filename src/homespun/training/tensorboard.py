@@ -1,0 +1,50 @@
+"""The figures of a run for TensorBoard, beside `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from homespun.errors import UserError
+
+if TYPE_CHECKING:
+    from homespun.training.trainer import Step
+
+
+class TensorBoard:
+    """Writes steps and validations into ``folder``; what is there from ``step`` on is hidden, as it is done again.
+
+    Raises:
+        UserError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path, *, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "train.tensorboard needs TensorBoard: pip install 'homespun[track]', or set it to false"
+            ) from error
+        self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
+
+    def write(self, step: Step) -> None:
+        """One step, with its validation where it has one."""
+        figures: dict[str, Any] = {
+            "train/loss": step.loss,
+            "train/learning_rate": step.learning_rate,
+            "train/gradient_norm": step.gradient_norm,
+            "train/tokens_per_second": step.tokens_per_second,
+        }
+        figures |= {f"train/losses/{name}": value for name, value in step.losses.items()}
+        if step.validation is not None:
+            figures["validation/loss"] = step.validation.loss
+            figures |= {f"validation/losses/{name}": value for name, value in step.validation.losses.items()}
+            figures |= {f"validation/metrics/{name}": value for name, value in step.validation.metrics.items()}
+        for name, value in figures.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                self._writer.add_scalar(name, value, step.number)
+
+    def close(self) -> None:
+        """Write out what is held back."""
+        self._writer.close()

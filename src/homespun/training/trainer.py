@@ -1,0 +1,357 @@
+"""The loop: an iterator of steps. What watches a run is ordinary code in the loop, not a callback."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
+from torch import nn
+
+from homespun.batch import Batch
+from homespun.data.loader import Loader
+from homespun.errors import UserError
+from homespun.training.budget import Limits, Progress
+from homespun.training.config import TrainConfig
+from homespun.training.devices import is_worth_compiling
+from homespun.training.interruption import Interruption
+from homespun.training.learner import Learner, NotFinite, Update
+from homespun.training.memory import PeakMemory
+from homespun.training.run import Run
+from homespun.training.tensorboard import TensorBoard
+from homespun.training.validation import Evaluation
+
+logger = logging.getLogger(__name__)
+
+_RECENT = 20  # steps over which the pace is taken
+
+
+class Interrupted(UserError):
+    """Ctrl-C or SIGTERM; a checkpoint of the last whole step is written."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the optimizer, over all its micro-batches and processes."""
+
+    number: int  # 1 for the first
+    epoch: float  # passes over the data so far
+    tokens: int  # so far, padding excluded
+    share: float  # used share of the budget, 0 to 1
+    learning_rate: float
+    seconds: float  # of this step, waiting for its data included
+    loss: float
+    losses: dict[str, float]  # mean of each term
+    gradient_norm: float  # before clipping
+    validation: Evaluation | None
+    tokens_per_second: float
+    eta_seconds: float | None  # until the budget is used
+
+
+class Trainer:
+    """Trains ``objective`` on ``loader`` within the budget of ``config``, and writes what happens to ``run``.
+
+    ``for step in trainer`` yields a `Step` after each one. A run that has checkpoints goes on from the last one. Every
+    step is a function of the state before it and of (seed, step, process): its rows and their corruption come from the
+    loader, and the random numbers of its dropout from a seed made of the three. So a killed and resumed run computes
+    what an uninterrupted one would, to the bit, under budgets of steps, tokens or epochs; and nothing that happens
+    between two steps (a validation, the caller's own drawing) changes the training.
+
+    The gradient of a step is that of `Loss.total` over all its targets, however it is cut into micro-batches and
+    shared by processes: each micro-batch is weighted by `Batch.targets`.
+
+    Leaving the loop early (``break``) saves a checkpoint of the last step.
+
+    Args:
+        objective: maps a batch to its `Loss`; is moved to the device, and trained in place.
+        loader: of this process's part of every step.
+        config: how to train.
+        run: where to write.
+        validate: called every ``validate_every`` of the budget and at the end, in every process.
+        clock: seconds; for tests.
+
+    Raises:
+        UserError: on building, for a precision the device does not have or nothing to train; on iterating, for a
+            budget too small for one step, a micro-batch of one row that does not fit into memory, or a checkpoint of
+            something else.
+        NotFinite: on iterating: a loss or gradient is not finite.
+        Interrupted: on iterating: Ctrl-C or SIGTERM.
+    """
+
+    def __init__(
+        self,
+        objective: nn.Module,
+        loader: Loader,
+        config: TrainConfig,
+        run: Run,
+        *,
+        validate: Callable[[], Evaluation] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # precision is autocast's, below: an accelerator with its own would bind every later one of the process to it
+        handler = DistributedDataParallelKwargs(broadcast_buffers=False)
+        self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[handler])
+        if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+            raise UserError("training runs on plain data-parallel processes; set FSDP and DeepSpeed off in accelerate")
+        self.device: torch.device = self.accelerator.device
+        self.rank: int = self.accelerator.process_index
+        self.world_size: int = self.accelerator.num_processes
+        if (loader.rank, loader.world_size) != (self.rank, self.world_size):
+            raise ValueError(f"the loader is of process {loader.rank} of {loader.world_size}; see Place.here()")
+        self.objective, self.loader, self.config, self.run = objective, loader, config, run
+        self.progress = Progress()
+        self.limits = Limits.of(config.budget, steps_per_epoch=loader.steps_per_epoch)
+        self.peak_bytes = 0
+        self._validate, self._clock = validate, clock
+        compiled = config.compile == "on" or (config.compile == "auto" and is_worth_compiling(self.device, self.limits))
+        self._learner = Learner(objective, config, self.accelerator, compiled=compiled)
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._best: float | None = None
+        self._since_best = 0
+        self._validations = 0  # how many were due so far
+        self._score: float | None = None  # of the validation at the last step, where there was one
+        self._started = self._saved = 0.0
+
+    def __iter__(self) -> Iterator[Step]:
+        """The steps, until the budget is used or `early_stopping` ends them."""
+        with Interruption() as interruption, PeakMemory(self.device) as memory:
+            board = self._begin()
+            loader, batches = self.loader, self.loader.steps(self.progress.steps)
+            reason: str | None = None
+            try:
+                while True:
+                    if self._agreed(float(interruption.asked), everyone=True):
+                        where = f"stopped at step {self.progress.steps}"
+                        raise Interrupted(f"{where}; continue {self.run.path} with --resume")
+                    if (reason := self._reason_to_end()) is not None:
+                        break
+                    step = self._step(batches)
+                    if board is not None:
+                        board.write(step)
+                    yield step
+                    if self.loader is not loader:  # it makes smaller micro-batches since
+                        loader, batches = self.loader, self.loader.steps(self.progress.steps)
+            except NotFinite:
+                reason = "not_finite"
+                raise
+            except (Interrupted, GeneratorExit):
+                reason = "interrupted"
+                self._save()
+                raise
+            finally:
+                self.peak_bytes = memory.peak_bytes
+                if reason is not None:
+                    self._end(reason)
+                if board is not None:
+                    board.close()
+
+    def _begin(self) -> TensorBoard | None:
+        """Take up the last checkpoint where there is one."""
+        checkpoint = self.run.latest_checkpoint()
+        self.accelerator.wait_for_everyone()  # before the main process tidies up what the others are reading
+        self.run.rewind(checkpoint)
+        if checkpoint is not None:
+            state = checkpoint.state
+            self._learner.load(checkpoint)
+            self.progress = Progress(**state["progress"])
+            self._best, self._since_best, self._score = state["best"], state["since_best"], state["score"]
+            self._validations = state["validations"]
+            if state["micro_batch_size"] != self.loader.micro_batch_size:
+                self.loader = self.loader.with_micro_batch_size(state["micro_batch_size"])
+        self._started = self._clock() - self.progress.seconds
+        self._saved = self.progress.seconds
+        self.run.log(
+            "start" if checkpoint is None else "resume",
+            time=self.progress.seconds,
+            step=self.progress.steps,
+            parameters=sum(parameter.numel() for parameter in self._learner.objective.parameters()),
+        )
+        if not (self.config.tensorboard and self.run.main):
+            return None
+        return TensorBoard(self.run.path / "tensorboard", step=self.progress.steps)
+
+    def _step(self, batches: Iterator[list[Batch]]) -> Step:
+        began = self._seconds()
+        number = self.progress.steps + 1
+        parts = next(batches)
+        targets, tokens = self._step_targets(parts)
+        if number == 1 and tokens > self.limits.tokens:
+            raise UserError(
+                f"the budget of {self.limits.tokens} tokens is too small for one step of {tokens}; "
+                f"raise train.budget.tokens or lower train.batch_size"
+            )
+        multiplier = self.config.schedule.multiplier(self.limits.middle(self.progress))
+        learning_rate = self.config.optimizer.learning_rate * multiplier
+        update = self._update(number, parts, targets, learning_rate)
+        ended = self._agreed(self._seconds())
+        seconds = ended - began
+        if number == 1 and ended > self.limits.seconds:
+            raise UserError(
+                f"the budget of {self.limits.seconds:g} s is too small for one step, which took {seconds:.3g} s; "
+                f"raise train.budget.time or lower train.batch_size"
+            )
+        self._recent.append(seconds)
+        self.progress = dataclasses.replace(
+            self.progress,
+            steps=number,
+            tokens=self.progress.tokens + tokens,
+            seconds=ended,
+            step_seconds=statistics.median(self._recent),
+        )
+        step = Step(
+            number=number,
+            epoch=number / self.loader.steps_per_epoch,
+            tokens=self.progress.tokens,
+            share=self.limits.share(self.progress),
+            learning_rate=learning_rate,
+            seconds=seconds,
+            loss=update.loss,
+            losses=update.losses,
+            gradient_norm=update.gradient_norm,
+            validation=None,
+            tokens_per_second=tokens / max(seconds, 1e-9),
+            eta_seconds=self.limits.seconds_left(self.progress),
+        )
+        self.run.log(
+            "step",
+            time=ended,
+            step=number,
+            epoch=step.epoch,
+            tokens=step.tokens,
+            share=step.share,
+            learning_rate=learning_rate,
+            seconds=seconds,
+            loss=step.loss,
+            losses=step.losses,
+            gradient_norm=step.gradient_norm,
+        )
+        validation = self._validation(step.share)
+        due = self.progress.seconds - self._saved >= self.config.checkpoint_every
+        improved = validation is not None and self._since_best == 0
+        if improved or due or self._reason_to_end() is not None:
+            self._save()
+        return dataclasses.replace(step, validation=validation)
+
+    def _update(self, number: int, parts: list[Batch], targets: dict[str, float], learning_rate: float) -> Update:
+        seed = _step_seed(self.config.seed, number, self.rank)
+        while (gradients := self._learner.gradients(parts, targets, seed=seed)) is None:
+            parts = self._smaller(number, parts)
+        try:
+            return self._learner.update(gradients, targets, learning_rate=learning_rate)
+        except NotFinite as error:
+            checkpoint = self.run.latest_checkpoint()
+            kept = "no checkpoint was written yet" if checkpoint is None else f"{checkpoint.path} is the last good one"
+            raise NotFinite(
+                f"{error} at step {number}; {kept}; lower train.optimizer.learning_rate or train.max_grad_norm"
+            ) from error
+
+    def _step_targets(self, parts: list[Batch]) -> tuple[dict[str, float], int]:
+        """The targets of each term and the tokens of the whole step, over micro-batches and processes."""
+        names = sorted({name for part in parts for name in part.targets})
+        values = [sum(part.targets.get(name, 0.0) for part in parts) for name in names]
+        tokens = sum(
+            part.input_ids.numel() if part.attention_mask is None else int(part.attention_mask.sum()) for part in parts
+        )
+        *values, total = self._sum([*values, float(tokens)])
+        return dict(zip(names, values, strict=True)), round(total)
+
+    def _smaller(self, number: int, parts: list[Batch]) -> list[Batch]:
+        """The same step in micro-batches of half the size, which is the size from here on."""
+        size = max(len(part.input_ids) for part in parts)
+        if self.world_size > 1:  # the others wait for this one's gradients of a step that it cannot make
+            raise UserError(f"out of memory with micro-batches of {size} rows; lower train.micro_batch_size")
+        if size == 1:
+            raise UserError(
+                "out of memory with one row at a time: lower data.length, set train.gradient_checkpointing=true, or "
+                "take a smaller model"
+            )
+        self.loader = self.loader.with_micro_batch_size(size // 2)
+        logger.warning("out of memory with micro-batches of %d rows; going on with %d", size, size // 2)
+        self.run.log("micro_batch", time=self._seconds(), step=number, micro_batch_size=size // 2)
+        return self.loader.step(number - 1)
+
+    def _validation(self, share: float) -> Evaluation | None:
+        """Validate where a multiple of ``validate_every`` was passed, and after the last step."""
+        self._score = None
+        passed = math.floor(share / self.config.validate_every + 1e-9)
+        due, self._validations = passed > self._validations, max(passed, self._validations)
+        if self._validate is None or not (due or self.limits.is_over(self.progress)):
+            return None
+        began = self._seconds()
+        with self._learner.autocast():
+            evaluation = self._validate()
+        self._score = self._agreed(evaluation.score(self.config.best_metric))
+        if self._best is None or self._score > self._best:
+            self._best, self._since_best = self._score, 0
+        else:
+            self._since_best += 1
+        ended = self._agreed(self._seconds())
+        self.progress = dataclasses.replace(self.progress, seconds=ended, closing_seconds=ended - began)
+        self.run.log(
+            "validation",
+            time=ended,
+            step=self.progress.steps,
+            tokens=self.progress.tokens,
+            loss=evaluation.loss,
+            losses=evaluation.losses,
+            metrics=evaluation.metrics,
+        )
+        return evaluation
+
+    def _save(self) -> None:
+        """Save a checkpoint of the last step, unless there is one or no step was made."""
+        if not self.progress.steps:
+            return
+        state = self._learner.state() | {
+            "step": self.progress.steps,
+            "seed": self.config.seed,
+            "progress": dataclasses.asdict(self.progress),
+            "micro_batch_size": self.loader.micro_batch_size,
+            "best": self._best,
+            "since_best": self._since_best,
+            "validations": self._validations,
+            "score": self._score,
+        }
+        self.run.save_checkpoint(self._learner.tensors(), state, keep=self.config.keep_checkpoints)
+        self._saved = self.progress.seconds
+
+    def _end(self, reason: str) -> None:
+        step, seconds = self.progress.steps, self.progress.seconds
+        self.run.log("memory", time=seconds, step=step, peak_bytes=self.peak_bytes, device=self.device.type)
+        self.run.log("end", time=seconds, step=step, tokens=self.progress.tokens, reason=reason)
+
+    def _reason_to_end(self) -> str | None:
+        patience = self.config.early_stopping
+        if patience is not None and self._since_best >= patience:
+            return "early_stopping"
+        return "budget" if self.limits.is_over(self.progress) else None
+
+    def _seconds(self) -> float:
+        """Seconds of training so far, over all resumes."""
+        return self._clock() - self._started
+
+    def _agreed(self, value: float, *, everyone: bool = False) -> float:
+        """The main process's value in all of them, so that they decide alike; with ``everyone``, the sum of theirs."""
+        if self.world_size == 1:
+            return value
+        return self._sum([value if everyone or self.rank == 0 else 0.0])[0]
+
+    def _sum(self, values: list[float]) -> list[float]:
+        """The sums over the processes."""
+        if self.world_size == 1:
+            return values
+        summed = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=self.device), reduction="sum")
+        return [float(value) for value in summed.tolist()]
+
+
+def _step_seed(seed: int, step: int, rank: int) -> int:
+    digest = hashlib.blake2b(f"{seed}/{step}/{rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,79 @@
+"""What a validation says, and the plainest one: the mean of every term of the loss over held-out batches."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from homespun.batch import Batch
+from homespun.errors import UserError, nearest
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss, the mean of each of its terms, and metrics besides (those of `homespun.training.evaluate`, say)."""
+
+    loss: float
+    losses: dict[str, float]
+    metrics: dict[str, Any] = field(default_factory=dict)
+
+    def score(self, metric: str) -> float:
+        """The value of ``loss`` or of a metric, its sign such that more is better; a value that is NaN is the worst.
+
+        Raises:
+            UserError: there is no such metric, or it is not a number.
+        """
+        values = {"loss": self.loss} | {k: v for k, v in self.metrics.items() if isinstance(v, (int, float))}
+        if metric not in values:
+            raise UserError(f"the validation has no metric {metric!r} for best_metric{nearest(metric, values)}")
+        value = float(values[metric])
+        if math.isnan(value):
+            return -math.inf
+        return -value if metric.endswith("loss") else value
+
+
+def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> Evaluation:
+    """The exact mean of every term over ``batches``: without dropout or gradients, and without a trace in training.
+
+    Objectives that sample (ELECTRA's generator) draw the same numbers every time, and the caller's random state and
+    the mode of ``objective`` are as before afterwards.
+
+    Raises:
+        UserError: there is not one batch.
+    """
+    device = torch.device(device)
+    sums: defaultdict[str, list[Tensor]] = defaultdict(list)
+    counts: defaultdict[str, list[Tensor]] = defaultdict(list)
+    weights: dict[str, float] = {}
+    was_training = objective.training
+    objective.eval()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+            torch.manual_seed(_SEED)
+            for batch in batches:
+                for name, term in objective(batch.to(device)).terms.items():
+                    sums[name].append(term.sum.float())
+                    counts[name].append(torch.as_tensor(term.count))
+                    weights[name] = term.weight
+    finally:
+        objective.train(was_training)
+    if not weights:
+        raise UserError("there is nothing to validate on: the validation rows are empty")
+    losses = {}
+    for name in weights:
+        count = _total(counts[name])
+        losses[name] = _total(sums[name]) / count if count else math.nan
+    weighted = [weight * losses[name] for name, weight in weights.items() if weight and not math.isnan(losses[name])]
+    return Evaluation(math.fsum(weighted) if weighted else math.nan, losses)
+
+
+def _total(values: list[Tensor]) -> float:
+    return math.fsum(value.item() for value in values)
