@@ -1,0 +1,1 @@
+"""Whole jobs: a recipe in, a run directory out. The command line and Python call the same functions."""

@@ -1,0 +1,1 @@
+"""Shipped recipes: YAML files, each loaded by a test."""

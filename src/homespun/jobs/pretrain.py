@@ -1,0 +1,162 @@
+"""Pretraining, whole: a corpus and a recipe in, a run directory out."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homespun.data.corpus import Corpus
+from homespun.data.loader import Loader
+from homespun.data.rows import Rows
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.jobs.recipe import PretrainRecipe
+from homespun.jobs.result import export, summarise, watch
+from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.models.store import load_weights, save_model, weights_of
+from homespun.report.console import Display
+from homespun.report.page import write_report
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.devices import Place
+from homespun.training.run import Run
+from homespun.training.trainer import Trainer
+from homespun.training.validation import evaluate_loss
+
+logger = logging.getLogger(__name__)
+
+
+def pretrain(
+    recipe: PretrainRecipe,
+    out: str | Path,
+    *,
+    start_from: str | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+) -> dict[str, Any]:
+    """Pretrain as ``recipe`` says, into the run directory ``out``; returns its ``result.json``.
+
+    Args:
+        recipe: see `homespun.jobs.recipe.pretrain_recipe`.
+        out: a new folder, or with ``resume`` a run that was stopped, or that is given a larger budget.
+        start_from: a run, a ``model/`` folder, or a Hugging Face folder or name whose backbone to go on from; its
+            tokenizer must be the corpus's.
+        resume: go on with the run in ``out``.
+        display: where progress is shown; nowhere by default.
+
+    Raises:
+        UserError: no corpus, a recipe that cannot be built, a budget too small for one step, an interrupted run.
+    """
+    display = display or Display(json=True)
+    if not recipe.data.corpus:
+        raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
+    corpus = Corpus.open(recipe.data.corpus)
+    tokenizer = corpus.tokenizer
+    stored = None if start_from is None else open_model(start_from)
+    if stored is not None and stored.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise UserError(
+            f"{start_from} has tokenizer {stored.tokenizer.fingerprint}, corpus {recipe.data.corpus} has "
+            f"{tokenizer.fingerprint}; build the corpus with --tokenizer {start_from}"
+        )
+    backbone = fitted(recipe.model if stored is None else stored.config.backbone, tokenizer, recipe.data.length)
+    recipe = recipe.model_copy(update={"model": backbone})
+    training, validation = pretraining_rows(recipe, corpus)
+
+    config = recipe.train
+    objective = _seeded_build(recipe, backbone, tokenizer)
+    if stored is not None:
+        load_weights(objective.product()[0].backbone, weights_of(stored.model.backbone), source=str(start_from))
+    place = Place.here()
+    run = Run.create(out, recipe, resume=resume, main=place.is_main)
+    collate = recipe.objective.collate(tokenizer)
+    loader = Loader(
+        training,
+        collate,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        seed=config.seed,
+        rank=place.rank,
+        world_size=place.world_size,
+        workers=config.workers,
+    )
+    # the held-out rows keep one set of masks, that of epoch 0, so that their losses compare over time
+    held_out = Loader(validation, collate, batch_size=config.micro_batch_size or config.batch_size, seed=config.seed)
+    trainer = Trainer(
+        objective,
+        loader,
+        config,
+        run,
+        validate=lambda: evaluate_loss(objective, held_out.once(), trainer.device),
+    )
+    watch(trainer, display, f"pretraining {Path(out).name}")
+
+    model, model_config = objective.product()
+    if not place.is_main:
+        return {}
+    save_model(run.path / "model", model, model_config, tokenizer, task={"length": recipe.data.length})
+    exported = export(run.path, model, model_config, tokenizer)
+    result = summarise(run.path, kind="pretrain", parameters=sum(p.numel() for p in model.parameters()))
+    result |= {
+        "trained_parameters": sum(p.numel() for p in objective.parameters()),
+        "export": exported,
+        "corpus": {
+            "documents": len(corpus),
+            "tokens": corpus.num_tokens,
+            "bytes": corpus.num_bytes,
+            "rows": len(training),
+            "validation_rows": len(validation),
+        },
+    }
+    run.write_result(result)
+    write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
+    return result
+
+
+def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int) -> BackboneConfig:
+    """The backbone's config with the tokenizer's vocabulary, if it can read rows of ``length`` tokens.
+
+    Raises:
+        UserError: rows longer than the model, or another vocabulary size than the tokenizer's.
+    """
+    if backbone.vocab_size not in (0, tokenizer.vocab_size):
+        raise UserError(
+            f"model.vocab_size={backbone.vocab_size}, but the tokenizer has {tokenizer.vocab_size}; leave it out"
+        )
+    if length > backbone.max_position_embeddings:
+        raise UserError(
+            f"rows of data.length={length} tokens exceed max_position_embeddings={backbone.max_position_embeddings}; "
+            f"lower the one or raise the other"
+        )
+    return backbone.model_copy(update={"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id})
+
+
+def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows]:
+    """Training and held-out rows; whole documents are held out, so that none is on both sides."""
+    data, seed = recipe.data, recipe.train.seed
+    training, held_out = corpus.split(data.validation, seed)
+    rows = recipe.objective.rows(corpus, training, length=data.length, seed=seed)
+    validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=seed)
+    return rows, FirstRows(validation, data.validation_rows)
+
+
+class FirstRows:
+    """At most the first ``count`` of some rows."""
+
+    def __init__(self, rows: Rows, count: int) -> None:
+        self.rows = rows
+        self.lengths: np.ndarray = rows.lengths[:count]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+def _seeded_build(recipe: PretrainRecipe, backbone: BackboneConfig, tokenizer: Tokenizer) -> Any:
+    import torch
+
+    torch.manual_seed(recipe.train.seed)
+    return recipe.objective.build(ModelConfig(backbone=backbone), tokenizer)

@@ -1,0 +1,147 @@
+"""Recipes: the complete config of a job. Shipped ones are the YAML files in `homespun.recipes`; write your own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, TypeAdapter
+
+from homespun.config import Config, Tree, json_schema, override, read_yaml, validate
+from homespun.errors import UserError, nearest
+from homespun.models.config import BackboneConfig
+from homespun.objectives.config import PretrainingObjective
+from homespun.objectives.supervised import Classification
+from homespun.training.config import TrainConfig
+
+
+class CorpusData(Config):
+    """What a model is pretrained on."""
+
+    corpus: str = Field(default="", description="folder made by `homespun corpus build`")
+    length: int = Field(default=128, ge=8, description="tokens in a row, special tokens included")
+    validation: float = Field(default=0.02, gt=0, lt=0.5, description="share of the documents held out")
+    validation_rows: int = Field(default=512, ge=1, description="at most so many held-out rows are looked at each time")
+
+
+class PretrainRecipe(Config):
+    """Pretraining: a corpus, a model, an objective, a training plan."""
+
+    kind: Literal["pretrain"] = "pretrain"
+    about: str = Field(default="", description="one line on what this recipe is for")
+    data: CorpusData = CorpusData()
+    model: BackboneConfig
+    objective: PretrainingObjective
+    train: TrainConfig
+
+
+class LabelledData(Config):
+    """Labelled texts, and how to read them."""
+
+    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
+    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
+    validation: float | str | list[str] = Field(
+        default=0.1, description="held-out share of the training rows (by class), or files"
+    )
+    text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
+    label: str = Field(default="label", description="column of the label")
+    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
+    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
+    multi_label: bool = Field(default=False, description="a text may have several labels, or none")
+    separator: str | None = Field(default=None, description="between the labels of one text; a comma where not given")
+    length: int = Field(default=128, ge=8, description="longest input in tokens; what is longer is cut, and counted")
+
+
+class FinetuneRecipe(Config):
+    """Fine-tuning: labelled texts, a task on a pretrained backbone, a training plan."""
+
+    kind: Literal["finetune"] = "finetune"
+    about: str = Field(default="", description="one line on what this recipe is for")
+    data: LabelledData = LabelledData()
+    objective: Classification = Classification()
+    train: TrainConfig
+    seeds: int = Field(default=1, ge=1, description="repeat with so many seeds; mean and deviation are reported")
+    folds: int | None = Field(
+        default=None, ge=2, description="cross-validation in so many folds, instead of a test set"
+    )
+    baselines: bool = Field(default=True, description="measure the majority class and TF-IDF + linear beside it")
+
+
+Recipe = Annotated[PretrainRecipe | FinetuneRecipe, Field(discriminator="kind")]
+_KINDS: dict[str, type[PretrainRecipe] | type[FinetuneRecipe]] = {
+    "pretrain": PretrainRecipe,
+    "finetune": FinetuneRecipe,
+}
+
+
+def recipe_names() -> list[str]:
+    """The shipped recipes."""
+    folder = resources.files("homespun.recipes")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def recipe_tree(name: str) -> Tree:
+    """The mapping of a shipped recipe, or of a YAML file.
+
+    Raises:
+        UserError: no such recipe or file; the nearest name is given.
+    """
+    if name.endswith((".yaml", ".yml")):
+        return read_yaml(name)
+    names = recipe_names()
+    if name not in names:
+        raise UserError(f"unknown recipe {name!r}{nearest(name, names)} (or give the path of a .yaml file)")
+    tree = yaml.safe_load((resources.files("homespun.recipes") / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert isinstance(tree, dict)
+    return tree
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe | FinetuneRecipe:
+    """A recipe with ``KEY=VALUE`` overrides applied, validated.
+
+    Raises:
+        UserError: unknown recipe, key or value, each with what is near or allowed.
+    """
+    tree = override(recipe_tree(name), overrides)
+    kind = tree.get("kind")
+    if kind not in _KINDS:
+        raise UserError(f"{name}: kind must be one of {', '.join(_KINDS)}, not {kind!r}")
+    return validate(_KINDS[kind], tree, source=name)
+
+
+def pretrain_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe:
+    """`load_recipe` for pretraining."""
+    recipe = load_recipe(name, overrides)
+    if not isinstance(recipe, PretrainRecipe):
+        raise UserError(f"recipe {name!r} is for `homespun finetune`; for pretraining there are: {_of(PretrainRecipe)}")
+    return recipe
+
+
+def finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
+    """`load_recipe` for fine-tuning."""
+    recipe = load_recipe(name, overrides)
+    if not isinstance(recipe, FinetuneRecipe):
+        raise UserError(f"recipe {name!r} is for `homespun pretrain`; for fine-tuning there are: {_of(FinetuneRecipe)}")
+    return recipe
+
+
+def _of(kind: type[PretrainRecipe] | type[FinetuneRecipe]) -> str:
+    return ", ".join(n for n in recipe_names() if _KINDS[recipe_tree(n)["kind"]] is kind)
+
+
+def paths(value: str | list[str] | Path) -> list[str]:
+    """One input or several, as a list."""
+    return [str(value)] if isinstance(value, str | Path) else [str(v) for v in value]
+
+
+def schema() -> Tree:
+    """The JSON schema of every recipe, for editors."""
+    return json_schema(Recipe)
+
+
+def as_recipe(tree: dict[str, Any]) -> PretrainRecipe | FinetuneRecipe:
+    """A recipe from the complete config of a run."""
+    return TypeAdapter[PretrainRecipe | FinetuneRecipe](Recipe).validate_python(tree)

@@ -1,0 +1,139 @@
+"""What commands print for people: facts, results, metrics, lengths, checks. ``--json`` goes past all of this."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from homespun.report import formats
+from homespun.report.console import Display, print_tables
+from homespun.report.formats import number
+from homespun.report.table import Column, Table
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """A name and a value a line."""
+    console = Console(soft_wrap=True)
+    width = max(map(len, facts), default=0)
+    for name, value in facts.items():
+        shown = formats.text(value) if isinstance(value, str) else _plain(value)
+        console.print(Text(f"{name.replace('_', ' '):{width}}  {shown}"))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "-" if value is None else ("yes" if value else "no")
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+    return str(value)
+
+
+def print_run(path: str | Path) -> None:
+    """The tables of one finished run, and where its page is."""
+    from homespun.report.read import read_runs
+    from homespun.report.summary import summary, troubles
+    from homespun.report.tables import losses, resources, results
+
+    records = read_runs([path])
+    tables = [results(records), losses(records), resources(records)]
+    print_tables(*(table for table in tables if table is not None))
+    console = Console(soft_wrap=True)
+    for sentence in [*summary(records), *troubles(records)]:
+        console.print(Text(sentence))
+    console.print(Text(f"\nreport: {Path(path) / 'report' / 'index.html'}"))
+
+
+def print_metrics(metrics: Mapping[str, Any]) -> None:
+    """The metrics of one evaluation: the whole, by class, and the confusion matrix in percent."""
+    from homespun.report.confusion import confusion
+
+    whole = [(name, number(metrics.get(name))) for name in ("accuracy", "macro_f1", "weighted_f1", "micro_f1")]
+    rows: list[tuple[Any, ...]] = [(name.replace("_", " "), f"{v:.4f}") for name, v in whole if v is not None]
+    for name in ("roc_auc", "pr_auc", "log_loss"):
+        if (value := number(metrics.get(name))) is not None:
+            rows.append((name.replace("_", " "), f"{value:.4f}"))
+    rows.append(("texts", formats.whole(metrics.get("rows"))))
+    if metrics.get("truncated"):
+        cut = f"{formats.whole(metrics['truncated'])} of them, to {metrics['length']} tokens"
+        rows.append(("cut", cut))
+    columns = (Column("measure", numeric=False), Column("value"))
+    tables = [Table("metrics", "Metrics", columns, tuple(rows))]
+    classes = metrics.get("per_class", {})
+    per_class = (
+        Column("class", numeric=False),
+        Column("precision", formats.share),
+        Column("recall", formats.share),
+        Column("F1", formats.share),
+        Column("texts", formats.whole),
+    )
+    keys = ("precision", "recall", "f1", "support")
+    body = tuple((name, *(values.get(key) for key in keys)) for name, values in classes.items())
+    tables.append(Table("per_class", "Per class", per_class, body))
+    found = confusion(metrics)
+    if found is not None:
+        tables.append(found.table("confusion"))
+    print_tables(*tables)
+
+
+def print_lengths(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Lengths in tokens: a row a split and class, with a small histogram on a logarithmic axis."""
+    columns = (
+        Column("split", numeric=False),
+        Column("class", numeric=False),
+        Column("texts", formats.whole),
+        Column("mean", formats.rate),
+        Column("median", formats.rate),
+        Column("minimum", formats.whole),
+        Column("maximum", formats.whole),
+        *(Column(f"above {limit}", formats.percent) for limit in rows[0]["above"]),
+        Column("histogram", numeric=False),
+    )
+    body = tuple(
+        (
+            row["split"],
+            row["class"],
+            *(row[key] for key in ("count", "mean", "median", "minimum", "maximum")),
+            *row["above"].values(),
+            _bars(row["histogram"]["counts"]),
+        )
+        for row in rows
+    )
+    edges = rows[0]["histogram"]["edges"]
+    note = f"Histogram: {edges[0]:,.0f} to {edges[-1]:,.0f} tokens, evenly spaced in the logarithm."
+    print_tables(Table("lengths", "Lengths in tokens", columns, body, note))
+
+
+def _bars(counts: Sequence[int]) -> str:
+    levels = " ▁▂▃▄▅▆▇█"
+    top = max(max(counts), 1)
+    return "".join(levels[-(-count * (len(levels) - 1) // top)] for count in counts)
+
+
+def print_checks(checks: Sequence[Any]) -> None:
+    """The doctor's checks, a line each, with the advice where there is one."""
+    console = Console(soft_wrap=True)
+    styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        line = Text.assemble((f"{check.status:4}", styles[check.status]), f"  {check.name:{width}}  {check.detail}")
+        console.print(line)
+        if check.advice:
+            console.print(Text(f"{'':6}{'':{width}}  -> {check.advice}", style="dim"))
+
+
+def counter(display: Display, description: str) -> Callable[[int, int], None]:
+    """A progress callback ``(done_bytes, done_documents)`` for work whose end is not known beforehand."""
+    task = display.task(description, total=None, unit="texts")
+
+    def progress(done_bytes: int, done_documents: int) -> None:
+        task.update(done_documents, note=formats.memory(done_bytes) if done_bytes else "")
+
+    return progress
