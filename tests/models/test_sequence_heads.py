@@ -124,7 +124,7 @@ def test_the_lstm_gives_the_ends_of_both_directions() -> None:
         {"kind": "cnn", "filter_sizes": []},
         {"kind": "cnn", "filter_sizes": [0]},
         {"kind": "bilstm", "filters": 3},
-        {"kind": "pooled"},
+        {"kind": "attention"},
     ],
 )
 def test_wrong_configs_are_refused(given: dict[str, Any]) -> None:

@@ -69,6 +69,26 @@ class FeedForwardHead(nn.Module):
         return logits
 
 
+class PooledHead(nn.Module):
+    """[CLS] -> dropout -> dense -> tanh -> dropout -> linear: BERT's pooler and classifier (Devlin et al. 2019).
+
+    BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it.
+    """
+
+    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float, input_dropout: float) -> None:
+        super().__init__()
+        self.input_dropout = nn.Dropout(input_dropout)
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.activation = nn.Tanh()
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(hidden_size, num_labels)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        pooled = self.activation(self.dense(self.input_dropout(hidden[:, 0])))
+        logits: Tensor = self.classifier(self.dropout(pooled))
+        return logits
+
+
 class ConvolutionalHead(nn.Module):
     """Filters over neighbouring tokens -> ReLU -> maximum over the text -> dropout -> linear (Kim 2014).
 
@@ -158,6 +178,18 @@ class FeedForwardHeadConfig(Config):
         return FeedForwardHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
+class PooledHeadConfig(Config):
+    """`PooledHead`."""
+
+    kind: Literal["pooled"] = "pooled"
+    num_labels: NumLabels = 2
+    dropout: Probability = 0.1
+    input_dropout: Probability = 0.0
+
+    def build(self, backbone: Encoder) -> PooledHead:
+        return PooledHead(backbone.hidden_size, self.num_labels, dropout=self.dropout, input_dropout=self.input_dropout)
+
+
 class ConvolutionalHeadConfig(Config):
     """`ConvolutionalHead`: `filters` of each width in `filter_sizes` (tokens)."""
 
@@ -190,6 +222,11 @@ class BiLSTMHeadConfig(Config):
 
 
 SequenceHeadConfig = Annotated[
-    LinearHeadConfig | MeanHeadConfig | FeedForwardHeadConfig | ConvolutionalHeadConfig | BiLSTMHeadConfig,
+    LinearHeadConfig
+    | MeanHeadConfig
+    | FeedForwardHeadConfig
+    | PooledHeadConfig
+    | ConvolutionalHeadConfig
+    | BiLSTMHeadConfig,
     Field(discriminator="kind"),
 ]

@@ -1,0 +1,175 @@
+"""The rule engine: a table of names, read in both directions, that says where every tensor goes.
+
+Every tensor on either side matches exactly one rule. What has no place is dropped with a reason that the report keeps,
+and what nothing in the table speaks of is an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from homespun.errors import UserError
+from homespun.models.config import EncoderConfig
+
+Weights = dict[str, Tensor]
+Change = Callable[[Tensor, EncoderConfig], Tensor]
+
+_PLACEHOLDERS = {"i": r"(?P<i>\d+)", "p": r"(?P<p>weight|bias)"}
+
+
+def unchanged(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
+    """The tensor is the same on both sides."""
+    return tensor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One name there, one name here. ``{i}`` stands for a number and ``{p}`` for ``weight`` or ``bias``.
+
+    ``to_ours`` and ``to_theirs`` change the tensor on its way; each undoes the other.
+    """
+
+    theirs: str
+    ours: str
+    to_ours: Change = unchanged
+    to_theirs: Change = unchanged
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A tied tensor: ``name`` holds the same values as ``of``, of which one is enough."""
+
+    name: str
+    of: str
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Tensors of theirs, by regular expression, that have no place here, and why."""
+
+    pattern: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fill:
+    """A tensor that theirs must have and ours may lack: one that changes nothing, or ``None`` where ours has it."""
+
+    name: str
+    make: Callable[[EncoderConfig], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """All that is said about the tensors of one kind of model."""
+
+    rules: tuple[Rule, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    drops: tuple[Drop, ...] = ()
+    fills: tuple[Fill, ...] = ()
+
+    def __add__(self, other: Table) -> Table:
+        return Table(
+            self.rules + other.rules,
+            self.copies + other.copies,
+            self.drops + other.drops,
+            self.fills + other.fills,
+        )
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A tensor that was not taken along, and why."""
+
+    name: str
+    reason: str
+
+
+def to_ours(
+    table: Table, theirs: Mapping[str, Tensor], backbone: EncoderConfig, *, source: str
+) -> tuple[Weights, tuple[Leftover, ...]]:
+    """Their tensors under our names, and those that were left out.
+
+    Raises:
+        UserError: a tensor that the table does not know, a copy that is not tied, or a tensor of whole numbers;
+            ``source`` begins the error.
+    """
+    given = dict(theirs)
+    left = []
+    for copy in table.copies:
+        if copy.name not in given:
+            continue
+        tensor = given.pop(copy.name)
+        if copy.of not in given:
+            given[copy.of] = tensor
+            continue
+        if given[copy.of].shape != tensor.shape or not torch.equal(given[copy.of], tensor.to(given[copy.of].dtype)):
+            raise UserError(
+                f"{source}: {copy.name} differs from {copy.of}; models whose output embeddings are not tied to the "
+                f"input embeddings cannot be opened"
+            )
+        left.append(Leftover(copy.name, f"tied to {copy.of}"))
+    weights: Weights = {}
+    unknown = []
+    for name, tensor in given.items():
+        rules = [(rule, match) for rule in table.rules if (match := _pattern(rule.theirs).fullmatch(name))]
+        if len(rules) > 1:
+            raise RuntimeError(f"{name} matches {len(rules)} rules: {[rule.theirs for rule, _ in rules]}")
+        if rules:
+            rule, match = rules[0]
+            if not tensor.is_floating_point():
+                raise UserError(f"{source}: {name} is {tensor.dtype}; quantised weights cannot be opened")
+            weights[rule.ours.format(**match.groupdict())] = rule.to_ours(tensor, backbone)
+        elif reasons := [drop.reason for drop in table.drops if re.fullmatch(drop.pattern, name)]:
+            left.append(Leftover(name, reasons[0]))
+        else:
+            unknown.append(name)
+    if unknown:
+        raise UserError(f"{source}: {_listed(unknown)} no place in the model that config.json describes")
+    return weights, tuple(left)
+
+
+def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: EncoderConfig) -> Weights:
+    """Our tensors under their names, with the fills that they lack."""
+    weights = {}
+    for name, tensor in ours.items():
+        rule, theirs = _their_rule(table, name)
+        weights[theirs] = rule.to_theirs(tensor, backbone)
+    for fill in table.fills:
+        made = fill.make(backbone)
+        if made is not None:
+            weights[fill.name] = made
+    return weights
+
+
+def their_name(table: Table, name: str) -> str:
+    """What our tensor ``name`` is called on their side."""
+    return _their_rule(table, name)[1]
+
+
+def _their_rule(table: Table, name: str) -> tuple[Rule, str]:
+    found = [
+        (rule, rule.theirs.format(**match.groupdict()))
+        for rule in table.rules
+        if (match := _pattern(rule.ours).fullmatch(name))
+    ]
+    if len(found) != 1:
+        raise RuntimeError(f"{name} matches {len(found)} rules: {[rule.ours for rule, _ in found]}")
+    return found[0]
+
+
+@cache
+def _pattern(name: str) -> re.Pattern[str]:
+    pieces = re.split(r"\{(\w+)\}", name)  # text, placeholder, text, ...
+    return re.compile("".join(_PLACEHOLDERS[p] if n % 2 else re.escape(p) for n, p in enumerate(pieces)))
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *others = sorted(names)
+    return f"{first!r} and {len(others)} more tensors have" if others else f"tensor {first!r} has"

@@ -1,0 +1,193 @@
+"""Writing a model as a Hugging Face folder, which ``transformers`` opens with ``from_pretrained``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from homespun.config import Tree
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
+from homespun.hf.convert import to_theirs
+from homespun.hf.families import FAMILIES
+from homespun.hf.family import Architecture, Family
+from homespun.hf.labels import unnamed, write_labels
+from homespun.models.backbone import Model
+from homespun.models.config import EncoderConfig, LearnedPositionsConfig, ModelConfig
+from homespun.models.store import weights_of
+from homespun.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written, and what could not be said.
+
+    Args:
+        folder: where it is, or None: then nothing was written, and ``notes`` says why.
+        architecture: the class of transformers.
+        notes: what is not the same there.
+    """
+
+    folder: str | None
+    architecture: str | None
+    notes: tuple[str, ...]
+
+
+def export_huggingface(
+    folder: str | Path,
+    model: Model,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    labels: Labels | None = None,
+) -> ExportReport:
+    """Write ``folder`` whole or not at all: weights, config.json, tokenizer, model card. It replaces an older export.
+
+    A model that no family has, such as one with window attention, is not written; a head that none has is left out,
+    and the backbone written alone. The report says so.
+
+    Raises:
+        UserError: ``folder`` holds something else than an export; the tokenizer or the labels are of another model.
+    """
+    folder = Path(folder)
+    if tokenizer.vocab_size > config.backbone.vocab_size:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model embeds {config.backbone.vocab_size}; "
+            f"export a model with its own tokenizer"
+        )
+    if folder.exists() and not (folder.is_dir() and ((folder / "config.json").is_file() or not any(folder.iterdir()))):
+        raise UserError(f"{folder} holds other things; export into a new or empty folder")
+    # transformers finds padding by its id, so the id is the tokenizer's, which made the texts
+    config = config.model_copy(
+        update={"backbone": config.backbone.model_copy(update={"pad_token_id": tokenizer.pad_id})}
+    )
+    reason = _unsayable(config.backbone)
+    if reason is not None:
+        return ExportReport(None, None, (f"no family of Hugging Face models has {reason}",))
+    family, architecture, notes = _place(config)
+    tree = family.write_config(architecture, config)
+    if architecture.classifies:
+        assert config.head is not None
+        num_labels = config.head.model_dump()["num_labels"]
+        if labels is not None and len(labels) != num_labels:
+            raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
+        tree |= write_labels(labels or unnamed(num_labels))
+    weights = weights_of(model)
+    if architecture.kind is None:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
+    theirs = to_theirs(family.table + architecture.table, weights, config.backbone)
+    if architecture.kind is None:  # files of the class without a head name their tensors from the inside
+        theirs = {name.removeprefix(family.prefix): tensor for name, tensor in theirs.items()}
+    tree["dtype"] = str(model.backbone.embeddings.words.weight.dtype).removeprefix("torch.")
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
+        made = Path(temporary) / "made"
+        made.mkdir()
+        # "format" is what transformers tells safetensors of torch by
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in theirs.items()}
+        save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+        tokenizer.save(made)
+        _complete_tokenizer(made / "tokenizer_config.json", config.backbone)
+        (made / "config.json").write_text(_json(tree), encoding="utf-8")
+        parameters = sum(tensor.numel() for tensor in theirs.values())
+        (made / "README.md").write_text(_card(architecture, config, parameters, notes), encoding="utf-8")
+        for path in made.iterdir():
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+        if folder.exists():
+            shutil.move(folder, Path(temporary) / "replaced")
+        os.replace(made, folder)
+    return ExportReport(str(folder), architecture.name, tuple(notes))
+
+
+def export_beside(
+    run: str | Path, model: Model, config: ModelConfig, tokenizer: Tokenizer, *, labels: Labels | None = None
+) -> dict[str, Any]:
+    """`export_huggingface` into ``hf/`` of a run directory; the report as plain values, for ``result.json``."""
+    return asdict(export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels))
+
+
+def _unsayable(backbone: EncoderConfig) -> str | None:
+    """What of a backbone is in no family, or None."""
+    if backbone.attention.kind != "full":
+        return f"{backbone.attention.kind} attention around this encoder"
+    if backbone.residual.kind != "post":
+        return f"{backbone.residual.kind}-norm layers in this encoder"
+    if backbone.causal:
+        return "this encoder with causal attention"
+    if not isinstance(backbone.positions, LearnedPositionsConfig):
+        return f"{backbone.positions.kind} positions in this encoder"
+    reasons = [family.limit(backbone) for family in FAMILIES]
+    return None if None in reasons else reasons[0]
+
+
+def _place(config: ModelConfig) -> tuple[Family, Architecture, list[str]]:
+    """The family and class that say most of the model, and what they do not say."""
+    backbone, head = config.backbone, config.head
+    assert isinstance(backbone.positions, LearnedPositionsConfig)
+    shifted = backbone.positions.offset > 0
+    # any family can hold any offset of positions, so this is only which one it is most like
+    able = sorted(
+        (family for family in FAMILIES if family.limit(backbone) is None),
+        key=lambda family: (family.offset(backbone.pad_token_id) > 0) != shifted,
+    )
+    reasons = []
+    for family in able:
+        architecture = family.architecture(None if head is None else head.kind)
+        if architecture is not None:
+            reason = architecture.limit(backbone)
+            if reason is None:
+                return family, architecture, [architecture.note] if architecture.note else []
+            reasons.append(reason)
+    assert head is not None  # every family has a class without a head
+    architecture = able[0].architecture(None)
+    assert architecture is not None
+    why = f"head {head.kind!r} is in no class of transformers" if not reasons else f"head {head.kind!r}: {reasons[0]}"
+    notes = [f"{why}; the backbone was exported without it"]
+    return able[0], architecture, notes + ([architecture.note] if architecture.note else [])
+
+
+def _complete_tokenizer(path: Path, backbone: EncoderConfig) -> None:
+    """What transformers must know of the model when it makes its inputs: the length, and whether it has segments."""
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    tree["model_max_length"] = backbone.max_position_embeddings
+    if backbone.type_vocab_size < 2:  # the tokenizer marks second texts as segment 1, which this model does not have
+        tree["model_input_names"] = ["input_ids", "attention_mask"]
+    path.write_text(_json(tree), encoding="utf-8")
+
+
+def _card(architecture: Architecture, config: ModelConfig, parameters: int, notes: list[str]) -> str:
+    backbone = config.backbone
+    front = ["---", "library_name: transformers"]
+    front += [f"pipeline_tag: {architecture.pipeline}"] if architecture.pipeline else []
+    front += ["tags:", "- homespun", "---"]
+    body = [
+        "# Model card",
+        "",
+        f"A `{architecture.name}` of {parameters:,} parameters, written by homespun: "
+        f"{backbone.num_hidden_layers} layers, hidden size {backbone.hidden_size}, "
+        f"{backbone.num_attention_heads} attention heads, a vocabulary of {backbone.vocab_size:,}, "
+        f"texts of up to {backbone.max_position_embeddings} tokens.",
+        "",
+        "```python",
+        f"from transformers import AutoTokenizer, {architecture.name}",
+        "",
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")',
+        f'model = {architecture.name}.from_pretrained("path/to/this/folder")',
+        "```",
+    ]
+    body += ["", "What to know:", "", *(f"- {note}" for note in notes)] if notes else []
+    body += ["", "Its training data and its quality are not recorded in this folder."]
+    return "\n".join([*front, "", *body]) + "\n"
+
+
+def _json(tree: Tree) -> str:
+    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"

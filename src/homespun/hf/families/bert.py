@@ -1,0 +1,133 @@
+"""BERT (Devlin et al. 2019), and the encoder table that its relatives share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from homespun.hf.convert import Copy, Drop, Fill, Rule, Table
+from homespun.hf.family import Architecture, Family, headless, plain_gelu
+from homespun.hf.labels import classification
+from homespun.models.config import EncoderConfig, LearnedPositionsConfig
+
+
+def encoder_table(name: str, *, offset: Callable[[int], int] = lambda pad_token_id: 0) -> Table:
+    """The tensors of BERT's encoder, which RoBERTa and ELECTRA have too, under the family's ``name``."""
+    layer, own = f"{name}.encoder.layer.{{i}}", "backbone.layers.{i}"
+
+    def shift(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
+        assert isinstance(backbone.positions, LearnedPositionsConfig)
+        ours, theirs = backbone.positions.offset, offset(backbone.pad_token_id)
+        if ours == theirs:
+            return tensor
+        unused = tensor.new_zeros(theirs, tensor.shape[1])  # rows before position 0: nothing reads them
+        return torch.cat([unused, tensor[ours:]])
+
+    return Table(
+        rules=(
+            Rule(f"{name}.embeddings.word_embeddings.weight", "backbone.embeddings.words.weight"),
+            Rule(
+                f"{name}.embeddings.position_embeddings.weight",
+                "backbone.embeddings.positions.embedding.weight",
+                to_theirs=shift,
+            ),
+            Rule(f"{name}.embeddings.token_type_embeddings.weight", "backbone.embeddings.segments.weight"),
+            Rule(f"{name}.embeddings.LayerNorm.{{p}}", "backbone.embeddings.norm.{p}"),
+            Rule(f"{layer}.attention.self.query.{{p}}", f"{own}.attention.sublayer.query.{{p}}"),
+            Rule(f"{layer}.attention.self.key.{{p}}", f"{own}.attention.sublayer.key.{{p}}"),
+            Rule(f"{layer}.attention.self.value.{{p}}", f"{own}.attention.sublayer.value.{{p}}"),
+            Rule(f"{layer}.attention.output.dense.{{p}}", f"{own}.attention.sublayer.output.{{p}}"),
+            Rule(f"{layer}.attention.output.LayerNorm.{{p}}", f"{own}.attention.norm.{{p}}"),
+            Rule(f"{layer}.intermediate.dense.{{p}}", f"{own}.feedforward.sublayer.inner.{{p}}"),
+            Rule(f"{layer}.output.dense.{{p}}", f"{own}.feedforward.sublayer.outer.{{p}}"),
+            Rule(f"{layer}.output.LayerNorm.{{p}}", f"{own}.feedforward.norm.{{p}}"),
+        ),
+        drops=(Drop(rf"{name}\.embeddings\.(position|token_type)_ids", "a constant, not a weight"),),
+        fills=(Fill(f"{name}.embeddings.token_type_embeddings.weight", _no_segments),),
+    )
+
+
+def _no_segments(backbone: EncoderConfig) -> Tensor | None:
+    # where ours has no segments, one of zeros is the same model
+    if backbone.type_vocab_size:
+        return None
+    return torch.zeros(1, backbone.embedding_size or backbone.hidden_size)
+
+
+# what transformers' BertConfig assumes
+DEFAULTS = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "initializer_range": 0.02,
+    "pad_token_id": 0,
+}
+
+NO_POOLER = "transformers adds a pooler of random weights (pooler_output); last_hidden_state is this model's"
+
+_POOLER = Drop(r"bert\.pooler\.dense\.(weight|bias)", "a pooler, which this head does not use")
+_NEXT_SENTENCE = Drop(r"cls\.seq_relationship\.(weight|bias)", "the next-sentence head, which is for pretraining")
+_MASKED_LM = Table(
+    rules=(
+        Rule("cls.predictions.transform.dense.{p}", "head.transform.{p}"),
+        Rule("cls.predictions.transform.LayerNorm.{p}", "head.norm.{p}"),
+        Rule("cls.predictions.bias", "head.bias"),
+    ),
+    copies=(
+        Copy("cls.predictions.decoder.weight", of="bert.embeddings.word_embeddings.weight"),
+        Copy("cls.predictions.decoder.bias", of="cls.predictions.bias"),
+    ),
+    drops=(_POOLER, _NEXT_SENTENCE),
+)
+
+
+def _masked_lm(name: str) -> Architecture:
+    return Architecture(
+        name,
+        kind="masked_lm",
+        table=_MASKED_LM,
+        head=lambda tree: {"kind": "masked_lm"},
+        limit=plain_gelu,
+        pipeline="fill-mask",
+    )
+
+
+BERT = Family(
+    model_type="bert",
+    table=encoder_table("bert"),
+    architectures=(
+        Architecture(
+            "BertModel",
+            kind=None,
+            table=Table(drops=(_POOLER, Drop(r"(?!bert\.).*", "of a head, and the model is opened without"))),
+            head=headless,
+            pipeline="feature-extraction",
+            note=NO_POOLER,
+        ),
+        _masked_lm("BertForMaskedLM"),
+        _masked_lm("BertForPreTraining"),
+        Architecture(
+            "BertForSequenceClassification",
+            kind="pooled",
+            table=Table(
+                rules=(
+                    Rule("bert.pooler.dense.{p}", "head.dense.{p}"),
+                    Rule("classifier.{p}", "head.classifier.{p}"),
+                )
+            ),
+            head=classification("pooled"),
+            pipeline="text-classification",
+        ),
+    ),
+    defaults=DEFAULTS,
+)

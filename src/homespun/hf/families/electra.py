@@ -1,0 +1,63 @@
+"""ELECTRA (Clark et al. 2020): discriminator, generator and classifier over embeddings of a width of their own."""
+
+from __future__ import annotations
+
+from homespun.hf.convert import Copy, Drop, Rule, Table
+from homespun.hf.families.bert import DEFAULTS, encoder_table
+from homespun.hf.family import Architecture, Family, headless, plain_gelu
+from homespun.hf.labels import classification
+
+ELECTRA = Family(
+    model_type="electra",
+    table=encoder_table("electra") + Table(rules=(Rule("electra.embeddings_project.{p}", "backbone.projection.{p}"),)),
+    architectures=(
+        Architecture(
+            "ElectraModel",
+            kind=None,
+            table=Table(drops=(Drop(r"(?!electra\.).*", "of a head, and the model is opened without"),)),
+            head=headless,
+            pipeline="feature-extraction",
+        ),
+        Architecture(
+            "ElectraForPreTraining",
+            kind="discriminator",
+            table=Table(
+                rules=(
+                    Rule("discriminator_predictions.dense.{p}", "head.dense.{p}"),
+                    Rule("discriminator_predictions.dense_prediction.{p}", "head.classifier.{p}"),
+                )
+            ),
+            head=lambda tree: {"kind": "discriminator"},
+            limit=plain_gelu,
+        ),
+        Architecture(
+            "ElectraForMaskedLM",
+            kind="masked_lm",
+            table=Table(
+                rules=(
+                    Rule("generator_predictions.dense.{p}", "head.transform.{p}"),
+                    Rule("generator_predictions.LayerNorm.{p}", "head.norm.{p}"),
+                    Rule("generator_lm_head.bias", "head.bias"),
+                ),
+                copies=(Copy("generator_lm_head.weight", of="electra.embeddings.word_embeddings.weight"),),
+            ),
+            head=lambda tree: {"kind": "masked_lm"},
+            pipeline="fill-mask",
+        ),
+        Architecture(
+            "ElectraForSequenceClassification",
+            kind="ffn",
+            table=Table(
+                rules=(
+                    Rule("classifier.dense.{p}", "head.dense.{p}"),
+                    Rule("classifier.out_proj.{p}", "head.classifier.{p}"),
+                )
+            ),
+            head=classification("ffn"),
+            pipeline="text-classification",
+        ),
+    ),
+    defaults={"embedding_size": 128}
+    | DEFAULTS
+    | {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+)

@@ -1,0 +1,100 @@
+"""The weights of a Hugging Face folder: safetensors whole or in shards, or a torch file read as data alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from homespun.errors import UserError
+from homespun.hf.convert import Weights
+
+WHOLE, SHARDED, TORCH = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether one of the files that `read_weights` reads is there."""
+    return any((folder / name).is_file() for name in (WHOLE, SHARDED, TORCH))
+
+
+def read_weights(folder: Path) -> Weights:
+    """All tensors by name, on the CPU.
+
+    Raises:
+        UserError: there are no weights; a file is cut short or holds more than tensors; the index of the shards names
+            a file elsewhere, or one that lacks what the index says.
+    """
+    if (folder / WHOLE).is_file():
+        weights = _read_safetensors(folder / WHOLE)
+    elif (folder / SHARDED).is_file():
+        weights = _read_shards(folder / SHARDED)
+    elif (folder / TORCH).is_file():
+        weights = _read_torch(folder / TORCH)
+    else:
+        raise UserError(f"{folder} has no weights: neither {WHOLE}, nor {SHARDED} with its shards, nor {TORCH}")
+    return {_modern(name): tensor for name, tensor in weights.items()}
+
+
+def _read_safetensors(path: Path) -> Weights:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} cannot be read, it was cut short or altered: {error}") from error
+
+
+def _read_shards(index: Path) -> Weights:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+        raise UserError(f"{index} has no weight_map from tensors to files")
+    weights: Weights = {}
+    for name in sorted(set(places.values())):
+        # a plain name only: an index may come from anyone, and must not reach out of its folder
+        if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
+            raise UserError(f"{index} names the file {name!r}; shards are safetensors files in the same folder")
+        if not (index.parent / name).is_file():
+            raise UserError(f"{index} names {name}, which is not there; fetch the missing shard")
+        weights |= _read_safetensors(index.parent / name)
+    if weights.keys() != places.keys():
+        first = min(weights.keys() ^ places.keys())
+        raise UserError(f"{index} and its shards differ on which tensors there are, the first {first!r}")
+    return weights
+
+
+def _read_torch(path: Path) -> Weights:
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no one class for a file cut short, and one of pickle's for code in it
+        raise UserError(
+            f"{path} was refused: it is cut short, or holds code beside tensors; get the model as safetensors"
+        ) from error
+    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise UserError(f"{path} was refused: it is not a mapping of names to tensors")
+    return {str(name): tensor for name, tensor in content.items()}
+
+
+def _modern(name: str) -> str:
+    # the first BERT checkpoints, still the ones on the hub, name the parts of a norm as TensorFlow did
+    for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        UserError: it cannot be read, or is something else.
+    """
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(tree, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(tree).__name__}")
+    return tree
