@@ -67,7 +67,7 @@ class CausalLM(Config):
         """
         if not model.backbone.causal:
             raise UserError(
-                "objective clm needs a causal model, or every token would see its label; set model.causal=true"
+                "objective clm needs a causal model, or tokens would see their labels; set model.causal=true"
             )
         config = ModelConfig(backbone=model.backbone, head=CausalLMHeadConfig())
         return CausalLMObjective(config.build(), config)

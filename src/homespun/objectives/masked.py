@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +17,7 @@ from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import PackedRows, PairRows, Row, Rows
+from homespun.errors import UserError
 from homespun.models.backbone import Model
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig, initialise
 from homespun.models.heads import MaskedLMHead, NextSentenceHead
@@ -41,7 +42,7 @@ class MaskTokens:
     pair_terms: tuple[str, ...] = ()
 
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        """Rows to a batch whose ``input_ids`` are corrupted; ``positions`` and ``labels`` say where and what was there."""
+        """Rows to a corrupted batch; ``positions`` and ``labels`` say where a token is predicted, and which."""
         ordinary = np.flatnonzero(~self.special)
         corrupted, flat, labels = [], [], []
         width = max(len(row.input_ids) for row in rows)
@@ -100,6 +101,14 @@ class MaskedLM(Config):
     whole_words: bool = Field(default=False, description="mask all pieces of a word together")
     next_sentence: bool = Field(default=False, description="BERT's second task; needs a corpus with sentences")
 
+    @model_validator(mode="after")
+    def _shares(self) -> MaskedLM:
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(
+                f"mask_share={self.mask_share} and random_share={self.random_share} are more than the whole; lower one"
+            )
+        return self
+
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Packed rows, or sentence pairs where the next sentence is predicted."""
         if self.next_sentence:
@@ -122,7 +131,16 @@ class MaskedLM(Config):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective:
-        """The model side: ``model``'s backbone under a masked LM head."""
+        """The model side: ``model``'s backbone under a masked LM head.
+
+        Raises:
+            UserError: the next sentence is to be predicted, and the backbone cannot tell two segments apart.
+        """
+        if self.next_sentence and model.backbone.type_vocab_size < 2:
+            raise UserError(
+                f"next sentence prediction needs two segments and the model has "
+                f"type_vocab_size={model.backbone.type_vocab_size}; set model.type_vocab_size=2"
+            )
         config = ModelConfig(backbone=model.backbone, head=MaskedLMHeadConfig())
         built = config.build()
         pairs = None
@@ -133,7 +151,7 @@ class MaskedLM(Config):
 
 
 class MaskedLMObjective(nn.Module):
-    """Terms ``mlm`` and, with NSP, ``next_sentence``; their accuracies beside them. Keeps the model with its LM head."""
+    """Terms ``mlm`` and, with NSP, ``next_sentence``; their accuracies beside them. Keeps model and LM head."""
 
     def __init__(self, model: Model, config: ModelConfig, next_sentence: NextSentenceHead | None) -> None:
         super().__init__()

@@ -1,0 +1,217 @@
+"""The laws of a pretraining objective, for every member of the union."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import pickle
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from tiny_language import UNIGRAM_ENTROPY, batches, draws, fit, some_pairs, some_rows, tiny_model
+from torch import Tensor, nn
+
+from homespun.batch import Batch
+from homespun.data.rows import Row
+from homespun.models.config import ModelConfig
+from homespun.objectives.config import PretrainingObjective
+from homespun.objectives.masked import MaskedLM
+from homespun.text.tokenizer import Tokenizer
+
+CONFIGS = {member.model_fields["kind"].default: member() for member in get_args(get_args(PretrainingObjective)[0])}
+VARIANTS = CONFIGS | {
+    "nsp": MaskedLM(next_sentence=True),
+    "static": MaskedLM(masking="static"),
+    "whole words": MaskedLM(whole_words=True),
+}
+every_kind = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+
+
+def model_for(config: Any, tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
+    return tiny_model(tokenizer, causal=config.kind == "clm", **fields)
+
+
+def build(config: Any, tokenizer: Tokenizer, **fields: Any) -> nn.Module:
+    torch.manual_seed(1)
+    objective: nn.Module = config.build(model_for(config, tokenizer, **fields), tokenizer)
+    return objective
+
+
+def rows_for(config: Any, tokenizer: Tokenizer) -> list[Row]:
+    """Several lengths, packed and not, and a row with nothing to predict."""
+    if getattr(config, "next_sentence", False):
+        return some_pairs(tokenizer, 7)
+    whole = some_rows(tokenizer, [13, 24, 3])
+    return [*whole, *some_rows(tokenizer, [24, 17], packed=True), Row(np.array([tokenizer.cls_id, tokenizer.sep_id]))]
+
+
+def batch_for(config: Any, tokenizer: Tokenizer, rows: list[Row] | None = None, first: int = 0) -> Batch:
+    rows = rows_for(config, tokenizer) if rows is None else rows
+    batch: Batch = config.collate(tokenizer)(rows, draws(len(rows), first=first))
+    return batch
+
+
+def tensors(batch: Batch) -> dict[str, Tensor]:
+    return {f.name: v for f in dataclasses.fields(batch) if isinstance(v := getattr(batch, f.name), Tensor)}
+
+
+def uniforms_from(stream: Tensor) -> Any:
+    """A stand-in for `torch.rand` that hands out one fixed stream, whatever it is asked in."""
+    place = itertools.count()
+
+    def rand(count: int, **_: Any) -> Tensor:
+        return torch.stack([stream[next(place)] for _ in range(count)]) if count else torch.zeros(0)
+
+    return rand
+
+
+@every_variant
+def test_collate_is_pure(config: Any, tokenizer: Tokenizer) -> None:
+    rows = rows_for(config, tokenizer)
+    before = [row.input_ids.copy() for row in rows]
+    for row in rows:
+        row.input_ids.setflags(write=False)
+    collate = config.collate(tokenizer)
+    batch = collate(rows, draws(len(rows)))
+    again = pickle.loads(pickle.dumps(collate))(rows, draws(len(rows)))
+    assert tensors(batch).keys() == tensors(again).keys()
+    for name, tensor in tensors(batch).items():
+        assert torch.equal(tensor, tensors(again)[name]), name
+    assert batch.targets == again.targets
+    for row, ids in zip(rows, before, strict=True):
+        assert np.array_equal(row.input_ids, ids)
+
+
+@every_variant
+def test_a_row_is_corrupted_alike_in_any_company(config: Any, tokenizer: Tokenizer) -> None:
+    rows = rows_for(config, tokenizer)
+    collate = config.collate(tokenizer)
+    together = collate(rows, draws(len(rows)))
+    for number, row in enumerate(rows):
+        alone = collate([row], draws(1, first=number))
+        length = len(row.input_ids)
+        assert torch.equal(together.input_ids[number, :length], alone.input_ids[0])
+
+
+@every_variant
+def test_targets_are_the_counts_of_the_loss(config: Any, tokenizer: Tokenizer) -> None:
+    batch = batch_for(config, tokenizer)
+    loss = build(config, tokenizer)(batch)
+    learnt = {name: float(term.count) for name, term in loss.terms.items() if term.weight}
+    assert learnt
+    assert {name: batch.targets[name] for name in learnt} == learnt
+    assert set(batch.targets) <= set(loss.terms)
+    torch.testing.assert_close(loss.total(batch.targets), loss.total())
+
+
+@every_variant
+def test_every_parameter_learns(config: Any, tokenizer: Tokenizer) -> None:
+    objective = build(config, tokenizer, hidden_dropout_prob=0.1).train()
+    loss = objective(batch_for(config, tokenizer)).total()
+    loss.backward()
+    for name, parameter in objective.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any() or name.endswith("key.bias"), name  # softmax does not see what all keys share
+
+
+@every_variant
+def test_any_split_into_micro_batches_has_the_same_gradient(
+    config: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_for(config, tokenizer)
+    objective = build(config, tokenizer).double()
+    collate = config.collate(tokenizer)
+    names = draws(len(rows))
+    targets = collate(rows, names).targets
+    splits = [
+        [collate(rows[start:end], names[start:end]) for start, end in itertools.pairwise(cuts)]
+        for cuts in ([0, len(rows)], [0, 1, 4, len(rows)], range(len(rows) + 1))
+    ]
+    stream = torch.rand(1000, generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for split in splits:
+        monkeypatch.setattr(torch, "rand", uniforms_from(stream))
+        objective.zero_grad()
+        for batch in split:
+            objective(batch).total(targets).backward()
+        gradients.append([p.grad.clone() for p in objective.parameters() if p.grad is not None])
+    for added in gradients[1:]:
+        for whole, summed in zip(gradients[0], added, strict=True):
+            torch.testing.assert_close(summed, whole, rtol=1e-5, atol=1e-6)  # a loss's total is in float32
+
+
+@every_variant
+def test_padding_does_not_change_the_loss(config: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    objective = build(config, tokenizer).eval()
+    rows = some_pairs(tokenizer, 1) if getattr(config, "next_sentence", False) else some_rows(tokenizer, [13])
+    batch = batch_for(config, tokenizer, rows)
+    assert batch.positions is not None
+    assert batch.attention_mask is None
+    length = batch.input_ids.shape[1]
+    padded = dataclasses.replace(
+        batch,
+        input_ids=torch.cat([batch.input_ids, torch.randint(5, 29, (1, 9))], dim=1),
+        attention_mask=torch.arange(length + 9)[None] < length,
+        token_type_ids=None if batch.token_type_ids is None else nn.functional.pad(batch.token_type_ids, (0, 9)),
+    )
+    stream = torch.rand(100)
+    totals = []
+    for each in (batch, padded):
+        monkeypatch.setattr(torch, "rand", uniforms_from(stream))
+        totals.append(objective(each).total())
+    torch.testing.assert_close(totals[0], totals[1])
+
+
+@every_variant
+def test_what_is_kept_is_what_its_config_builds(config: Any, tokenizer: Tokenizer) -> None:
+    objective = build(config, tokenizer)
+    model, model_config = objective.product()
+    again = model_config.build()
+    assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
+    again.load_state_dict(model.state_dict())
+    ids = torch.randint(5, 29, (2, 13))
+    assert torch.equal(again.eval()(ids), model.eval()(ids))
+
+
+@every_variant
+def test_half_precision(config: Any, tokenizer: Tokenizer) -> None:
+    objective = build(config, tokenizer).train()
+    batch = batch_for(config, tokenizer)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = objective(batch).total(batch.targets)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    for parameter in objective.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.dtype == torch.float32
+        assert parameter.grad.isfinite().all()
+
+
+@every_kind
+def test_beats_the_unigram_entropy(config: Any, tokenizer: Tokenizer) -> None:
+    terms = fit(build(config, tokenizer), batches(config.collate(tokenizer), tokenizer), 300)
+    first = next(iter(terms))  # the term that predicts tokens comes first
+    assert terms[first] < 0.85 * UNIGRAM_ENTROPY, terms
+    assert terms[f"{first}_accuracy"] > 3 / 24, terms
+
+
+@every_variant
+def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
+    def always() -> Iterator[Batch]:
+        while True:
+            yield batch
+
+    # one row: nobody can tell with which word of several texts the next one begins
+    rows = rows_for(config, tokenizer) if getattr(config, "next_sentence", False) else some_rows(tokenizer, [31])
+    batch = batch_for(config, tokenizer, rows)
+    terms = fit(build(config, tokenizer), always(), 150, learning_rate=1e-2)
+    learnt = [name for name in terms if f"{name}_accuracy" in terms]
+    assert learnt
+    for name in learnt:
+        assert terms[name] < 0.1, terms
+        assert terms[f"{name}_accuracy"] > 0.99, terms
