@@ -103,12 +103,10 @@ def read_csv(stream: BinaryIO, name: str, encoding: str | None, columns: Sequenc
 
 
 def read_tsv(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
-    """Cells are what stands between the tabs, quotes included, unless every cell that begins with a quote is quoted."""
+    """Cells are what stands between the tabs, quotes and all, unless the first lines come from a program that quotes."""
     rows = lines(decoded(stream, name, encoding))
     sample = list(itertools.islice(rows, SAMPLE_LINES))
-    begun = [cell for line in sample for cell in line.split("\t") if cell.startswith('"')]
-    quoted = bool(begun) and all(_is_quoted(cell) for cell in begun)
-    quoting = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    quoting = csv.QUOTE_MINIMAL if _is_quoted(sample) else csv.QUOTE_NONE
     return _table(itertools.chain(sample, rows), name, columns, delimiter="\t", quoting=quoting)
 
 
@@ -232,9 +230,21 @@ def _table(
         ) from error
 
 
-def _is_quoted(cell: str) -> bool:
-    inner = cell[1:-1]
-    return len(cell) > 1 and cell.endswith('"') and inner.replace('""', "").count('"') == 0
+def _is_quoted(sample: Sequence[str]) -> bool:
+    """Whether the lines of a tsv file are the work of a program that quotes: all of them, down to the last quote."""
+    if not any(cell.startswith('"') for line in sample for cell in line.split("\t")):
+        return False
+    reader = csv.reader((f"{line}\n" for line in sample), delimiter="\t", strict=True)
+    widths, finished = set(), 0
+    try:
+        for row in reader:
+            widths.add(len(row))
+            finished = reader.line_num
+    except csv.Error:
+        # The sample may end within a cell of a few lines; a stray quote swallows many more than a few.
+        if len(sample) < SAMPLE_LINES or reader.line_num < len(sample) or len(sample) - finished > 20:
+            return False
+    return len(widths - {0}) == 1
 
 
 def _json_values(texts: Iterator[str], name: str) -> Iterator[Any]:

@@ -86,8 +86,8 @@ def python_documentation(
 
     A document is the docstring of a module, class or function, a text handed to `add_newdoc`, `add_docstr` and their
     kind or kept in a variable called ``...doc...``, or a ``.rst``, ``.md`` or ``.txt`` page inside the package. Its
-    label is the package, its source ``package.module:qualified.name``. Tests and vendored packages are left out, and so is
-    what is shorter than ``min_characters``. Texts repeat within a package: see `homespun.text.clean.ExactDuplicates`.
+    label is the package, its source ``package.module:qualified.name``. Tests and vendored packages are left out, and so
+    is what is shorter than ``min_characters``. Texts repeat in a package: `homespun.text.clean` has filters for that.
 
     ``packages`` are importable names; without them, those of `PACKAGES` that are installed. With ``workers`` above 1,
     files are parsed in as many processes; the order stays.

@@ -200,7 +200,7 @@ def _is_known(name: str) -> bool:
 
 
 def _is_hidden(path: Path | PurePosixPath) -> bool:
-    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+    return any((part.startswith(".") and part != "..") or part == "__MACOSX" for part in path.parts)
 
 
 def _known_kinds() -> str:
@@ -228,14 +228,17 @@ def _file_records(
     suffix, compressions = _suffixes(name)
     for compression in compressions:
         stream = _DECOMPRESSORS[compression](stream)
-    if suffix in READERS:
-        if suffix == ".parquet":
-            stream = _seekable(stream, direct=not compressions and not member)
+    direct = not compressions and not member
+    if suffix == ".parquet":
+        with _seekable(stream, direct=direct) as whole:
+            for number, values in READERS[suffix](whole, name, encoding, columns):
+                yield _Found(values, f"{name}:{number}", False)
+    elif suffix in READERS:
         whole_file = READERS[suffix] is read_text
         for number, values in READERS[suffix](stream, name, encoding, columns):
             yield _Found(values, name if whole_file else f"{name}:{number}", whole_file)
     elif suffix == ".zip" and not member:
-        with zipfile.ZipFile(_seekable(stream, direct=not compressions)) as archive:
+        with _seekable(stream, direct=direct) as whole, zipfile.ZipFile(whole) as archive:
             for info in archive.infolist():
                 if _is_readable_member(info.filename) and not info.is_dir():
                     if info.flag_bits & 1:
@@ -265,14 +268,16 @@ def _is_readable_member(name: str) -> bool:
     return _suffixes(name)[0] in READERS and not _is_hidden(PurePosixPath(name))
 
 
-def _seekable(stream: BinaryIO, *, direct: bool) -> BinaryIO:
+@contextlib.contextmanager
+def _seekable(stream: BinaryIO, *, direct: bool) -> Iterator[BinaryIO]:
     """Formats with their directory at the end must jump: what cannot is copied to a nameless temporary file."""
     if direct and stream.seekable():
-        return stream
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 - removed by the system once nobody holds it
-    shutil.copyfileobj(stream, copy)
-    copy.seek(0)
-    return cast(BinaryIO, copy)
+        yield stream
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(stream, copy)
+        copy.seek(0)
+        yield cast(BinaryIO, copy)
 
 
 class _Zstandard(io.RawIOBase):
@@ -332,10 +337,16 @@ class _Response(io.RawIOBase):
 
 
 def _download(url: str) -> BinaryIO:
+    import urllib.error
     import urllib.request
 
     request = urllib.request.Request(url, headers={"User-Agent": "homespun"})
-    return io.BufferedReader(_Response(urllib.request.urlopen(request, timeout=60)), 1 << 18)
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:  # it holds the connection
+        error.close()
+        raise
+    return io.BufferedReader(_Response(response), 1 << 18)
 
 
 _DECOMPRESSORS: dict[str, Callable[[BinaryIO], BinaryIO]] = {

@@ -301,11 +301,20 @@ def _train_unigram(stream: _Stream, vocab_size: int, lowercase: bool) -> str:
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), unk_token=UNK, show_progress=False
     )
     tree = json.loads(_trained(engine, trainer, stream))
-    # The trainer adds floats in the order of a hash map, which differs from run to run: the last digits of the scores
-    # differ, and with them the order of equal pieces. Rounded and sorted they are the same every time.
-    special, pieces = tree["model"]["vocab"][: len(SPECIAL_TOKENS)], tree["model"]["vocab"][len(SPECIAL_TOKENS) :]
-    pieces = sorted(((piece, round(score, 6)) for piece, score in pieces), key=lambda pair: (-pair[1], pair[0]))
-    tree["model"]["vocab"] = special + pieces
+    # The trainer works in the order of a hash map, which differs from run to run. So do the last digits of its sums, and
+    # the order in which it puts the characters that are there only because each must have a piece on a ladder of
+    # scores (from the lowest up, 0.0001 apart). Rounded and sorted they are the same every time.
+    special, pieces = tree["model"]["vocab"][: len(SPECIAL_TOKENS)], dict(tree["model"]["vocab"][len(SPECIAL_TOKENS) :])
+    lowest = min(pieces.values(), default=0.0)
+    ladder: list[str] = []
+    for piece in sorted(pieces, key=pieces.__getitem__):
+        if len(piece) == 1 and abs(pieces[piece] - lowest - 1e-4 * len(ladder)) < 1e-6:
+            ladder.append(piece)
+    pieces |= dict(zip(sorted(ladder), [pieces[piece] for piece in ladder], strict=True))
+    ordered = sorted(
+        ((piece, round(score, 6)) for piece, score in pieces.items()), key=lambda pair: (-pair[1], pair[0])
+    )
+    tree["model"]["vocab"] = special + ordered
     return json.dumps(tree, ensure_ascii=False)
 
 

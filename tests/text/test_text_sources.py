@@ -1,0 +1,443 @@
+"""Every format, every wrapping, and what each mistake says."""
+
+import bz2
+import csv
+import gzip
+import http.server
+import io
+import json
+import lzma
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from homespun.errors import UserError
+from homespun.text import formats
+from homespun.text.sources import Document, read_documents, read_records
+
+ROWS = [
+    {"text": "Zoë met\nMr. Smith, twice", "label": "7"},
+    {"text": 'She said "no"', "label": "11"},
+    {"text": "naïve\tcafé", "label": "13"},
+]
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+    "": bytes,
+}
+
+
+def as_csv(rows: list[dict[str, str]], **kwargs: str) -> bytes:
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, list(rows[0]), **kwargs)
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue().encode()
+
+
+def as_parquet(rows: list[dict[str, str]]) -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), stream)
+    return stream.getvalue()
+
+
+def as_jsonl(rows: list[dict[str, str]]) -> bytes:
+    return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
+
+
+CONTENTS = {
+    ".csv": as_csv(ROWS),
+    ".tsv": as_csv(ROWS, delimiter="\t"),
+    ".jsonl": as_jsonl(ROWS),
+    ".ndjson": as_jsonl(ROWS) + b"\n\n",
+    ".json": json.dumps(ROWS, indent=3).encode(),
+    ".parquet": as_parquet(ROWS),
+}
+
+
+def read(*inputs: object, **kwargs: object) -> list[dict[str, object]]:
+    return list(read_records([str(i) for i in inputs], **kwargs))
+
+
+def problem(*inputs: object, **kwargs: object) -> str:
+    with pytest.raises(UserError) as caught:
+        list(read_documents([str(i) for i in inputs], **kwargs))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+@pytest.mark.parametrize("suffix", CONTENTS)
+def test_every_format_in_every_wrapping(tmp_path: Path, suffix: str, compression: str) -> None:
+    content = COMPRESS[compression](CONTENTS[suffix])
+    name = f"rows{suffix}{compression}"
+    (tmp_path / name).write_bytes(content)
+    assert read(tmp_path / name) == ROWS
+
+    with zipfile.ZipFile(tmp_path / "rows.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"deep/{name}", content)
+    assert read(tmp_path / "rows.zip") == ROWS
+
+    for mode, tar_name in (("w", "rows.tar"), ("w:gz", "rows.tgz"), ("w:xz", "rows.tar.xz")):
+        with tarfile.open(tmp_path / tar_name, mode) as tar:
+            entry = tarfile.TarInfo(f"../../{name}")  # a name that must never become a path
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        assert read(tmp_path / tar_name) == ROWS
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        ["rows.tar", "rows.tar.xz", "rows.tgz", "rows.zip", name]
+    )
+
+
+def test_plain_text_is_one_document_a_file(tmp_path: Path) -> None:
+    for i, name in enumerate(["a.txt", "b.md", "c.text"]):
+        (tmp_path / name).write_text(f"line one\n\nline two of {i}\n")
+    (tmp_path / "d.txt").write_text(" \n")
+    documents = list(read_documents([str(tmp_path)], text_field="anything"))
+    assert documents == [
+        Document(f"line one\n\nline two of {i}\n", None, str(tmp_path / name))
+        for i, name in enumerate(["a.txt", "b.md", "c.text"])
+    ]
+
+
+def test_documents_have_labels_sources_and_some_text(tmp_path: Path) -> None:
+    rows = [{"t": "one", "y": 3}, {"t": "  "}, {"t": None}, {"t": "two", "y": None}, {"t": "three", "y": True}]
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(as_jsonl(rows))
+    assert [d.text for d in read_documents([str(path)], text_field="t")] == ["one", "two", "three"]
+    rows[1]["y"] = rows[2]["y"] = "5"
+    path.write_bytes(as_jsonl(rows))
+    documents = list(read_documents([str(path)], text_field="t", label_field="y"))
+    assert documents[0] == Document("one", "3", f"{path}:1")
+    assert documents[1] == Document("two", None, f"{path}:4")
+
+
+def test_folders_and_globs_are_sorted_and_recursive(tmp_path: Path) -> None:
+    for name in ("b/2.jsonl", "a/1.jsonl", "a/z/0.jsonl", ".hidden/3.jsonl", "b/note.docx"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps({"text": name}))
+    assert [r["text"] for r in read(tmp_path)] == ["a/1.jsonl", "a/z/0.jsonl", "b/2.jsonl"]
+    assert [r["text"] for r in read(tmp_path / "**" / "*.jsonl")] == ["a/1.jsonl", "a/z/0.jsonl", "b/2.jsonl"]
+    assert [r["text"] for r in read(tmp_path / "b" / "*")] == ["b/2.jsonl"]
+    odd = tmp_path / "odd [1].jsonl"  # a name that is also a pattern
+    odd.write_text('{"text": "odd"}')
+    assert read(odd) == [{"text": "odd"}]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"])
+def test_encodings_are_detected(tmp_path: Path, encoding: str) -> None:
+    text = "The café owner's résumé: naïve, über, and £5 more than façades cost.\n" * 20
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(encoding))
+    assert read(path) == [{"text": text}]
+    if encoding != "utf-16-le" and encoding != "utf-16-be":
+        assert read(path, encoding=encoding) == [{"text": text}]
+
+
+def test_a_file_that_is_ascii_for_long_and_then_latin(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    late = {"text": "Ein schöner Gruß aus München, wo man über die Straße geht"}
+    early = [{"text": "plain"}] * 40_000
+    path.write_bytes(as_jsonl(early) + b"\n" + json.dumps(late, ensure_ascii=False).encode("latin-1"))
+    assert path.stat().st_size > 2 * formats.CHUNK
+    assert read(path)[-1] == late
+
+
+def test_undecodable_bytes_are_named_with_their_offset(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    good = "é".encode() + b"x" * (formats.CHUNK + 101)
+    path.write_bytes(good + b"\xff\xfe tail")
+    message = problem(path)
+    assert f"offset {len(good)}" in message
+    assert "0xff" in message
+    assert "encoding=" in message
+    path.write_bytes(b"abc\xe4")
+    assert "offset 3 is not ascii" in problem(path, encoding="ascii")
+    path.write_bytes("é".encode() + b" x" * formats.CHUNK + b"\xc3")  # cut in the middle of a letter
+    assert f"offset {2 + 2 * formats.CHUNK}" in problem(path)
+    assert "unknown encoding 'uft-9'" in problem(path, encoding="uft-9")
+    assert "unknown encoding 'hex'" in problem(path, encoding="hex")
+
+
+def test_csv_dialects(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('3,"a, b"\n5,"c ""d"""\n')
+    assert read(path, columns=["label", "text"]) == [{"label": "3", "text": "a, b"}, {"label": "5", "text": 'c "d"'}]
+    path.write_text("label;text\n\n3;a, b\n")
+    assert read(path) == [{"label": "3", "text": "a, b"}]
+    path.write_bytes(b'label,text\r\n3,"x\r\ny"\r\n')
+    assert read(path) == [{"label": "3", "text": "x\ny"}]
+    long = "z" * 500_000  # beyond the csv module's own limit
+    path.write_text(f"text,label\n{long},3\n")
+    assert read(path)[0]["text"] == long
+
+
+def test_tsv_keeps_quotes_that_do_not_quote(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text('text\tlabel\n"He said so.\t3\n"Go," she said, "now."\t5\nplain\t7\n')
+    assert [r["text"] for r in read(path)] == ['"He said so.', '"Go," she said, "now."', "plain"]
+    path.write_text('text\tlabel\n"a\tand\n""b"""\t3\n')  # as pandas writes it
+    assert read(path) == [{"text": 'a\tand\n"b"', "label": "3"}]
+    rows = [f'"{i}\n{i + 1}"\t{i}' for i in range(formats.SAMPLE_LINES)]  # the sample ends within a cell
+    path.write_text("text\tlabel\n" + "\n".join(rows))
+    assert len(read(path)) == formats.SAMPLE_LINES
+    path.write_text('text\tlabel\n"stray\t3\n' + "plain\t5\n" * 2003)
+    assert len(read(path)) == 2004
+
+
+def test_csv_mistakes(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('text,label\n"two\nlines",3\nonly one\n')
+    assert "a.csv, line 4: 1 cells, but the header names 2 (text, label)" in problem(path)
+    assert "columns= names 3" in problem(path, columns=["text", "b", "c"])
+    path.write_text("text,text\na,b\n")
+    assert "two columns are called 'text'" in problem(path)
+    path.write_text('text,label\n"never closed,3\n')
+    assert "line 2" in problem(path)
+    path.write_text("text,label\n")
+    assert "empty" in problem(path)
+
+
+def test_no_such_column_names_those_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(CONTENTS[".csv"])
+    message = problem(path, text_field="txt")
+    assert "no column 'txt'; did you mean 'text'?; there are: text, label" in message
+    assert "no column 'zzz'; there are: text, label" in problem(path, label_field="zzz")
+    (tmp_path / "b.txt").write_text("some text")
+    assert "no column 'label'; there are: text" in problem(tmp_path / "b.txt", label_field="label")
+
+
+def test_text_must_be_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": ["a"]}')
+    assert f"{path}:1: 'text' is list, not text" in problem(path)
+    path.write_text('{"text": "a", "label": {}}')
+    assert "the label 'label' is dict" in problem(path, label_field="label")
+    path.write_text('{"text": ""}\n{"text": null}')
+    assert "no text" in problem(path)
+
+
+def test_json_shapes(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for wrapper in ({"data": ROWS, "version": "1.1"}, {"articles": ROWS}):
+        path.write_text(json.dumps(wrapper))
+        assert read(path) == ROWS
+    record = {"text": "one record", "spans": [{"start": 3}]}
+    path.write_text(json.dumps(record))
+    assert read(path) == [record]
+    path.write_bytes(as_jsonl(ROWS))  # JSON lines under the wrong name
+    assert read(path) == ROWS
+    path.write_text("[]")
+    assert "empty" in problem(path)
+
+
+def test_a_json_array_is_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "CHUNK", 17)
+    path = tmp_path / "a.json"
+    rows = [{"text": "x" * n, "n": n} for n in (0, 1, 5, 13, 101, 2003)]
+    for indent in (None, 2):
+        path.write_text(json.dumps(rows, indent=indent))
+        assert read(path) == rows
+    path.write_text(json.dumps(rows)[:-1] + ", {oops")
+    records = read_records([str(path)])
+    assert [next(records) for _ in rows] == rows  # all the whole ones come first
+    with pytest.raises(UserError, match="value 7"):
+        next(records)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('[{"text": "a"}', "cut short"),
+        ('[{"text": "a"} {"text": "b"}]', "comma"),
+        ('[{"text": "a"}] x', "more text after"),
+        ('[{"text": "a"}, 3]', "value 2: a JSON int"),
+        ('{"text": "a"', "cut short"),
+        ("[" * 200_000, "value 1"),
+    ],
+)
+def test_json_mistakes(tmp_path: Path, content: str, expected: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    assert expected in problem(path)
+
+
+def test_jsonl_mistakes_name_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n\n{"text": \n')
+    assert "line 3: not a JSON value" in problem(path)
+    path.write_text('{"text": "a"}\n[3]\n')
+    assert "line 2: a JSON list" in problem(path)
+
+
+def test_missing_empty_and_unknown(tmp_path: Path) -> None:
+    assert "no such file" in problem(tmp_path / "none.csv")
+    assert "matches nothing" in problem(tmp_path / "*.csv")
+    assert "no file of a known kind" in problem(tmp_path)
+    (tmp_path / "a.docx").write_text("x")
+    assert "unknown kind of file; known are .txt" in problem(tmp_path / "a.docx")
+    assert "other kinds" in problem(tmp_path / "*.docx")
+    for suffix in (".txt", ".csv", ".json", ".jsonl"):
+        (tmp_path / f"empty{suffix}").write_bytes(b"")
+        assert "empty" in problem(tmp_path / f"empty{suffix}")
+    assert "no input" in problem()
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl.gz", "a.jsonl.xz", "a.jsonl.bz2", "a.jsonl.zst", "a.zip", "a.tgz", "a.parquet"]
+)
+def test_cut_short(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    rows = [{"text": str(hash((i, 7))), "n": str(i)} for i in range(5003)]
+    if name == "a.zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.jsonl", as_jsonl(rows))
+    elif name == "a.tgz":
+        with tarfile.open(path, "w:gz") as tar:
+            entry = tarfile.TarInfo("a.jsonl")
+            entry.size = len(as_jsonl(rows))
+            tar.addfile(entry, io.BytesIO(as_jsonl(rows)))
+    elif name == "a.parquet":
+        path.write_bytes(as_parquet(rows))
+    else:
+        path.write_bytes(COMPRESS[path.suffix](as_jsonl(rows)))
+    whole = path.read_bytes()
+    assert len(read(path)) == 5003
+    for length in (len(whole) - 7, len(whole) // 2):
+        path.write_bytes(whole[:length])
+        message = problem(path)
+        assert "cut short" in message or "not a whole" in message
+    path.write_bytes(b"this is no archive at all, only its name says so" * 10)
+    assert "a." in problem(path)
+
+
+def test_zstd_frames_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    frames = [COMPRESS[".zst"](text.encode()) for text in ("one ", "", "two " * 70_001)]
+    path.write_bytes(b"".join(frames))
+    assert read(path) == [{"text": "one " + "two " * 70_001}]
+
+
+def test_archives_pass_over_what_is_not_text(tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as archive:
+        archive.writestr("x.txt", "never read")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for name, content in (("__MACOSX/a.txt", "x"), ("b.png", "x"), ("in.zip", inner.getvalue()), ("c.txt", "yes")):
+            archive.writestr(name, content)
+    assert read(tmp_path / "a.zip") == [{"text": "yes"}]
+
+
+def test_http_and_a_connection_that_breaks(tmp_path: Path) -> None:
+    content = gzip.compress(as_jsonl(ROWS))
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            plain = self.path.startswith("/plain")
+            body = b"half a text" if plain else content
+            self.send_response(404 if "none" in self.path else 200)
+            self.send_header("Content-Length", str(len(body) + 5 * plain))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        assert read(f"{base}/rows.jsonl.gz?version=3") == ROWS
+        assert "cut short" in problem(f"{base}/plain.txt")
+        assert "404" in problem(f"{base}/none.txt")
+        server.shutdown()
+
+
+def test_other_addresses_go_through_fsspec() -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/shelf/b.parquet", CONTENTS[".parquet"])
+    memory.pipe("/shelf/a.csv.gz", gzip.compress(CONTENTS[".csv"]))
+    assert read("memory://shelf/b.parquet") == ROWS
+    assert read("memory://shelf") == ROWS + ROWS
+    assert read("memory://shelf/*.gz") == ROWS
+    assert "cannot read memory:" in problem("memory://shelf/none.csv")
+    assert "cannot reach nothing://x" in problem("nothing://x")
+
+
+def test_hub_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import datasets
+    import huggingface_hub
+
+    asked = []
+
+    def load(name: str, configuration: str | None, *, split: str, streaming: bool) -> list[dict[str, str]]:
+        asked.append((name, configuration, split, streaming))
+        return ROWS
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **__: None)
+    assert read("owner/name", "owner/name/small:test") == ROWS + ROWS
+    assert asked == [("owner/name", None, "train", True), ("owner/name", "small", "test", True)]
+    (tmp_path / "owner").mkdir()  # now it is a path with a slip in it
+    assert "no such file or folder" in problem("owner/nmae")
+
+    def offline(*_: object, **__: object) -> None:
+        raise ConnectionError("no network\nat all")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", offline)
+    assert problem("other/name").endswith("could be read from the hub: no network")
+
+
+def test_reading_is_lazy(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(as_jsonl([{"text": "x" * 1009}] * 1000) + b"\nnot json")
+    records = read_records([str(path), "never/opened"])
+    assert next(records) == {"text": "x" * 1009}
+
+
+def test_importing_is_cheap() -> None:
+    heavy = ["pyarrow", "datasets", "fsspec", "charset_normalizer", "torch", "huggingface_hub", "zstandard"]
+    code = f"import sys, homespun.text.sources; print([m for m in {heavy} if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
+
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not beside the checkout")
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("edgar_10k/sections.zip", 62),
+        ("sst2/train.tsv.gz", 67349),
+        ("patents_ipc/patents.csv.gz", 12428),
+        ("twitter_financial_topic/*.csv.gz", 21107),
+        ("xquad/xquad.en.json", 48),
+        ("imdb/test.jsonl.gz", 25000),
+    ],
+)
+def test_real_files_have_as_many_records_as_they_say(name: str, count: int) -> None:
+    assert sum(1 for _ in read_records([str(DATA / name)])) == count
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not beside the checkout")
+def test_a_real_latin_file_is_told_from_its_neighbours() -> None:
+    path = DATA / "financial_phrasebank" / "Sentences_50Agree.txt"
+    assert read(path) == read(path, encoding="latin-1")
