@@ -1,0 +1,226 @@
+"""What this machine can do for homespun, and what is missing: `homespun doctor`.
+
+Every check measures or looks, and none changes anything but a file in the temporary folder, which it removes. A check
+that meets an error reports it, so that a broken installation is described and not only a traceback.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+GIB = 1024**3
+COMFORTABLE_MEMORY = 4 * GIB
+COMFORTABLE_DISK = 5 * GIB
+# extra: its module and what it is for; the extras left out are for work on homespun itself
+EXTRAS = {"track": ("tensorboard", "TensorBoard curves beside metrics.jsonl")}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: ``warn`` costs speed or a feature, ``fail`` means that homespun will not work."""
+
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    advice: str = ""
+
+
+def examine() -> list[Check]:
+    """All checks, in the order in which they matter; about two seconds besides the import of torch."""
+    checks: list[Check] = []
+    for name, look in _CHECKS.items():
+        try:
+            checks.extend(look())
+        except Exception as error:  # whatever is broken here is the finding
+            checks.append(Check(name, "fail", f"{type(error).__name__}: {' '.join(str(error).split())}"))
+    return checks
+
+
+def _python() -> Iterator[Check]:
+    detail = f"{platform.python_version()} ({platform.system()} {platform.machine()})"
+    if (3, 11) <= sys.version_info < (3, 14):
+        yield Check("python", "ok", detail)
+    else:
+        yield Check("python", "fail", detail, "use Python 3.11, 3.12 or 3.13")
+
+
+def _torch() -> Iterator[Check]:
+    import torch
+
+    numbers = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    detail = f"{torch.__version__}, {torch.get_num_threads()} threads"
+    if numbers >= (2, 11):
+        yield Check("torch", "ok", detail)
+    else:
+        yield Check("torch", "fail", detail, "pip install 'torch>=2.11'")
+
+
+def _arithmetic() -> Iterator[Check]:
+    import torch
+
+    built = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    blas = built[1] if built else "none"
+    onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    detail = f"BLAS {blas}, oneDNN {'yes' if onednn else 'no'}"
+    detail += f", {torch.backends.cpu.get_cpu_capability()}"
+    if blas in ("none", "generic"):
+        yield Check("arithmetic", "warn", detail, "this build of torch is slow on a CPU; install an official wheel")
+    else:
+        yield Check("arithmetic", "ok", detail)
+
+
+def _cores() -> Iterator[Check]:
+    import torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    detail = f"{usable} usable, {psutil.cpu_count(logical=False) or '?'} physical"
+    threads = torch.get_num_threads()
+    if threads > usable:
+        advice = f"torch runs {threads} threads on {usable} cores: set OMP_NUM_THREADS={usable}"
+        yield Check("cores", "warn", detail, advice)
+    else:
+        yield Check("cores", "ok", detail)
+
+
+def _memory() -> Iterator[Check]:
+    memory = psutil.virtual_memory()
+    detail = f"{memory.available / GIB:.1f} GiB free of {memory.total / GIB:.1f}"
+    if memory.available >= COMFORTABLE_MEMORY:
+        yield Check("memory", "ok", detail)
+    else:
+        yield Check("memory", "warn", detail, "close other programs, or lower train.micro_batch_size")
+
+
+def _disk() -> Iterator[Check]:
+    here = Path.cwd()
+    usage = shutil.disk_usage(here)
+    detail = f"{usage.free / GIB:.1f} GiB free in {here}"
+    if not os.access(here, os.W_OK):
+        yield Check("disk", "warn", f"cannot write to {here}", "run homespun in a folder of your own")
+    elif usage.free >= COMFORTABLE_DISK:
+        yield Check("disk", "ok", detail)
+    else:
+        yield Check("disk", "warn", detail, "corpora and checkpoints are written here: make room, or go elsewhere")
+
+
+def _gpus() -> Iterator[Check]:
+    import torch
+
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            free, total = torch.cuda.mem_get_info(index)
+            with torch.cuda.device(index):
+                bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = "bfloat16" if bf16 else "no bfloat16, mixed precision uses float16"
+            name = torch.cuda.get_device_name(index)
+            yield Check(f"gpu {index}", "ok", f"{name}, {free / GIB:.1f} GiB free of {total / GIB:.1f}, {precision}")
+    elif torch.backends.mps.is_available():
+        yield Check("gpu", "ok", "Apple GPU (mps), memory shared with the CPU")
+    elif shutil.which("nvidia-smi"):
+        detail = f"there is an NVIDIA driver, and torch {torch.__version__} does not see a GPU"
+        yield Check("gpu", "warn", detail, "install a CUDA build of torch that the driver supports")
+    else:
+        yield Check("gpu", "ok", "none: everything runs on the CPU")
+
+
+def _compiler() -> Iterator[Check]:
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    # torch.compile links its CPU kernels to Python, whose headers Debian and Fedora ship apart
+    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+    if compiler is None:
+        yield Check("compiler", "warn", "no C++ compiler: no torch.compile", "install g++ or clang to train faster")
+    elif not headers:
+        yield Check("compiler", "warn", f"{compiler}, but no Python.h: no torch.compile", "install python3-dev")
+    else:
+        yield Check("compiler", "ok", f"{compiler}: torch.compile can be used")
+
+
+def _extras() -> Iterator[Check]:
+    for extra, (module, purpose) in EXTRAS.items():
+        if importlib.util.find_spec(module) is None:
+            yield Check(f"extra {extra}", "warn", f"not installed: {purpose}", f"pip install {module}")
+        else:
+            yield Check(f"extra {extra}", "ok", f"installed: {purpose}")
+
+
+def _matmul() -> Iterator[Check]:
+    import torch
+
+    size, seconds, rounds = 1024, 0.0, 0
+    left, right = torch.rand(size, size), torch.rand(size, size)
+    expected = left[7].double() @ right[:, 11].double()
+    product = left @ right  # the first product also allocates and starts threads
+    started = time.perf_counter()
+    while seconds < 0.8:
+        torch.mm(left, right, out=product)
+        rounds += 1
+        seconds = time.perf_counter() - started
+    rate = 2 * size**3 * rounds / seconds / 1e9
+    if math.isclose(product[7, 11].item(), expected.item(), rel_tol=1e-4):
+        yield Check("matmul", "ok", f"{rate:.0f} GFLOP/s in float32 on the CPU ({size} x {size})")
+    else:
+        yield Check("matmul", "fail", "a float32 product on the CPU is wrong", "reinstall torch")
+
+
+def _attention() -> Iterator[Check]:
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 5, 17, 8, generator=generator)  # each (batch, heads, seq, head_dim)
+    keep = torch.rand(2, 1, 1, 17, generator=generator) < 0.7
+    keep[..., 0] = True
+    scores = (query @ key.transpose(-1, -2) / math.sqrt(8)).masked_fill(~keep, -math.inf)
+    error = (scaled_dot_product_attention(query, key, value, attn_mask=keep) - scores.softmax(-1) @ value).abs().max()
+    if error < 1e-5:
+        yield Check("attention", "ok", f"fused attention agrees with the formula to {error.item():.0e}")
+    else:
+        yield Check("attention", "fail", f"fused attention is off by {error.item():.0e}", "reinstall torch")
+
+
+def _files() -> Iterator[Check]:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = {"weight": torch.rand(257, 129)}
+    with tempfile.TemporaryDirectory(prefix="homespun-doctor-") as folder:
+        path = Path(folder, "weights.safetensors")
+        save_file(weights, path)
+        same = torch.equal(load_file(path)["weight"], weights["weight"])
+    if same:
+        yield Check("files", "ok", f"weights written to {tempfile.gettempdir()} and read back")
+    else:
+        yield Check(
+            "files", "fail", "weights read back differ from those written", "check the disk of the temporary folder"
+        )
+
+
+_CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
+    "python": _python,
+    "torch": _torch,
+    "arithmetic": _arithmetic,
+    "cores": _cores,
+    "memory": _memory,
+    "disk": _disk,
+    "gpu": _gpus,
+    "compiler": _compiler,
+    "extras": _extras,
+    "matmul": _matmul,
+    "attention": _attention,
+    "files": _files,
+}

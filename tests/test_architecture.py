@@ -1,0 +1,197 @@
+"""The shape of the house, held by reading the source: floors, forbidden calls, sizes, docstrings, unions."""
+
+import ast
+import importlib
+import re
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic.fields import FieldInfo
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "homespun"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+CODE = [*MODULES, *sorted((ROOT / "benchmarks").rglob("*.py"))]
+
+# the package's own entry points join everything, and nothing in the package may import them
+ENTRANCES = {"__init__", "__main__"}
+
+
+def read_floors() -> tuple[dict[str, int], set[tuple[str, str]]]:
+    """The floor of each room, and the arrows `(below, above)` between rooms of one floor, from docs/design.md."""
+    floors: dict[str, int] = {}
+    arrows: set[tuple[str, str]] = set()
+    for line in (ROOT / "docs" / "design.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) < 4 or not cells[1].isdigit():
+            continue
+        below = None
+        for sign, name in re.findall(r"(<-|,|^)\s*`(\w+)/?`", cells[2]):
+            floors[name] = int(cells[1])
+            if sign == "<-":
+                assert below is not None
+                arrows.add((below, name))
+            below = name
+    return floors, arrows
+
+
+FLOORS, ARROWS = read_floors()
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file imports, those inside functions too, with the line."""
+    inside = path.relative_to(PACKAGE.parent).parts[:-1] if path.is_relative_to(PACKAGE) else ()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = [*inside[: len(inside) - node.level + 1]] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def where(path: Path, line: int) -> str:
+    return f"{path.relative_to(ROOT)}:{line}"
+
+
+def test_the_table_of_floors_is_read() -> None:
+    assert FLOORS["cli"] > FLOORS["jobs"] > FLOORS["training"] > FLOORS["models"] > FLOORS["nn"] > FLOORS["errors"] == 0
+    assert ("text", "data") in ARROWS
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {room_of(path) for path in MODULES if path.read_text(encoding="utf-8").strip()} - ENTRANCES
+    rooms -= {"recipes"}  # files of values
+    assert rooms <= set(FLOORS), f"no floor in docs/design.md for {sorted(rooms - set(FLOORS))}"
+
+
+def test_imports_run_only_downward() -> None:
+    wrong = []
+    for path in MODULES:
+        room = room_of(path)
+        if room in ENTRANCES or room not in FLOORS:
+            continue
+        for module, line in imports(path):
+            package, _, rest = module.partition(".")
+            target = rest.partition(".")[0]
+            if package != "homespun" or target in (room, "__version__"):
+                continue
+            allowed = target in FLOORS and (FLOORS[target] < FLOORS[room] or (target, room) in ARROWS)
+            if not allowed:
+                wrong.append(f"{where(path, line)}: {room} (floor {FLOORS[room]}) imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_transformers_is_for_tests_and_benchmarks_only() -> None:
+    peers = {"transformers", "performer_pytorch", "linformer"}
+    wrong = [where(p, line) for p in MODULES for module, line in imports(p) if module.partition(".")[0] in peers]
+    assert not wrong
+
+
+def test_no_file_is_named_for_nothing() -> None:
+    nothing = {"utils", "util", "common", "helpers", "helper", "base", "misc", "core", "shared"}
+    assert not [where(p, 1) for p in CODE if p.stem in nothing or p.parent.name in nothing]
+
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"}
+FORBIDDEN_CALLS = {"eval", "exec", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "os.system", "os.popen"}
+
+
+def unsafe_calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Calls through which a file or an argument could run code."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+        if called in FORBIDDEN_CALLS:
+            yield called, node.lineno
+        if called == "torch.load" and keywords.get("weights_only") != "True":
+            yield "torch.load without weights_only=True", node.lineno
+        for name in ("allow_pickle", "shell", "trust_remote_code"):
+            if keywords.get(name, "False") != "False":
+                yield f"{called}({name}={keywords[name]})", node.lineno
+
+
+def test_untrusted_input_stays_data() -> None:
+    wrong = []
+    for path in CODE:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        wrong += [f"{where(path, line)}: {what}" for what, line in unsafe_calls(tree)]
+        wrong += [f"{where(path, n)}: {m}" for m, n in imports(path) if m.partition(".")[0] in FORBIDDEN_MODULES]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("eval('1')", 1),
+        ("model.eval()", 0),
+        ("yaml.load(f)", 1),
+        ("yaml.safe_load(f)", 0),
+        ("torch.load(f)", 1),
+        ("torch.load(f, weights_only=False)", 1),
+        ("torch.load(f, map_location='cpu', weights_only=True)", 0),
+        ("np.load(f, allow_pickle=True)", 1),
+        ("subprocess.run(c, shell=True)", 1),
+        ("subprocess.run(c, shell=False)", 0),
+    ],
+)
+def test_unsafe_calls_are_recognised(code: str, found: int) -> None:
+    assert len(list(unsafe_calls(ast.parse(code)))) == found
+
+
+def test_files_stay_small() -> None:
+    long = {where(p, n): n for p in CODE if (n := len(p.read_text(encoding="utf-8").splitlines())) > 420}
+    assert not long
+
+
+def test_every_module_says_what_it_is() -> None:
+    silent = [
+        where(path, 1)
+        for path in CODE
+        if (source := path.read_text(encoding="utf-8")).strip() and ast.get_docstring(ast.parse(source)) is None
+    ]
+    assert not silent
+
+
+def kinds_of(union: object) -> list[str]:
+    """The tags of a union's members, nested unions opened."""
+    if typing.get_origin(union) is not None:
+        members = typing.get_args(union)
+        if typing.get_origin(union) is typing.Annotated:
+            members = members[:1]
+        return [kind for member in members for kind in kinds_of(member)]
+    field = typing.cast(typing.Any, union).model_fields["kind"]
+    assert typing.get_origin(field.annotation) is typing.Literal, f"{union}: kind must be a Literal"
+    assert typing.get_args(field.annotation) == (field.default,), f"{union}: kind must default to its tag"
+    return [field.default]
+
+
+def unions() -> Iterator[tuple[str, object]]:
+    for path in MODULES:
+        if path.stem == "__main__":
+            continue
+        for name, value in vars(importlib.import_module(name_of(path))).items():
+            if typing.get_origin(value) is typing.Annotated:
+                fields = [part for part in typing.get_args(value)[1:] if isinstance(part, FieldInfo)]
+                if any(part.discriminator == "kind" for part in fields):
+                    yield f"{name_of(path)}.{name}", value
+
+
+def test_every_member_of_a_union_has_its_own_tag() -> None:
+    found = dict(unions())
+    assert "homespun.models.config.HeadConfig" in found
+    for name, union in found.items():
+        kinds = kinds_of(union)
+        assert len(set(kinds)) == len(kinds), f"{name}: {kinds}"
