@@ -152,7 +152,8 @@ def test_no_text_is_no_corpus(tmp_path, tokenizer, documents):
         Corpus.open(tmp_path / "c")
 
 
-def test_progress_ends_with_the_whole(tmp_path, tokenizer):
+def test_progress_ends_with_the_whole(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(store, "PROGRESS_BYTES", 10_000)
     seen = []
     documents = made_up(401)
     corpus = build_corpus(documents, tokenizer, tmp_path / "c", progress=lambda b, d: seen.append((b, d)))
@@ -280,9 +281,23 @@ def test_the_environment_is_left_as_it_was(tmp_path, tokenizer, monkeypatch):
     with pytest.raises(Killed):
         build_corpus(killed_after(made_up(3), 2), tokenizer, tmp_path / "c")
     assert "TOKENIZERS_PARALLELISM" not in os.environ
+
+    def interrupt(done_bytes, done_documents):
+        raise Killed
+
+    monkeypatch.setattr(store, "PROGRESS_BYTES", 1)
+    with pytest.raises(Killed) as kept:
+        build_corpus(made_up(3), tokenizer, tmp_path / "c", progress=interrupt)
+    assert "TOKENIZERS_PARALLELISM" not in os.environ, kept
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     build_corpus(made_up(3), tokenizer, tmp_path / "d")
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+
+
+def test_there_is_at_least_one_worker(tmp_path, tokenizer):
+    with pytest.raises(UserError, match="workers must be 1 or more, not 0"):
+        build_corpus(made_up(3), tokenizer, tmp_path / "c", workers=0)
+    assert not (tmp_path / "c").exists()
 
 
 # ---- opening

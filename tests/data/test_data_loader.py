@@ -175,7 +175,7 @@ def padding(ours, steps):
 
 @pytest.mark.parametrize("batch_size", [8, 32, 64])
 def test_bucketing_leaves_little_padding(batch_size):
-    rows = Numbered(6000, news())
+    rows = Numbered(2500, news(2500))
     ours = {order: Loader(rows, collate, batch_size=batch_size, seed=1, order=order) for order in ORDERS}
     shares = {order: padding(one, one.steps_per_epoch) for order, one in ours.items()}
     assert shares["bucketed"] < 0.05

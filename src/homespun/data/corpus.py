@@ -11,6 +11,7 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
 from itertools import accumulate, islice
@@ -31,7 +32,7 @@ DESCRIPTION = "corpus.json"
 MANIFEST = "building.jsonl"
 TOKENIZER = "tokenizer"
 SHARD_TOKENS = 8_000_000  # 16 MB of uint16: what waits in memory, and what a kill can cost
-PROGRESS_DOCUMENTS = 100
+PROGRESS_BYTES = 1_000_000
 
 
 class Corpus:
@@ -202,8 +203,11 @@ def build_corpus(
 
     Raises:
         UserError: ``out`` holds something else, a finished corpus or a half-built one of another job; or no document
-            has any token.
+            has any token; or ``workers`` is below 1.
     """
+    workers = os.cpu_count() or 1 if workers is None else workers
+    if workers < 1:
+        raise UserError(f"workers must be 1 or more, not {workers}; leave it out for one a core")
     folder = Path(out)
     job = {"version": VERSION, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": sentences}
     building = _Building(folder, _begin(folder, job), sentences=sentences)
@@ -214,10 +218,13 @@ def build_corpus(
             f"half-built corpus {folder} holds {building.consumed:,} documents of its inputs already, and there are "
             f"fewer now: they have changed; delete the folder to begin anew"
         )
-    for document in encode_documents(stream, tokenizer, workers=workers or os.cpu_count() or 1, sentences=sentences):
-        building.add(document)
-        if progress is not None and building.consumed % PROGRESS_DOCUMENTS == 0:
-            progress(building.num_bytes, building.consumed)
+    said = building.num_bytes
+    with closing(encode_documents(stream, tokenizer, workers=workers, sentences=sentences)) as encoded:
+        for document in encoded:
+            building.add(document)
+            if progress is not None and building.num_bytes - said >= PROGRESS_BYTES:
+                said = building.num_bytes
+                progress(said, building.consumed)
     building.flush()
     if not building.shards:
         (folder / MANIFEST).unlink()

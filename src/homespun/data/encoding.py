@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ _Piece = tuple[str, tuple[str | None, int] | None]  # a text; label and bytes of
 
 def encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, *, workers: int, sentences: bool
-) -> Iterator[Encoded]:
+) -> Generator[Encoded]:
     """The documents' token ids (uint16, or uint32 for a vocabulary above 65,536), in the order of the stream.
 
     Two batches a worker are in memory at a time, and one document.
