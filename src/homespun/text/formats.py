@@ -103,7 +103,7 @@ def read_csv(stream: BinaryIO, name: str, encoding: str | None, columns: Sequenc
 
 
 def read_tsv(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
-    """Cells are what stands between the tabs, quotes and all, unless the first lines come from a program that quotes."""
+    """Cells are what stands between the tabs, quotes and all, unless the first lines were quoted by a program."""
     rows = lines(decoded(stream, name, encoding))
     sample = list(itertools.islice(rows, SAMPLE_LINES))
     quoting = csv.QUOTE_MINIMAL if _is_quoted(sample) else csv.QUOTE_NONE

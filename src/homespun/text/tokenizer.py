@@ -85,7 +85,7 @@ class Tokenizer:
         """A new tokenizer of exactly ``vocab_size`` tokens, of which ids 0-4 are `SPECIAL_TOKENS`.
 
         The texts are a stream, read once. What is held is the count of each distinct word, never the texts (44 MB of
-        English cost 30 to 90 MB at the peak); reading stops after ``max_characters``, so that this too is bounded on
+        English cost 50 to 110 MB at the peak); reading stops after ``max_characters``, so that this too is bounded on
         an endless stream. Shuffle a stream that is longer than that and sorted.
 
         The same texts give the same tokenizer, to the bit.
@@ -301,7 +301,7 @@ def _train_unigram(stream: _Stream, vocab_size: int, lowercase: bool) -> str:
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), unk_token=UNK, show_progress=False
     )
     tree = json.loads(_trained(engine, trainer, stream))
-    # The trainer works in the order of a hash map, which differs from run to run. So do the last digits of its sums, and
+    # The trainer works in the order of a hash map, which differs between runs. So do the last digits of its sums, and
     # the order in which it puts the characters that are there only because each must have a piece on a ladder of
     # scores (from the lowest up, 0.0001 apart). Rounded and sorted they are the same every time.
     special, pieces = tree["model"]["vocab"][: len(SPECIAL_TOKENS)], dict(tree["model"]["vocab"][len(SPECIAL_TOKENS) :])
