@@ -39,7 +39,7 @@ test: .venv/.installed ## ruff, mypy and the tests
 	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4
 
 docs: .venv/.installed ## the documentation, into site/
-	.venv/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 wheel: .venv/.installed ## the wheel, into dist/
 	.venv/bin/python -m build --wheel --no-isolation
