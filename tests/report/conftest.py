@@ -12,7 +12,20 @@ import numpy as np
 import pytest
 import yaml
 
-CLASSES = "torch numpy scipy pandas sklearn matplotlib sympy networkx jinja2 rich pydantic joblib".split()
+CLASSES = [
+    "torch",
+    "numpy",
+    "scipy",
+    "pandas",
+    "sklearn",
+    "matplotlib",
+    "sympy",
+    "networkx",
+    "jinja2",
+    "rich",
+    "pydantic",
+    "joblib",
+]
 
 
 def _jsonl(path: Path, events: list[dict[str, Any]]) -> None:
@@ -143,7 +156,8 @@ def finetuning_run(
     path.mkdir(parents=True)
     labels = labels or CLASSES
     config = {
-        "from": "runs/quickstart/window",
+        "kind": "finetune",
+        "seeds": seeds,
         "data": {"train": "passages.csv", "text": "text", "label": "package"},
         "train": {"budget": {"time": 60.0}, "learning_rate": 3e-4},
     }
@@ -163,6 +177,8 @@ def finetuning_run(
     majority = make_metrics(labels, 1 / len(labels), rows=rows, seed=100)
     told = {
         "kind": "finetune",
+        "start_from": "runs/quickstart/window",
+        "measured_on": "test",
         "name": name or path.name,
         "parameters": 4_215_052,
         "steps": 119,
@@ -174,7 +190,7 @@ def finetuning_run(
         "train": {"loss": 0.21},
         "validation": {"loss": 0.33, "losses": {}, "metrics": {"accuracy": 0.9}},
         "test": tests[0],
-        "seeds": tests,
+        "seeds": tests if seeds > 1 else [],
         "baselines": {"majority": majority, "tfidf": make_metrics(labels, tfidf, rows=rows, seed=101)},
         "labels": labels,
         "truncated": 37,

@@ -9,7 +9,7 @@ from typing import ClassVar
 from homespun.report import plots, summary, tables
 from homespun.report.confusion import Confusion, confusion, mistakes
 from homespun.report.plots import Plot
-from homespun.report.read import RunRecord, config_text, loss_terms
+from homespun.report.read import RunRecord, comparable, config_text
 from homespun.report.table import Table
 
 
@@ -24,10 +24,11 @@ class Section:
 
 @dataclass(frozen=True)
 class Words:
-    """A paragraph."""
+    """A paragraph, with a heading where it has one."""
 
     kind: ClassVar = "words"
     text: str
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
     lead: list[Content] = [*map(Words, summary.summary(records)), *map(Notice, summary.troubles(records))]
     chapters = [
         Chapter("Results", _tabular(tables.results(records))),
-        Chapter("Resources", _tabular(tables.resources(records), tables.losses(records))),
+        Chapter("Resources and losses", _tabular(tables.resources(records), *tables.losses(records))),
         Chapter("Curves", _curves(records)),
         Chapter("Which classes are told apart", _classes(records)),
         Chapter("Lengths", _lengths(records)),
@@ -140,18 +141,15 @@ def _tabular(*found: Table | None) -> list[Content]:
 
 def _curves(records: Sequence[RunRecord]) -> list[Content]:
     """A gallery for the runs that have the same terms of the loss: only those share axes."""
-    groups: dict[tuple[str, ...], list[RunRecord]] = {}
-    for record in records:
-        if record.train or record.validation:
-            groups.setdefault(tuple(sorted(loss_terms(record))), []).append(record)
+    groups = comparable(records)
     colour = plots.colours(records)
     contents: list[Content] = []
-    for number, group in enumerate(groups.values(), start=1):
+    for number, group in enumerate(groups, start=1):
         prefix = "" if len(groups) == 1 else f"{number}-"
         drawn = plots.loss_plots(group, colour, prefix)
         rate = plots.learning_rate_plot(group, colour, f"{prefix}learning-rate")
-        title = ", ".join(record.name for record in group)
-        note = "Thin line: training, the mean over 2 % of the run. Line with dots: validation."
+        title = ", ".join(f"{r.name} ({r.trial})" if r.trial else r.name for r in group)
+        note = "Thin line: training, the mean over 4 % of the run. Line with dots: validation."
         if everything := [*drawn, *([rate] if rate else [])]:
             contents.append(Gallery(title, everything, note))
     return contents
@@ -172,7 +170,7 @@ def _classes(records: Sequence[RunRecord]) -> list[Content]:
             own += [] if found.readable else [Folded(counts.title, [Tabular(counts)])]
         own += _tabular(tables.per_class(record, f"per-class{end}"))
         if len(record.tests()) > 1:
-            own.insert(0, Words(f"Of the first of the {len(record.tests())} seeds of {record.name}."))
+            own.insert(0, Words(f"Of the first of the {len(record.tests())} trainings of {record.name}."))
         elif len(tested) > 1:
             own.insert(0, Words(f"Of {record.name}."))
         contents += own if rank == 0 else [Folded(record.name, own)]
@@ -193,9 +191,9 @@ def _lengths(records: Sequence[RunRecord]) -> list[Content]:
 def _what_was_run(records: Sequence[RunRecord], story: Sequence[Section]) -> list[Content]:
     contents: list[Content] = []
     for section in story:
-        contents += [Words(f"{section.title}. {section.text}".strip() if section.text else section.title)]
+        contents += [Words(section.text, section.title)]
         contents += [Code("\n".join(section.commands))] if section.commands else []
-    contents += _tabular(tables.differences(records))
+    contents += _tabular(*tables.differences(records))
     contents += [
         Folded(f"config.yaml of {record.name}", [Code(config_text(record))]) for record in records if record.config
     ]

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 DASH = "–"
+NB = "\u00a0"
+"""A space that does not break: a number and its unit stay on one line."""
 
 
 def number(value: object) -> float | None:
@@ -37,6 +39,12 @@ def whole(value: object) -> str:
     return DASH if n is None else f"{n:,.0f}"
 
 
+def amount(value: object) -> str:
+    """A whole number as ``12,345``, any other with one digit after the point."""
+    n = number(value)
+    return DASH if n is None else f"{n:,.0f}" if isinstance(value, int) else f"{n:,.1f}"
+
+
 def count(value: object) -> str:
     """``512``, ``12.3k``, ``4.56M``, ``1.20B``: three digits."""
     n = number(value)
@@ -59,7 +67,13 @@ def memory(value: object) -> str:
     n = number(value)
     if n is None:
         return DASH
-    return f"{_three(n / 1e9)} GB" if n >= 0.9995e9 else f"{n / 1e6:,.0f} MB" if n >= 1e6 else f"{n / 1e3:,.0f} kB"
+    return (
+        f"{_three(n / 1e9)}{NB}GB"
+        if n >= 0.9995e9
+        else f"{n / 1e6:,.0f}{NB}MB"
+        if n >= 1e6
+        else f"{n / 1e3:,.0f}{NB}kB"
+    )
 
 
 def duration(value: object) -> str:
@@ -68,15 +82,15 @@ def duration(value: object) -> str:
     if n is None or n < 0:
         return DASH
     if n < 59.95:
-        return f"{n:.1f} s" if n >= 9.995 else f"{n:.2f} s" if n >= 0.9995 else f"{n:.2g} s"
+        return f"{n:.1f}{NB}s" if n >= 9.995 else f"{n:.2f}{NB}s" if n >= 0.9995 else f"{n:.2g}{NB}s"
     seconds = round(n)
     if seconds < 3600:
-        return f"{seconds // 60} m {seconds % 60:02d} s"
+        return f"{seconds // 60}{NB}m{NB}{seconds % 60:02d}{NB}s"
     minutes = round(n / 60)
     if minutes < 1440:
-        return f"{minutes // 60} h {minutes % 60:02d} m"
+        return f"{minutes // 60}{NB}h{NB}{minutes % 60:02d}{NB}m"
     hours = round(n / 3600)
-    return f"{hours // 24} d {hours % 24:02d} h"
+    return f"{hours // 24}{NB}d{NB}{hours % 24:02d}{NB}h"
 
 
 def step_seconds(value: object) -> str:
@@ -96,7 +110,7 @@ def loss(value: object) -> str:
 def percent(value: object) -> str:
     """A share (0..1) as ``91.5 %``."""
     n = number(value)
-    return DASH if n is None else f"{100 * n:.1f} %"
+    return DASH if n is None else f"{100 * n:.1f}{NB}%"
 
 
 def share(value: object) -> str:
@@ -116,7 +130,9 @@ def spread(value: Any) -> str:
     if value is None:
         return DASH
     mean, deviation = number(value[0]), number(value[1])
-    return percent(mean) if mean is None or deviation is None else f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+    return (
+        percent(mean) if mean is None or deviation is None else f"{100 * mean:.1f}{NB}±{NB}{100 * deviation:.1f}{NB}%"
+    )
 
 
 def share_spread(value: Any) -> str:
@@ -124,18 +140,18 @@ def share_spread(value: Any) -> str:
     if value is None:
         return DASH
     mean, deviation = number(value[0]), number(value[1])
-    return share(mean) if mean is None or deviation is None else f"{mean:.3f} ± {deviation:.3f}"
+    return share(mean) if mean is None or deviation is None else f"{mean:.3f}{NB}±{NB}{deviation:.3f}"
 
 
 def interval(value: Any) -> str:
     """A pair of shares as ``90.9 – 92.1 %``."""
     low, high = (None, None) if value is None else (number(value[0]), number(value[1]))
-    return DASH if low is None or high is None else f"{100 * low:.1f} – {100 * high:.1f} %"
+    return DASH if low is None or high is None else f"{100 * low:.1f}{NB}–{NB}{100 * high:.1f}{NB}%"
 
 
 def _three(n: float) -> str:
     if n == 0:
         return "0"
     return (
-        f"{n:,.0f}" if abs(n) >= 99.95 else f"{n:.1f}" if abs(n) >= 9.995 else f"{n:.3g}" if abs(n) < 1 else f"{n:.2f}"
+        f"{n:,.0f}" if abs(n) >= 99.95 else f"{n:.1f}" if abs(n) >= 9.995 else f"{n:#.3g}" if abs(n) < 1 else f"{n:.2f}"
     )

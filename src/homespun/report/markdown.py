@@ -55,8 +55,8 @@ def _no_formula(value: Any) -> Any:
 
 def _blocks(item: Content) -> list[str]:
     match item:
-        case Words(text):
-            return [escape(text)]
+        case Words(text, title):
+            return [*([f"### {escape(title)}"] if title else []), *([escape(text)] if text else [])]
         case Notice(text):
             return [f"> **{escape(text)}**"]
         case Tabular(table):

@@ -31,13 +31,14 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str, story: Sequence
     Raises:
         UserError: no run, or a folder that is not a run directory, or a damaged file in one, or ``out`` is a file.
     """
-    document = compose(read_runs(runs), title=title, story=story)
+    records = read_runs(runs)
     out = Path(out)
     try:
         for folder in (out, out / "tables", out / "plots"):
             folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"cannot write a report to {out}: a file is in the way; name a folder") from error
+    document = compose(records, title=title, story=story)
     for table in document.tables():
         _write(out / "tables" / f"{table.name}.csv", csv_text(table).encode())
     for plot in document.plots():

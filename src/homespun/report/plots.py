@@ -22,7 +22,7 @@ MAX_POINTS = 800
 CARD, INK, FAINT = "#fcfcfa", "#333333", "#d9d9d4"
 _NATS = {"generator", "discriminator", "mlm", "causal", "next_sentence"}
 _STYLE: Any = {
-    "font.size": 9,
+    "font.size": 8.5,
     "font.family": "sans-serif",
     "text.parse_math": False,  # names of runs are data: a dollar sign in one is a dollar sign
     "svg.fonttype": "none",  # text stays text: small files, and scripts that matplotlib's font lacks
@@ -95,8 +95,9 @@ def loss_plots(records: Sequence[RunRecord], colour: dict[str, str], prefix: str
     plots = []
     # the one term of a plain objective is its whole loss: one figure says it
     for term in [*terms, "loss"] if len(terms) > 1 else ["loss"]:
-        named = terms[0] if term == "loss" and len(terms) == 1 else term
-        title = "overall loss" if named == "loss" else f"{words(named)} loss"
+        named = terms[0] if len(terms) == 1 else term
+        overall = "overall loss" if terms else "loss"
+        title = overall if named == "loss" else f"{words(named)} loss"
         unit = " (nats)" if named in _NATS else ""
         empty = Series()
         curves = [
@@ -120,12 +121,12 @@ def _file(term: str) -> str:
     return "overall" if term == "loss" else "".join(c if c.isascii() and c.isalnum() else "-" for c in term)[:40]
 
 
-def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: _Axis, height: float = 3.1) -> Plot:
+def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: _Axis, height: float = 2.9) -> Plot:
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(5.2, height), facecolor=CARD, layout="constrained")
+        figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         largest = max((max(xs) for c in curves for s in (c.train, c.validation) if (xs := axis.of(s))), default=0.0)
         unit, xlabel = axis.label(largest)
@@ -173,15 +174,12 @@ def _label_ends(axes: Axes, ends: list[tuple[float, str, str]], height: float) -
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """The centred mean over 2 % of the points: ``(points,)`` to ``(points,)``; shorter windows at both ends."""
-    half = len(values) // 100
-    if half == 0:
-        return values
+    """The centred mean over 4 % of the points, ``(points,)`` to ``(points,)``; at the ends over those there are."""
+    half = len(values) // 50
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
-    # the window shrinks on both sides alike, so that a falling curve is not bent at its ends
-    reach = np.minimum(np.minimum(places, len(values) - 1 - places), half)
-    smoothed: np.ndarray = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
+    first, last = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    smoothed: np.ndarray = (sums[last] - sums[first]) / (last - first)
     return smoothed
 
 

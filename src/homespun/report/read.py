@@ -58,13 +58,21 @@ class RunRecord:
     validation: dict[str, Series]
     learning_rate: Series
     summary: dict[str, float | None]
+    trial: str | None  # of which of several trainings the metrics are; None: there is one
     end: str | None  # the reason in the last `end` event; None where there is none
 
     def tests(self) -> list[Tree]:
-        """The test metrics of every seed; of the only one where there are no seeds; none of a pretraining run."""
+        """The test metrics of every seed or fold; of the only one where there is one; none of a pretraining run."""
         seeds = [as_tree(seed) for seed in as_list(self.result.get("seeds"))]
         tests = [as_tree(seed.get("test", seed)) for seed in seeds] or [as_tree(self.result.get("test"))]
         return [test for test in tests if number(test.get("accuracy")) is not None]
+
+    def test_rows(self) -> float | None:
+        """On how many texts the metrics were taken: with folds, each text was in one of them."""
+        rows = [number(test.get("rows")) or 0.0 for test in self.tests()]
+        if self.result.get("measured_on") == "folds":
+            return sum(rows) / (number(self.config.get("seeds")) or 1.0) or None
+        return rows[0] if rows and rows[0] > 0 else None
 
     def baselines(self) -> dict[str, Tree]:
         """Test metrics of the baselines by name."""
@@ -135,9 +143,14 @@ def read_run(path: Path) -> RunRecord:
         validation={},
         learning_rate=Series(),
         summary={},
+        trial=None,
         end=None,
     )
-    _read_metrics(record)
+    metrics = path / "metrics.jsonl"
+    if not metrics.is_file() and (of_trials := sorted(path.glob("trials/*/metrics.jsonl"))):
+        metrics = of_trials[0]
+        record.trial = metrics.parent.name
+    _read_metrics(record, metrics)
     return record
 
 
@@ -167,11 +180,11 @@ def _events(path: Path) -> Iterator[Tree]:
                 yield event
 
 
-def _read_metrics(record: RunRecord) -> None:
+def _read_metrics(record: RunRecord, path: Path) -> None:
     durations, tokens, last = Series(), Series(), Series()
     peak: float | None = None
     parameters: float | None = None
-    for event in _events(record.path / "metrics.jsonl"):
+    for event in _events(path):
         step = number(event.get("step")) or 0.0
         seconds = number(event.get("time")) or 0.0
         match event.get("event"):
@@ -219,6 +232,15 @@ def loss_terms(record: RunRecord) -> list[str]:
     return [term for term in (train | validation) if term != "loss" and not is_share(term)]
 
 
+def comparable(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """The runs in groups with the same terms of the loss: only within one are losses the same quantity."""
+    groups: dict[tuple[str, ...], list[RunRecord]] = {}
+    for record in records:
+        if any(final_losses(record)):
+            groups.setdefault(tuple(sorted(loss_terms(record))), []).append(record)
+    return list(groups.values())
+
+
 def is_share(term: str) -> bool:
     """Whether a term is a share (0..1), reported and not learned from."""
     return term.rpartition("_")[2] in {"accuracy", "recall", "precision", "f1"}
@@ -259,7 +281,7 @@ def architecture(record: RunRecord) -> str | None:
         return told
     backbone = _find(record.config, "num_hidden_layers")
     if backbone is None:
-        start = record.config.get("from") or record.config.get("from_")
+        start = record.result.get("start_from")
         return f"from {start}" if isinstance(start, str) else None
     words = [f"{backbone.get('num_hidden_layers')} layers × {backbone.get('hidden_size')}"]
     if "num_attention_heads" in backbone:

@@ -43,7 +43,7 @@ def print_run(path: str | Path) -> None:
     from homespun.report.tables import losses, resources, results
 
     records = read_runs([path])
-    tables = [results(records), losses(records), resources(records)]
+    tables = [results(records), *losses(records), resources(records)]
     print_tables(*(table for table in tables if table is not None))
     console = Console(soft_wrap=True)
     for sentence in [*summary(records), *troubles(records)]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from homespun.report import formats
 from homespun.report.formats import number
 from homespun.report.intervals import difference
 from homespun.report.read import RunRecord, Tree, as_tree, final_losses, loss_terms
-from homespun.report.tables import BASELINES, mean_and_deviation, test_rows
+from homespun.report.tables import mean_and_deviation
+
+_SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
 
 
 def summary(records: Sequence[RunRecord]) -> list[str]:
@@ -27,13 +28,13 @@ def troubles(records: Sequence[RunRecord]) -> list[str]:
 def _pretraining(records: Sequence[RunRecord]) -> str:
     names = _listed([record.name for record in records])
     many = len(records) > 1
-    each = f"{len(records)} models were trained ({names})" if many else f"{names} was trained"
+    each = f"The models {names} were trained" if many else f"{names} was trained"
     sentences = [f"{each}{_circumstances(records)}."]
     scores = {r.name: loss for r in records if (loss := final_losses(r)[1].get("loss")) is not None}
     # losses of different objectives are different quantities: only equal ones are ranked
     if many and len(scores) > 1 and len({tuple(loss_terms(record)) for record in records}) == 1:
         best = min(scores, key=lambda name: scores[name])
-        rest = ", ".join(f"{formats.loss(loss)} {name}" for name, loss in scores.items() if name != best)
+        rest = ", ".join(f"{formats.loss(loss)} ({name})" for name, loss in scores.items() if name != best)
         sentences.append(f"The lowest validation loss is that of {best}: {formats.loss(scores[best])}, against {rest}.")
     elif scores:
         told = _listed([f"{formats.loss(loss)}" + (f" ({name})" if many else "") for name, loss in scores.items()])
@@ -43,22 +44,28 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
 
 def _finetuning(record: RunRecord) -> str:
     tests = record.tests()
-    sentences = [f"{record.name} was fine-tuned to tell classes apart{_circumstances([record])}."]
-    accuracy, f1, rows = mean_and_deviation(tests, "accuracy"), mean_and_deviation(tests, "macro_f1"), test_rows(tests)
+    classes = len(as_tree(tests[0].get("per_class"))) if tests else 0
+    told = f"{classes} classes" if classes else "classes"
+    sentences = [f"{record.name} was fine-tuned to tell {told} apart{_circumstances([record])}."]
+    accuracy, f1, rows = (
+        mean_and_deviation(tests, "accuracy"),
+        mean_and_deviation(tests, "macro_f1"),
+        record.test_rows(),
+    )
     if accuracy is None:
         return " ".join([*sentences, "It was not tested."])
-    classes = len(as_tree(tests[0].get("per_class")))
     result = f"It names the right class of {formats.percent(accuracy[0])} of "
     result += "the test texts" if rows is None else f"{formats.whole(rows)} test texts"
-    result += f" of {classes} classes" if classes else ""
     result += f" (macro F1 {formats.share(f1[0])})" if f1 else ""
     if len(tests) > 1:
-        result += f", the mean of {len(tests)} seeds"
+        result += f", the mean of {len(tests)} trainings"
     sentences.append(f"{result}.")
+    if record.result.get("measured_on") == "validation":
+        sentences.append("These are the validation texts, which also chose the checkpoint: an independent test is due.")
     sentences += [
-        f"It {verdict(tests, baseline, BASELINES.get(name, name))}."
+        f"It {verdict(tests, baseline, _SENTENCE.get(name, name), rows=rows)}."
         for name, baseline in sorted(record.baselines().items(), key=lambda item: item[0] == "majority")
-        if number(baseline.get("accuracy")) is not None
+        if mean_and_deviation([baseline], "accuracy")
     ]
     cut = number(record.result.get("truncated"))
     if cut:
@@ -66,15 +73,16 @@ def _finetuning(record: RunRecord) -> str:
     return " ".join(sentences)
 
 
-def verdict(tests: Sequence[Tree], baseline: Tree, name: str) -> str:
+def verdict(tests: Sequence[Tree], baseline: Tree, name: str, *, rows: float | None) -> str:
     """Whether a model beat a baseline, as the end of a sentence that begins with ``It``.
 
     ``beat``, with the difference in points of accuracy; ``did not beat``; and in both cases whether the difference is
     within what the choice of test texts does by chance (95 %).
     """
-    accuracy, other = mean_and_deviation(tests, "accuracy"), number(baseline.get("accuracy"))
-    if accuracy is None or other is None:
+    accuracy, reference = mean_and_deviation(tests, "accuracy"), mean_and_deviation([baseline], "accuracy")
+    if accuracy is None or reference is None:
         return f"cannot be compared with {name}"
+    other = reference[0]
     gain = accuracy[0] - other
     apart = f"{abs(100 * gain):.1f}" if abs(gain) >= 0.0005 or gain == 0 else "less than 0.1"
     if gain > 0:
@@ -83,18 +91,17 @@ def verdict(tests: Sequence[Tree], baseline: Tree, name: str) -> str:
         words = f"did not beat {name}: their accuracy is the same ({formats.percent(other)})"
     else:
         words = f"did not beat {name} ({formats.percent(other)}): it is {apart} points below"
-    below = sum((number(test.get("accuracy")) or 0.0) <= other for test in tests)
-    if gain > 0 and below:
-        words += f", though {below} of its {len(tests)} seeds did not"
-    rows = test_rows(tests)
     if rows is None:
         return f"{words}; on how many test texts is not known, so neither is how sure that is"
     low, high = difference(accuracy[0], other, rows)
     if low <= 0 <= high:
         words += (
-            f"; with {formats.whole(rows)} test texts that is within noise (95 % interval of the difference "
-            f"{formats.points(low)} to {formats.points(high)} points), so take neither for the better one"
+            f", but with {formats.whole(rows)} test texts that is within noise (95 % interval of the difference: "
+            f"{formats.points(low)} to {formats.points(high)} points)"
         )
+    below = sum((number(test.get("accuracy")) or 0.0) <= other for test in tests)
+    if gain > 0 and below:
+        words += f"; {below} of its {len(tests)} trainings did not"
     return words
 
 
@@ -112,14 +119,15 @@ def _circumstances(records: Sequence[RunRecord]) -> str:
 
 
 def _data(record: RunRecord) -> str | None:
-    told = record.result.get("data")
-    if isinstance(told, str) and told:
-        return formats.text(told)
-    data = record.config.get("data")
-    if isinstance(data, str):
-        return data
-    paths: list[Any] = [as_tree(data).get(key) for key in ("corpus", "train", "input")]
-    return next((formats.text(path) for path in paths if path and isinstance(path, (str, list))), None)
+    data = as_tree(record.config.get("data"))
+    path = data.get("corpus") or data.get("train")
+    if not path or not isinstance(path, (str, list)):
+        return None
+    corpus = as_tree(record.result.get("corpus"))
+    if (documents := number(corpus.get("documents"))) is None:
+        return formats.text(path)
+    size = f"{formats.whole(documents)} documents, {formats.count(corpus.get('tokens'))} tokens"
+    return f"{formats.text(path)} ({size})"
 
 
 def _budget(record: RunRecord) -> str | None:

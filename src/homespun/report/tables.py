@@ -15,6 +15,7 @@ from homespun.report.read import (
     architecture,
     as_list,
     as_tree,
+    comparable,
     final_losses,
     flatten,
     is_share,
@@ -27,7 +28,12 @@ BASELINES = {"majority": "majority class", "tfidf": "TF-IDF + linear"}
 
 
 def mean_and_deviation(tests: Sequence[Tree], metric: str) -> tuple[float, float | None] | None:
-    """Mean and sample deviation of a metric over seeds; the deviation is ``None`` for one seed."""
+    """Mean and sample deviation of a metric over seeds or folds; the deviation is ``None`` for one.
+
+    The metrics of a baseline over folds come summed up already, as ``{mean, std}``.
+    """
+    if len(tests) == 1 and (mean := number(as_tree(tests[0].get(metric)).get("mean"))) is not None:
+        return mean, number(as_tree(tests[0][metric]).get("std"))
     values = [known for test in tests if (known := number(test.get(metric))) is not None]
     return (fmean(values), stdev(values) if len(values) > 1 else None) if values else None
 
@@ -38,27 +44,25 @@ def accuracy(record: RunRecord) -> float | None:
     return found and found[0]
 
 
-def test_rows(tests: Sequence[Tree]) -> float | None:
-    """On how many texts the metrics were taken."""
-    return next((rows for test in tests if (rows := number(test.get("rows")))), None)
-
-
-def distinct_baselines(records: Sequence[RunRecord]) -> dict[str, Tree]:
-    """Baselines by the name to show; the same one in several runs once, and those that differ with their run's name."""
-    shown: dict[str, Tree] = {}
+def distinct_baselines(records: Sequence[RunRecord]) -> dict[str, tuple[Tree, float | None]]:
+    """Metrics of the baselines and on how many texts, by the name to show; the same one in several runs once, and those
+    that differ with their run's name."""
+    shown: dict[str, tuple[Tree, float | None]] = {}
     for record in records:
         for key, metrics in record.baselines().items():
-            name = BASELINES.get(key, key)
-            known = shown.setdefault(name, metrics)
+            name, rows = BASELINES.get(key, key), number(metrics.get("rows")) or record.test_rows()
+            known, _ = shown.setdefault(name, (metrics, rows))
             if any(known.get(metric) != metrics.get(metric) for metric in ("accuracy", "macro_f1", "rows")):
-                shown[f"{name} ({record.name})"] = metrics
+                shown[f"{name} ({record.name})"] = metrics, rows
     return shown
 
 
 def results(records: Sequence[RunRecord]) -> Table | None:
     """Test metrics of the fine-tuned models and of the baselines; ``None`` where nothing was tested."""
-    rows = [_result(record.name, tests, len(tests)) for record in records if (tests := record.tests())]
-    rows += [_result(name, [metrics], None) for name, metrics in distinct_baselines(records).items()]
+    rows = [
+        _result(record.name, tests, record.test_rows(), len(tests)) for record in records if (tests := record.tests())
+    ]
+    rows += [_result(name, [metrics], rows, None) for name, (metrics, rows) in distinct_baselines(records).items()]
     if not rows:
         return None
     columns = (
@@ -68,19 +72,18 @@ def results(records: Sequence[RunRecord]) -> Table | None:
         Column("macro F1", formats.share_spread, parts=("mean", "deviation")),
         Column("log loss", formats.loss),
         Column("ROC AUC", formats.share),
-        Column("seeds", formats.whole),
+        Column("trainings", formats.whole),
         Column("test texts", formats.whole),
     )
     note = (
         "The interval (Wilson) says how far chance in the choice of test texts reaches; "
-        "± is the deviation over seeds, where there are several."
+        "± is the deviation over trainings (seeds, folds), where there are several."
     )
-    return Table("results", "Results on the test texts", columns, tuple(rows), note).without_empty_columns()
+    return Table("results", "On the test texts", columns, tuple(rows), note).without_empty_columns()
 
 
-def _result(name: str, tests: Sequence[Tree], seeds: int | None) -> tuple[Any, ...]:
+def _result(name: str, tests: Sequence[Tree], rows: float | None, trainings: int | None) -> tuple[Any, ...]:
     accuracy = mean_and_deviation(tests, "accuracy")
-    rows = test_rows(tests)
     log_loss, area = mean_and_deviation(tests, "log_loss"), mean_and_deviation(tests, "roc_auc")
     return (
         name,
@@ -89,7 +92,7 @@ def _result(name: str, tests: Sequence[Tree], seeds: int | None) -> tuple[Any, .
         mean_and_deviation(tests, "macro_f1"),
         log_loss and log_loss[0],
         area and area[0],
-        seeds,
+        trainings,
         rows,
     )
 
@@ -106,39 +109,49 @@ def resources(records: Sequence[RunRecord]) -> Table:
         Column("tokens seen", formats.count),
         Column("iterations", formats.whole),
         Column("time", formats.duration),
-        Column("not whole", numeric=False),
+        Column("state", numeric=False),
     )
     keys = ("parameters", "peak_bytes", "seconds_per_step", "tokens_per_second", "tokens", "steps", "seconds")
-    rows = tuple(
-        (r.name, architecture(r), *(r.summary.get(key) for key in keys), "unfinished" if r.trouble else None)
-        for r in records
-    )
-    note = "In training: gradients and optimizer included; seconds per iteration is the median; padding is not counted."
-    return Table("resources", "Resources", columns, rows, note).without_empty_columns()
+    rows = tuple((r.name, architecture(r), *(r.summary.get(key) for key in keys), _state(r)) for r in records)
+    note = "Memory with gradients and optimizer; seconds per iteration is the median; padding is not counted as tokens."
+    return Table("resources", "In training", columns, rows, note).without_empty_columns()
 
 
-def losses(records: Sequence[RunRecord]) -> Table | None:
-    """Losses when training was over, by term: of training and of validation; shares that were right after them."""
+def _state(record: RunRecord) -> str | None:
+    if record.end is None:
+        return "unfinished" if record.trouble else None
+    known = {"budget": "budget used", "early_stopping": "stopped early", "not_finite": "loss not finite"}
+    return known.get(record.end, record.end.replace("_", " "))
+
+
+def losses(records: Sequence[RunRecord]) -> list[Table]:
+    """Losses when training was over, by term, of training and of validation, and shares that were right after them: a
+    table for each group of runs whose losses can be compared."""
+    groups = comparable(records)
+    return [_losses(group, "losses" if len(groups) == 1 else f"losses-{i}") for i, group in enumerate(groups, start=1)]
+
+
+def _losses(records: Sequence[RunRecord], name: str) -> Table:
     finals = {record.name: final_losses(record) for record in records}
-    terms = list(dict.fromkeys(term for record in records for term in loss_terms(record)))
+    terms = loss_terms(records[0])
+    # the one term of a plain objective is its whole loss
+    shown = {term: words(term) for term in terms if len(terms) > 1} | {"loss": "overall" if len(terms) > 1 else "loss"}
     shares = list(dict.fromkeys(t for _, validation in finals.values() for t in validation if is_share(t)))
-    columns = [Column("run", numeric=False)]
-    for term in [*terms, "loss"]:
-        title = "overall" if term == "loss" else words(term)
-        columns += [Column(f"{title}, train", formats.loss), Column(f"{title}, validation", formats.loss)]
-    columns += [Column(f"{words(term)}, validation", formats.percent) for term in shares]
+    columns = (
+        Column("run", numeric=False),
+        *(Column(f"{title}, {side}", formats.loss) for title in shown.values() for side in ("train", "validation")),
+        *(Column(f"{words(term)}, validation", formats.percent) for term in shares),
+    )
     rows = tuple(
         (
             name,
-            *(side.get(term) for term in [*terms, "loss"] for side in (train, validation)),
+            *(side.get(term) for term in shown for side in (train, validation)),
             *(validation.get(term) for term in shares),
         )
         for name, (train, validation) in finals.items()
     )
-    if not any(value is not None for row in rows for value in row[1:]):
-        return None
     note = "Train: mean of the last tenth of the run. Validation: on text that was not trained on, at the end."
-    return Table("losses", "Losses at the end", tuple(columns), rows, note).without_empty_columns()
+    return Table(name, "Losses at the end", columns, rows, note).without_empty_columns()
 
 
 def words(term: str) -> str:
@@ -184,7 +197,7 @@ def lengths(record: RunRecord, name: str) -> Table | None:
     columns = []
     for title in titles:
         is_text = any(isinstance(row.get(title), str) for row in rows)
-        columns.append(Column(words(title), formats.text if is_text else formats.rate, numeric=not is_text))
+        columns.append(Column(words(title), formats.text if is_text else formats.amount, numeric=not is_text))
     body = tuple(tuple(row.get(title) for title in titles) for row in rows)
     return Table(name, "Lengths in tokens", tuple(columns), body)
 
@@ -199,11 +212,16 @@ def _nested(tree: Tree, place: tuple[str, ...]) -> list[dict[str, Any]]:
     return [row for key, child in tree.items() for row in _nested(as_tree(child), (*place, str(key)))]
 
 
-def differences(records: Sequence[RunRecord]) -> Table | None:
-    """The settings that are not the same in all runs; ``None`` for one run or equal ones."""
+def differences(records: Sequence[RunRecord]) -> list[Table]:
+    """The settings that are not the same in all runs: a table for each group of runs whose losses can be compared."""
+    found = [_differences(group, i) for i, group in enumerate(comparable(records), start=1)]
+    return [table for table in found if table is not None]
+
+
+def _differences(records: Sequence[RunRecord], number: int) -> Table | None:
     columns = (Column("setting", numeric=False), *(Column(record.name, numeric=False) for record in records))
     rows = [row for row in _side_by_side([record.config for record in records]) if len(set(map(repr, row[1:]))) > 1]
-    return Table("differences", "Settings that differ", columns, tuple(rows)) if rows else None
+    return Table(f"differences-{number}", "Settings that differ", columns, tuple(rows)) if rows else None
 
 
 def environment(records: Sequence[RunRecord]) -> Table | None:
@@ -211,7 +229,10 @@ def environment(records: Sequence[RunRecord]) -> Table | None:
     known = [record for record in records if record.environment]
     if not known:
         return None
-    rows = _side_by_side([record.environment for record in known])
+    rows = [
+        (key, *(formats.memory(v) if key.endswith("_bytes") else v for v in values))
+        for key, *values in _side_by_side([record.environment for record in known])
+    ]
     if all(len(set(map(repr, row[1:]))) == 1 for row in rows):
         columns: tuple[Column, ...] = (Column("what", numeric=False), Column("value", numeric=False))
         rows = [row[:2] for row in rows]

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from homespun.report import console, formats
+from homespun.report.console import Display, rich_table
+from homespun.report.table import Column, Table
+
+
+class Clock:
+    """Time that passes only when told."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(console, "time", clock)
+    return clock
+
+
+def test_without_a_terminal_a_line_every_ten_seconds_and_one_at_the_end(clock: Clock) -> None:
+    out = io.StringIO()
+    with Display(stream=out) as display:
+        task = display.task("building", total=1000, unit="tokens")
+        for second in range(1, 26):
+            clock.now += 1.0
+            task.update(40 * second, note="loss 3.21")
+        task.update(1000)
+    lines = out.getvalue().replace("\u00a0", " ").splitlines()
+    assert lines == [
+        "building: 40 %, 40.0 tokens/s, 10.0 s, 15.0 s left, loss 3.21",
+        "building: 80 %, 40.0 tokens/s, 20.0 s, 5.00 s left, loss 3.21",
+        "building: 100 %, 40.0 tokens/s, 25.0 s, loss 3.21",
+    ]
+
+
+def test_a_resumed_share_is_not_taken_for_speed(clock: Clock) -> None:
+    out = io.StringIO()
+    with Display(stream=out) as display:
+        task = display.task("pretrain", total=1.0)
+        task.update(0.6, rate="12.3k tokens/s")
+        clock.now += 20.0
+        task.update(0.8, rate="12.3k tokens/s")
+    assert out.getvalue().replace("\u00a0", " ") == "pretrain: 80 %, 12.3k tokens/s, 20.0 s, 20.0 s left\n"
+
+
+def test_an_unknown_total_shows_an_amount(clock: Clock) -> None:
+    out = io.StringIO()
+    with Display(stream=out) as display:
+        task = display.task("reading", total=None, unit="texts")
+        clock.now += 10.0
+        task.update(12_345)
+    assert "reading: 12.3k texts, 1.23k texts/s" in out.getvalue()
+    assert "left" not in out.getvalue()
+
+
+def test_json_is_silent_and_a_terminal_has_bars() -> None:
+    silent, terminal = Terminal(), Terminal()
+    for stream, json in ((silent, True), (terminal, False)):
+        with Display(json=json, stream=stream) as display:
+            task = display.task("[bold]x[/bold]\x1b[31m", total=4, unit="texts")
+            task.update(2, note="note [/x]")
+            task.update(4)
+    assert silent.getvalue() == ""
+    assert "[bold]x[/bold]\ufffd[31m" in terminal.getvalue()
+    assert "100 %" in terminal.getvalue()
+
+
+def test_bars_are_put_away_after_an_error() -> None:
+    terminal = Terminal()
+
+    def work() -> None:
+        with Display(stream=terminal) as display:
+            display.task("x", total=1.0).update(0.5)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert terminal.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is shown again
+
+
+def test_tables_show_markup_and_control_characters_as_they_are() -> None:
+    columns = (Column("name", numeric=False), Column("accuracy", formats.percent))
+    table = Table("t", "[red]T[/red]", columns, (("[bold]a[/bold]\x1b[2J", 0.5), ("b", None)), note="so")
+    out = io.StringIO()
+    Console(file=out, width=80).print(rich_table(table))
+    text = out.getvalue()
+    assert "[red]T[/red]" in text
+    assert "[bold]a[/bold]\ufffd[2J" in text
+    assert "\x1b" not in text
+    assert formats.DASH in text
+
+
+def test_importing_the_console_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'matplotlib', 'numpy', 'jinja2', 'pandas', 'sklearn', 'yaml', 'pydantic'}"
+    code = f"import sys, homespun.report.console; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from homespun.report import formats
+from homespun.report.intervals import difference, wilson
+
+
+def plain(text: str) -> str:
+    return text.replace("\u00a0", " ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (0.0421, "0.042 s"),
+        (1.234, "1.23 s"),
+        (12.34, "12.3 s"),
+        (59.96, "1 m 00 s"),
+        (83, "1 m 23 s"),
+        (3599.6, "1 h 00 m"),
+        (7500, "2 h 05 m"),
+        (86399, "1 d 00 h"),
+        (-1, "–"),
+        (None, "–"),
+        (float("nan"), "–"),
+    ],
+)
+def test_durations(seconds: float | None, written: str) -> None:
+    assert plain(formats.duration(seconds)) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0, "0"), (512, "512"), (999, "999"), (999_600, "1.00M"), (12_345, "12.3k"), (4_560_000, "4.56M"), ("x", "–")],
+)
+def test_counts(value: object, written: str) -> None:
+    assert formats.count(value) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "written"), [(1_934_000_000, "1.93 GB"), (512_300_000, "512 MB"), (2_000, "2 kB"), (None, "–")]
+)
+def test_memory(value: object, written: str) -> None:
+    assert plain(formats.memory(value)) == written
+
+
+def test_losses_rates_and_points() -> None:
+    assert [formats.loss(x) for x in (3.14159, 0.04213, 123.44, float("inf"))] == ["3.142", "0.0421", "123.4", "–"]
+    assert [formats.rate(x) for x in (0, 8.512, 12_345, True)] == ["0", "8.51", "12.3k", "–"]
+    assert [formats.points(x) for x in (0.0123, -0.004)] == ["+1.2", "−0.4"]
+    assert plain(formats.spread((0.9151, 0.0031))) == "91.5 ± 0.3 %"
+    assert plain(formats.spread((0.9151, None))) == "91.5 %"
+    assert formats.step_seconds(0.5) == "0.500"
+
+
+def test_a_number_too_large_for_a_float_is_a_dash() -> None:
+    assert formats.count(10**400) == "–"
+
+
+def test_wilson_is_known_and_stays_within_zero_and_one() -> None:
+    # Newcombe 1998, table I: 81 of 263
+    low, high = wilson(81 / 263, 263)
+    assert (low, high) == pytest.approx((0.2553, 0.3662), abs=1e-4)
+    assert wilson(1.0, 10)[1] == pytest.approx(1.0)
+    assert wilson(0.0, 10)[0] == pytest.approx(0.0)
+    assert 0.0 <= wilson(0.0, 10)[0] <= wilson(1.0, 10)[1] <= 1.0
+
+
+def test_difference_is_newcombes_and_antisymmetric() -> None:
+    # Newcombe 1998, table II, method 10: 10 of 10 against 0 of 10
+    assert difference(1.0, 0.0, 10) == pytest.approx((0.6075, 1.0), abs=1e-4)
+    low, high = difference(0.91, 0.90, 1000)
+    assert difference(0.90, 0.91, 1000) == pytest.approx((-high, -low))
+    assert low < 0 < high
+    assert difference(0.91, 0.90, 100_000)[0] > 0

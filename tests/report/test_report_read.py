@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from homespun.errors import UserError
+from homespun.report import tables
+from homespun.report.read import architecture, comparable, final_losses, flatten, loss_terms, read_run, read_runs
+
+Make = Callable[..., Path]
+
+
+def test_a_whole_run(tmp_path: Path, pretraining: Make) -> None:
+    run = read_run(pretraining(tmp_path / "a", steps=113))
+    assert len(run.train["generator"].values) == 113
+    assert len(run.validation["loss"].values) == 11
+    assert loss_terms(run) == ["generator", "discriminator"]
+    assert run.summary["tokens"] == 113 * 4003
+    assert run.trouble is None
+    assert architecture(run) == "3 layers × 128, 2 heads"
+
+
+def test_a_killed_run_is_read_from_its_metrics_and_its_half_line_is_ignored(tmp_path: Path, pretraining: Make) -> None:
+    path = pretraining(tmp_path / "a", steps=113, end=None, result=False)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"event": "step", "step": 114, "lo')
+    run = read_run(path)
+    assert run.trouble is not None
+    assert "did not finish at step 113" in run.trouble
+    assert run.summary["seconds_per_step"] == pytest.approx(0.21)
+    assert run.summary["tokens_per_second"] == pytest.approx(4003 / 0.21)
+    assert run.summary["peak_bytes"] == 412_345_678
+    train, _ = final_losses(run)
+    assert train["generator"] == pytest.approx(sum(run.train["generator"].values[-11:]) / 11)
+
+
+def test_steps_done_again_after_a_resume_replace_the_first_ones(tmp_path: Path) -> None:
+    def step(n: int, loss: float) -> dict[str, object]:
+        return {"event": "step", "step": n, "time": n * 2.0, "loss": loss, "losses": {"mlm": loss}}
+
+    def validation(n: int) -> dict[str, object]:
+        return {"event": "validation", "step": n, "time": n * 2.0, "loss": 1.0}
+
+    lines = [
+        json.dumps(e) for e in ({"event": "start", "step": 0, "time": 0}, step(1, 5.0), step(2, 4.0), step(3, 3.0))
+    ]
+    # a resumed run writes behind the line that the kill cut short
+    lines += [json.dumps(validation(3)), '{"event": "st{"event": "resume"']
+    lines += [json.dumps(e) for e in ({"event": "resume", "step": 1, "time": 2.0}, step(2, 4.5), validation(2))]
+    lines += [json.dumps({"event": "end", "step": 2, "reason": "interrupted"})]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    run = read_run(tmp_path)
+    assert run.train["loss"].steps == [1.0, 2.0]
+    assert run.train["loss"].values == [5.0, 4.5]
+    assert run.validation["loss"].steps == [2.0]
+    assert run.trouble == "was interrupted at step 2; the numbers are those it had reached"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "",
+        "\n\n",
+        "null\n3\n[]\n",
+        '{"event": "step"}\n',
+        '{"event": "step", "step": "x", "loss": "y", "losses": [1], "time": null}\n{"event": "end"}',
+        '{"event": "step", "step": 1, "time": 1, "loss": NaN, "losses": {"a": Infinity, "b": null}}\n',
+        '{"event": "memory", "peak_bytes": null}\n\x00\xff\n',
+        "[" * 100_000,
+    ],
+)
+def test_odd_metrics_are_no_crash(tmp_path: Path, lines: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(lines, encoding="latin-1")
+    run = read_run(tmp_path)
+    assert all(series.values == [] for series in run.train.values())
+    assert run.summary["peak_bytes"] is None
+    assert "–" in tables.resources([run]).cells()[0] or len(tables.resources([run]).columns) < 9
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [1, {}], {"accuracy": "high"}, {"loss": [], "per_class": 3}])
+def test_odd_results_are_no_crash(tmp_path: Path, value: object) -> None:
+    keys = ["name", "parameters", "peak_bytes", "train", "validation", "test", "seeds", "baselines", "lengths", "data"]
+    (tmp_path / "result.json").write_text(json.dumps(dict.fromkeys(keys, value)))
+    run = read_run(tmp_path)
+    assert run.tests() == []
+    tables.results([run])
+    tables.resources([run])
+    tables.losses([run])
+    tables.lengths(run, "lengths")
+
+
+def test_damaged_and_missing_files_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none was given"):
+        read_runs([])
+    with pytest.raises(UserError, match="is not a folder"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="none of a run's files"):
+        read_run(tmp_path)
+    (tmp_path / "result.json").write_text('{"name": "a"')
+    with pytest.raises(UserError, match="cut short or altered"):
+        read_run(tmp_path)
+    (tmp_path / "result.json").write_text("[1]")
+    with pytest.raises(UserError, match="must hold a JSON object, not list"):
+        read_run(tmp_path)
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path: Path, pretraining: Make) -> None:
+    paths = [pretraining(tmp_path / folder / "base", steps=11) for folder in ("one", "two")]
+    assert [run.name for run in read_runs(paths)] == ["one/base", "two/base"]
+    assert len({run.name for run in read_runs([paths[0], paths[0]])}) == 2
+
+
+def test_only_runs_with_the_same_terms_are_compared(tmp_path: Path, pretraining: Make, finetuning: Make) -> None:
+    paths = [pretraining(tmp_path / "a", steps=11), finetuning(tmp_path / "b"), pretraining(tmp_path / "c", steps=13)]
+    groups = comparable(read_runs(paths))
+    assert [[run.name for run in group] for group in groups] == [["a", "c"], ["b"]]
+
+
+def test_settings_that_differ(tmp_path: Path, pretraining: Make) -> None:
+    attention = {"kind": "window", "radius": 31}
+    paths = [
+        pretraining(tmp_path / "a", steps=11),
+        pretraining(tmp_path / "b", steps=11, backbone={"attention": attention}),
+    ]
+    runs = read_runs(paths)
+    (table,) = tables.differences(runs)
+    assert table.rows == (
+        ("model.backbone.attention.kind", "full", "window"),
+        ("model.backbone.attention.radius", None, 31),
+    )
+    assert architecture(runs[1]) == "3 layers × 128, 2 heads, window attention (radius 31)"
+    assert tables.differences(runs[:1]) == []
+
+
+def test_flatten() -> None:
+    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": {}}) == {"a.b": 1, "a.c.d": [2], "e": {}}
+
+
+def test_lengths_as_rows_and_as_nested_mappings(tmp_path: Path, finetuning: Make) -> None:
+    numbers = {"mean": 83.25, "median": 71.0, "minimum": 9, "maximum": 512}
+    rows = read_run(finetuning(tmp_path / "a", lengths=[{"split": "train", **numbers, "histogram": [1, 2]}]))
+    table = tables.lengths(rows, "lengths")
+    assert table is not None
+    assert table.cells() == [["train", "83.2", "71.0", "9", "512"]]
+    nested = read_run(finetuning(tmp_path / "b", lengths={"train": {"torch": numbers}, "test": {"torch": numbers}}))
+    table = tables.lengths(nested, "lengths")
+    assert table is not None
+    assert [row[0] for row in table.cells()] == ["train / torch", "test / torch"]

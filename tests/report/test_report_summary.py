@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homespun.report import tables
+from homespun.report.read import read_run, read_runs
+from homespun.report.summary import summary, troubles, verdict
+
+Make = Callable[..., Any]
+
+
+def said(first: list[float], second: float, rows: float | None) -> str:
+    tests = [{"accuracy": accuracy} for accuracy in first]
+    return verdict(tests, {"accuracy": second}, "TF-IDF", rows=rows).replace("\u00a0", " ")
+
+
+def test_a_clear_win_is_said_plainly() -> None:
+    assert said([0.912], 0.90, 50_000) == "beat TF-IDF (90.0 %) by 1.2 points"
+
+
+def test_a_win_within_noise_is_cautioned_with_the_number_of_texts() -> None:
+    words = said([0.912], 0.90, 500)
+    assert words.startswith("beat TF-IDF (90.0 %) by 1.2 points, but with 500 test texts that is within noise")
+    assert "−2.4 to +4.9 points" in words
+
+
+def test_a_loss_and_a_draw_did_not_beat() -> None:
+    assert said([0.85], 0.90, 50_000) == "did not beat TF-IDF (90.0 %): it is 5.0 points below"
+    assert said([0.90], 0.90, 500).startswith("did not beat TF-IDF: their accuracy is the same (90.0 %)")
+    assert "within noise" in said([0.895], 0.90, 500)
+
+
+def test_a_difference_too_small_to_write_is_not_written_as_zero() -> None:
+    assert "by less than 0.1 points" in said([0.90001], 0.90, 500)
+
+
+def test_seeds_that_did_not_beat_are_counted() -> None:
+    assert said([0.93, 0.93, 0.89], 0.90, 50_000).endswith("by 1.7 points; 1 of its 3 trainings did not")
+
+
+def test_an_unknown_number_of_texts_is_said() -> None:
+    assert "on how many test texts is not known" in said([0.93], 0.90, None)
+
+
+def test_pretraining_names_text_budget_and_the_lowest_loss(tmp_path: Path, pretraining: Make) -> None:
+    paths = [pretraining(tmp_path / "a", steps=53, level=1.2), pretraining(tmp_path / "b", steps=53)]
+    (words,) = summary(read_runs(paths))
+    words = words.replace("\u00a0", " ")
+    assert "a and b were trained on runs/quickstart/corpus, each with a budget of 1 m 30 s" in words
+    assert "The lowest validation loss is that of b" in words
+
+
+def test_losses_of_different_terms_are_not_ranked(tmp_path: Path, pretraining: Make) -> None:
+    paths = [pretraining(tmp_path / "a", steps=53), tmp_path / "b"]
+    paths[1].mkdir()
+    (paths[1] / "result.json").write_text('{"validation": {"loss": 3.1, "losses": {"mlm": 3.1}}}')
+    (words,) = summary(read_runs(paths))
+    assert "lowest" not in words
+    assert "3.100 (b)" in words
+
+
+def test_finetuning_says_result_verdict_and_cut_texts(tmp_path: Path, finetuning: Make) -> None:
+    (words,) = summary([read_run(finetuning(tmp_path / "packages"))])
+    words = words.replace("\u00a0", " ")
+    assert "tell 12 classes apart on passages.csv" in words
+    assert "of 1,800 test texts" in words
+    assert "the mean of 3 trainings" in words
+    assert words.index("It beat TF-IDF + linear") < words.index("It beat the majority class (8.3 %)")
+    assert "37 texts were longer than the model reads and were cut" in words
+
+
+def test_measured_on_validation_texts_is_said(tmp_path: Path, finetuning: Make) -> None:
+    (words,) = summary([read_run(finetuning(tmp_path / "a", measured_on="validation"))])
+    assert "an independent test is due" in words
+
+
+def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: Make) -> None:
+    def folded(mean: float) -> dict[str, Any]:
+        return {"accuracy": {"mean": mean, "std": 0.01, "values": []}, "macro_f1": {"mean": mean, "std": 0.01}}
+
+    tests = [metrics(["yes", "no"], 0.91, rows=1800, seed=fold) for fold in range(5)]
+    told = {"measured_on": "folds", "baselines": {"tfidf": folded(0.8)}, "test": folded(0.91)}
+    path = finetuning(tmp_path / "b", seeds=1, **told)
+    result = json.loads((path / "result.json").read_text())
+    (path / "result.json").write_text(json.dumps({**result, "seeds": tests}))
+    run = read_run(path)
+    assert run.test_rows() == 9000
+    table = tables.results([run])
+    assert table is not None
+    assert [row[0] for row in table.cells()] == ["b", "TF-IDF + linear"]
+    assert table.rows[1][1] == (0.8, 0.01)
+    assert "beat TF-IDF + linear" in summary([run])[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [("interrupted", "was interrupted at step 53"), ("not_finite", "no longer a finite number"), (None, "did not fin")],
+)
+def test_troubles(tmp_path: Path, pretraining: Make, end: str | None, words: str) -> None:
+    run = read_run(pretraining(tmp_path / "a", steps=53, end=end, result=False))
+    assert words in troubles([run])[0]
+    assert troubles([read_run(pretraining(tmp_path / "b", steps=53))]) == []
+
+
+def test_equal_baselines_of_several_runs_are_shown_once(tmp_path: Path, finetuning: Make) -> None:
+    runs = read_runs([finetuning(tmp_path / "a"), finetuning(tmp_path / "b"), finetuning(tmp_path / "c", tfidf=0.5)])
+    table = tables.results(runs)
+    assert table is not None
+    names = [row[0] for row in table.rows]
+    assert names == ["a", "b", "c", "majority class", "TF-IDF + linear", "TF-IDF + linear (c)"]
