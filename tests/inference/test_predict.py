@@ -102,10 +102,14 @@ def test_no_texts() -> None:
 
 def test_logits_are_in_the_order_of_the_rows_and_without_dropout() -> None:
     model = classifier().train()
+    model.backbone.eval()  # as where it is frozen
     rows = LabelledRows(texts_of(13), None, tokenizer, length=19)
     logits = predict_logits(model, rows, pad_id=0, batch_size=4)
     assert logits.shape == (13, 3)
     assert logits.dtype == np.float32
+    assert model.head.training
+    assert not model.backbone.training
+    model.eval()
     for index in range(13):
         with torch.no_grad():
             alone = model(torch.from_numpy(rows[index].input_ids)[None])

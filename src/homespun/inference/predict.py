@@ -33,7 +33,7 @@ class Predictor:
     """A fine-tuned classifier with all that it needs to read raw text.
 
     Args:
-        model: gives (batch, classes) logits; used where it is, on whatever device, and put into evaluation mode.
+        model: gives (batch, classes) logits; used where it is, on whatever device.
         tokenizer: the one it was trained with.
         labels: the classes of its logits.
         length: the greatest number of tokens that it reads of a text, special tokens included.
@@ -67,19 +67,30 @@ class Predictor:
 
 
 def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 32) -> NDArray[np.float32]:
-    """(rows, classes) logits in the order of the rows, which go through the model sorted by length, longest first, so
-    that next to nothing is padding and too large a batch fails at once. Leaves the model in evaluation mode."""
+    """(rows, classes) logits in the order of the rows, without dropout or gradients.
+
+    The rows go through the model sorted by length, so that next to nothing is padded, and the longest first, so that
+    too large a batch fails at once. Every part of the model is afterwards in the mode that it was in before.
+    """
+    if not len(rows):
+        raise ValueError("no rows to predict")
     device = next(model.parameters()).device
-    model.eval()
     order = np.argsort(-rows.lengths, kind="stable")
     parts = []
-    with torch.inference_mode():
-        for start in range(0, len(order), batch_size):
-            batch = pad([rows[index] for index in order[start : start + batch_size].tolist()], pad_id).to(device)
-            logits = model(batch.input_ids, attention_mask=batch.attention_mask, token_type_ids=batch.token_type_ids)
-            parts.append(logits.float().cpu().numpy())
-    if not parts:
-        raise ValueError("no rows to predict")
+    modes = [(module, module.training) for module in model.modules()]  # not one for all: a part may be frozen
+    model.eval()
+    try:
+        # not inference_mode: a tensor that some part keeps for later could then never take part in training
+        with torch.no_grad():
+            for start in range(0, len(order), batch_size):
+                batch = pad([rows[index] for index in order[start : start + batch_size].tolist()], pad_id).to(device)
+                logits = model(
+                    batch.input_ids, attention_mask=batch.attention_mask, token_type_ids=batch.token_type_ids
+                )
+                parts.append(logits.float().cpu().numpy())
+    finally:
+        for module, training in modes:
+            module.training = training
     result = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
     result[order] = np.concatenate(parts)
     return result

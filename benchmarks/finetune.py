@@ -1,0 +1,172 @@
+"""Fine-tuning BERT-mini on AG News: texts a second, against a `transformers` loop that pads to the batch's longest.
+
+Both train the same architecture on the same token ids with the same batch size, learning rate, dropout, clipping and
+AdamW in float32; tokenising is not timed. What differs is what each loop is: ours brings texts of like length
+together, and runs our model, fused AdamW and the trainer with its metrics file; the other is the loop of the
+`transformers` documentation: shuffled batches, a padding collate, `BertForSequenceClassification` and
+`torch.optim.AdamW`.
+
+A round is 64 steps of each, which is the window within which ours sorts by length, so that every round sees short and
+long texts alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from homespun.batch import Batch, Draw
+from homespun.data.labelled import LabelledRows, Labels, read_labelled
+from homespun.data.loader import WINDOW, Loader
+from homespun.data.padding import pad
+from homespun.data.rows import Row
+from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.objectives.supervised import Classification
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.config import AdamW, Budget, ConstantSchedule, TrainConfig
+from homespun.training.environment import describe_environment
+from homespun.training.run import Run
+from homespun.training.trainer import Trainer
+
+AG_NEWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "ag_news" / "train.csv.gz"
+BATCH_SIZE, LENGTH, LEARNING_RATE, DROPOUT, WARMUP = 32, 128, 1e-4, 0.1, 3
+
+
+def run(arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """``ours`` and ``peer`` in texts a second (medians over the rounds), their ``ratio``, and what was run."""
+    parser = argparse.ArgumentParser("python -m benchmarks finetune", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help=f"of {WINDOW} steps of each")
+    parser.add_argument("--input", default=str(AG_NEWS), help="csv without header: label, title, description, source")
+    options = parser.parse_args(list(arguments))
+
+    texts, names = read_labelled(
+        [options.input],
+        text=["title", "description"],
+        label="label",
+        columns=["label", "title", "description", "source"],
+    )
+    tokenizer = Tokenizer.train(texts, kind="wordpiece", vocab_size=30_522, lowercase=True)
+    labels = Labels.collect(names)
+    count = options.rounds * WINDOW * BATCH_SIZE
+    rows = LabelledRows(texts[:count], names[:count], tokenizer, length=LENGTH, names=labels)
+
+    rates: dict[str, list[float]] = {"ours": [], "peer": []}
+    real: dict[str, list[float]] = {"ours": [], "peer": []}
+    with tempfile.TemporaryDirectory() as folder:
+        loops = {
+            "ours": ours(rows, tokenizer, labels, Path(folder), steps=WARMUP + options.rounds * WINDOW),
+            "peer": peer(rows, tokenizer, labels),
+        }
+        for loop in loops.values():
+            for _ in range(WARMUP):
+                next(loop)
+        for number in range(options.rounds):
+            for name, loop in loops.items():
+                start = time.perf_counter()
+                batches = [next(loop) for _ in range(WINDOW)]
+                seconds = time.perf_counter() - start
+                rates[name].append(sum(size for size, _, _ in batches) / seconds)
+                real[name].append(sum(tokens for _, tokens, _ in batches) / sum(cells for _, _, cells in batches))
+            shown = ", ".join(f"{name} {values[-1]:.1f}" for name, values in rates.items())
+            print(f"round {number + 1} of {options.rounds}: {shown} texts/s", file=sys.stderr, flush=True)
+        loops["ours"].close()
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return {
+        "unit": "texts/s",
+        **medians,
+        "ratio": medians["ours"] / medians["peer"],
+        "rounds": rates,
+        "padding": {name: 1 - statistics.fmean(values) for name, values in real.items()},
+        "texts": len(rows),
+        "batch_size": BATCH_SIZE,
+        "length": LENGTH,
+        "machine": describe_environment(),
+    }
+
+
+Sizes = tuple[int, int, int]
+"""Of one batch: texts, tokens, and tokens with padding."""
+
+
+def ours(
+    rows: LabelledRows, tokenizer: Tokenizer, labels: Labels, folder: Path, *, steps: int
+) -> Generator[Sizes, None, None]:
+    """Steps of the trainer over batches bucketed by length."""
+    torch.manual_seed(0)
+    task = Classification()
+    backbone = EncoderConfig.model_validate(
+        {
+            "preset": "bert-mini",
+            "vocab_size": tokenizer.vocab_size,
+            "hidden_dropout_prob": DROPOUT,
+            "attention_probs_dropout_prob": DROPOUT,
+        }
+    )
+    model = ModelConfig(backbone=backbone)
+    config = TrainConfig(
+        batch_size=BATCH_SIZE,
+        budget=Budget(steps=steps + 1),
+        optimizer=AdamW(learning_rate=LEARNING_RATE),
+        schedule=ConstantSchedule(warmup=0.0),
+        precision="float32",
+    )
+    sizes: list[Sizes] = []
+    collate = task.collate(tokenizer.pad_id, labels)
+
+    def counted(rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+        batch = collate(rows, draws)
+        sizes.append(_sizes(batch))
+        return batch
+
+    loader = Loader(rows, counted, batch_size=BATCH_SIZE, seed=0, order="bucketed")
+    objective = task.build(model.build(), model, labels)
+    trainer = Trainer(objective, loader, config, Run.create(folder / "run", config, resume=False))
+    for _ in trainer:
+        yield sizes.pop(0)
+
+
+def peer(rows: LabelledRows, tokenizer: Tokenizer, labels: Labels) -> Generator[Sizes, None, None]:
+    """Steps of the `transformers` loop over shuffled batches."""
+    import transformers
+
+    config: Any = transformers.BertConfig  # whose `num_labels` is an argument that no type tells of
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(
+        config(
+            vocab_size=tokenizer.vocab_size,
+            hidden_size=256,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            intermediate_size=1024,
+            hidden_dropout_prob=DROPOUT,
+            attention_probs_dropout_prob=DROPOUT,
+            num_labels=len(labels),
+        )
+    ).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    while True:
+        order = torch.randperm(len(rows)).tolist()
+        for start in range(0, len(order), BATCH_SIZE):
+            some = [rows[index] for index in order[start : start + BATCH_SIZE]]
+            batch = pad(some, tokenizer.pad_id)
+            mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask.long()
+            classes = torch.tensor([row.label for row in some])
+            loss = model(input_ids=batch.input_ids, attention_mask=mask, labels=classes).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            yield _sizes(batch)
+
+
+def _sizes(batch: Batch) -> Sizes:
+    mask = batch.attention_mask
+    return len(batch.input_ids), batch.num_tokens if mask is None else int(mask.sum()), batch.num_tokens
