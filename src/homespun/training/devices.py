@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 from dataclasses import dataclass
 from typing import Literal
@@ -26,8 +27,13 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        """Joins the processes that `torchrun` or `accelerate launch` started; else there is one."""
-        state = PartialState()
+        """Joins the processes that `torchrun` or `accelerate launch` started; else there is one.
+
+        The device is the best there is; ``ACCELERATE_USE_CPU=true`` makes it the CPU.
+        """
+        # accelerate joins processes on a CPU only when told that it is one
+        asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+        state = PartialState(cpu=asked or not torch.accelerator.is_available())
         return cls(state.process_index, state.num_processes, state.device)
 
     @property

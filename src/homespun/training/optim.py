@@ -14,6 +14,7 @@ from homespun.errors import UserError
 Group = dict[str, Any]
 
 _BACKBONE = re.compile(r"(?P<backbone>(?:^|.*?\.)backbone)\.(?P<rest>.+)")
+_FUSED = ("cpu", "cuda", "mps", "xpu")
 _LAYER = re.compile(r"layers\.(?P<number>\d+)\.")
 
 
@@ -70,10 +71,8 @@ def adamw(
     groups: list[Group], *, learning_rate: float, betas: tuple[float, float], eps: float
 ) -> torch.optim.Optimizer:
     """AdamW over `parameter_groups`, fused where the device has a kernel for it."""
-    try:
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=True)
-    except RuntimeError:  # a device or a type of numbers without one
-        return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps)
+    fused = all(parameter.device.type in _FUSED for group in groups for _, parameter in group["params"])
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

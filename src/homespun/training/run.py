@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import yaml
 from pydantic import BaseModel
@@ -40,11 +40,11 @@ class Run:
     def __init__(self, path: str | Path, *, main: bool = True) -> None:
         self.path = Path(path)
         self.main = main
-        self._metrics: BinaryIO | None = None
 
     @classmethod
     def create(cls, path: str | Path, config: BaseModel, *, resume: bool, main: bool = True) -> Run:
-        """A new run in ``path``, or with ``resume`` the one that is there, where its config is the same.
+        """A new run in ``path``, or with ``resume`` the one that is there, where its config is the same but for
+        ``train.budget``, which may grow.
 
         Args:
             path: a folder that does not exist, is empty, or (with ``resume``) holds the run.
@@ -83,21 +83,22 @@ class Run:
         differences = [
             f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
             for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key)
+            if before.get(key) != now.get(key) and not key.startswith("train.budget.")
         ]
         if differences:
             more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
             raise UserError(f"{self.path} was run with another config: {'; '.join(differences[:3])}{more}")
+        if before != now:  # a run may be given a larger budget, and goes on under it
+            write_file(self.path / _CONFIG, dump(config))
 
     def log(self, event: str, *, time: float, **values: Any) -> None:
         """Append one line to ``metrics.jsonl``; ``time`` is in seconds of training so far. NaN becomes null."""
         if not self.main:
             return
-        if self._metrics is None:
-            # unbuffered, and one write a line: whoever reads along, or comes after a kill, finds whole lines
-            self._metrics = (self.path / _METRICS).open("ab", buffering=0)
         line = json.dumps(_plain({"event": event, "time": round(time, 3)} | values), ensure_ascii=False)
-        self._metrics.write(line.encode() + b"\n")
+        # unbuffered, and one write a line: whoever reads along, or comes after a kill, finds whole lines
+        with (self.path / _METRICS).open("ab", buffering=0) as file:
+            file.write(line.encode() + b"\n")
 
     def save_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], state: State, *, keep: int) -> None:
         """Write ``checkpoints/step-<state["step"]>`` where it is not there yet, and let older ones go.
@@ -110,11 +111,10 @@ class Run:
         folder = self.path / "checkpoints" / f"step-{state['step']}"
         if not self.main or folder.exists():
             return
-        logged = 0
-        if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
-            logged = os.fstat(self._metrics.fileno()).st_size
         try:
+            with (self.path / _METRICS).open("ab") as metrics:
+                os.fsync(metrics.fileno())  # what the checkpoint counts on must be there after a power cut too
+                logged = metrics.tell()
             write_checkpoint(folder, tensors, state | {"metrics_bytes": logged})
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot write the checkpoint {folder}: {error}; free some space, then --resume") from error
@@ -150,9 +150,6 @@ class Run:
         for folder in self._folders():
             if checkpoint is None or _number(folder) > checkpoint.step:
                 self._remove(folder)
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
         metrics = self.path / _METRICS
         logged = checkpoint.state["metrics_bytes"] if checkpoint is not None else 0
         if metrics.exists() and metrics.stat().st_size > logged:
@@ -169,7 +166,7 @@ class Run:
         return sorted(found, key=_number)
 
     def _by_score(self) -> list[Path]:
-        """Those that were validated, the best first, the later of equals first; broken ones left out."""
+        """Those that were validated, the best first, the earlier of equals first; broken ones left out."""
         scores: dict[Path, float] = {}
         for folder in self._folders():
             try:
@@ -178,7 +175,7 @@ class Run:
                 continue
             if score is not None:
                 scores[folder] = score
-        return sorted(scores, key=lambda folder: (scores[folder], _number(folder)), reverse=True)
+        return sorted(scores, key=lambda folder: (-scores[folder], _number(folder)))
 
     def _first_whole(self, folders: list[Path]) -> Checkpoint | None:
         problem: UserError | None = None

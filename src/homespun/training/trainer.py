@@ -21,7 +21,7 @@ from homespun.data.loader import Loader
 from homespun.errors import UserError
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
-from homespun.training.devices import is_worth_compiling
+from homespun.training.devices import Place, is_worth_compiling
 from homespun.training.interruption import Interruption
 from homespun.training.learner import Learner, NotFinite, Update
 from homespun.training.memory import PeakMemory
@@ -96,16 +96,15 @@ class Trainer:
         validate: Callable[[], Evaluation] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # precision is autocast's, below: an accelerator with its own would bind every later one of the process to it
+        place = Place.here()
+        if (loader.rank, loader.world_size) != (place.rank, place.world_size):
+            raise ValueError(f"the loader is of process {loader.rank} of {loader.world_size}; this is {place}")
+        # precision is the learner's: an accelerator that had one would bind every later one in this process to it
         handler = DistributedDataParallelKwargs(broadcast_buffers=False)
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[handler])
         if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
             raise UserError("training runs on plain data-parallel processes; set FSDP and DeepSpeed off in accelerate")
-        self.device: torch.device = self.accelerator.device
-        self.rank: int = self.accelerator.process_index
-        self.world_size: int = self.accelerator.num_processes
-        if (loader.rank, loader.world_size) != (self.rank, self.world_size):
-            raise ValueError(f"the loader is of process {loader.rank} of {loader.world_size}; see Place.here()")
+        self.device, self.rank, self.world_size = place.device, place.rank, place.world_size
         self.objective, self.loader, self.config, self.run = objective, loader, config, run
         self.progress = Progress()
         self.limits = Limits.of(config.budget, steps_per_epoch=loader.steps_per_epoch)

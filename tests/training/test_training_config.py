@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from homespun.config import validate
+from homespun.errors import UserError
+from homespun.training.config import ConstantSchedule, CosineSchedule, LinearSchedule, TrainConfig
+
+SCHEDULES = [LinearSchedule(), LinearSchedule(final=0.1), CosineSchedule(), CosineSchedule(warmup=0.0)]
+
+
+@pytest.mark.parametrize("schedule", [*SCHEDULES, ConstantSchedule()], ids=repr)
+def test_schedules_rise_to_one_and_never_rise_again(schedule):
+    values = [schedule.multiplier(i / 1000) for i in range(1001)]
+    top = round(schedule.warmup * 1000)
+    assert values[: top + 1] == sorted(values[: top + 1])
+    assert values[top] == pytest.approx(1.0)
+    assert values[top:] == sorted(values[top:], reverse=True)
+    if schedule.warmup:
+        assert values[0] == 0.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
+def test_schedules_are_annealed_at_the_end_of_the_budget(schedule):
+    assert schedule.multiplier(1.0) == pytest.approx(schedule.final)
+
+
+def test_budgets_are_written_as_people_write_them():
+    budget = validate(TrainConfig, {"budget": {"time": "1h30m", "tokens": "1.5M"}}, source="test").budget
+    assert (budget.time, budget.tokens, budget.steps) == (5400.0, 1_500_000, None)
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"budget": {}}, "at least one of time, tokens, steps, epochs"),
+        ({"budget": {"steps": 0}}, "budget.steps"),
+        ({"budget": {"time": "soon"}}, "is not a duration"),
+        ({"budget": {"minutes": 3}}, "unknown key 'budget.minutes'"),
+        ({"schedule": {"kind": "linaer"}}, "schedule"),
+        ({"schedule": {"kind": "linear", "warmup": 1.0}}, "schedule.warmup"),
+        ({"optimizer": {"learning_rate": -1}}, "optimizer.learning_rate"),
+        ({"optimizer": {"betas": [0.9, 1.0]}}, "betas must be in [0, 1)"),
+        ({"precision": "int8"}, "precision"),
+        ({"learning_rate": 1}, "unknown key 'learning_rate'"),
+        ({"validate_every": 0}, "validate_every"),
+    ],
+)
+def test_bad_configs_are_one_line_that_names_the_key(tree, said):
+    with pytest.raises(UserError) as caught:
+        validate(TrainConfig, tree, source="test")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)

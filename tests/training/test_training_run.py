@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+import platform
+
+import pytest
+import torch
+import yaml
+from torch import nn
+from training_parts import Objective, events, train_config
+
+from homespun.errors import UserError
+from homespun.training.checkpoint import load_module, module_tensors
+from homespun.training.run import Run
+
+
+def save(run: Run, step: int, *, score: float | None = None, keep: int = 2) -> None:
+    run.save_checkpoint({"model": {"w": torch.full((3,), float(step))}}, {"step": step, "score": score}, keep=keep)
+
+
+def steps(run: Run) -> list[str]:
+    return sorted(entry.name for entry in (run.path / "checkpoints").iterdir())
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run.create(tmp_path / "run", train_config(), resume=False)
+
+
+def test_a_new_run_has_its_config_and_environment(run):
+    assert yaml.safe_load((run.path / "config.yaml").read_text()) == train_config().model_dump(mode="json")
+    text = (run.path / "environment.json").read_text()
+    assert {"python", "packages", "cpu", "cores", "memory_bytes", "gpus", "commit"} <= json.loads(text).keys()
+    for private in (platform.node(), os.getcwd(), os.path.expanduser("~"), f'"{getpass.getuser()}"'):
+        assert private not in text
+
+
+def test_a_run_is_not_overwritten(run):
+    with pytest.raises(UserError, match="holds a run; continue it with --resume"):
+        Run.create(run.path, train_config(), resume=False)
+    run.write_result({"kind": "pretrain"})
+    with pytest.raises(UserError, match="holds a finished run"):
+        Run.create(run.path, train_config(), resume=False)
+
+
+def test_resuming_wants_the_same_config_and_names_what_differs(run):
+    Run.create(run.path, train_config(), resume=True)
+    with pytest.raises(UserError, match=r"seed was 0 and is 3; validate_every was 0\.1 and is 0\.5"):
+        Run.create(run.path, train_config(seed=3, validate_every=0.5), resume=True)
+
+
+def test_resuming_what_is_not_there_begins(tmp_path):
+    assert Run.create(tmp_path / "new", train_config(), resume=True).latest_checkpoint() is None
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_other_folders_and_files_are_left_alone(tmp_path, resume):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(UserError, match="other things in it"):
+        Run.create(tmp_path, train_config(), resume=resume)
+    with pytest.raises(UserError, match="is a file"):
+        Run.create(tmp_path / "thesis.tex", train_config(), resume=resume)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_empty_folder_becomes_a_run(tmp_path):
+    Run.create(tmp_path, train_config(), resume=False)
+    assert (tmp_path / "config.yaml").is_file()
+
+
+def test_processes_that_are_not_the_main_one_write_nothing(tmp_path):
+    run = Run.create(tmp_path / "run", train_config(), resume=False, main=False)
+    run.log("start", time=0.0)
+    save(run, 1)
+    run.rewind(None)
+    run.write_result({})
+    assert not run.path.exists()
+
+
+def test_metrics_are_json_even_where_figures_are_not_finite(run):
+    run.log("step", time=1.23456, loss=float("nan"), losses={"a": float("inf")}, labels=("é", 2))
+    text = (run.path / "metrics.jsonl").read_text(encoding="utf-8")
+    assert text == '{"event": "step", "time": 1.235, "loss": null, "losses": {"a": null}, "labels": ["é", 2]}\n'
+
+
+def test_the_last_checkpoints_and_the_best_are_kept(run):
+    for step, score in [(1, -3.0), (2, -1.0), (3, None), (4, -2.0), (5, None)]:
+        save(run, step, score=score)
+    assert steps(run) == ["step-2", "step-4", "step-5"]
+    assert run.best_checkpoint().step == 2
+    assert run.latest_checkpoint().step == 5
+    assert run.latest_checkpoint().tensors("model")["w"].tolist() == [5.0] * 3
+
+
+def test_of_equally_good_checkpoints_the_first_is_the_best(run):
+    for step in (1, 2, 3):
+        save(run, step, score=0.5, keep=5)
+    assert run.best_checkpoint().step == 1
+
+
+def test_without_a_validation_the_last_checkpoint_is_the_best(run):
+    assert run.best_checkpoint() is None
+    save(run, 1)
+    save(run, 2)
+    assert run.best_checkpoint().step == 2
+
+
+def damage(kind: str, folder) -> None:
+    if kind == "missing":
+        (folder / "model.safetensors").unlink()
+        return
+    path = folder / ("state.json" if "state" in kind else "model.safetensors")
+    data = bytearray(path.read_bytes())
+    if "cut" in kind:
+        data = data[:-2]
+    else:
+        data[-4] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("cut", "model.safetensors was cut short"),
+        ("altered", "model.safetensors was altered"),
+        ("missing", "model.safetensors is missing"),
+        ("cut state", "state.json is missing or cut short"),
+        ("altered state", "state.json"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(run, caplog, kind, said):
+    save(run, 3)
+    save(run, 7, score=1.0)
+    damage(kind, run.path / "checkpoints" / "step-7")
+    with caplog.at_level(logging.WARNING):
+        assert run.latest_checkpoint().step == 3
+        assert run.best_checkpoint().step == 3
+    assert said in caplog.text
+    damage(kind, run.path / "checkpoints" / "step-3")
+    with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
+        run.latest_checkpoint()
+
+
+def test_a_changed_number_in_the_state_is_noticed(run):
+    save(run, 3)
+    path = run.path / "checkpoints" / "step-3" / "state.json"
+    path.write_text(path.read_text().replace('"step": 3', '"step": 4'))
+    with pytest.raises(UserError, match=r"state\.json was altered"):
+        run.latest_checkpoint()
+
+
+def test_a_checkpoint_half_written_is_none(run, monkeypatch):
+    save(run, 3)
+
+    def killed(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("homespun.training.checkpoint.os.rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save(run, 7)
+    assert steps(run) == [".tmp-step-7", "step-3"]
+    checkpoint = run.latest_checkpoint()
+    assert checkpoint.step == 3
+    run.rewind(checkpoint)
+    assert steps(run) == ["step-3"]
+    save(run, 7)
+    assert run.latest_checkpoint().step == 7
+
+
+def test_rewinding_cuts_the_metrics_to_what_they_were(run):
+    run.log("step", time=0.1, step=1)
+    save(run, 1)
+    run.log("step", time=0.2, step=2)
+    save(run, 2)
+    run.log("end", time=0.2)
+    damage("cut", run.path / "checkpoints" / "step-2")
+    run.rewind(run.latest_checkpoint())
+    assert [line["step"] for line in events(run.path)] == [1]
+    assert steps(run) == ["step-1"]
+    run.rewind(None)
+    assert events(run.path) == []
+    assert steps(run) == []
+
+
+def test_checkpoints_hold_no_pickle(run):
+    save(run, 1)
+    for path in (run.path / "checkpoints" / "step-1").iterdir():
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())
+            continue
+        assert path.suffix == ".safetensors"
+        header = int.from_bytes(path.read_bytes()[:8], "little")
+        json.loads(path.read_bytes()[8 : 8 + header])
+
+
+def test_a_failed_result_leaves_the_old_one(run):
+    run.write_result({"accuracy": 0.5})
+    with pytest.raises(TypeError):
+        run.write_result({"accuracy": object()})
+    assert json.loads((run.path / "result.json").read_text()) == {"accuracy": 0.5}
+
+
+def test_tied_parameters_are_kept_once_and_come_back_tied():
+    module, other = Objective(), Objective()
+    tensors = {name: tensor.clone() for name, tensor in module_tensors(module).items()}
+    assert "head.weight" not in tensors
+    load_module(other, tensors)
+    assert other.head.weight is other.backbone.embeddings.weight
+    assert torch.equal(other.head.weight, module.head.weight)
+
+
+def test_buffers_are_kept_as_a_state_dict_keeps_them():
+    module = nn.BatchNorm1d(3)
+    module.register_buffer("scratch", torch.zeros(2), persistent=False)
+    assert sorted(module_tensors(module)) == ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"]
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_anything_is_changed():
+    module = nn.Linear(3, 2)
+    before = module.weight.clone()
+    with pytest.raises(UserError, match=r"lacks \['bias'\] and has unknown \['extra'\]"):
+        load_module(module, {"weight": torch.zeros(2, 3), "extra": torch.zeros(1)})
+    with pytest.raises(UserError, match=r"bias is \(5,\) in it, and \(2,\) here"):
+        load_module(module, {"weight": torch.zeros(2, 3), "bias": torch.zeros(5)})
+    assert torch.equal(module.weight, before)

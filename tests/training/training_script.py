@@ -1,0 +1,44 @@
+"""A run in a process of its own, to be killed, interrupted, or shared with another: FOLDER STEPS [DROPOUT]."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from training_parts import Objective, make_trainer, train_config
+
+from homespun.errors import UserError
+from homespun.training.checkpoint import module_tensors
+from homespun.training.config import Budget
+from homespun.training.devices import Place
+
+
+def main() -> None:
+    folder, steps, dropout, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    torch.set_num_threads(1)
+    place = Place.here()
+    config = train_config(budget=Budget(steps=steps), checkpoint_every=1e-9, validate_every=0.2)
+    torch.manual_seed(5)
+    trainer = make_trainer(
+        folder,
+        config,
+        objective=Objective(dropout),
+        resume=True,
+        rank=place.rank,
+        world_size=place.world_size,
+    )
+    try:
+        for step in trainer:
+            print(step.number, flush=True)
+            time.sleep(pause)
+    except UserError as error:
+        print(error, flush=True)
+        sys.exit(2)
+    norm = sum(float(tensor.double().norm()) for tensor in module_tensors(trainer.objective).values())
+    print(f"rank {place.rank} of {place.world_size} norm {norm:.9f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
