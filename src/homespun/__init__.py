@@ -1,1 +1,54 @@
-"""Small language models spun from your own text, on your own machine."""
+"""Small language models spun from your own text, on your own machine, with the evidence.
+
+The functions here are those of the command line; each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from homespun.hf.open import load
+    from homespun.jobs.finetune import finetune
+    from homespun.jobs.prepare import make_corpus, reading, train_tokenizer
+    from homespun.jobs.pretrain import pretrain
+    from homespun.jobs.recipe import finetune_recipe, pretrain_recipe
+    from homespun.jobs.use import evaluate, predict
+    from homespun.report.page import write_report
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "evaluate": "homespun.jobs.use",
+    "finetune": "homespun.jobs.finetune",
+    "finetune_recipe": "homespun.jobs.recipe",
+    "load": "homespun.hf.open",
+    "make_corpus": "homespun.jobs.prepare",
+    "predict": "homespun.jobs.use",
+    "pretrain": "homespun.jobs.pretrain",
+    "pretrain_recipe": "homespun.jobs.recipe",
+    "reading": "homespun.jobs.prepare",
+    "train_tokenizer": "homespun.jobs.prepare",
+    "write_report": "homespun.report.page",
+}
+
+__all__ = [
+    "evaluate",
+    "finetune",
+    "finetune_recipe",
+    "load",
+    "make_corpus",
+    "predict",
+    "pretrain",
+    "pretrain_recipe",
+    "reading",
+    "train_tokenizer",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'homespun' has no attribute {name!r}")

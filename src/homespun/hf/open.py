@@ -16,6 +16,7 @@ from homespun.hf.families import FAMILIES
 from homespun.hf.family import Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import TORCH, has_weights, read_json, read_weights
+from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.store import Stored, load_model, load_weights, weights_of
 from homespun.text.tokenizer import Tokenizer
@@ -107,6 +108,14 @@ def _family_of(tree: Tree, *, source: str) -> Family:
 
 def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) -> None:
     """That the tensors are those of the config, before memory is taken for it; errors have the names of the file."""
+    layers = config.backbone.num_hidden_layers
+    if layers > len(weights):  # before a model of that depth is built
+        raise UserError(f"{source} has weights of at most {len(weights)} layers; config.json describes {layers}")
+    if config.backbone.pad_token_id >= config.backbone.vocab_size:
+        raise UserError(
+            f"{source}: pad_token_id={config.backbone.pad_token_id} is beyond the vocabulary of "
+            f"{config.backbone.vocab_size}"
+        )
     with torch.device("meta"):
         wanted = weights_of(config.build())
     if missing := [their_name(table, name) for name in sorted(wanted.keys() - weights.keys())]:
@@ -132,9 +141,16 @@ def _download(name: str) -> Path:
     except Exception as error:  # the errors of the network have other classes in each version of the client
         reason = str(error).strip().splitlines()
         raise UserError(
-            f"there is no folder {name}, and the Hugging Face hub gave no model of that name: "
+            f"there is no folder {name}, and it could not be had from the Hugging Face hub: "
             f"{reason[0] if reason else type(error).__name__}"
         ) from error
     if not (folder / _FOREIGN).is_file():
         raise UserError(f"{name} on the Hugging Face hub has no {_FOREIGN}: it is not a model of transformers")
     return folder
+
+
+def load(source: str | Path) -> Model:
+    """The model of `open_model` alone: ``model(input_ids=..., attention_mask=...)`` gives the logits of its head, or
+    the hidden states where it has none.
+    """
+    return open_model(source).model

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from homespun.baselines import baseline_report
-from homespun.data.labelled import LabelledRows, LabelNames, Labels, read_labelled, stratified_folds, stratified_split
+from homespun.data.labelled import LabelledRows, LabelNames, Labels, read_labelled
 from homespun.data.loader import Loader
+from homespun.data.splits import stratified_folds, stratified_split
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.predict import predict_logits, probabilities
@@ -25,7 +26,7 @@ from homespun.models.store import Stored, save_model
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.training.checkpoint import load_module, write_file
-from homespun.training.evaluate import Metrics, classification_metrics, classify, summarise_seeds
+from homespun.training.evaluate import Metrics, classification_metrics, classify, summarise as over_trials
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import Evaluation
@@ -43,7 +44,7 @@ class Texts:
 
     def take(self, indices: NDArray[Any]) -> Texts:
         """Some of them."""
-        return Texts([self.texts[i] for i in indices], [self.labels[i] for i in indices])  # type: ignore[arg-type]
+        return Texts([self.texts[i] for i in indices], [self.labels[i] for i in indices])
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def finetune(
         "rows": {"train": len(trials[0].training), "validation": len(trials[0].validation), "test": _rows(trials[0])},
         "truncated": truncated,
         "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
-        "test": measured[0] if len(measured) == 1 else summarise_seeds(measured),
+        "test": _mean(measured),
         "seeds": measured if len(measured) > 1 else [],
         "seconds_all": sum(result["summary"]["seconds"] or 0.0 for result in results),
     }
@@ -247,13 +248,21 @@ def _baselines(trials: Sequence[Trial], labels: Labels, recipe: FinetuneRecipe) 
         if trial.test is not None and isinstance(recipe.data.validation, float):
             training = Texts(
                 [*training.texts, *trial.validation.texts],
-                [*training.labels, *trial.validation.labels],  # type: ignore[list-item]
+                [*training.labels, *trial.validation.labels],
             )
         reports.append(baseline_report(training.texts, training.labels, test.texts, test.labels, labels))
     if len(reports) == 1:
         return reports[0]
-    names = reports[0].keys()
-    return {name: summarise_seeds([report[name] for report in reports]) for name in names}
+    return {name: _mean([report[name] for report in reports]) for name in reports[0]}
+
+
+def _mean(measured: Sequence[Metrics]) -> Metrics:
+    """The metrics of one trial; of several the means, with the deviations beside them in ``std``."""
+    if len(measured) == 1:
+        return measured[0]
+    over = over_trials(measured)
+    means: Metrics = {name: values["mean"] for name, values in over.items()}
+    return means | {"rows": measured[0]["rows"], "std": {name: values["std"] for name, values in over.items()}}
 
 
 def _adopt(out: Path, trial: Path) -> None:

@@ -34,7 +34,7 @@ def export(
 ) -> dict[str, Any]:
     """Write ``hf/`` beside ``model/`` where the architecture is in a family; where not, say why."""
     report = export_huggingface(run / "hf", model, config, tokenizer, labels=labels)
-    return report.to_dict()
+    return {"architecture": report.architecture, "notes": list(report.notes)}
 
 
 def summarise(path: Path, *, kind: str, parameters: int) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -13,6 +13,9 @@ from homespun.report import formats
 from homespun.report.console import Display, print_tables
 from homespun.report.formats import number
 from homespun.report.table import Column, Table
+
+if TYPE_CHECKING:
+    from homespun.data.corpus import Progress
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
@@ -129,7 +132,7 @@ def print_checks(checks: Sequence[Any]) -> None:
             console.print(Text(f"{'':6}{'':{width}}  -> {check.advice}", style="dim"))
 
 
-def counter(display: Display, description: str) -> Callable[[int, int], None]:
+def counter(display: Display, description: str) -> Progress:
     """A progress callback ``(done_bytes, done_documents)`` for work whose end is not known beforehand."""
     task = display.task(description, total=None, unit="texts")
 

@@ -1,0 +1,253 @@
+"""The whole job on text that every installation has: the documentation of its Python packages."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from homespun.data.corpus import build_corpus
+from homespun.data.labelled import LabelledRows, Labels
+from homespun.errors import UserError
+from homespun.inference.features import mean_features
+from homespun.jobs.finetune import finetune
+from homespun.jobs.prepare import cleaned
+from homespun.jobs.pretrain import pretrain
+from homespun.jobs.recipe import finetune_recipe, pretrain_recipe
+from homespun.models.store import load_model
+from homespun.report import formats
+from homespun.report.console import Display
+from homespun.report.document import Section
+from homespun.report.page import write_report
+from homespun.text.clean import sentence_spans
+from homespun.text.pydocs import python_documentation
+from homespun.text.sources import Document
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.checkpoint import write_file
+
+CANDIDATES = {"post-norm": "model.residual.kind=post", "pre-norm": "model.residual.kind=pre"}
+"""Two architectures of one size: normalise after the sum, as BERT, or before the sublayer, as GPT-2."""
+
+CLASSES = 12
+VOCAB_SIZE = 8_000
+LENGTH = 96  # tokens of a labelled passage
+PASSAGE = 420  # characters, about LENGTH tokens
+MOST = {"train": 400, "test": 120}  # passages of a class
+# seconds set aside for what comes after pretraining: choosing, fine-tuning, baselines, report
+AFTER, FINETUNING = 105.0, 70.0
+
+_ALIASES = {
+    "numpy": ("np",),
+    "pandas": ("pd",),
+    "matplotlib": ("plt", "mpl"),
+    "networkx": ("nx",),
+    "sklearn": ("scikit-learn", "scikits"),
+    "torch": ("pytorch", "aten"),
+    "huggingface_hub": ("huggingface", "hugging"),
+    "fontTools": ("ttlib",),
+}
+
+
+def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | None = None) -> dict[str, Any]:
+    """Collect, tokenize, pretrain two architectures for equal times, go on with the better, fine-tune, compare, report.
+
+    Args:
+        out: a new folder.
+        seconds: for all of it; what preparation leaves goes to pretraining.
+        display: where progress is shown.
+
+    Returns:
+        ``page`` and ``classifier`` (paths), ``accuracy``, ``baselines`` {name: accuracy}, ``chosen``, ``probe``
+        {candidate: validation accuracy of a linear probe}, ``seconds``, ``next`` (the commands for one's own files).
+
+    Raises:
+        UserError: the folder is not empty, or there is too little time or documentation.
+    """
+    display = display or Display(json=True)
+    out, began = Path(out), time.monotonic()
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give --out a new folder, or delete it first")
+    if seconds < 200:
+        raise UserError(f"{seconds:.0f} s are too few for the whole job; give at least 3.5 minutes")
+    out.mkdir(parents=True, exist_ok=True)
+
+    documents = _collect(display)
+    passages = labelled_passages(documents)
+    for split, rows in passages.items():
+        _write_jsonl(out / f"{split}.jsonl", rows)
+    unseen = [document for document in documents if not _is_test(document)]
+    _write_jsonl(out / "documents.jsonl", ({"text": d.text, "package": d.label, "source": d.source} for d in unseen))
+    task = display.task("tokenizer: byte-level BPE", total=1.0)
+    tokenizer = Tokenizer.train((d.text for d in unseen), kind="bpe", vocab_size=VOCAB_SIZE)
+    tokenizer.save(out / "tokenizer")
+    task.update(1.0)
+    task = display.task("corpus", total=len(unseen), unit="texts")
+    corpus = build_corpus(unseen, tokenizer, out / "corpus", progress=lambda _, count: task.update(count))
+    task.update(len(unseen))
+
+    left = seconds - (time.monotonic() - began) - AFTER
+    if left < 30:
+        raise UserError(f"preparation left {left:.0f} s for pretraining; give --minutes more")
+    share = 0.3 * left
+    for name, change in CANDIDATES.items():
+        pretrain(_recipe(out, change, share), out / name, display=display)
+    probe = _probe([out / name for name in CANDIDATES], passages["train"], display)
+    chosen = max(probe, key=lambda name: probe[name])
+    left = seconds - (time.monotonic() - began) - AFTER + 15
+    grown = share + max(left, 10.0)
+    pretrain(_recipe(out, CANDIDATES[chosen], grown), out / chosen, resume=True, display=display)
+
+    recipe = finetune_recipe(
+        "classify",
+        [
+            f"data.train={out / 'train.jsonl'}",
+            f"data.test={out / 'test.jsonl'}",
+            "data.label=package",
+            f"data.length={LENGTH}",
+            f"train.budget.time={FINETUNING * 0.75}",
+            "train.budget.epochs=8",
+        ],
+    )
+    result = finetune(recipe, out / "classifier", start_from=str(out / chosen), display=display)
+    commands = next_commands()
+    story = [
+        Section(
+            "What was done",
+            f"The documentation of the Python packages in this environment was collected: {len(documents):,} texts, "
+            f"{formats.memory(corpus.num_bytes)} without the test documents, repeated ones dropped. A tokenizer and a "
+            f"corpus were made of it. Two architectures ({' and '.join(CANDIDATES)}) were pretrained for "
+            f"{formats.duration(share)} each. A linear probe on their frozen features names the right package of "
+            + ", ".join(f"{formats.percent(accuracy)} ({name})" for name, accuracy in probe.items())
+            + f" of held-out training passages, so {chosen} went on to {formats.duration(grown)} in all and was "
+            f"fine-tuned to say which of {CLASSES} packages a passage documents. The packages' own names are hidden "
+            f"in the passages, and no test document was in the corpus.",
+        ),
+        Section("The same with your own files", commands=commands),
+    ]
+    runs = [out / name for name in CANDIDATES] + [out / "classifier"]
+    page = write_report(runs, out / "report", title="Quickstart: which package does a passage document?", story=story)
+    return {
+        "page": str(page),
+        "classifier": str(out / "classifier"),
+        "chosen": chosen,
+        "probe": probe,
+        "accuracy": result["test"]["accuracy"],
+        "baselines": {name: metrics["accuracy"] for name, metrics in result["baselines"].items()},
+        "seconds": time.monotonic() - began,
+        "next": "\n".join(["", f"page: {page}", "", "The same with your own files:", *commands]),
+    }
+
+
+def next_commands() -> list[str]:
+    """The commands to do the same with one's own files."""
+    return [
+        "homespun tokenizer train --input 'texts/*.jsonl.gz' --text-field text --vocab-size 16000 --out tok && "
+        "homespun corpus build --input 'texts/*.jsonl.gz' --text-field text --tokenizer tok --out corpus",
+        "homespun pretrain electra-small data.corpus=corpus train.budget.time=2h --out runs/base",
+        "homespun finetune classify data.train=train.csv data.text=sentence data.label=label --from runs/base "
+        "--out runs/mine",
+    ]
+
+
+def labelled_passages(documents: Sequence[Document]) -> dict[str, list[dict[str, str]]]:
+    """``train`` and ``test`` passages of the packages with the most documentation, at most `MOST` of each.
+
+    A passage is the beginning of a document; a document is in one split only. The names of the packages are hidden,
+    or there would be nothing to learn.
+
+    Raises:
+        UserError: too few packages with enough documentation are installed.
+    """
+    by_package: dict[str, list[Document]] = defaultdict(list)
+    for document in documents:
+        by_package[str(document.label)].append(document)
+    largest = sorted(by_package, key=lambda name: (-len(by_package[name]), name))[:CLASSES]
+    if len(largest) < CLASSES:
+        raise UserError(f"only {len(largest)} packages here have documentation; install homespun's requirements")
+    hide = _names(largest)
+    splits: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
+    for package in largest:
+        taken = dict.fromkeys(splits, 0)
+        for document in sorted(by_package[package], key=lambda d: _digest(d.source)):
+            split = "test" if _is_test(document) else "train"
+            if taken[split] < MOST[split] and (text := _passage(document.text, hide)):
+                taken[split] += 1
+                splits[split].append({"text": text, "package": package, "source": document.source})
+    return splits
+
+
+def _collect(display: Display) -> list[Document]:
+    task = display.task("documentation of the installed packages", total=None, unit="texts")
+    documents: list[Document] = []
+    stream = python_documentation(workers=os.cpu_count() or 1)
+    for document in cleaned(stream, normal=True, duplicates="near"):
+        documents.append(document)
+        if len(documents) % 256 == 0:
+            task.update(len(documents))
+    return documents
+
+
+def _recipe(out: Path, change: str, seconds: float) -> Any:
+    return pretrain_recipe(
+        "electra-tiny",
+        [change, f"data.corpus={out / 'corpus'}", f"train.budget.time={seconds:.0f}", "train.validate_every=0.2"],
+    )
+
+
+def _probe(runs: Iterable[Path], passages: Sequence[dict[str, str]], display: Display) -> dict[str, float]:
+    """Validation accuracy of a logistic regression on each model's frozen features: three quarters against the rest."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    chosen = sorted(passages, key=lambda row: _digest(row["source"]))[:2400]
+    names = [row["package"] for row in chosen]
+    labels = Labels.collect(names)
+    cut = len(chosen) * 3 // 4
+    accuracies = {}
+    for run in runs:
+        task = display.task(f"linear probe of {run.name}", total=1.0)
+        stored = load_model(run / "model")
+        rows = LabelledRows([row["text"] for row in chosen], None, stored.tokenizer, length=LENGTH)
+        features = mean_features(stored.model, rows, pad_id=stored.tokenizer.pad_id)
+        targets = labels.encode(names)
+        probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
+        probe.fit(features[:cut], targets[:cut])
+        accuracies[run.name] = float(probe.score(features[cut:], targets[cut:]))
+        task.update(1.0, note=f"accuracy {formats.percent(accuracies[run.name])}")
+    return accuracies
+
+
+def _names(packages: Iterable[str]) -> re.Pattern[str]:
+    words = {word for package in packages for word in (package, *_ALIASES.get(package, ()))}
+    return re.compile(rf"(?<![A-Za-z0-9])({'|'.join(map(re.escape, sorted(words)))})(?![A-Za-z0-9])", re.IGNORECASE)
+
+
+def _passage(text: str, hide: re.Pattern[str]) -> str:
+    """The first sentences, up to `PASSAGE` characters, on one line, without the packages' names."""
+    ends = [end for _, end in sentence_spans(text[: 2 * PASSAGE]) if end <= PASSAGE]
+    passage = text[: ends[-1] if ends else PASSAGE]
+    passage = " ".join(hide.sub("this", passage).split())
+    return passage if len(passage) >= 80 else ""
+
+
+def _is_test(document: Document) -> bool:
+    return int(_digest(document.source)[:4], 16) % 5 == 0
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    def lines() -> Iterator[str]:
+        for row in rows:
+            yield json.dumps(row, ensure_ascii=False) + "\n"
+
+    write_file(path, "".join(lines()))
