@@ -1,0 +1,70 @@
+"""Small random models of transformers, with sizes that differ from one another, and tokenizers made on the spot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as Engine
+from tokenizers import models, pre_tokenizers, processors, trainers
+
+from homespun.text.tokenizer import Tokenizer
+
+TEXTS = [
+    "The quick brown fox jumps over the lazy dog, again and again.",
+    "Small models spun from your own text, on your own machine.",
+    "A tokenizer turns words into numbers; numbers into words it turns back.",
+    "Revenue rose by seven percent; costs fell by three.",
+] * 5
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 33,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 11,
+    "intermediate_size": 47,
+    "max_position_embeddings": 29,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-6,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+    "initializer_range": 0.3,  # large enough that activations, norms and their epsilon leave traces
+}
+LENGTHS = [19, 7, 13]
+
+
+def bert_tokenizer() -> Tokenizer:
+    """89 tokens, [PAD] 0."""
+    return Tokenizer.train(TEXTS, kind="wordpiece", vocab_size=89)
+
+
+def roberta_tokenizer(path: Path) -> Tokenizer:
+    """At most 89 tokens, named and numbered as RoBERTa's: <s> 0, <pad> 1, </s> 2."""
+    engine = Engine(models.WordLevel(unk_token="<unk>"))
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    engine.train_from_iterator(TEXTS, trainers.WordLevelTrainer(vocab_size=89, special_tokens=special))
+    engine.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    engine.save(str(path))
+    return Tokenizer.load(path)
+
+
+def their_model(cls: Any, **settings: Any) -> Any:
+    """A model of transformers whose every parameter is random, norms and biases too."""
+    model = cls(cls.config_class(**SIZES | settings))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator) * 0.3
+            parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
+    return model.eval()
+
+
+def inputs(*, pad_id: int, segments: int = 2, vocab_size: int = 89) -> dict[str, torch.Tensor]:
+    """Texts of three lengths, padded on the right."""
+    generator = torch.Generator().manual_seed(5)
+    keep = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
+    ids = torch.randint(7, vocab_size, keep.shape, generator=generator).masked_fill(~keep, pad_id)
+    types = torch.randint(0, segments, keep.shape, generator=generator).masked_fill(~keep, 0)
+    return {"input_ids": ids, "attention_mask": keep.long(), "token_type_ids": types}

@@ -1,0 +1,58 @@
+"""The tables themselves: read in both directions, every rule is needed, none covers another's tensors."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from hf_peers import SIZES
+
+from homespun.hf.convert import Rule, Table, to_ours, to_theirs
+from homespun.hf.families import FAMILIES
+from homespun.hf.family import Architecture, Family
+from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.store import weights_of
+
+CLASSES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
+NAMES = [architecture.name for _, architecture in CLASSES]
+
+
+@pytest.mark.parametrize(("family", "architecture"), CLASSES, ids=NAMES)
+def test_a_table_is_its_own_inverse_and_every_rule_is_used(family: Family, architecture: Architecture) -> None:
+    narrow = {"embedding_size": 21} if "embedding_size" in family.defaults else {}
+    sizes = SIZES | narrow | {"pad_token_id": 4}
+    backbone = sizes | {"positions": {"kind": "learned", "offset": family.offset(4)}}
+    head = architecture.head({"id2label": {"0": "a", "1": "b", "2": "c"}})
+    config = ModelConfig.model_validate({"backbone": backbone, "head": head})
+    table = family.table + architecture.table
+    ours = weights_of(config.build())
+    theirs = to_theirs(table, ours, config.backbone)
+    assert len(theirs) == len(ours)
+    again, leftovers = to_ours(table, theirs, config.backbone, source="test")
+    assert not leftovers
+    assert again.keys() == ours.keys()
+    assert all(again[name] is tensor for name, tensor in ours.items())
+    for rule in table.rules:
+        assert any(re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(rule.theirs)), name) for name in theirs), rule
+
+
+def test_positions_that_begin_elsewhere_are_moved() -> None:
+    roberta = next(family for family in FAMILIES if family.model_type == "roberta")
+    config = EncoderConfig.model_validate(SIZES | {"positions": {"kind": "learned", "offset": 2}, "pad_token_id": 4})
+    rows = torch.randn(2 + 29, 33)
+    moved = to_theirs(roberta.table, {"backbone.embeddings.positions.embedding.weight": rows}, config)
+    table = moved["roberta.embeddings.position_embeddings.weight"]
+    assert table.shape == (5 + 29, 33)
+    assert torch.equal(table[5:], rows[2:])
+    assert not table[:5].any()
+
+
+def test_a_table_that_says_two_things_of_one_tensor_is_a_bug() -> None:
+    table = Table(rules=(Rule("a.{i}.{p}", "b.{i}.{p}"), Rule("a.1.weight", "c")))
+    config = EncoderConfig(vocab_size=7)
+    with pytest.raises(RuntimeError, match="2 rules"):
+        to_ours(table, {"a.1.weight": torch.ones(2)}, config, source="test")
+    with pytest.raises(RuntimeError, match="0 rules"):
+        to_theirs(table, {"b.x.weight": torch.ones(2)}, config)
+    assert to_theirs(table, {"b.10.bias": torch.ones(2)}, config).keys() == {"a.10.bias"}

@@ -1,0 +1,212 @@
+"""Exporting our own models: every head and shape that has a place, what has none, the tokenizer, the folder itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_peers import SIZES, TEXTS, bert_tokenizer, inputs, roberta_tokenizer
+from safetensors.torch import load_file
+
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
+from homespun.hf.export import export_beside, export_huggingface
+from homespun.hf.open import open_model
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig
+from homespun.text.tokenizer import KINDS, Tokenizer
+
+TOKENIZER = bert_tokenizer()
+OFFSET = {"positions": {"kind": "learned", "offset": 2}, "type_vocab_size": 1}
+
+# backbone, head, and the class that it is exported as
+PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+    "bert": ({}, None, "BertModel"),
+    "bert-mlm": ({}, {"kind": "masked_lm"}, "BertForMaskedLM"),
+    "bert-mlm-relu": ({"hidden_act": "relu"}, {"kind": "masked_lm"}, "ElectraForMaskedLM"),
+    "bert-pooled": ({}, {"kind": "pooled", "num_labels": 5}, "BertForSequenceClassification"),
+    "bert-ffn": ({}, {"kind": "ffn", "num_labels": 5}, "ElectraForSequenceClassification"),
+    "no-segments": ({"type_vocab_size": 0}, {"kind": "masked_lm"}, "BertForMaskedLM"),
+    "roberta": (OFFSET, None, "RobertaModel"),
+    "roberta-mlm": (OFFSET, {"kind": "masked_lm"}, "RobertaForMaskedLM"),
+    "roberta-pooled": (OFFSET, {"kind": "pooled", "num_labels": 5}, "RobertaForSequenceClassification"),
+    "roberta-ffn": (OFFSET, {"kind": "ffn", "num_labels": 5}, "ElectraForSequenceClassification"),
+    "roberta-discriminator": (OFFSET, {"kind": "discriminator"}, "ElectraForPreTraining"),
+    "electra": ({"embedding_size": 21}, None, "ElectraModel"),
+    "electra-discriminator": ({"embedding_size": 21}, {"kind": "discriminator"}, "ElectraForPreTraining"),
+    "electra-generator": ({"embedding_size": 21}, {"kind": "masked_lm"}, "ElectraForMaskedLM"),
+    "electra-ffn": ({"embedding_size": 21}, {"kind": "ffn", "num_labels": 5}, "ElectraForSequenceClassification"),
+}
+
+
+def build(backbone: dict[str, Any], head: dict[str, Any] | None = None) -> tuple[Model, ModelConfig]:
+    config = ModelConfig.model_validate({"backbone": SIZES | backbone, "head": head})
+    torch.manual_seed(11)
+    return config.build().eval(), config
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_ours_there_and_back(place: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    backbone, head, name = PLACES[place]
+    model, config = build(backbone, head)
+    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert report.architecture == name
+    pooler = name in ("BertModel", "RobertaModel")
+    assert [("pooler" in note) for note in report.notes] == [True] * pooler
+    theirs, info = getattr(transformers, name).from_pretrained(
+        tmp_path / "hf", output_loading_info=True, **({"add_pooling_layer": False} if pooler else {})
+    )
+    assert not any(info.values()), info
+    given = inputs(pad_id=TOKENIZER.pad_id, segments=max(1, config.backbone.type_vocab_size))
+    keep = given["attention_mask"].bool()
+    if config.backbone.type_vocab_size < 2:
+        del given["token_type_ids"]
+    with torch.no_grad():
+        expected = model(**given)
+        result = theirs.eval()(**given)
+        found = result.last_hidden_state if head is None else result.logits
+        back = open_model(tmp_path / "hf")
+        again = back.model(**given)
+    real = keep if expected.shape[:2] == keep.shape else slice(None)
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(again, expected, atol=1e-5, rtol=1e-5)
+    assert back.tokenizer.fingerprint == TOKENIZER.fingerprint
+    if head is not None and "num_labels" in head:
+        assert back.labels == Labels(tuple(f"LABEL_{i}" for i in range(5)))
+
+
+@pytest.mark.parametrize("kind", ["linear", "mean", "cnn", "bilstm"])
+def test_a_head_that_has_no_class_is_left_out_and_said(kind: str, tmp_path: Path) -> None:
+    model, config = build({"embedding_size": 21}, {"kind": kind})
+    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert report.architecture == "ElectraModel"
+    assert len(report.notes) == 1
+    assert repr(kind) in report.notes[0]
+    assert report.notes[0] in (tmp_path / "hf" / "README.md").read_text()
+    given = inputs(pad_id=0)
+    with torch.no_grad():
+        found = open_model(tmp_path / "hf").model(**given)
+        torch.testing.assert_close(found, model.backbone(given.pop("input_ids"), **given))
+
+
+def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Path) -> None:
+    model, config = build({"hidden_act": "relu"}, {"kind": "discriminator"})
+    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert report.architecture == "BertModel"
+    assert "'relu'" in report.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("backbone", "word"),
+    [
+        ({"attention": {"kind": "window", "radius": 3}}, "window"),
+        ({"residual": {"kind": "pre"}}, "pre-norm"),
+        ({"causal": True}, "causal"),
+        ({"positions": {"kind": "sinusoidal"}, "hidden_size": 44}, "sinusoidal"),
+    ],
+)
+def test_what_no_family_has_is_not_written(backbone: dict[str, Any], word: str, tmp_path: Path) -> None:
+    model, config = build(backbone)
+    report = export_beside(tmp_path, model, config, TOKENIZER)
+    assert report["folder"] is None
+    assert word in report["notes"][0]
+    assert not list(tmp_path.iterdir())
+
+
+def test_labels_travel(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, config = build({}, {"kind": "pooled", "num_labels": 3, "dropout": 0.25})
+    for labels in (Labels(("no", "ja", "vielleicht")), Labels(("a", "b", "ç"), multi_label=True)):
+        export_huggingface(tmp_path / "hf", model, config, TOKENIZER, labels=labels)
+        theirs = transformers.AutoConfig.from_pretrained(tmp_path / "hf")
+        assert theirs.id2label == dict(enumerate(labels.names))
+        assert theirs.label2id == {name: i for i, name in enumerate(labels.names)}
+        assert theirs.problem_type.startswith("multi_label" if labels.multi_label else "single_label")
+        assert theirs.classifier_dropout == 0.25
+        stored = open_model(tmp_path / "hf")
+        assert stored.labels == labels
+        assert stored.config.head == config.head
+        assert stored.task["length"] == SIZES["max_position_embeddings"]
+    with pytest.raises(UserError, match="2 labels were given for a head of 3 classes"):
+        export_huggingface(tmp_path / "hf", model, config, TOKENIZER, labels=Labels(("a", "b")))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "roberta"])
+def test_the_tokenizer_there_gives_our_ids(kind: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if kind == "roberta":
+        tokenizer = roberta_tokenizer(tmp_path / "tokenizer.json")
+    else:
+        sizes = {"bpe": 300, "bpe-characters": 80, "wordpiece": 80, "unigram": 60, "words": 40}
+        tokenizer = Tokenizer.train(TEXTS, kind=kind, vocab_size=sizes[kind])
+    model, config = build({"vocab_size": 311} | (OFFSET if kind == "roberta" else {}))
+    export_huggingface(tmp_path / "hf", model, config, tokenizer)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    texts = [*TEXTS[:4], "Fox, dog!", "", "naïve 漢字"]
+    ours = [[tokenizer.cls_id, *ids.tolist(), tokenizer.sep_id] for ids in tokenizer.encode_batch(texts)]
+    assert theirs(texts)["input_ids"] == ours
+    assert (theirs.pad_token_id, theirs.mask_token_id) == (tokenizer.pad_id, tokenizer.mask_id)
+    assert theirs.model_max_length == SIZES["max_position_embeddings"]
+    # what it makes of texts too long and of two lengths goes through the model as it is
+    batch = theirs([" ".join(TEXTS), "Fox"], ["dog", "again"], padding=True, truncation=True, return_tensors="pt")
+    assert batch["input_ids"].shape == (2, SIZES["max_position_embeddings"])
+    hidden = transformers.AutoModel.from_pretrained(tmp_path / "hf").eval()(**batch).last_hidden_state
+    torch.testing.assert_close(hidden[0], model(**batch)[0], atol=1e-5, rtol=1e-5)
+
+
+def test_an_export_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -> None:
+    model, config = build({})
+    other, _ = build({})
+    with torch.no_grad():
+        other.backbone.embeddings.norm.bias.add_(1)
+    folder = tmp_path / "hf"
+    for each in (model, other):
+        export_huggingface(folder, each, config, TOKENIZER)
+        stored = load_file(folder / "model.safetensors")["embeddings.LayerNorm.bias"]
+        torch.testing.assert_close(stored, each.backbone.embeddings.norm.bias)
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match="holds other things"):
+        export_huggingface(mine, model, config, TOKENIZER)
+    assert (mine / "letter.txt").read_text() == "dear"
+
+
+def test_a_write_that_fails_leaves_the_old_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, config = build({})
+    export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    before = (tmp_path / "hf" / "model.safetensors").read_bytes()
+    monkeypatch.setattr(Tokenizer, "save", lambda self, folder: (_ for _ in ()).throw(OSError("no space left")))
+    with pytest.raises(OSError, match="no space"):
+        export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert (tmp_path / "hf" / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_another_models_tokenizer_is_refused(tmp_path: Path) -> None:
+    model, config = build({"vocab_size": 61})
+    with pytest.raises(UserError, match="89 tokens and the model embeds 61"):
+        export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_card_is_markdown_with_its_front_matter(tmp_path: Path) -> None:
+    model, config = build({}, {"kind": "masked_lm"})
+    export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: fill-mask\n")
+    assert f"{sum(p.numel() for p in model.parameters()):,} parameters" in card
+    assert json.loads((tmp_path / "hf" / "config.json").read_text())["dtype"] == "float32"

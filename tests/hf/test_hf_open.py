@@ -1,0 +1,345 @@
+"""Opening models: the places they lie in, the forms of their weights, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_peers import SIZES, bert_tokenizer, inputs
+from safetensors.torch import load_file, save_file
+
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
+from homespun.hf import open as opening
+from homespun.hf.export import export_huggingface
+from homespun.hf.open import open_huggingface, open_model
+from homespun.models.config import ModelConfig
+from homespun.models.store import save_model
+
+TOKENIZER = bert_tokenizer()
+WEIGHTS = "model.safetensors"
+
+
+def save_hub_folder(folder: Path, kind: str = "masked_lm", **backbone: Any) -> None:
+    config = ModelConfig.model_validate({"backbone": SIZES | backbone, "head": {"kind": kind}})
+    torch.manual_seed(13)
+    export_huggingface(folder, config.build(), config, TOKENIZER)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_hub_folder(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+def logits(source: str | Path) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = open_model(source).model(**inputs(pad_id=0))
+    return found
+
+
+def edit_config(folder: Path, **values: Any) -> None:
+    tree = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in (tree | values).items() if v != "REMOVED"}))
+
+
+def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def refused(source: str | Path) -> str:
+    with pytest.raises(UserError) as caught:
+        open_model(source)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# the places
+
+
+def test_a_run_and_its_model_folder(tmp_path: Path) -> None:
+    config = ModelConfig.model_validate({"backbone": SIZES, "head": {"kind": "ffn", "num_labels": 3}})
+    labels = Labels(("a", "b", "c"))
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-3").mkdir(parents=True)
+    (run / "checkpoints" / "step-3" / "state.json").write_text("{}")
+    (run / "config.yaml").write_text("kind: finetune\n")
+    assert "no model/ yet" in refused(run)
+    save_model(run / "model", config.build(), config, TOKENIZER, labels=labels)
+    for place in (run, str(run), run / "model"):
+        stored = open_model(place)
+        assert stored.labels == labels
+        assert not stored.model.training
+    assert f"give the run, {run}," in refused(run / "checkpoints" / "step-3")
+
+
+def test_a_file_an_empty_folder_and_nothing_at_all(tmp_path: Path, folder: Path) -> None:
+    assert "is a file" in refused(folder / "config.json")
+    (tmp_path / "empty").mkdir()
+    assert "holds no model" in refused(tmp_path / "empty")
+    assert "there is no folder" in refused(tmp_path / "absent")
+    assert "there is no folder" in refused("../absent")
+    assert "there is no folder" in refused("a/b/c")
+
+
+def test_a_hub_name_is_fetched_without_what_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def fetch(name: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(opening, "snapshot_download", fetch)
+    torch.testing.assert_close(logits("someone/model"), logits(folder))
+    assert [name for name, _ in asked] == ["someone/model"]
+    assert "pytorch_model.bin" not in asked[0][1]
+    (folder / WEIGHTS).unlink()
+    assert "has no weights" in refused("someone/model")
+    assert asked[-1] == ("someone/model", ["pytorch_model.bin"])
+
+
+def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(name: str, **patterns: Any) -> str:
+        raise ConnectionError("no route to host\nand more lines\nof it")
+
+    monkeypatch.setattr(opening, "snapshot_download", fetch)
+    message = refused("someone/model")
+    assert message.startswith("there is no folder someone/model, and it could not be had from the Hugging Face hub")
+    assert message.endswith("no route to host")
+
+
+# the forms of the weights
+
+
+def shard(folder: Path) -> dict[str, str]:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    places = {name: f"model-{1 + n % 2:05}-of-00002.safetensors" for n, name in enumerate(sorted(tensors))}
+    for file in set(places.values()):
+        save_file({name: tensors[name] for name in tensors if places[name] == file}, folder / file)
+    write_index(folder, places)
+    return places
+
+
+def write_index(folder: Path, places: Any) -> None:
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def test_shards_torch_files_and_half_precision_are_the_same_model(folder: Path) -> None:
+    expected = logits(folder)
+    tensors = load_file(folder / WEIGHTS)
+    shard(folder)
+    torch.testing.assert_close(logits(folder), expected, atol=0, rtol=0)
+    (folder / f"{WEIGHTS}.index.json").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    torch.testing.assert_close(logits(folder), expected, atol=0, rtol=0)
+    torch.save({name: tensor.half() for name, tensor in tensors.items()}, folder / "pytorch_model.bin")
+    found = logits(folder)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.1)
+
+
+def test_old_names_tied_copies_and_buffers(folder: Path) -> None:
+    expected = logits(folder)
+
+    def age(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            if "LayerNorm" in name:
+                old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+                tensors[old] = tensors.pop(name)
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+        tensors["cls.predictions.decoder.bias"] = tensors.pop("cls.predictions.bias")  # only the copy
+        tensors["bert.embeddings.position_ids"] = torch.arange(29)[None]
+        tensors["bert.pooler.dense.bias"] = torch.zeros(33)
+
+    edit_weights(folder, age)
+    torch.testing.assert_close(logits(folder), expected, atol=0, rtol=0)
+    assert {leftover.name for leftover in open_huggingface(folder).leftovers} == {
+        "cls.predictions.decoder.weight",
+        "bert.embeddings.position_ids",
+        "bert.pooler.dense.bias",
+    }
+
+
+def test_the_model_without_its_head(folder: Path) -> None:
+    expected = open_model(folder).model.backbone
+    for names in (["BertModel"], "REMOVED", None, []):
+        edit_config(folder, architectures=names)
+        opened = open_huggingface(folder)
+        assert opened.architecture == "BertModel"
+        assert len(opened.leftovers) == 5
+        assert all(leftover.name.startswith("cls.predictions.") for leftover in opened.leftovers)
+        found = opened.stored.model(**inputs(pad_id=0))
+        torch.testing.assert_close(found, expected(**inputs(pad_id=0)), atol=0, rtol=0)
+
+
+def test_a_config_that_says_little_is_read_as_transformers_does(tmp_path: Path) -> None:
+    assumed = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}
+    save_hub_folder(tmp_path / "hf", **assumed)
+    before = open_model(tmp_path / "hf").config
+    edit_config(tmp_path / "hf", **dict.fromkeys([*assumed, "initializer_range", "hidden_dropout_prob"], "REMOVED"))
+    after = open_model(tmp_path / "hf").config
+    assert after.backbone == before.backbone.model_copy(update={"initializer_range": 0.02, "hidden_dropout_prob": 0.1})
+
+
+# what is refused
+
+
+class Malicious:
+    """Unpickled, it would make a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.mkdir, (self.path,)
+
+
+def test_a_torch_file_with_code_is_refused_and_not_run(folder: Path, tmp_path: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    torch.save({"bert.x": Malicious(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    assert "holds code" in refused(folder)
+    assert not (tmp_path / "ran").exists()
+    torch.save({"bert.x": 3}, folder / "pytorch_model.bin")
+    assert "not a mapping of names to tensors" in refused(folder)
+
+
+def test_weights_cut_short(folder: Path) -> None:
+    whole = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole[:-100])
+    assert "cut short" in refused(folder)
+    torch.save(load_file_of(whole, folder), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    (folder / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:-300])
+    assert "cut short" in refused(folder)
+
+
+def load_file_of(content: bytes, folder: Path) -> dict[str, torch.Tensor]:
+    (folder / "whole.safetensors").write_bytes(content)
+    return load_file(folder / "whole.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name", ["../outside.safetensors", "/etc/passwd", "sub/x.safetensors", "..\\x.safetensors", ".."]
+)
+def test_an_index_stays_in_its_folder(folder: Path, name: str) -> None:
+    shutil.copy(folder / WEIGHTS, folder.parent / "outside.safetensors")
+    places = shard(folder)
+    write_index(folder, dict.fromkeys(places, name))
+    assert "in the same folder" in refused(folder)
+
+
+def test_an_index_that_does_not_fit_its_shards(folder: Path) -> None:
+    places = shard(folder)
+    first = min(places)
+    write_index(folder, places | {"bert.more": places[first]})
+    assert "differ on which tensors there are" in refused(folder)
+    write_index(folder, {name: file for name, file in places.items() if name != first})
+    assert repr(first) in refused(folder)
+    write_index(folder, [1, 2])
+    assert "no weight_map" in refused(folder)
+    write_index(folder, places)
+    (folder / places[first]).unlink()
+    assert "which is not there" in refused(folder)
+
+
+def test_no_config_and_no_weights(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "elsewhere")
+    assert "has no weights" in refused(folder)
+    (folder / "elsewhere").rename(folder / WEIGHTS)
+    (folder / "config.json").unlink()
+    assert "no config.json" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_type": "gpt2"}, "unknown model_type 'gpt2'; ours are bert, roberta, electra"),
+        ({"model_type": "REMOVED"}, "unknown model_type None"),
+        ({"model_type": ["bert"]}, "unknown model_type"),
+        ({"auto_map": {"AutoModel": "modeling.Model"}}, "always refused"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "unknown architectures"),
+        ({"architectures": "BertModel"}, "unknown architectures"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supported"),
+        ({"is_decoder": True}, "is_decoder=True is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_act": "mish"}, "unknown activation 'mish'"),
+        ({"hidden_act": "gelu_new"}, 'write "architectures": ["BertModel"]'),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"pad_token_id": "x"}, "pad_token_id must be a whole number"),
+        ({"pad_token_id": 97}, "pad_token_id=97 is beyond the vocabulary of 97"),
+        ({"num_hidden_layers": 10**12}, "has weights of at most"),
+        ({"num_attention_heads": 7}, "not a multiple"),
+        (
+            {"hidden_size": 44},
+            "bert.embeddings.word_embeddings.weight has shape (97, 33); config.json describes (97, 44)",
+        ),
+        ({"vocab_size": 10**13}, "config.json describes (10000000000000, 33)"),
+        ({"num_hidden_layers": 4}, "16 tensors are missing, the first 'bert.encoder.layer.3."),
+        ({"num_hidden_layers": 2}, "16 tensors are more than config.json describes, the first 'bert.encoder.layer.2."),
+    ],
+)
+def test_configs_that_are_refused(folder: Path, values: dict[str, Any], words: str) -> None:
+    edit_config(folder, **values)
+    assert words in refused(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"bert"', "\x00"])
+def test_a_config_that_is_no_object(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text)
+    assert "config.json" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"id2label": {"0": "a"}, "num_labels": 1}, "regression"),
+        ({"problem_type": "regression"}, "regression"),
+        ({"id2label": {"0": "a", "2": "b"}}, "each of the classes"),
+        ({"id2label": {"0": "a", "1": "a"}}, "each of the classes"),
+        ({"id2label": {"x": "a", "y": "b"}}, "must map numbers to names"),
+        ({"id2label": ["a", "b"]}, "must map numbers to names"),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "has shape (2, 33); config.json describes (3, 33)"),
+        ({"classifier_dropout": 2}, "dropout"),
+    ],
+)
+def test_classifiers_that_are_refused(tmp_path: Path, values: dict[str, Any], words: str) -> None:
+    save_hub_folder(tmp_path / "hf", kind="pooled")
+    edit_config(tmp_path / "hf", **values)
+    assert words in refused(tmp_path / "hf")
+
+
+def test_tensors_that_are_refused(folder: Path) -> None:
+    whole = (folder / WEIGHTS).read_bytes()
+    cases: list[tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = [
+        (lambda t: t.update({"bert.encoder.layer.0.adapter.weight": torch.zeros(3)}), "adapter.weight' has no place"),
+        (lambda t: t.update(a=torch.zeros(3), b=torch.zeros(3)), "'a' and 1 more tensors have no place"),
+        (lambda t: t.pop("cls.predictions.bias"), "1 tensors are missing, the first 'cls.predictions.bias'"),
+        (lambda t: t.update({"cls.predictions.decoder.weight": torch.zeros(97, 33)}), "not tied"),
+        (lambda t: t.update({"cls.predictions.decoder.weight": torch.zeros(3)}), "not tied"),
+        (lambda t: t.update({"cls.predictions.bias": torch.zeros(97, dtype=torch.int8)}), "quantised"),
+        (lambda t: t.clear(), "has weights of at most 0 layers"),
+    ]
+    for edit, words in cases:
+        (folder / WEIGHTS).write_bytes(whole)
+        edit_weights(folder, edit)
+        assert words in refused(folder)
+
+
+def test_a_tokenizer_that_is_not_there_or_too_large(folder: Path, tmp_path: Path) -> None:
+    tokenizer = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").unlink()
+    assert "tokenizer.json" in refused(folder)
+    (folder / "tokenizer.json").write_text(tokenizer)
+    tree = json.loads(tokenizer)
+    tree["model"]["vocab"] |= {f"more{n}": n for n in range(89, 120)}
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+    assert "120 tokens and the model embeds 97" in refused(folder)

@@ -1,0 +1,167 @@
+"""Parity with transformers: the same logits and gradients from their files here, and from our files there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_peers import LENGTHS, bert_tokenizer, inputs, roberta_tokenizer, their_model
+
+from homespun.hf.convert import to_ours
+from homespun.hf.export import export_huggingface
+from homespun.hf.families import FAMILIES
+from homespun.hf.open import Opened, open_huggingface
+from homespun.text.tokenizer import Tokenizer
+
+transformers = pytest.importorskip("transformers")
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", {}),
+    "bert-gelu_new": ("BertModel", {"hidden_act": "gelu_new"}),
+    "bert-gelu_pytorch_tanh": ("BertModel", {"hidden_act": "gelu_pytorch_tanh"}),
+    "bert-relu": ("BertModel", {"hidden_act": "relu", "type_vocab_size": 3}),
+    "bert-mlm": ("BertForMaskedLM", {"layer_norm_eps": 1e-3}),
+    "bert-pretraining": ("BertForPreTraining", {}),
+    "bert-classification": ("BertForSequenceClassification", {"num_labels": 5, "hidden_act": "gelu_fast"}),
+    "roberta": ("RobertaModel", {"type_vocab_size": 1}),
+    "roberta-mlm": ("RobertaForMaskedLM", {"hidden_act": "gelu_new"}),
+    "roberta-pad-5": ("RobertaForMaskedLM", {"pad_token_id": 5, "type_vocab_size": 1}),
+    "roberta-classification": ("RobertaForSequenceClassification", {"num_labels": 3, "type_vocab_size": 1}),
+    "electra": ("ElectraModel", {"embedding_size": 21}),
+    "electra-discriminator": ("ElectraForPreTraining", {"embedding_size": 21}),
+    "electra-wide": ("ElectraForPreTraining", {"embedding_size": 33}),
+    "electra-generator": ("ElectraForMaskedLM", {"embedding_size": 21, "hidden_act": "relu"}),
+    "electra-classification": ("ElectraForSequenceClassification", {"embedding_size": 41, "num_labels": 7}),
+}
+
+
+@dataclass
+class Pair:
+    """One model on both sides."""
+
+    cls: Any
+    theirs: Any
+    ours: Opened
+    folder: Path
+    tokenizer: Tokenizer
+    inputs: dict[str, torch.Tensor]
+
+    def their_output(self, model: Any) -> torch.Tensor:
+        result = model(**self.inputs)
+        for name in ("logits", "prediction_logits", "last_hidden_state"):
+            if name in result:
+                output: torch.Tensor = result[name]
+                return output
+        raise AssertionError(list(result))
+
+    def our_output(self) -> torch.Tensor:
+        output: torch.Tensor = self.ours.stored.model(**self.inputs)
+        return output
+
+    def real(self, output: torch.Tensor) -> torch.Tensor:
+        """Of one vector or number a token, those of real tokens; what is one row a text as it is."""
+        keep = self.inputs["attention_mask"].bool()
+        return output[keep] if output.shape[:2] == keep.shape else output
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    name, settings = CASES[request.param]
+    folder = tmp_path_factory.mktemp("theirs")
+    cls = getattr(transformers, name)
+    theirs = their_model(cls, **settings)
+    theirs.save_pretrained(folder)
+    tokenizer = bert_tokenizer() if "roberta" not in request.param else roberta_tokenizer(folder / "tokenizer.json")
+    tokenizer.save(folder)
+    given = inputs(pad_id=theirs.config.pad_token_id, segments=theirs.config.type_vocab_size)
+    return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, given)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_logits_are_theirs(pair: Pair, training: bool) -> None:
+    pair.theirs.train(training)
+    pair.ours.stored.model.train(training)
+    with torch.no_grad():
+        expected, found = pair.real(pair.their_output(pair.theirs)), pair.real(pair.our_output())
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_are_theirs(pair: Pair) -> None:
+    pair.theirs.train().zero_grad()
+    model = pair.ours.stored.model.train()
+    model.zero_grad()
+    outputs = [pair.real(pair.their_output(pair.theirs)), pair.real(pair.our_output())]
+    direction = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(7))
+    for output in outputs:
+        (output * direction).sum().backward()
+    given = {name: p.grad for name, p in pair.theirs.named_parameters() if p.grad is not None}
+    family = next(f for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
+    if pair.cls.__name__.endswith("Model"):
+        given = {family.prefix + name: gradient for name, gradient in given.items()}
+    architecture = next(a for a in family.architectures if a.name == pair.cls.__name__)
+    table = family.table + architecture.table  # what holds of the weights holds of their gradients
+    expected, _ = to_ours(table, given, pair.ours.stored.config.backbone, source="gradients")
+    found = {name: p.grad for name, p in model.named_parameters()}
+    assert found.keys() == expected.keys()
+    # the gradient of a key's bias is zero but for rounding, whose size is that of the other gradients
+    floor = 1e-6 * max(gradient.abs().max().item() for gradient in expected.values())
+    for name, gradient in expected.items():
+        error = (found[name] - gradient).abs().max().item()
+        assert error <= 1e-4 * gradient.abs().max().item() + floor, name
+
+
+def test_a_text_alone_is_as_in_the_batch_there(pair: Pair) -> None:
+    model = pair.ours.stored.model.eval()
+    with torch.no_grad():
+        together = pair.their_output(pair.theirs.eval())
+        for row, length in enumerate(LENGTHS):
+            alone = {name: tensor[row : row + 1, :length] for name, tensor in pair.inputs.items()}
+            found = model(alone["input_ids"], token_type_ids=alone["token_type_ids"])[0]
+            expected = together[row, :length] if together.shape[:2] == pair.inputs["input_ids"].shape else together[row]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
+    stored = pair.ours.stored
+    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, pair.tokenizer, labels=stored.labels)
+    same = "BertForMaskedLM" if pair.cls.__name__ == "BertForPreTraining" else pair.cls.__name__
+    assert report.architecture == same
+    cls = getattr(transformers, same)
+    bare = {"add_pooling_layer": False} if same in ("BertModel", "RobertaModel") else {}
+    back, info = cls.from_pretrained(tmp_path / "hf", output_loading_info=True, **bare)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        expected = pair.real(pair.their_output(pair.theirs.eval()))
+        # what is exported pads as its tokenizer does, whatever the first config said
+        padding = pair.inputs["attention_mask"] == 0
+        repadded = pair.inputs["input_ids"].masked_fill(padding, pair.tokenizer.pad_id)
+        other = replace(pair, inputs=pair.inputs | {"input_ids": repadded})
+        found = pair.real(other.their_output(back.eval()))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    theirs, ours = (json.loads((f / "config.json").read_text()) for f in (pair.folder, tmp_path / "hf"))
+    if pair.tokenizer.pad_id == theirs["pad_token_id"]:
+        alias = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+        theirs["hidden_act"] = alias.get(theirs["hidden_act"], theirs["hidden_act"])
+        settings = next(f for f in FAMILIES if f.model_type == theirs["model_type"]).defaults
+        assert {key: ours[key] for key in settings} == {key: theirs[key] for key in settings}
+
+
+def test_what_was_left_out_is_said(pair: Pair) -> None:
+    reasons = {leftover.name: leftover.reason for leftover in pair.ours.leftovers}
+    expected = {
+        "BertModel": {"bert.pooler.dense.weight", "bert.pooler.dense.bias"},
+        "RobertaModel": {"roberta.pooler.dense.weight", "roberta.pooler.dense.bias"},
+        "BertForPreTraining": {
+            "bert.pooler.dense.weight",
+            "bert.pooler.dense.bias",
+            "cls.seq_relationship.weight",
+            "cls.seq_relationship.bias",
+        },
+    }
+    assert reasons.keys() == expected.get(pair.cls.__name__, set())
+    assert all(reasons.values())
