@@ -111,3 +111,20 @@ def test_importing_the_console_loads_nothing_heavy() -> None:
     code = f"import sys, homespun.report.console; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_numbers_are_not_broken_and_wide_tables_stand_on_their_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = (
+        Column("run", numeric=False),
+        *(Column(f"seconds per iteration {i}", formats.duration) for i in range(7)),
+    )
+    table = Table("t", "T", columns, (("a", *range(83, 90)), ("b", *[None] * 7)))
+    for width in ("60", "120"):
+        monkeypatch.setenv("COLUMNS", width)
+        console.print_tables(table)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= int(width)
+        assert sum(" 1 m 23 s" in line for line in lines) == 1
+        assert any(" 1 m 23 s" in line and " 1 m 29 s" in line for line in lines) == (width == "120")

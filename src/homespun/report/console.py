@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -13,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from homespun.report import formats
-from homespun.report.table import Table
+from homespun.report.table import Column, Table
 
 _EVERY = 10.0
 """Seconds between two lines where the output is not a terminal."""
@@ -23,25 +24,45 @@ def rich_table(table: Table) -> RichTable:
     """A plain table as one for `rich.console.Console.print`; its texts are shown as they are, never as markup."""
     shown = RichTable(title=Text(_plain(table.title)), title_justify="left", caption_justify="left", box=None)
     shown.caption = Text(_plain(table.note)) if table.note else None
-    for position, column in enumerate(table.columns):
-        justify = "right" if column.numeric else "left"
+    cells = [[_plain(cell) for cell in row] for row in table.cells()]
+    for column, width in zip(table.columns, _widths(table, cells), strict=True):
+        # numbers are never broken: their headings give way, and the columns of texts
+        title = "\n".join(textwrap.wrap(_plain(column.title), width)) if column.numeric else _plain(column.title)
+        justify: Literal["left", "right"] = "right" if column.numeric else "left"
         shown.add_column(
-            Text(_plain(column.title)),
-            justify="right" if column.numeric else "left",
-            overflow="fold",
-            style="bold" if position == 0 and justify == "left" else "",
+            Text(title), justify=justify, no_wrap=column.numeric, overflow="fold", min_width=width, vertical="top"
         )
-    for row in table.cells():
-        shown.add_row(*(Text(_plain(cell)) for cell in row))
+    for row in cells:
+        shown.add_row(*map(Text, row))
     return shown
 
 
+def _widths(table: Table, cells: list[list[str]]) -> list[int]:
+    """The least width of each column: its widest number, or some of its text, and the longest word of its heading."""
+    widths = []
+    for i, column in enumerate(table.columns):
+        widest = max((len(row[i]) for row in cells), default=1)
+        heading = max(map(len, column.title.split()), default=1)
+        widths.append(max(widest if column.numeric else min(widest, 14), heading))
+    return widths
+
+
 def print_tables(*tables: Table) -> None:
-    """Print tables to standard output, an empty line after each."""
+    """Print tables to standard output, an empty line after each. A table too wide for the terminal stands on its
+    side."""
     console = Console()
     for table in tables:
-        console.print(rich_table(table))
+        least = sum(_widths(table, table.cells())) + 2 * len(table.columns)
+        console.print(rich_table(table if least <= console.width else _on_its_side(table)))
         console.print()
+
+
+def _on_its_side(table: Table) -> Table:
+    """What were columns are rows; what cannot be read then either is folded."""
+    cells = table.cells()
+    heads = (Column(table.columns[0].title, numeric=False), *(Column(row[0], numeric=False) for row in cells))
+    rows = tuple((column.title, *(row[i + 1] for row in cells)) for i, column in enumerate(table.columns[1:]))
+    return Table(table.name, table.title, heads, rows, table.note)
 
 
 class Task(Protocol):

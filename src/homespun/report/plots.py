@@ -54,7 +54,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run adds to a figure."""
+    """What one run adds to a figure; ``train`` as it is to be drawn."""
 
     name: str
     colour: str
@@ -101,7 +101,8 @@ def loss_plots(records: Sequence[RunRecord], colour: dict[str, str], prefix: str
         unit = " (nats)" if named in _NATS else ""
         empty = Series()
         curves = [
-            Curve(r.name, colour[r.name], r.train.get(term, empty), r.validation.get(term, empty)) for r in records
+            Curve(r.name, colour[r.name], _smoothed(r.train.get(term, empty)), r.validation.get(term, empty))
+            for r in records
         ]
         for axis in _AXES:
             if any(curve.train.values or curve.validation.values for curve in curves):
@@ -132,7 +133,7 @@ def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: _
         unit, xlabel = axis.label(largest)
         ends: list[tuple[float, str, str]] = []
         for curve in curves:
-            x, y = _thin(np.array(axis.of(curve.train)) / unit, smooth(np.array(curve.train.values)))
+            x, y = _thin(np.array(axis.of(curve.train)) / unit, np.array(curve.train.values))
             if len(x):
                 axes.plot(x, y, color=curve.colour, linewidth=1.0, alpha=0.75)
                 if len(x) == 1:
@@ -171,6 +172,10 @@ def _label_ends(axes: Axes, ends: list[tuple[float, str, str]], height: float) -
     for place, (_, name, colour) in zip(places, ends, strict=True):
         shown = name if len(name) <= 24 else f"{name[:23]}…"
         axes.text(1.015, place, shown, color=colour, transform=axes.transAxes, verticalalignment="center")
+
+
+def _smoothed(series: Series) -> Series:
+    return Series(series.steps, series.seconds, smooth(np.array(series.values)).tolist())
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
