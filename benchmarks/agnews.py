@@ -35,29 +35,27 @@ def run(arguments: list[str]) -> dict[str, Any]:
         raise SystemExit(f"no AG News in {options.data}: give --data FOLDER with ag_news/train.csv.gz and test.csv.gz")
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    unlabelled = [
-        *("--input", str(train), "--columns", COLUMNS["train"]),
-        *("--text-field", "title", "--text-field", "description"),
-    ]
+    tokenizer, corpus, base, classifier = (str(out / name) for name in ("tokenizer", "corpus", "base", "classifier"))
+    unlabelled = ["--input", str(train), "--columns", COLUMNS["train"]]
+    unlabelled += ["--text-field", "title", "--text-field", "description"]
+    words = ["--kind", "wordpiece", "--lowercase", "--vocab-size", str(options.vocab_size)]
+    budget = f"train.budget.time={options.time}"
+    labelled = [f"data.train={train}", "data.text=[title, description]", "data.label=class"]
+    labelled += [f"data.columns=[{COLUMNS['train']}]", f"seeds={options.seeds}"]
     steps = {
-        "tokenizer": ["tokenizer", "train", *unlabelled, "--kind", "wordpiece", "--lowercase", "--vocab-size"]
-        + [str(options.vocab_size), "--out", str(out / "tokenizer")],
-        "corpus": ["corpus", "build", *unlabelled, "--tokenizer", str(out / "tokenizer"), "--out", str(out / "corpus")],
-        "pretrain": ["pretrain", options.recipe, f"data.corpus={out / 'corpus'}", f"train.budget.time={options.time}"]
-        + [*options.pretrain, "--out", str(out / "base")],
-        "finetune": ["finetune", "classify", f"data.train={train}", "data.text=[title, description]"]
-        + ["data.label=class", f"data.columns=[{COLUMNS['train']}]", f"seeds={options.seeds}", *options.finetune]
-        + ["--from", str(out / "base"), "--out", str(out / "classifier")],
-        "evaluate": ["evaluate", str(out / "classifier"), "--data", str(test), "--columns", COLUMNS["test"]],
+        "tokenizer": ["tokenizer", "train", *unlabelled, *words, "--out", tokenizer],
+        "corpus": ["corpus", "build", *unlabelled, "--tokenizer", tokenizer, "--out", corpus],
+        "pretrain": ["pretrain", options.recipe, f"data.corpus={corpus}", budget, *options.pretrain, "--out", base],
+        "finetune": ["finetune", "classify", *labelled, *options.finetune, "--from", base, "--out", classifier],
+        "evaluate": ["evaluate", classifier, "--data", str(test), "--columns", COLUMNS["test"]],
     }
     seconds: dict[str, float] = {}
     printed: dict[str, Any] = {}
-    for name, words in steps.items():
-        command = ["homespun", *words, "--json"]
-        print("$", " ".join(command), file=sys.stderr, flush=True)
+    for name, step in steps.items():
+        print("$ homespun", *step, file=sys.stderr, flush=True)
         began = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "homespun", *words, "--json"], stdout=subprocess.PIPE, text=True, check=True
+            [sys.executable, "-m", "homespun", *step, "--json"], stdout=subprocess.PIPE, text=True, check=True
         )
         seconds[name] = round(time.perf_counter() - began, 1)
         printed[name] = json.loads(done.stdout)
