@@ -21,9 +21,8 @@ _EVERY = 10.0
 
 
 def rich_table(table: Table) -> RichTable:
-    """A plain table as one for `rich.console.Console.print`; its texts are shown as they are, never as markup."""
-    shown = RichTable(title=Text(_plain(table.title)), title_justify="left", caption_justify="left", box=None)
-    shown.caption = Text(_plain(table.note)) if table.note else None
+    """A plain table, less its note, for `rich.console.Console.print`; texts are shown as they are, never as markup."""
+    shown = RichTable(title=Text(_plain(table.title)), title_justify="left", box=None)
     cells = [[_plain(cell) for cell in row] for row in table.cells()]
     for column, width in zip(table.columns, _widths(table, cells), strict=True):
         # numbers are never broken: their headings give way, and the columns of texts
@@ -54,6 +53,8 @@ def print_tables(*tables: Table) -> None:
     for table in tables:
         least = sum(_widths(table, table.cells())) + 2 * len(table.columns)
         console.print(rich_table(table if least <= console.width else _on_its_side(table)))
+        if table.note:
+            console.print(Text(_plain(table.note), style="dim"))
         console.print()
 
 

@@ -31,8 +31,9 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
     each = f"The models {names} were trained" if many else f"{names} was trained"
     sentences = [f"{each}{_circumstances(records)}."]
     scores = {r.name: loss for r in records if (loss := final_losses(r)[1].get("loss")) is not None}
-    # losses of different objectives are different quantities: only equal ones are ranked
-    if many and len(scores) > 1 and len({tuple(loss_terms(record)) for record in records}) == 1:
+    # losses of other objectives, or on other texts, are other quantities: only equal ones are ranked
+    alike = {(tuple(loss_terms(record)), _data(record)) for record in records}
+    if len(scores) > 1 and len(alike) == 1:
         best = min(scores, key=lambda name: scores[name])
         rest = ", ".join(f"{formats.loss(loss)} ({name})" for name, loss in scores.items() if name != best)
         sentences.append(f"The lowest validation loss is that of {best}: {formats.loss(scores[best])}, against {rest}.")
@@ -94,7 +95,7 @@ def verdict(tests: Sequence[Tree], baseline: Tree, name: str, *, rows: float | N
     if rows is None:
         return f"{words}; on how many test texts is not known, so neither is how sure that is"
     low, high = difference(accuracy[0], other, rows)
-    if low <= 0 <= high:
+    if gain and low <= 0 <= high:
         words += (
             f", but with {formats.whole(rows)} test texts that is within noise (95 % interval of the difference: "
             f"{formats.points(low)} to {formats.points(high)} points)"
@@ -132,7 +133,7 @@ def _data(record: RunRecord) -> str | None:
 
 def _budget(record: RunRecord) -> str | None:
     budget = as_tree(as_tree(record.config.get("train")).get("budget"))
-    written = {"time": formats.duration, "tokens": formats.count, "steps": formats.whole, "epochs": formats.rate}
+    written = {"time": formats.duration, "tokens": formats.count, "steps": formats.whole, "epochs": formats.text}
     parts = [
         write(value) if key == "time" else f"{write(value)} {key}"
         for key, write in written.items()
