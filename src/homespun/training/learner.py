@@ -87,7 +87,10 @@ class Learner:
             UserError: the objective cannot be compiled.
         """
         self._optimizer.zero_grad(set_to_none=True)
-        torch.manual_seed(seed)
+        # not `torch.manual_seed`, which sees to devices that are not there, in 0.1 ms
+        torch.default_generator.manual_seed(seed)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).manual_seed(seed)
         try:
             return self._accumulate(parts, targets)
         except torch._dynamo.exc.TorchDynamoException as error:
