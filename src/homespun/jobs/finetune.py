@@ -18,15 +18,17 @@ from homespun.data.labelled import LabelledRows, LabelNames, Labels, read_labell
 from homespun.data.loader import Loader
 from homespun.data.splits import stratified_folds, stratified_split
 from homespun.errors import UserError
+from homespun.hf.export import export_beside
 from homespun.hf.open import open_model
 from homespun.inference.predict import predict_logits, probabilities
 from homespun.jobs.recipe import FinetuneRecipe, LabelledData, paths
-from homespun.jobs.result import export, summarise, watch
+from homespun.jobs.result import summarise, watch
 from homespun.models.store import Stored, save_model
 from homespun.report.console import Display
 from homespun.report.page import write_report
-from homespun.training.checkpoint import load_module, write_file
-from homespun.training.evaluate import Metrics, classification_metrics, classify, summarise as over_trials
+from homespun.training.checkpoint import load_module
+from homespun.training.evaluate import Metrics, classification_metrics, classify
+from homespun.training.evaluate import summarise as over_trials
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import Evaluation
@@ -96,12 +98,13 @@ def finetune(
         alone = len(trials) == 1
         trial_recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": trial.seed})})
         trial_run = run if alone else Run.create(run.path / "trials" / trial.name, trial_recipe, resume=resume)
-        finished = trial_run.path / "trial.json"
-        if finished.is_file():
+        finished = trial_run.path / "result.json"
+        if not alone and finished.is_file():
             results.append(json.loads(finished.read_text(encoding="utf-8")))
             continue
         results.append(_train(trial_recipe, trial, stored, labels, trial_run, display))
-        write_file(finished, json.dumps(results[-1], indent=1))
+        if not alone:
+            trial_run.write_result(results[-1])
     truncated = max(result["truncated"] for result in results)
 
     best = max(results, key=lambda result: result["score"])
@@ -223,7 +226,7 @@ def _train(
         "separator": data.separator,
     }
     save_model(run.path / "model", model, model_config, tokenizer, labels=labels, task=task_description)
-    exported = export(run.path, model, model_config, tokenizer, labels=labels)
+    exported = export_beside(run.path, model, model_config, tokenizer, labels=labels)
     chosen = measure(validation)
     summary = summarise(run.path, kind="finetune", parameters=sum(p.numel() for p in model.parameters()))
     return {

@@ -12,9 +12,10 @@ from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader
 from homespun.data.rows import Rows
 from homespun.errors import UserError
+from homespun.hf.export import export_beside
 from homespun.hf.open import open_model
 from homespun.jobs.recipe import PretrainRecipe
-from homespun.jobs.result import export, summarise, watch
+from homespun.jobs.result import summarise, watch
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.store import load_weights, save_model, weights_of
 from homespun.report.console import Display
@@ -96,7 +97,7 @@ def pretrain(
     if not place.is_main:
         return {}
     save_model(run.path / "model", model, model_config, tokenizer, task={"length": recipe.data.length})
-    exported = export(run.path, model, model_config, tokenizer)
+    exported = export_beside(run.path, model, model_config, tokenizer)
     result = summarise(run.path, kind="pretrain", parameters=sum(p.numel() for p in model.parameters()))
     result |= {
         "trained_parameters": sum(p.numel() for p in objective.parameters()),
@@ -117,19 +118,22 @@ def pretrain(
 def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int) -> BackboneConfig:
     """The backbone's config with the tokenizer's vocabulary, if it can read rows of ``length`` tokens.
 
+    A vocabulary larger than the tokenizer's stays: released checkpoints are often padded to a round number.
+
     Raises:
-        UserError: rows longer than the model, or another vocabulary size than the tokenizer's.
+        UserError: rows longer than the model, or a vocabulary smaller than the tokenizer's.
     """
-    if backbone.vocab_size not in (0, tokenizer.vocab_size):
+    if 0 < backbone.vocab_size < tokenizer.vocab_size:
         raise UserError(
-            f"model.vocab_size={backbone.vocab_size}, but the tokenizer has {tokenizer.vocab_size}; leave it out"
+            f"model.vocab_size={backbone.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens; leave it out"
         )
     if length > backbone.max_position_embeddings:
         raise UserError(
             f"rows of data.length={length} tokens exceed max_position_embeddings={backbone.max_position_embeddings}; "
             f"lower the one or raise the other"
         )
-    return backbone.model_copy(update={"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id})
+    size = max(backbone.vocab_size, tokenizer.vocab_size)
+    return backbone.model_copy(update={"vocab_size": size, "pad_token_id": tokenizer.pad_id})
 
 
 def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows]:

@@ -1,18 +1,13 @@
-"""What every training job does around its trainer: show its steps, export its model, sum up its metrics."""
+"""What every training job does around its trainer: show its steps, sum up its metrics."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from homespun.data.labelled import Labels
-from homespun.hf.export import export_huggingface
-from homespun.models.backbone import Model
-from homespun.models.config import ModelConfig
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.read import final_losses, read_run
-from homespun.text.tokenizer import Tokenizer
 from homespun.training.trainer import Trainer
 
 _FIELDS = ("steps", "tokens", "seconds", "seconds_per_step", "tokens_per_second", "peak_bytes")
@@ -27,14 +22,6 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
             validated = f", validation {formats.loss(step.validation.loss)}"
         note = f"step {step.number:,}, loss {formats.loss(step.loss)}{validated}"
         task.update(step.share, rate=f"{formats.count(round(step.tokens_per_second))} tokens/s", note=note)
-
-
-def export(
-    run: Path, model: Model, config: ModelConfig, tokenizer: Tokenizer, *, labels: Labels | None = None
-) -> dict[str, Any]:
-    """Write ``hf/`` beside ``model/`` where the architecture is in a family; where not, say why."""
-    report = export_huggingface(run / "hf", model, config, tokenizer, labels=labels)
-    return {"architecture": report.architecture, "notes": list(report.notes)}
 
 
 def summarise(path: Path, *, kind: str, parameters: int) -> dict[str, Any]:

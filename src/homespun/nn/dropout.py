@@ -33,7 +33,8 @@ class Dropout(nn.Module):
         count = values.numel()
         draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
         kept = draws.view(torch.int16)[:count].view(values.shape) >= dropped - _LEVELS // 2
-        return values * kept * (_LEVELS / (_LEVELS - dropped))
+        # not a product: that would first copy the mask to the type of the values
+        return torch.where(kept, values, 0.0) * (_LEVELS / (_LEVELS - dropped))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

@@ -54,15 +54,15 @@ def print_run(path: str | Path) -> None:
     console.print(Text(f"\nreport: {Path(path) / 'report' / 'index.html'}"))
 
 
+_MEASURES = ("accuracy", "macro_f1", "weighted_f1", "micro_f1", "roc_auc", "pr_auc", "log_loss")
+
+
 def print_metrics(metrics: Mapping[str, Any]) -> None:
     """The metrics of one evaluation: the whole, by class, and the confusion matrix in percent."""
     from homespun.report.confusion import confusion
 
-    whole = [(name, number(metrics.get(name))) for name in ("accuracy", "macro_f1", "weighted_f1", "micro_f1")]
+    whole = [(name, number(metrics.get(name))) for name in _MEASURES]
     rows: list[tuple[Any, ...]] = [(name.replace("_", " "), f"{v:.4f}") for name, v in whole if v is not None]
-    for name in ("roc_auc", "pr_auc", "log_loss"):
-        if (value := number(metrics.get(name))) is not None:
-            rows.append((name.replace("_", " "), f"{value:.4f}"))
     rows.append(("texts", formats.whole(metrics.get("rows"))))
     if metrics.get("truncated"):
         cut = f"{formats.whole(metrics['truncated'])} of them, to {metrics['length']} tokens"

@@ -88,7 +88,8 @@ class Run:
         if differences:
             more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
             raise UserError(f"{self.path} was run with another config: {'; '.join(differences[:3])}{more}")
-        if before != now:  # a run may be given a larger budget, and goes on under it
+        if before != now:  # a run may be given a larger budget: it is no longer finished, and goes on under it
+            (self.path / _RESULT).unlink(missing_ok=True)
             write_file(self.path / _CONFIG, dump(config))
 
     def log(self, event: str, *, time: float, **values: Any) -> None:

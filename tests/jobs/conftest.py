@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+from jobs_world import TINY, World, run, write_table
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    folder = tmp_path_factory.mktemp("world")
+    made = World(folder, run)
+    write_table(made.train, 240, seed=1)
+    write_table(made.test, 61, seed=2)
+    run(
+        *("tokenizer", "train", "--input", made.train, "--text-field", "sentence"),
+        *("--vocab-size", "400", "--out", folder / "tokenizer"),
+    )
+    run(
+        *("corpus", "build", "--input", made.train, "--text-field", "sentence"),
+        *("--tokenizer", folder / "tokenizer", "--out", made.corpus),
+    )
+    run(
+        *("pretrain", "electra-tiny", f"data.corpus={made.corpus}", "data.length=32", *TINY),
+        *("train.budget.steps=12", "train.batch_size=7", "--out", made.base),
+    )
+    run(
+        *("finetune", "classify", f"data.train={made.train}", f"data.test={made.test}", "data.text=sentence"),
+        *("data.length=24", "train.budget.epochs=6", "train.optimizer.learning_rate=5e-3"),
+        *("train.optimizer.layer_decay=1.0", "--from", made.base, "--out", made.classifier),
+    )
+    return made
