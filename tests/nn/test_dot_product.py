@@ -72,6 +72,28 @@ def test_a_row_that_sees_nothing_gives_zeros(dtype: torch.dtype) -> None:
         assert not tensor.grad[1].any()
 
 
+def test_zeros_whatever_the_fused_path_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = torch.nn.functional.scaled_dot_product_attention
+
+    def careless(query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, dropout_p: float) -> Tensor:
+        values = fused(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p)
+        return values.masked_fill(~attn_mask.any(-1, keepdim=True), float("nan"))
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", careless)
+    query, key, value = torch.randn(3, 2, HEADS, QUERIES, HEAD_DIM)
+    values = DotProduct()(query, key, value, Mask(torch.tensor([[True], [False]]).expand(2, QUERIES)))
+    assert values[0].isfinite().all()
+    assert torch.equal(values[1], torch.zeros_like(values[1]))
+
+
+def test_causal_counts_from_the_start_also_where_queries_are_as_many_as_keys() -> None:
+    query, key, value = torch.randn(3, BATCH, HEADS, QUERIES, HEAD_DIM)
+    mask = Mask(causal=True, start=START)
+    allowed = mask.dense(Full(), QUERIES, QUERIES, query.device)
+    assert allowed is not None
+    torch.testing.assert_close(DotProduct()(query, key, value, mask), reference(query, key, value, allowed))
+
+
 def test_dropout_of_probabilities_acts_in_training_only() -> None:
     query, key = torch.randn(2, BATCH, HEADS, QUERIES, HEAD_DIM)
     value = torch.ones(BATCH, HEADS, QUERIES, 1)  # the probabilities of a query sum to 1, so each value is their sum

@@ -1,0 +1,204 @@
+"""A pretraining step of ELECTRA-small: tokens a second and peak memory, against the plain `transformers` loop.
+
+Both train the generator and discriminator of ELECTRA-small on the same masked batches without padding, with the same
+loss, dropout, clipping and AdamW; preparing batches is not timed. What differs is what each loop is: ours is the
+objective as the trainer runs it, with fused AdamW; the other is `ElectraForMaskedLM` and `ElectraForPreTraining` with
+their embeddings tied, `torch.multinomial` from the generator's full softmax, and `torch.optim.AdamW` as they come.
+
+One difference is of substance: in pretraining ours drops no attention probabilities, where the other's configuration
+drops a tenth. So the other runs once more without, as ``peer_without_attention_dropout``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measure import by_turns, peak_bytes, peak_memory, seconds
+from homespun.batch import Batch, Draw
+from homespun.data.rows import Row
+from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.objectives.electra import Electra
+from homespun.text.tokenizer import Tokenizer
+
+VOCAB_SIZE, LEARNING_RATE, MAX_NORM, WARMUP = 30_522, 5e-4, 1.0, 2
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks electra-step", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=3, help="of each, in a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=32, help="rows in a step (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=128, help="tokens in a row (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
+    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    settings = {
+        "batch_size": options.batch_size,
+        "length": options.length,
+        "device": options.device,
+        "precision": options.precision,
+        "threads": options.threads,
+    }
+    peaks = {name: peak_memory(peak, name, settings).result for name in ("ours", "peer")}
+    rates = by_turns({name: rate(name, settings, options.steps) for name in CONTESTANTS}, options.rounds)
+    return {
+        "unit": "tokens/s, bytes",
+        **settings,
+        "ours": {"tokens_per_second": round(rates["ours"], 1), "peak_bytes": peaks["ours"]},
+        "peer": {"tokens_per_second": round(rates["peer"], 1), "peak_bytes": peaks["peer"]},
+        "peer_without_attention_dropout": {
+            "tokens_per_second": round(rates["peer_without_attention_dropout"], 1),
+        },
+        "ratios": {
+            "tokens_per_second": round(rates["ours"] / rates["peer"], 3),  # reach: at least 2.4
+            "peak_bytes": round(peaks["ours"] / peaks["peer"], 3),  # reach: at most 0.45
+            "tokens_per_second_without_attention_dropout": round(
+                rates["ours"] / rates["peer_without_attention_dropout"], 3
+            ),
+        },
+    }
+
+
+def rate(name: str, settings: dict[str, Any], steps: int) -> Callable[[], float]:
+    """Tokens a second over the next ``steps`` steps, each time it is called."""
+    training = CONTESTANTS[name](settings)
+    for _ in range(WARMUP):
+        next(training)
+    _wait(settings)
+
+    def measure() -> float:
+        def turn() -> None:
+            for _ in range(steps):
+                next(training)
+            _wait(settings)
+
+        return steps * int(settings["batch_size"]) * int(settings["length"]) / seconds(turn)
+
+    return measure
+
+
+def peak(name: str, settings: dict[str, Any]) -> int:
+    """Bytes at the most: of the device where there is one, else of this process, which does nothing else."""
+    rate(name, settings, 1)()
+    return torch.cuda.max_memory_allocated() if settings["device"] == "cuda" else peak_bytes()
+
+
+def ours(settings: dict[str, Any]) -> Iterator[None]:
+    """Endless steps of the objective."""
+    tokenizer = _tokenizer()
+    backbone = EncoderConfig.model_validate({"preset": "electra-small", "vocab_size": tokenizer.vocab_size})
+    torch.manual_seed(0)
+    torch.set_num_threads(settings["threads"])
+    objective = Electra().build(ModelConfig(backbone=backbone), tokenizer).to(settings["device"]).train()
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=LEARNING_RATE, fused=True)
+    for batch in itertools.cycle(_batches(tokenizer, settings)):
+        with _autocast(settings):
+            loss = objective(batch).total(batch.targets)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(objective.parameters(), MAX_NORM)
+        optimizer.step()
+        yield
+
+
+def peer(settings: dict[str, Any], *, attention_dropout: float = 0.1) -> Iterator[None]:
+    """Endless steps of the `transformers` loop."""
+    from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+
+    torch.manual_seed(0)
+    torch.set_num_threads(settings["threads"])
+    shared: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "embedding_size": 128,
+        "num_hidden_layers": 12,
+        "attention_probs_dropout_prob": attention_dropout,
+    }
+    generator = ElectraForMaskedLM(
+        ElectraConfig(hidden_size=64, num_attention_heads=1, intermediate_size=256, **shared)
+    )
+    discriminator = ElectraForPreTraining(
+        ElectraConfig(hidden_size=256, num_attention_heads=4, intermediate_size=1024, **shared)
+    )
+    discriminator.electra.embeddings = generator.electra.embeddings
+    models = nn.ModuleList([generator, discriminator]).to(settings["device"]).train()
+    optimizer = torch.optim.AdamW(models.parameters(), lr=LEARNING_RATE)
+    for batch in itertools.cycle(_batches(_tokenizer(), settings)):
+        labels = _dense_labels(batch)
+        masked = labels != -100
+        attention_mask = torch.ones_like(batch.input_ids)
+        with _autocast(settings):
+            filling = generator(input_ids=batch.input_ids, attention_mask=attention_mask, labels=labels)
+            with torch.no_grad():
+                samples = torch.multinomial(filling.logits[masked].float().softmax(-1), 1).squeeze(-1)
+                filled = batch.input_ids.masked_scatter(masked, samples)
+                replaced = (filled != batch.input_ids.where(~masked, labels)).long()
+            judging = discriminator(input_ids=filled, attention_mask=attention_mask, labels=replaced)
+            loss = filling.loss + 50.0 * judging.loss
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(models.parameters(), MAX_NORM)
+        optimizer.step()
+        yield
+
+
+def peer_without_attention_dropout(settings: dict[str, Any]) -> Iterator[None]:
+    """The `transformers` loop with the attention that ours has."""
+    return peer(settings, attention_dropout=0.0)
+
+
+CONTESTANTS: dict[str, Callable[[dict[str, Any]], Iterator[None]]] = {
+    "ours": ours,
+    "peer": peer,
+    "peer_without_attention_dropout": peer_without_attention_dropout,
+}
+
+
+def _tokenizer() -> Tokenizer:
+    words = " ".join(f"w{number}" for number in range(VOCAB_SIZE - 5))
+    return Tokenizer.train([words], kind="words", vocab_size=VOCAB_SIZE)
+
+
+def _batches(tokenizer: Tokenizer, settings: dict[str, Any], count: int = 8) -> list[Batch]:
+    """Rows of random words, ``[CLS] words [SEP]``, masked by our collate."""
+    random = np.random.default_rng(0)
+    collate = Electra().collate(tokenizer)
+    batches = []
+    for number in range(count):
+        rows = []
+        for _ in range(settings["batch_size"]):
+            words = random.integers(5, VOCAB_SIZE, settings["length"] - 2)
+            rows.append(Row(np.concatenate([[tokenizer.cls_id], words, [tokenizer.sep_id]])))
+        draws = [Draw(0, number, index) for index in range(len(rows))]
+        batches.append(collate(rows, draws).to(settings["device"]))
+    return batches
+
+
+def _dense_labels(batch: Batch) -> Tensor:
+    """(batch, seq) int64: the label at each chosen place, -100 elsewhere, as `transformers` takes them."""
+    assert batch.positions is not None
+    assert batch.labels is not None
+    labels = torch.full_like(batch.input_ids, -100).flatten()
+    return labels.index_copy_(0, batch.positions, batch.labels).view_as(batch.input_ids)
+
+
+def _wait(settings: dict[str, Any]) -> None:
+    """Until the device has done all that it was asked."""
+    if settings["device"] == "cuda":
+        torch.cuda.synchronize()
+
+
+def _autocast(settings: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    dtype = PRECISIONS[settings["precision"]]
+    if dtype == torch.float32:
+        return contextlib.nullcontext()
+    return torch.autocast(settings["device"], dtype)
