@@ -207,6 +207,14 @@ def test_a_finished_run_that_is_resumed_makes_no_step(tmp_path):
     assert again.progress.steps == 7
 
 
+def test_a_run_given_a_larger_budget_goes_on_and_validates_in_its_shares(tmp_path):
+    for steps, expected in [(5, [3, 5]), (20, [10, 20])]:
+        config = train_config(budget=Budget(steps=steps), validate_every=0.5)
+        trainer = make_trainer(tmp_path, config, validate=lambda: Evaluation(1.0, {}), resume=True)
+        assert [step.number for step in trainer if step.validation] == expected
+    assert [line["step"] for line in events(tmp_path, "step")] == list(range(1, 21))
+
+
 def test_checkpoints_are_written_by_the_clock(tmp_path):
     clock = Clock()
     config = train_config(budget=Budget(steps=13), checkpoint_every=4.0, keep_checkpoints=50)

@@ -83,7 +83,7 @@ class Run:
         differences = [
             f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
             for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key) and not key.startswith("train.budget.")
+            if before.get(key) != now.get(key) and ".budget." not in f".{key}"
         ]
         if differences:
             more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""

@@ -162,7 +162,7 @@ class Trainer:
             self._learner.load(checkpoint)
             self.progress = Progress(**state["progress"])
             self._best, self._since_best, self._score = state["best"], state["since_best"], state["score"]
-            self._validations = state["validations"]
+            self._validations = self._validations_due()
             if state["micro_batch_size"] != self.loader.micro_batch_size:
                 self.loader = self.loader.with_micro_batch_size(state["micro_batch_size"])
         self._started = self._clock() - self.progress.seconds
@@ -232,7 +232,7 @@ class Trainer:
             losses=step.losses,
             gradient_norm=step.gradient_norm,
         )
-        validation = self._validation(step.share)
+        validation = self._validation()
         due = self.progress.seconds - self._saved >= self.config.checkpoint_every
         improved = validation is not None and self._since_best == 0
         if improved or due or self._reason_to_end() is not None:
@@ -277,10 +277,13 @@ class Trainer:
         self.run.log("micro_batch", time=self._seconds(), step=number, micro_batch_size=size // 2)
         return self.loader.step(number - 1)
 
-    def _validation(self, share: float) -> Evaluation | None:
+    def _validations_due(self) -> int:
+        return math.floor(self.limits.share(self.progress) / self.config.validate_every + 1e-9)
+
+    def _validation(self) -> Evaluation | None:
         """Validate where a multiple of ``validate_every`` was passed, and after the last step."""
         self._score = None
-        passed = math.floor(share / self.config.validate_every + 1e-9)
+        passed = self._validations_due()
         due, self._validations = passed > self._validations, max(passed, self._validations)
         if self._validate is None or not (due or self.limits.is_over(self.progress)):
             return None
@@ -316,7 +319,6 @@ class Trainer:
             "micro_batch_size": self.loader.micro_batch_size,
             "best": self._best,
             "since_best": self._since_best,
-            "validations": self._validations,
             "score": self._score,
         }
         self.run.save_checkpoint(self._learner.tensors(), state, keep=self.config.keep_checkpoints)
