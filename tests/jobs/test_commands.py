@@ -300,3 +300,25 @@ def test_interrupted_and_resumed_is_never_interrupted(world: World, tmp_path: Pa
     assert (tmp_path / "cut/model/model.safetensors").read_bytes() == (
         tmp_path / "whole/model/model.safetensors"
     ).read_bytes()
+
+
+def test_two_processes_train_what_one_trains(world: World, tmp_path: Path) -> None:
+    pretrain = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY)
+    pretrain += ("train.budget.steps=3", "train.batch_size=6", "model.hidden_dropout_prob=0", "objective.kind=mlm")
+    finetune = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24")
+    finetune += ("train.budget.steps=3", "--from", world.base, "objective.head.dropout=0")
+    for name, words in (("pretrain", pretrain), ("finetune", finetune)):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "homespun"]
+        done = subprocess.run(
+            [*launch, *map(str, words), "--out", str(tmp_path / f"{name}-two"), "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        one = world.run(*words, "--out", tmp_path / f"{name}-one")
+        two = json.loads((tmp_path / f"{name}-two" / "result.json").read_text())
+        assert two["tokens"] == one["tokens"]
+        if name == "pretrain":  # the encoder of the other has dropout, drawn by each process for itself
+            assert two["train"]["loss"] == pytest.approx(one["train"]["loss"], abs=1e-5)

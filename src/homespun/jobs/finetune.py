@@ -29,6 +29,7 @@ from homespun.report.page import write_report
 from homespun.training.checkpoint import load_module
 from homespun.training.evaluate import Metrics, classification_metrics, classify
 from homespun.training.evaluate import summarise as over_trials
+from homespun.training.devices import Place
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import Evaluation
@@ -92,20 +93,23 @@ def finetune(
         raise UserError("give either folds or data.test: with folds every row is tested once")
     trials = list(_trials(recipe, everything, test, labels))
 
-    run = Run.create(out, recipe, resume=resume)
+    place = Place.here()
+    run = Run.create(out, recipe, resume=resume, main=place.is_main)
     results: list[dict[str, Any]] = []
     for trial in trials:
         alone = len(trials) == 1
         trial_recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": trial.seed})})
-        trial_run = run if alone else Run.create(run.path / "trials" / trial.name, trial_recipe, resume=resume)
+        folder = run.path / "trials" / trial.name
+        trial_run = run if alone else Run.create(folder, trial_recipe, resume=resume, main=place.is_main)
         finished = trial_run.path / "result.json"
         if not alone and finished.is_file():
             results.append(json.loads(finished.read_text(encoding="utf-8")))
             continue
-        results.append(_train(trial_recipe, trial, stored, labels, trial_run, display))
+        results.append(_train(trial_recipe, trial, stored, labels, trial_run, place, display))
         if not alone:
             trial_run.write_result(results[-1])
-    truncated = max(result["truncated"] for result in results)
+    if not place.is_main:
+        return {}
 
     best = max(results, key=lambda result: result["score"])
     measured = [result["test"] for result in results]
@@ -114,7 +118,7 @@ def finetune(
         "start_from": str(start_from),
         "labels": list(labels.names),
         "rows": {"train": len(trials[0].training), "validation": len(trials[0].validation), "test": _rows(trials[0])},
-        "truncated": truncated,
+        "truncated": max(result["truncated"] for result in results),
         "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
         "test": _mean(measured),
         "seeds": measured if len(measured) > 1 else [],
@@ -176,7 +180,7 @@ def _trials(recipe: FinetuneRecipe, everything: Texts, test: Texts | None, label
 
 
 def _train(
-    recipe: FinetuneRecipe, trial: Trial, stored: Stored, labels: Labels, run: Run, display: Display
+    recipe: FinetuneRecipe, trial: Trial, stored: Stored, labels: Labels, run: Run, place: Place, display: Display
 ) -> dict[str, Any]:
     data, config, tokenizer = recipe.data, recipe.train, stored.tokenizer
     training, validation, *tests = [
@@ -194,6 +198,8 @@ def _train(
         batch_size=config.batch_size,
         micro_batch_size=config.micro_batch_size,
         seed=config.seed,
+        rank=place.rank,
+        world_size=place.world_size,
         workers=config.workers,
         order="bucketed",
     )
@@ -212,10 +218,13 @@ def _train(
 
     trainer = Trainer(objective, loader, config, run, validate=validate)
     watch(trainer, display, f"fine-tuning {run.path.name}")
+    place.wait()  # the main process writes the checkpoints that all read now
     best = run.best_checkpoint()
     if best is not None:
         load_module(objective, best.tensors("model"))
     model, model_config = objective.product()
+    if not place.is_main:
+        return {"truncated": 0, "score": 0.0}
     task_description = {
         "kind": "classification",
         "length": data.length,

@@ -41,6 +41,10 @@ class Place:
         """Whether this is the one process that writes."""
         return self.rank == 0
 
+    def wait(self) -> None:
+        """Until every process is here."""
+        PartialState().wait_for_everyone()
+
 
 def number_type(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
     """In which type of numbers the matrix products of a step are made; weights are float32 always.
