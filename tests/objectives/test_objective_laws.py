@@ -193,6 +193,22 @@ def test_half_precision(config: Any, tokenizer: Tokenizer) -> None:
 
 
 @every_kind
+def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
+    objective = build(config, tokenizer, hidden_dropout_prob=0.1, num_hidden_layers=1).train()
+    batch = batch_for(config, tokenizer, some_rows(tokenizer, [13] * 3))
+    torch.compiler.reset()
+    compiled = torch.compile(objective, backend="eager", fullgraph=True)
+    loss = compiled(batch).total(batch.targets)
+    loss.backward()
+    assert loss.isfinite()
+    objective.eval()
+    stream = torch.get_rng_state()
+    plain = objective(batch).total(batch.targets)
+    torch.set_rng_state(stream)
+    torch.testing.assert_close(compiled(batch).total(batch.targets), plain)
+
+
+@every_kind
 def test_beats_the_unigram_entropy(config: Any, tokenizer: Tokenizer) -> None:
     terms = fit(build(config, tokenizer), batches(config.collate(tokenizer), tokenizer), 300)
     first = next(iter(terms))  # the term that predicts tokens comes first

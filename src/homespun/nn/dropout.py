@@ -14,7 +14,8 @@ class Dropout(nn.Module):
 
     PyTorch on a CPU draws one random number a value, on one core, which was a tenth of a small model's step. Here one
     64-bit draw serves four values with 16 bits each; ``p`` is rounded to a multiple of 2^-16, and the scale is that of
-    the rounded ``p``, so that the expectation is exact. On other devices this is PyTorch's own dropout.
+    the rounded ``p``, so that the expectation is exact. On other devices, and where `torch.compile` fuses it with what
+    stands around it, this is PyTorch's own dropout.
     """
 
     def __init__(self, p: float) -> None:
@@ -27,7 +28,7 @@ class Dropout(nn.Module):
         """The same shape; unchanged outside training and where ``p`` is 0."""
         if not self.training or self.p == 0.0:
             return values
-        if values.device.type != "cpu":
+        if values.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(values, self.p)
         dropped = min(round(self.p * _LEVELS), _LEVELS - 1)
         count = values.numel()
