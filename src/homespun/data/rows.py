@@ -57,18 +57,14 @@ class PackedRows:
         length: tokens in a row, with the special ones.
 
     Raises:
-        UserError: ``length`` is below 8, or the documents do not fill one row.
+        UserError: ``length`` is below 8, or there are no documents.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int) -> None:
         _check_length(length)
         sizes = corpus.lengths[documents]
-        num_tokens = int(sizes.sum()) + 2 * len(documents)
-        if num_tokens < length:
-            raise UserError(
-                f"{len(documents):,} documents with {num_tokens:,} tokens do not fill one row of {length}; "
-                f"give more text, a larger share of it, or a smaller length"
-            )
+        if not len(documents):
+            raise UserError("there are no documents to make rows of; give more text, or a larger share of it")
         firsts, breaks = _pack(sizes, length)
         body = length - 2
         counts = 1 + -(-(sizes - firsts) // body)  # pieces of each document

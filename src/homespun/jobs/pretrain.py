@@ -137,9 +137,18 @@ def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int) -> Backb
 
 
 def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows]:
-    """Training and held-out rows; whole documents are held out, so that none is on both sides."""
+    """Training and held-out rows; whole documents are held out, so that none is on both sides.
+
+    Raises:
+        UserError: less text than one row.
+    """
     data, seed = recipe.data, recipe.train.seed
     training, held_out = corpus.split(data.validation, seed)
+    tokens = int(corpus.lengths[training].sum())
+    if tokens < data.length:
+        raise UserError(
+            f"{tokens:,} tokens to train on do not fill one row of data.length={data.length}; give more text"
+        )
     rows = recipe.objective.rows(corpus, training, length=data.length, seed=seed)
     validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=seed)
     return rows, FirstRows(validation, data.validation_rows)

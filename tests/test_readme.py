@@ -1,0 +1,84 @@
+"""The README's commands and its Python are run, on a small world and with small budgets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(Path(__file__).parent / "jobs"))
+
+from jobs_world import run, sentence, write_table  # noqa: E402
+
+SMALL = {
+    "16_000": "300",
+    "16000": "300",
+    "electra-small": "electra-tiny",
+    "train.budget.time=2h": "train.budget.steps=2",
+}
+
+
+def block(language: str, holding: str) -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    found = [b for b in blocks if holding in b]
+    assert len(found) == 1
+    return found[0]
+
+
+def smaller(text: str) -> str:
+    for large, small in SMALL.items():
+        text = text.replace(large, small)
+    return text
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    import random
+
+    draw = random.Random(3)
+    (tmp_path / "10k").mkdir()
+    for number in range(2):
+        with gzip.open(tmp_path / "10k" / f"{number}.jsonl.gz", "wt", encoding="utf-8") as stream:
+            for _ in range(60):
+                stream.write(json.dumps({"text": sentence(draw.choice(["sport", "money"]), draw)}) + "\n")
+    write_table(tmp_path / "train.csv", 90, seed=4)
+    write_table(tmp_path / "test.csv", 30, seed=5)
+    (tmp_path / "new.jsonl").write_text('{"text": "The team was in the league."}\n', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_commands_run(files: Path) -> None:
+    lines = [line for line in smaller(block("sh", "tokenizer train")).splitlines() if line]
+    assert len(lines) == 6
+    for line in lines:
+        words = shlex.split(line)
+        assert words[0] == "homespun"
+        extra = ["train.budget.steps=2"] if words[1] == "finetune" else []
+        run(*words[1:], *extra)
+    assert len((files / "predictions.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = smaller(block("python", "import homespun")).replace(
+        '"data.text=sentence"', '"data.text=sentence", "train.budget.steps=2"'
+    )
+    namespace: dict[str, object] = {}
+    exec(compile(code, "README.md", "exec"), namespace)  # our own README, not a user's
+    accuracy, tfidf = map(float, capsys.readouterr().out.split()[-2:])
+    assert 0 <= accuracy <= 1
+    assert 0 <= tfidf <= 1
+    assert callable(namespace["model"])
+
+
+def test_every_folder_of_the_tree_is_there() -> None:
+    tree = (ROOT / "README.md").read_text().split("## The files")[1]
+    for name in re.findall(r"^  (\S+)", tree, re.MULTILINE):
+        assert (ROOT / "src" / "homespun" / name).exists(), name
