@@ -6,10 +6,10 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 import typer
 from pydantic import BaseModel
+from typer.core import TyperGroup
 
 import homespun
 from homespun.cli import app
@@ -52,17 +52,16 @@ def test_there_are_commands_in_the_documentation() -> None:
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_commands_parse(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)
-    command: click.Command = typer.main.get_command(app)
-    context = click.Context(command, info_name=words.pop(0))
-    while isinstance(command, click.Group):
-        found = command.get_command(context, words[0])
-        assert found is not None, f"{page}: no command {words[0]!r} in {line!r}"
-        command, context = found, click.Context(found, info_name=words.pop(0), parent=context)
+    words.pop(0)
+    command: typing.Any = typer.main.get_command(app)
+    while isinstance(command, TyperGroup):
+        assert words[0] in command.commands, f"{page}: no command {words[0]!r} in {line!r}"
+        command = command.commands[words.pop(0)]
     if ">" in words:
         words = words[: words.index(">")]
     if words == ["--help"]:
         return
-    parsed = command.make_context(context.info_name, list(words), parent=context.parent)
+    parsed = command.make_context(command.name, words)
     recipe = parsed.params.get("recipe") or parsed.params.get("name")
     if recipe in recipe_names():
         load_recipe(recipe, parsed.params.get("overrides") or ())
