@@ -49,6 +49,16 @@ class Batch:
         """Tokens that the device works through, padding included."""
         return self.input_ids.numel()
 
+    @property
+    def context(self) -> dict[str, Tensor | None]:
+        """What a backbone is given beside ``input_ids``."""
+        return {
+            "attention_mask": self.attention_mask,
+            "token_type_ids": self.token_type_ids,
+            "position_ids": self.position_ids,
+            "documents": self.documents,
+        }
+
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on ``device``; copies from pinned memory do not block."""
         moved: dict[str, Any] = {

@@ -9,11 +9,9 @@ import platform
 import pytest
 import torch
 import yaml
-from torch import nn
-from training_parts import Objective, events, train_config
+from training_parts import events, train_config
 
 from homespun.errors import UserError
-from homespun.training.checkpoint import load_module, module_tensors
 from homespun.training.run import Run
 
 
@@ -202,28 +200,3 @@ def test_a_failed_result_leaves_the_old_one(run):
     with pytest.raises(TypeError):
         run.write_result({"accuracy": object()})
     assert json.loads((run.path / "result.json").read_text()) == {"accuracy": 0.5}
-
-
-def test_tied_parameters_are_kept_once_and_come_back_tied():
-    module, other = Objective(), Objective()
-    tensors = {name: tensor.clone() for name, tensor in module_tensors(module).items()}
-    assert "head.weight" not in tensors
-    load_module(other, tensors)
-    assert other.head.weight is other.backbone.embeddings.weight
-    assert torch.equal(other.head.weight, module.head.weight)
-
-
-def test_buffers_are_kept_as_a_state_dict_keeps_them():
-    module = nn.BatchNorm1d(3)
-    module.register_buffer("scratch", torch.zeros(2), persistent=False)
-    assert sorted(module_tensors(module)) == ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"]
-
-
-def test_a_checkpoint_of_another_model_is_refused_before_anything_is_changed():
-    module = nn.Linear(3, 2)
-    before = module.weight.clone()
-    with pytest.raises(UserError, match=r"lacks \['bias'\] and has unknown \['extra'\]"):
-        load_module(module, {"weight": torch.zeros(2, 3), "extra": torch.zeros(1)})
-    with pytest.raises(UserError, match=r"bias is \(5,\) in it, and \(2,\) here"):
-        load_module(module, {"weight": torch.zeros(2, 3), "bias": torch.zeros(5)})
-    assert torch.equal(module.weight, before)

@@ -10,7 +10,7 @@ import torch
 from training_parts import Objective, make_trainer, train_config
 
 from homespun.errors import UserError
-from homespun.training.checkpoint import module_tensors
+from homespun.models.store import weights_of
 from homespun.training.config import Budget
 from homespun.training.devices import Place
 
@@ -36,7 +36,7 @@ def main() -> None:
     except UserError as error:
         print(error, flush=True)
         sys.exit(2)
-    norm = sum(float(tensor.double().norm()) for tensor in module_tensors(trainer.objective).values())
+    norm = sum(float(tensor.double().norm()) for tensor in weights_of(trainer.objective).values())
     print(f"rank {place.rank} of {place.world_size} norm {norm:.9f}", flush=True)
 
 

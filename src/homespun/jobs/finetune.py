@@ -23,13 +23,12 @@ from homespun.hf.open import open_model
 from homespun.inference.predict import predict_logits, probabilities
 from homespun.jobs.recipe import FinetuneRecipe, LabelledData, paths
 from homespun.jobs.result import summarise, watch
-from homespun.models.store import Stored, save_model
+from homespun.models.store import Stored, load_weights, save_model
 from homespun.report.console import Display
 from homespun.report.page import write_report
-from homespun.training.checkpoint import load_module
+from homespun.training.devices import Place
 from homespun.training.evaluate import Metrics, classification_metrics, classify
 from homespun.training.evaluate import summarise as over_trials
-from homespun.training.devices import Place
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import Evaluation
@@ -221,7 +220,7 @@ def _train(
     place.wait()  # the main process writes the checkpoints that all read now
     best = run.best_checkpoint()
     if best is not None:
-        load_module(objective, best.tensors("model"))
+        load_weights(objective, best.tensors("model"), source=str(best.path))
     model, model_config = objective.product()
     if not place.is_main:
         return {"truncated": 0, "score": 0.0}

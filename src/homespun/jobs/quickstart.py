@@ -196,7 +196,14 @@ def _collect(display: Display) -> list[Document]:
 def _recipe(out: Path, change: str, seconds: float) -> Any:
     return pretrain_recipe(
         "electra-tiny",
-        [change, f"data.corpus={out / 'corpus'}", f"train.budget.time={seconds:.0f}", "train.validate_every=0.2"],
+        [
+            change,
+            f"data.corpus={out / 'corpus'}",
+            f"train.budget.time={seconds:.0f}",
+            "train.batch_size=8",  # a minute of training wants many small steps
+            "train.validate_every=0.2",
+            "data.validation_rows=128",
+        ],
     )
 
 

@@ -56,18 +56,19 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, so
     """Copy ``weights`` into ``model``.
 
     Raises:
-        UserError: a tensor is missing, left over, or of another shape; the first of each is named.
+        UserError: a tensor is missing, left over, or of another shape; the first is named, and nothing was changed.
     """
     wanted = weights_of(model)
     if missing := sorted(wanted.keys() - weights.keys()):
         raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
     if extra := sorted(weights.keys() - wanted.keys()):
         raise UserError(f"{source}: {len(extra)} tensors have no place in the model, the first {extra[0]!r}")
+    for name, tensor in wanted.items():
+        if tensor.shape != weights[name].shape:
+            given, own = tuple(weights[name].shape), tuple(tensor.shape)
+            raise UserError(f"{source}: {name} has shape {given}, the model wants {own}")
     with torch.no_grad():
         for name, tensor in wanted.items():
-            if tensor.shape != weights[name].shape:
-                given, own = tuple(weights[name].shape), tuple(tensor.shape)
-                raise UserError(f"{source}: {name} has shape {given}, the model wants {own}")
             tensor.copy_(weights[name])
 
 

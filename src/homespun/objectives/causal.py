@@ -85,13 +85,7 @@ class CausalLMObjective(nn.Module):
         """The vocabulary projection runs only where there is a label."""
         assert batch.positions is not None
         assert batch.labels is not None
-        hidden = self.model.backbone(
-            batch.input_ids,
-            attention_mask=batch.attention_mask,
-            token_type_ids=batch.token_type_ids,
-            position_ids=batch.position_ids,
-            documents=batch.documents,
-        )
+        hidden = self.model.backbone(batch.input_ids, **batch.context)
         head = self.model.head
         assert isinstance(head, CausalLMHead)
         prediction = head.predict(at(hidden, batch.positions), batch.labels)

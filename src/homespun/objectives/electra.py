@@ -102,13 +102,7 @@ class ElectraObjective(nn.Module):
         """Generator on the masked text, one sample a masked place, discriminator on the filled text."""
         assert batch.positions is not None
         assert batch.labels is not None
-        context = {
-            "attention_mask": batch.attention_mask,
-            "token_type_ids": batch.token_type_ids,
-            "position_ids": batch.position_ids,
-            "documents": batch.documents,
-        }
-        masked = at(self.generator.backbone(batch.input_ids, **context), batch.positions)
+        masked = at(self.generator.backbone(batch.input_ids, **batch.context), batch.positions)
         head = self.generator.head
         assert isinstance(head, MaskedLMHead)
         uniforms = torch.rand(len(batch.labels), device=masked.device)
@@ -119,7 +113,7 @@ class ElectraObjective(nn.Module):
         filled = batch.input_ids.flatten().index_copy(0, batch.positions, samples).view_as(batch.input_ids)
         differs = (samples != batch.labels).float()
         replaced = torch.zeros(filled.numel(), device=filled.device).index_copy_(0, batch.positions, differs)
-        logits = self.discriminator(filled, **context).float().flatten()  # (batch * seq,)
+        logits = self.discriminator(filled, **batch.context).float().flatten()  # (batch * seq,)
         keep = None if batch.attention_mask is None else batch.attention_mask.flatten().float()
         loss = F.binary_cross_entropy_with_logits(logits, replaced, weight=keep, reduction="sum")
         right = ((logits > 0) == replaced.bool()).float()

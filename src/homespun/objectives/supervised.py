@@ -149,13 +149,7 @@ class ClassificationObjective(nn.Module):
         """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0)."""
         if batch.labels is None:
             raise ValueError("classification needs a batch with labels")
-        logits: Tensor = self.model(
-            batch.input_ids,
-            attention_mask=batch.attention_mask,
-            token_type_ids=batch.token_type_ids,
-            position_ids=batch.position_ids,
-            documents=batch.documents,
-        ).float()  # (batch, classes)
+        logits: Tensor = self.model(batch.input_ids, **batch.context).float()  # (batch, classes)
         return self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
 
     def _single(self, logits: Tensor, labels: Tensor) -> Loss:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from homespun.errors import UserError
 
@@ -108,32 +108,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         if _digest(path) != expected["blake2b"]:
             raise UserError(f"{path} was altered: its digest does not match")
     return Checkpoint(folder, state)
-
-
-def module_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters, each tied one once, and the buffers that are kept, by name."""
-    kept = module.state_dict().keys()
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name in kept}
-    return dict(module.named_parameters()) | buffers
-
-
-def load_module(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy ``tensors`` into ``module``, in place.
-
-    Raises:
-        UserError: a name or a shape does not match.
-    """
-    own = module_tensors(module)
-    if own.keys() != tensors.keys():
-        missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-        raise UserError(f"the checkpoint is of another model: it lacks {missing[:3]} and has unknown {unknown[:3]}")
-    for name, tensor in own.items():
-        if tensor.shape != tensors[name].shape:
-            given, wanted = tuple(tensors[name].shape), tuple(tensor.shape)
-            raise UserError(f"the checkpoint is of another model: {name} is {given} in it, and {wanted} here")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from homespun.batch import Batch, Loss
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
+from homespun.models.store import load_weights, weights_of
 from homespun.training.checkpoint import (
     Checkpoint,
     State,
-    load_module,
     load_optimizer,
-    module_tensors,
     optimizer_tensors,
 )
 from homespun.training.config import TrainConfig
@@ -169,7 +168,7 @@ class Learner:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint keeps as tensors."""
-        return {"model": module_tensors(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
+        return {"model": weights_of(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
 
     def state(self) -> State:
         """What a checkpoint keeps as plain values."""
@@ -181,7 +180,7 @@ class Learner:
         Raises:
             UserError: the checkpoint is of another model or optimizer.
         """
-        load_module(self.objective, checkpoint.tensors("model"))
+        load_weights(self.objective, checkpoint.tensors("model"), source=str(checkpoint.path))
         load_optimizer(self._optimizer, checkpoint.tensors("optimizer"))
         self._scaler.load_state_dict(checkpoint.state["scaler"])
 

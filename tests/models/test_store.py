@@ -1,0 +1,120 @@
+"""The model folder: bits in, bits out, and nothing damaged is taken for whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from homespun.errors import UserError
+from homespun.models.config import EncoderConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.store import load_model, load_weights, save_model, weights_of
+from homespun.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["the quick brown fox jumps over the lazy dog"] * 3, kind="words", vocab_size=12)
+
+
+@pytest.fixture
+def folder(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    config = ModelConfig(
+        backbone=EncoderConfig(
+            vocab_size=tokenizer.vocab_size,
+            hidden_size=14,
+            num_attention_heads=2,
+            num_hidden_layers=3,
+            intermediate_size=17,
+            max_position_embeddings=23,
+        ),
+        head=MaskedLMHeadConfig(),
+    )
+    torch.manual_seed(1)
+    save_model(tmp_path / "model", config.build(), config, tokenizer, task={"length": 23})
+    return tmp_path / "model"
+
+
+def test_the_bits_come_back(folder: Path, tokenizer: Tokenizer) -> None:
+    stored = load_model(folder)
+    save_model(folder.parent / "again", stored.model, stored.config, stored.tokenizer, task=stored.task)
+    assert (folder.parent / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert stored.tokenizer.fingerprint == tokenizer.fingerprint
+    assert stored.task == {"length": 23}
+    assert not stored.model.training
+    ids = torch.tensor([[2, 7, 5, 3]])
+    assert torch.equal(stored.model(ids), load_model(folder.parent / "again").model(ids))
+
+
+def test_tied_weights_are_kept_once_and_come_back_tied(folder: Path) -> None:
+    model = load_model(folder).model
+    assert "head.weight" not in weights_of(model)
+    assert model.head.weight is model.backbone.embeddings.words.weight  # type: ignore[union-attr]
+
+
+def test_buffers_are_kept_as_a_state_dict_keeps_them() -> None:
+    module = nn.BatchNorm1d(3)
+    module.register_buffer("scratch", torch.zeros(2), persistent=False)
+    assert sorted(weights_of(module)) == ["bias", "num_batches_tracked", "running_mean", "running_var", "weight"]
+
+
+def test_weights_of_another_model_are_refused_before_anything_is_changed() -> None:
+    module = nn.Linear(3, 2)
+    before = module.weight.clone()
+    with pytest.raises(UserError, match="file: 1 tensors are missing, the first 'bias'"):
+        load_weights(module, {"weight": torch.zeros(2, 3)}, source="file")
+    with pytest.raises(UserError, match="no place in the model, the first 'extra'"):
+        weights = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2), "extra": torch.zeros(1)}
+        load_weights(module, weights, source="file")
+    with pytest.raises(UserError, match=r"bias has shape \(5,\), the model wants \(2,\)"):
+        load_weights(module, {"weight": torch.zeros(2, 3), "bias": torch.zeros(5)}, source="file")
+    assert torch.equal(module.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda f: (f / "homespun.json").unlink(), "not a homespun model"),
+        (lambda f: (f / "homespun.json").write_text("{"), "cut short or altered"),
+        (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"12"), "cut short"),
+        (
+            lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-1] + b"!"),
+            "altered",
+        ),
+        (
+            lambda f: (f / "homespun.json").write_text(
+                json.dumps(json.loads((f / "homespun.json").read_text()) | {"format": 99})
+            ),
+            "format 99",
+        ),
+        (
+            lambda f: (f / "homespun.json").write_text(
+                json.dumps(json.loads((f / "homespun.json").read_text()) | {"tokenizer": "0" * 16})
+            ),
+            "another tokenizer",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, said: str) -> None:  # type: ignore[no-untyped-def]
+    damage(folder)
+    with pytest.raises(UserError, match=said) as raised:
+        load_model(folder)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = load_model(folder)
+    before = (folder / "model.safetensors").read_bytes()
+
+    def broken(self: Tokenizer, path: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Tokenizer, "save", broken)
+    with pytest.raises(OSError, match="disk full"):
+        save_model(folder, stored.model, stored.config, stored.tokenizer)
+    assert (folder / "model.safetensors").read_bytes() == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
