@@ -50,7 +50,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 stream.write(json.dumps({"text": sentence(draw.choice(["sport", "money"]), draw)}) + "\n")
     write_table(tmp_path / "train.csv", 90, seed=4)
     write_table(tmp_path / "test.csv", 30, seed=5)
-    (tmp_path / "new.jsonl").write_text('{"text": "The team was in the league."}\n', encoding="utf-8")
+    (tmp_path / "new.jsonl").write_text('{"sentence": "The team was in the league."}\n', encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""How much memory training takes: the peak above what was held before."""
+"""How much memory training takes, at its peak."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _INTERVAL = 0.02  # seconds; reading the resident size takes some 20 microsecond
 class PeakMemory:
     """Measures between entering and leaving ``with``.
 
-    On a GPU it is the allocator's own peak. On a CPU a thread samples the resident size of this process: the system's
-    own high-water mark cannot be set back, and would tell of the corpus building that went before.
+    On a GPU it is the allocator's own peak. On a CPU a thread samples the resident size of this process, interpreter
+    and libraries included: what an earlier training freed is taken again without growing, so a difference to the
+    beginning would tell nothing, and the system's own high-water mark would tell of what went before.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,7 +24,6 @@ class PeakMemory:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
         self._process = psutil.Process()
-        self._before = 0
         self._highest = 0
 
     @property
@@ -31,13 +31,13 @@ class PeakMemory:
         """The peak so far."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
-        return max(0, self._highest - self._before)
+        return self._highest
 
     def __enter__(self) -> PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            self._before = self._highest = self._process.memory_info().rss
+            self._highest = self._process.memory_info().rss
             self._thread.start()
         return self
 
