@@ -29,6 +29,7 @@ def test_a_run_directory_holds_what_it_promises(world: World) -> None:
         assert list((run / "checkpoints").glob("step-*"))
     result = json.loads((world.classifier / "result.json").read_text())
     assert result["measured_on"] == "test"
+    assert all(isinstance(result[name], int) for name in ("steps", "tokens", "peak_bytes", "parameters"))
     assert result["test"]["rows"] == 61
     assert {"majority", "tfidf"} <= result["baselines"].keys()
     assert result["test"]["accuracy"] > result["baselines"]["majority"]["accuracy"] + 0.2

@@ -10,7 +10,8 @@ from homespun.report.console import Display
 from homespun.report.read import final_losses, read_run
 from homespun.training.trainer import Trainer
 
-_FIELDS = ("steps", "tokens", "seconds", "seconds_per_step", "tokens_per_second", "peak_bytes")
+_WHOLE = ("steps", "tokens", "peak_bytes")
+_MEASURED = ("seconds", "seconds_per_step", "tokens_per_second")
 
 
 def watch(trainer: Trainer, display: Display, description: str) -> None:
@@ -32,7 +33,8 @@ def summarise(path: Path, *, kind: str, parameters: int) -> dict[str, Any]:
         "kind": kind,
         "name": record.path.name,
         "parameters": parameters,
-        **{name: record.summary.get(name) for name in _FIELDS},
+        **{name: None if (n := record.summary.get(name)) is None else int(n) for name in _WHOLE},
+        **{name: record.summary.get(name) for name in _MEASURED},
         "end": record.end,
         "train": train,
         "validation": {"loss": validation.get("loss"), "losses": validation},
