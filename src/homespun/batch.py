@@ -39,6 +39,7 @@ class Batch:
     token_type_ids: Tensor | None = None  # (batch, seq) int64
     position_ids: Tensor | None = None  # (batch, seq) int64; restarts at every packed document
     documents: Tensor | None = None  # (batch, seq) int64: tokens attend within the same number only
+    global_attention_mask: Tensor | None = None  # (batch, seq) bool: tokens that see all and are seen by all
     positions: Tensor | None = None  # (targets,) int64 into batch * seq: where `labels` stand, for token labels
     labels: Tensor | None = None  # (targets,) token ids, or (batch,) classes, or (batch, classes) multi-label 0/1
     pair_labels: Tensor | None = None  # (batch,) int64: next sentence prediction
@@ -57,6 +58,7 @@ class Batch:
             "token_type_ids": self.token_type_ids,
             "position_ids": self.position_ids,
             "documents": self.documents,
+            "global_attention_mask": self.global_attention_mask,
         }
 
     def to(self, device: torch.device | str) -> Batch:

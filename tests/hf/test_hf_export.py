@@ -103,7 +103,7 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
 @pytest.mark.parametrize(
     ("backbone", "word"),
     [
-        ({"attention": {"kind": "window", "radius": 3}}, "window"),
+        ({"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}}, "sparse"),
         ({"residual": {"kind": "pre"}}, "pre-norm"),
         ({"causal": True}, "causal"),
         ({"positions": {"kind": "sinusoidal"}, "hidden_size": 44}, "sinusoidal"),

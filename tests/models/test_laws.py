@@ -25,7 +25,8 @@ from homespun.models.config import (
     TokenHeadConfig,
 )
 from homespun.models.presets import PRESETS
-from homespun.nn.masks import Full
+from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.masks import Mask
 
 VOCAB, SEQ, MAXIMUM = 53, 13, 31
 SIZES: dict[str, Any] = {
@@ -37,29 +38,65 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": MAXIMUM,
     "initializer_range": 0.3,  # attention far from uniform, so that what a token sees shows in its vector
 }
-# what a variant needs to be worth testing on a short sequence, by its kind; others stand at their defaults
-SHORT: dict[str, dict[str, Any]] = {"window": {"radius": 2}}
+# examples of each attention that are worth testing on a short sequence, by kind; every kind must have one
+ATTENTIONS: dict[str, list[dict[str, Any]]] = {
+    "full": [{}],
+    "sparse": [
+        {"patterns": [{"kind": "window", "radius": 2}]},
+        {"patterns": [{"kind": "window", "radius": [1, 2], "dilation": [[1, 2], 2]}], "everywhere": {"first": 1}},
+        {"patterns": [{"kind": "blocks", "size": 2}, {"kind": "random_blocks", "size": 2, "count": 1}]}
+        | {"everywhere": {"first": 0, "block": 2}},
+        {"patterns": [{"kind": "permuted_blocks", "blocks": 4}]},
+        {"patterns": [{"kind": "band", "width": 3}]},
+    ],
+    "alternating": [{"cycle": [{"kind": "full"}, {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}]}],
+}
+# attentions whose neighbourhoods count from the start of a row, or are chosen by content: a packed document is kept
+# apart from the others, but does not see exactly what it would see alone
+GRIDS = {"blocks", "random_blocks", "permuted_blocks"}
 
 
-def members(union: Any) -> list[dict[str, Any]]:
-    """Every member of a tagged union of configs, as a tree."""
+def examples(union: Any) -> list[dict[str, Any]]:
+    """Every member of a tagged union of configs, as trees."""
     kinds = [member.model_fields["kind"].default for member in get_args(get_args(union)[0])]
-    return [{"kind": kind, **SHORT.get(kind, {})} for kind in kinds]
+    return [{"kind": kind} | example for kind in kinds for example in ATTENTIONS.get(kind, [{}])]
+
+
+def named(attention: dict[str, Any]) -> str:
+    inner = attention.get("patterns", attention.get("cycle", []))
+    return "+".join([attention["kind"], *(part["kind"] for part in inner)])
 
 
 def variants() -> dict[str, EncoderConfig]:
-    """Every combination of parts, causal or not, and every preset at a small size."""
+    """Every attention under every residual, causal or not; every kind of positions; every preset at a small size."""
     configs = {}
-    for attention, positions, residual, causal in itertools.product(
-        members(AttentionConfig), members(PositionsConfig), members(ResidualConfig), (False, True)
+    parts: dict[str, Any]
+    for attention, residual, causal in itertools.product(
+        examples(AttentionConfig), examples(ResidualConfig), (False, True)
     ):
-        name = "-".join([attention["kind"], positions["kind"], residual["kind"], *["causal"] * causal])
-        parts = {"attention": attention, "positions": positions, "residual": residual, "causal": causal}
-        configs[name] = EncoderConfig.model_validate(SIZES | parts)
+        parts = {"attention": attention, "residual": residual, "causal": causal}
+        config = EncoderConfig.model_validate(SIZES | parts)
+        if causal and refuses(config):
+            continue
+        configs["-".join([named(attention), residual["kind"], *["causal"] * causal])] = config
+    for positions in examples(PositionsConfig):
+        configs[positions["kind"]] = EncoderConfig.model_validate(SIZES | {"positions": positions})
     for preset, fields in PRESETS.items():
         narrow = {"embedding_size": 14} if fields.get("embedding_size", 0) else {}
         configs[preset] = EncoderConfig.model_validate({"preset": preset} | SIZES | narrow)
     return configs
+
+
+def refuses(config: EncoderConfig) -> bool:
+    try:
+        config.build()
+    except UserError:
+        return True
+    return False
+
+
+def test_every_attention_has_an_example() -> None:
+    assert {example["kind"] for example in examples(AttentionConfig)} <= set(ATTENTIONS)
 
 
 VARIANTS = variants()
@@ -80,15 +117,21 @@ def modes(config: EncoderConfig) -> list[Encoder]:
     return [build(config), build(config, hidden_dropout_prob=0.0).train()]
 
 
-def reach(config: EncoderConfig, length: int) -> Tensor:
-    """(length, length) bool: whether token j can be seen in the vector of token i after all the layers."""
-    pattern = getattr(config.attention.kernel(0.0), "pattern", Full())
-    place = torch.arange(length)
-    table = pattern.allowed(place[:, None], place[None, :])
-    step = torch.ones(length, length) if table is None else table.float()
-    if config.causal:
-        step = step.tril()
-    return torch.linalg.matrix_power(step, config.num_hidden_layers) > 0
+def reach(encoder: Encoder, length: int) -> Tensor | None:
+    """(length, length) bool: whether token j can be seen in the vector of token i after all the layers.
+
+    None where what is seen depends on the tokens themselves.
+    """
+    mask, seen = Mask(causal=encoder.causal), torch.eye(length)
+    for layer in encoder.layers:
+        kernel = layer.attention.sublayer.kernel
+        if not isinstance(kernel, DotProduct):
+            return None
+        table = mask.dense(kernel.sparse, length, length, torch.device("cpu"))
+        # some head sees it, or it is the token itself, through the residual
+        step = torch.ones(length, length) if table is None else table[0].any(0).expand(length, length).float()
+        seen = ((step + torch.eye(length)) @ seen > 0).float()
+    return seen > 0
 
 
 @every_variant
@@ -109,15 +152,19 @@ def test_padding_does_not_leak_and_alone_is_as_in_a_batch(config: EncoderConfig)
 def test_tokens_mix_exactly_as_far_as_the_pattern_reaches(config: EncoderConfig) -> None:
     encoder = build(config).double()
     ids = some_ids(1, SEQ)
-    reachable = reach(config, SEQ)
-    assert bool(reachable.diagonal().all())
-    assert not config.causal or not bool(reachable.triu(1).any())  # the future does not leak
+    reachable = reach(encoder, SEQ)
     plain = encoder(ids)
+    seen = torch.zeros(SEQ, SEQ, dtype=torch.bool)
     for place in range(SEQ):
         changed = ids.clone()
         changed[0, place] = (ids[0, place] - 5 + 17) % (VOCAB - 5) + 5
         difference = (encoder(changed) - plain).abs().amax(-1)[0]  # (seq,)
-        assert torch.equal(difference > 1e-9, reachable[:, place]), f"token {place} is seen by {difference}"
+        seen[:, place] = difference > 1e-9
+    assert bool(seen.diagonal().all())
+    assert bool(seen.any(0).all())
+    assert not config.causal or not bool(seen.triu(1).any()), "the future leaks"
+    assert bool(seen.tril(-2).any()), "tokens do not mix"
+    assert reachable is None or torch.equal(seen, reachable)
 
 
 @every_variant
@@ -125,13 +172,28 @@ def test_packed_documents_do_not_see_each_other(config: EncoderConfig) -> None:
     pieces = [some_ids(length, seed=length).numpy() for length in (3, 7, 2, 5)]
     rows = [Row(np.concatenate(pieces[:3]), documents=np.repeat([0, 1, 2], [3, 7, 2])), Row(pieces[3])]
     batch = pad(rows, 0)
+    if not config.attention.separates_documents:
+        with pytest.raises(UserError, match="documents"):
+            build(config)(batch.input_ids, documents=batch.documents)
+        return
+    context = {"attention_mask": batch.attention_mask, "position_ids": batch.position_ids}
+    encoder = build(config).double()
+    vectors: list[Tensor] = []
+    encoder.embeddings.register_forward_hook(
+        lambda *call: vectors.append(call[2].detach().requires_grad_()) or vectors[-1]
+    )
+    hidden = encoder(batch.input_ids, documents=batch.documents, **context)
+    for document in range(3):
+        own = torch.from_numpy(rows[0].documents == document)
+        (gradient,) = torch.autograd.grad(hidden[0, own].square().sum(), vectors[-1], retain_graph=True)
+        assert not gradient[0, ~own].any()
+        assert not gradient[1].any()
+    if GRIDS & {
+        part["kind"] for part in config.attention.model_dump().get("patterns", [config.attention.model_dump()])
+    }:
+        return
     for encoder in modes(config):
-        hidden = encoder(
-            batch.input_ids,
-            attention_mask=batch.attention_mask,
-            position_ids=batch.position_ids,
-            documents=batch.documents,
-        )
+        hidden = encoder(batch.input_ids, documents=batch.documents, **context)
         for piece, (row, start) in zip(pieces, [(0, 0), (0, 3), (0, 10), (1, 0)], strict=True):
             alone = encoder(torch.from_numpy(piece)[None])
             torch.testing.assert_close(hidden[row, start : start + len(piece)], alone[0], rtol=1e-5, atol=1e-5)
@@ -220,7 +282,7 @@ def test_segments_are_zero_where_none_are_given() -> None:
 
 
 def test_hidden_states_are_those_after_every_layer() -> None:
-    encoder, ids = build(VARIANTS["full-learned-pre"]), some_ids(2, SEQ)
+    encoder, ids = build(VARIANTS["full-pre"]), some_ids(2, SEQ)
     states = list(encoder.hidden_states(ids))
     assert len(states) == 1 + len(encoder.layers)
     torch.testing.assert_close(encoder.final_norm(states[-1]), encoder(ids))

@@ -63,8 +63,13 @@ def test_fields_beside_a_preset_win() -> None:
         ({"hidden_act": "gelo"}, "unknown activation 'gelo'; did you mean 'gelu'?"),
         ({"hidden_size": 10, "num_attention_heads": 3}, "hidden_size=10 is not a multiple of num_attention_heads=3"),
         ({"hiden_size": 10}, "unknown key 'hiden_size'; did you mean 'hidden_size'?"),
-        ({"attention": {"kind": "windows"}}, "unknown kind 'windows'; did you mean 'window'?"),
-        ({"attention": {"kind": "window", "radius": 0}}, "attention.radius"),
+        ({"attention": {"kind": "spars"}}, "unknown kind 'spars'; did you mean 'sparse'?"),
+        ({"attention": {"kind": "sparse", "patterns": [{"kind": "band", "width": 0}]}}, "width"),
+        (
+            {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 0}]}},
+            "a radius and a dilation of 1",
+        ),
+        ({"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": [1]}]}}, "radius has 1 numbers"),
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob: Input should be less than 1 (given 1.0)"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"vocab_size": 7, "pad_token_id": 7}, "pad_token_id=7 is not in a vocabulary of vocab_size=7"),
@@ -90,7 +95,7 @@ def test_config_is_frozen() -> None:
 
 
 def test_dump_is_complete_and_reads_back() -> None:
-    config = encoder(preset="roberta-tiny", attention={"kind": "window", "radius": 5})
+    config = encoder(preset="roberta-tiny", attention={"kind": "sparse", "patterns": [{"kind": "window", "radius": 5}]})
     text = dump(config)
     assert "radius: 5" in text
     assert "initializer_range: 0.02" in text
@@ -99,7 +104,7 @@ def test_dump_is_complete_and_reads_back() -> None:
 def test_schema_names_presets_and_kinds() -> None:
     schema = json_schema(EncoderConfig)
     assert sorted(schema["properties"]["preset"]["enum"]) == sorted(PRESETS)
-    assert set(schema["properties"]["attention"]["discriminator"]["mapping"]) == {"full", "window"}
+    assert set(schema["properties"]["attention"]["discriminator"]["mapping"]) >= {"full", "sparse", "alternating"}
 
 
 def test_building_initialises_as_bert() -> None:

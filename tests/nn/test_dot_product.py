@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from homespun.nn.kernels.dot_product import DotProduct
-from homespun.nn.masks import Full, Mask, Pattern, Window
+from homespun.nn.masks import Mask
+from homespun.nn.patterns import FULL, Sparse, Window
 
 BATCH, HEADS, HEAD_DIM, QUERIES, START = 3, 2, 5, 11, 7
 
@@ -25,12 +26,12 @@ def some(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("pattern", [Full(), Window(2)], ids=str)
+@pytest.mark.parametrize("pattern", [FULL, Sparse((Window(2),))], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("start", [0, START])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_equals_softmax_by_hand(pattern: Pattern, causal: bool, start: int, padded: bool, packed: bool) -> None:
+def test_equals_softmax_by_hand(pattern: Sparse, causal: bool, start: int, padded: bool, packed: bool) -> None:
     torch.manual_seed(1)
     keys = start + QUERIES
     query, key, value = (
@@ -89,7 +90,7 @@ def test_zeros_whatever_the_fused_path_gives(monkeypatch: pytest.MonkeyPatch) ->
 def test_causal_counts_from_the_start_also_where_queries_are_as_many_as_keys() -> None:
     query, key, value = torch.randn(3, BATCH, HEADS, QUERIES, HEAD_DIM)
     mask = Mask(causal=True, start=START)
-    allowed = mask.dense(Full(), QUERIES, QUERIES, query.device)
+    allowed = mask.dense(FULL, QUERIES, QUERIES, query.device)
     assert allowed is not None
     torch.testing.assert_close(DotProduct()(query, key, value, mask), reference(query, key, value, allowed))
 

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from homespun.nn.masks import Full, Mask, Pattern, Window
+from homespun.nn.masks import Mask
+from homespun.nn.patterns import FULL, Sparse, Window
 
 CPU = torch.device("cpu")
 BATCH, QUERIES, KEYS, START = 2, 5, 12, 7
@@ -15,27 +16,27 @@ KEEP = torch.arange(KEYS) < torch.tensor([[KEYS], [4]])
 DOCUMENTS = torch.tensor([[0] * 3 + [1] * 6 + [2] * 3, [0] * 8 + [-1] * 4])
 
 
-def expected(mask: Mask, pattern: Pattern, row: int, query: int, key: int) -> bool:
+def expected(mask: Mask, pattern: Sparse, row: int, query: int, key: int) -> bool:
     """The definition, a pair at a time."""
     place = mask.start + query
-    near = not isinstance(pattern, Window) or abs(place - key) <= pattern.radius
+    near = not pattern.patterns or abs(place - key) <= 2
     past = not mask.causal or key <= place
     real = mask.keep is None or bool(mask.keep[row, key])
     same = mask.documents is None or bool(mask.documents[row, place] == mask.documents[row, key])
     return near and past and real and same
 
 
-@pytest.mark.parametrize("pattern", [Full(), Window(2)], ids=str)
+@pytest.mark.parametrize("pattern", [FULL, Sparse((Window(2),))], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("start", [0, START])
 @pytest.mark.parametrize("keep", [None, KEEP], ids=["whole", "padded"])
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one", "packed"])
 def test_table_is_the_definition(
-    pattern: Pattern, causal: bool, start: int, keep: torch.Tensor | None, documents: torch.Tensor | None
+    pattern: Sparse, causal: bool, start: int, keep: torch.Tensor | None, documents: torch.Tensor | None
 ) -> None:
     mask = Mask(keep, causal=causal, start=start, documents=documents)
     table = mask.dense(pattern, QUERIES, KEYS, CPU)
-    plain = isinstance(pattern, Full) and not causal and keep is None and documents is None
+    plain = not pattern.patterns and not causal and keep is None and documents is None
     assert (table is None) == plain
     whole = torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool) if table is None else table
     whole = whole.expand(BATCH, 1, QUERIES, KEYS)
@@ -45,7 +46,7 @@ def test_table_is_the_definition(
 
 def test_table_is_built_once_for_all_layers() -> None:
     mask = Mask(KEEP)
-    first = mask.dense(Window(2), KEYS, KEYS, CPU)
-    assert mask.dense(Window(2), KEYS, KEYS, CPU) is first  # an equal pattern, not the same object
-    assert mask.dense(Window(3), KEYS, KEYS, CPU) is not first
-    assert mask.dense(Window(2), QUERIES, KEYS, CPU) is not first
+    first = mask.dense(Sparse((Window(2),)), KEYS, KEYS, CPU)
+    assert mask.dense(Sparse((Window(2),)), KEYS, KEYS, CPU) is first  # an equal pattern, not the same object
+    assert mask.dense(Sparse((Window(3),)), KEYS, KEYS, CPU) is not first
+    assert mask.dense(Sparse((Window(2),)), QUERIES, KEYS, CPU) is not first

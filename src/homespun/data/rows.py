@@ -6,6 +6,7 @@ the row is asked for.
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -42,6 +43,20 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Row: ...
+
+
+class JoinedRows:
+    """The same rows, each as one document: for attentions that cannot keep packed documents apart."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.lengths: np.ndarray = rows.lengths
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Row:
+        return dataclasses.replace(self.rows[index], documents=None)
 
 
 class PackedRows:

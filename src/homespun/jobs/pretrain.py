@@ -10,7 +10,7 @@ import numpy as np
 
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader
-from homespun.data.rows import Rows
+from homespun.data.rows import JoinedRows, Rows
 from homespun.errors import UserError
 from homespun.hf.export import export_beside
 from homespun.hf.open import open_model
@@ -61,7 +61,8 @@ def pretrain(
             f"{start_from} has tokenizer {stored.tokenizer.fingerprint}, corpus {recipe.data.corpus} has "
             f"{tokenizer.fingerprint}; build the corpus with --tokenizer {start_from}"
         )
-    backbone = fitted(recipe.model if stored is None else stored.config.backbone, tokenizer, recipe.data.length)
+    wanted = _drawn(recipe) if stored is None else stored.config.backbone
+    backbone = fitted(wanted, tokenizer, recipe.data.length)
     recipe = recipe.model_copy(update={"model": backbone})
     training, validation = pretraining_rows(recipe, corpus)
 
@@ -115,6 +116,13 @@ def pretrain(
     return result
 
 
+def _drawn(recipe: PretrainRecipe) -> BackboneConfig:
+    """The model of the recipe; what its attention draws once comes from the run's seed, unless it has its own."""
+    if "seed" in recipe.model.model_fields_set:
+        return recipe.model
+    return recipe.model.model_copy(update={"seed": recipe.train.seed})
+
+
 def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int) -> BackboneConfig:
     """The backbone's config with the tokenizer's vocabulary, if it can read rows of ``length`` tokens.
 
@@ -151,6 +159,11 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
         )
     rows = recipe.objective.rows(corpus, training, length=data.length, seed=seed)
     validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=seed)
+    if not recipe.model.attention.separates_documents:
+        logger.warning(
+            "%s attention cannot tell the documents of a row apart: they see each other", recipe.model.attention.kind
+        )
+        rows, validation = JoinedRows(rows), JoinedRows(validation)
     return rows, FirstRows(validation, data.validation_rows)
 
 

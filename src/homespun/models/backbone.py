@@ -49,6 +49,7 @@ class Encoder(nn.Module):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         documents: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden).
 
@@ -58,6 +59,8 @@ class Encoder(nn.Module):
             token_type_ids: (batch, seq) int64 segments.
             position_ids: (batch, seq) int64; counted from 0 where not given.
             documents: (batch, seq) int64; tokens see those of the same number only.
+            global_attention_mask: (batch, seq); nonzero sees all and is seen by all, where the attention has such
+                tokens.
 
         Raises:
             UserError: a sequence longer than ``max_position_embeddings``.
@@ -69,6 +72,7 @@ class Encoder(nn.Module):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             documents=documents,
+            global_attention_mask=global_attention_mask,
         ):
             pass
         result: Tensor = self.final_norm(hidden)
@@ -82,10 +86,12 @@ class Encoder(nn.Module):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         documents: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
     ) -> Iterator[Tensor]:
         """The stream after the embeddings and after every layer, each (batch, seq, hidden), as they are made."""
         keep = None if attention_mask is None else attention_mask.bool()
-        mask = Mask(keep, causal=self.causal, documents=documents)
+        chosen = None if global_attention_mask is None else global_attention_mask.bool()
+        mask = Mask(keep, causal=self.causal, documents=documents, chosen=chosen)
         vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
         hidden: Tensor = self.projection(vectors)
         yield hidden
@@ -112,6 +118,7 @@ class Model(nn.Module):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         documents: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
     ) -> Tensor:
         """The head's logits, or the hidden states (batch, seq, hidden) where there is no head."""
         hidden: Tensor = self.backbone(
@@ -120,6 +127,7 @@ class Model(nn.Module):
             token_type_ids=token_type_ids,
             position_ids=position_ids,
             documents=documents,
+            global_attention_mask=global_attention_mask,
         )
         if self.head is None:
             return hidden

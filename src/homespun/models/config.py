@@ -9,16 +9,16 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.errors import UserError, nearest
+from homespun.models.attentions import AttentionConfig
+from homespun.models.attentions.full import FullAttentionConfig
+from homespun.models.attentions.shape import AttentionShape
 from homespun.models.backbone import Encoder, Model
 from homespun.models.embeddings import Embeddings
 from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
 from homespun.models.presets import PRESETS
 from homespun.models.sequence_heads import SequenceHeadConfig
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
-from homespun.nn.kernels.dot_product import DotProduct
-from homespun.nn.masks import Full, Window
 from homespun.nn.positions import LearnedPositions, SinusoidalPositions
 from homespun.nn.residual import Layer, PostNorm, PreNorm
 
@@ -43,28 +43,6 @@ class SinusoidalPositionsConfig(Config):
 
 
 PositionsConfig = Annotated[LearnedPositionsConfig | SinusoidalPositionsConfig, Field(discriminator="kind")]
-
-
-class FullAttentionConfig(Config):
-    """Every token sees every token."""
-
-    kind: Literal["full"] = "full"
-
-    def kernel(self, dropout: float) -> nn.Module:
-        return DotProduct(Full(), dropout=dropout)
-
-
-class WindowAttentionConfig(Config):
-    """Every token sees ``radius`` tokens on each side (Longformer's window is twice that)."""
-
-    kind: Literal["window"] = "window"
-    radius: int = Field(default=64, ge=1, description="tokens seen on each side")
-
-    def kernel(self, dropout: float) -> nn.Module:
-        return DotProduct(Window(self.radius), dropout=dropout)
-
-
-AttentionConfig = Annotated[FullAttentionConfig | WindowAttentionConfig, Field(discriminator="kind")]
 
 
 class PostResidualConfig(Config):
@@ -128,6 +106,9 @@ class EncoderConfig(Config):
     attention: AttentionConfig = FullAttentionConfig()
     residual: ResidualConfig = PostResidualConfig()
     causal: bool = Field(default=False, description="no token sees a later one")
+    seed: int = Field(
+        default=0, ge=0, description="of what an attention draws once: random blocks, hash rotations, random features"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -182,7 +163,7 @@ class EncoderConfig(Config):
             )
         given = embeddings
         embeddings = self.build_embeddings() if embeddings is None else embeddings
-        layers = [self._layer() for _ in range(self.num_hidden_layers)]
+        layers = self._layers()
         encoder = Encoder(
             embeddings,
             layers,
@@ -194,16 +175,28 @@ class EncoderConfig(Config):
         initialise((m for m in encoder.modules() if m not in shared), self.initializer_range)
         return encoder
 
-    def _layer(self) -> Layer:
+    def _layers(self) -> list[Layer]:
         def wire(sublayer: nn.Module) -> nn.Module:
             norm = nn.LayerNorm(self.hidden_size, eps=self.layer_norm_eps)
             return self.residual.wire(sublayer, norm, Dropout(self.hidden_dropout_prob))
 
-        kernel = self.attention.kernel(self.attention_probs_dropout_prob)
-        return Layer(
-            wire(MultiHeadAttention(self.hidden_size, self.num_attention_heads, kernel)),
-            wire(FeedForward(self.hidden_size, self.intermediate_size, ACTIVATIONS[self.hidden_act]())),
-        )
+        layers: list[Layer] = []
+        attention = None
+        for number in range(self.num_hidden_layers):
+            shape = AttentionShape(
+                hidden_size=self.hidden_size,
+                num_attention_heads=self.num_attention_heads,
+                max_position_embeddings=self.max_position_embeddings,
+                layer=number,
+                causal=self.causal,
+                dropout=self.attention_probs_dropout_prob,
+                seed=self.seed,
+                previous=attention,
+            )
+            attention = self.attention.build(shape)
+            feedforward = FeedForward(self.hidden_size, self.intermediate_size, ACTIVATIONS[self.hidden_act]())
+            layers.append(Layer(wire(attention), wire(feedforward)))
+        return layers
 
 
 def initialise(modules: Any, initializer_range: float) -> None:

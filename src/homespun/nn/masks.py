@@ -1,4 +1,4 @@
-"""Who may attend to whom. `Mask` is what the data decides, `Pattern` is what the architecture decides.
+"""Who may attend to whom in this batch. `Mask` is what the data decides, a pattern what the model does.
 
 Both are symbolic; only a dense reference builds a ``queries x keys`` table. ``True`` means *takes part*, as in
 `torch.nn.functional.scaled_dot_product_attention`.
@@ -6,49 +6,16 @@ Both are symbolic; only a dense reference builds a ``queries x keys`` table. ``T
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from homespun.nn.patterns import Global, Sparse
 
-class Pattern(Protocol):
-    """Which pairs of places an architecture lets see each other. Hashable, so that a mask builds its table once."""
-
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Whether the query at one position may see the key at another; ``None`` when every query sees every key.
-
-        Args:
-            query: (queries, 1) int64 positions.
-            key: (1, keys) int64 positions.
-
-        Returns:
-            (queries, keys) bool, or None.
-        """
-
-    def __hash__(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class Full:
-    """Every token sees every token (Vaswani et al. 2017)."""
-
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
-        return None
-
-
-@dataclass(frozen=True)
-class Window:
-    """Every token sees the ``radius`` tokens on each side of it, and itself (Longformer, Beltagy et al. 2020).
-
-    Longformer's *window size* is ``2 * radius``.
-    """
-
-    radius: int
-
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
-        return (query - key).abs() <= self.radius
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,30 +27,39 @@ class Mask:
         causal: no query sees a later key.
         start: the position of the first query; above zero when earlier keys come from a cache.
         documents: (batch, keys) int64; tokens see those of the same number only; None when a row is one document.
+        chosen: (batch, keys) bool: tokens that see and are seen by all, where the architecture has such tokens.
     """
 
     keep: Tensor | None = None
     causal: bool = False
     start: int = 0
     documents: Tensor | None = None
-    _tables: dict[tuple[Pattern, int, int], Tensor | None] = field(default_factory=dict, repr=False)
+    chosen: Tensor | None = None
+    _built: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
-    def dense(self, pattern: Pattern, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """(batch or 1, 1, queries or 1, keys) bool, or None when everything is allowed; built once for all layers."""
-        place = (pattern, queries, keys)
-        if place not in self._tables:
-            self._tables[place] = self._build(pattern, queries, keys, device)
-        return self._tables[place]
+    def once(self, name: Hashable, build: Callable[[], T]) -> T:
+        """``build()``, made once for all layers under this name."""
+        if name not in self._built:
+            self._built[name] = build()
+        result: T = self._built[name]
+        return result
 
-    def _build(self, pattern: Pattern, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        query = torch.arange(self.start, self.start + queries, device=device)[:, None]
-        key = torch.arange(keys, device=device)[None, :]
-        tables = []
-        allowed = pattern.allowed(query, key)
-        if allowed is not None:
-            tables.append(allowed[None, None])
+    def dense(self, sparse: Sparse, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        """(batch or 1, heads or 1, queries or 1, keys) bool, or None when everything is allowed."""
+        return self.once(("dense", sparse, queries, keys), lambda: self._dense(sparse, queries, keys, device))
+
+    def _dense(self, sparse: Sparse, queries: int, keys: int, device: torch.device) -> Tensor | None:
+        query = torch.arange(self.start, self.start + queries, device=device)[None, :, None]
+        key = torch.arange(keys, device=device)[None, None, :]
+        allowed = sparse.allowed(query, key)
+        tables = [] if allowed is None else [allowed[None]]
+        if tables and sparse.everywhere is not None:
+            members = self.members(sparse.everywhere, keys, device)
+            tables[0] = tables[0] | members[:, None, None, :]
+            if sparse.everywhere.queries:
+                tables[0] = tables[0] | members[:, None, self.start : self.start + queries, None]
         if self.causal:
-            tables.append((key <= query)[None, None])
+            tables.append((key <= query)[None])
         if self.documents is not None:
             asking = self.documents[:, self.start : self.start + queries]
             tables.append((asking[:, :, None] == self.documents[:, None, :])[:, None])
@@ -95,3 +71,33 @@ class Mask:
         for other in tables[1:]:
             table = table & other
         return table
+
+    def members(self, everywhere: Global, keys: int, device: torch.device) -> Tensor:
+        """(batch or 1, keys) bool: the tokens that see and are seen by all; counted inside each document."""
+        return self.once(("members", everywhere, keys), lambda: self._members(everywhere, keys, device))
+
+    def _members(self, everywhere: Global, keys: int, device: torch.device) -> Tensor:
+        place = torch.arange(keys, device=device)[None]  # (1, keys)
+        if self.documents is None:
+            inside = place
+        else:
+            new = torch.ones_like(self.documents, dtype=torch.bool)
+            new[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+            inside = place - torch.where(new, place, 0).cummax(-1).values
+        members = inside < everywhere.first
+        if everywhere.block:
+            members = members | (inside < everywhere.block) | self._last_block(inside, everywhere.block)
+        if self.chosen is not None:
+            members = members | self.chosen
+        return members if self.keep is None else members & self.keep
+
+    def _last_block(self, inside: Tensor, block: int) -> Tensor:
+        """(batch or 1, keys) bool: tokens in the block in which the last real token of their document stands."""
+        real = inside if self.keep is None else torch.where(self.keep, inside, -1)
+        if self.documents is None:
+            last = real.amax(-1, keepdim=True)
+        else:
+            number = self.documents - self.documents.amin(-1, keepdim=True)
+            length = real.new_full((number.shape[0], int(number.max()) + 1), -1)
+            last = length.scatter_reduce(1, number, real.expand_as(number), "amax").gather(1, number)
+        return (last >= 0) & (inside // block == last // block)

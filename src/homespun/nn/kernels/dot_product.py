@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.nn.masks import Full, Mask, Pattern
+from homespun.nn.masks import Mask
+from homespun.nn.patterns import FULL, Sparse
 
 
 class DotProduct(nn.Module):
@@ -15,24 +16,24 @@ class DotProduct(nn.Module):
     A query that may see nothing gives zeros, not NaN.
 
     Args:
-        pattern: which places see each other.
+        sparse: which places see each other; all of them by default.
         dropout: of the attention probabilities, in training. Above zero, SDPA on a CPU falls back to a path that
             holds the whole table of probabilities.
     """
 
-    def __init__(self, pattern: Pattern | None = None, *, dropout: float = 0.0) -> None:
+    def __init__(self, sparse: Sparse = FULL, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.pattern = Full() if pattern is None else pattern
+        self.sparse = sparse
         self.dropout = dropout
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
         queries, keys = query.shape[-2], key.shape[-2]
         dropout = self.dropout if self.training else 0.0
-        plain = isinstance(self.pattern, Full) and mask.keep is None and mask.documents is None
+        plain = not self.sparse.patterns and mask.keep is None and mask.documents is None
         if plain and mask.causal and mask.start == 0 and queries == keys:  # SDPA's own causal path needs no table
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
-        table = mask.dense(self.pattern, queries, keys, query.device)
+        table = mask.dense(self.sparse, queries, keys, query.device)
         values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout)
         if table is None:
             return values
@@ -40,4 +41,4 @@ class DotProduct(nn.Module):
         return torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
 
     def extra_repr(self) -> str:
-        return f"{self.pattern}, dropout={self.dropout}"
+        return f"{self.sparse}, dropout={self.dropout}"

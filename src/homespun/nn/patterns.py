@@ -1,0 +1,235 @@
+"""Patterns: what an architecture lets each token see. They compose by union; none builds an n x n table by itself.
+
+A pattern answers two questions: whether one position may see another (`allowed`), which the dense reference asks of all
+pairs, and which blocks of keys a block of queries needs (`key_blocks`), which the blocked path gathers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Pattern(Protocol):
+    """Which positions see which. Frozen and hashable, so that a mask builds what belongs to it once for all layers."""
+
+    @property
+    def heads(self) -> int:
+        """1 when all heads are alike, else how many there are."""
+
+    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
+        """Whether the query at one position may see the key at another.
+
+        Args:
+            query, key: int64 positions of shapes that broadcast against each other; heads come first, 1 of them or all.
+
+        Returns:
+            bool of the broadcast shape, heads first.
+        """
+
+    def key_blocks(self, length: int, size: int) -> Tensor:
+        """(heads or 1, blocks, n) int64: the blocks of ``size`` keys that each block of ``size`` queries needs.
+
+        -1 stands for none. ``length`` is a multiple of ``size``.
+        """
+
+
+@dataclass(frozen=True)
+class Window:
+    """Every token sees ``radius`` tokens on each side of it, ``dilation`` places apart, and itself.
+
+    Longformer's window size is ``2 * radius`` (Beltagy et al. 2020, section 3.1). ``dilation`` holds one number for all
+    heads, or one a head.
+    """
+
+    radius: int
+    dilation: tuple[int, ...] = (1,)
+
+    @property
+    def heads(self) -> int:
+        return len(self.dilation)
+
+    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
+        away = (query - key).abs()
+        if self.dilation == (1,):
+            return away <= self.radius
+        step = torch.tensor(self.dilation, device=away.device).view(-1, *[1] * (away.dim() - 1))
+        return (away <= self.radius * step) & (away % step == 0)
+
+    def key_blocks(self, length: int, size: int) -> Tensor:
+        reach = -(-self.radius * max(self.dilation) // size)  # in blocks
+        return neighbours(length // size, reach, reach)
+
+
+@dataclass(frozen=True)
+class Band:
+    """Every token sees itself and the ``width - 1`` before it (GPT-3's locally banded layers, Child et al. 2019)."""
+
+    width: int
+
+    @property
+    def heads(self) -> int:
+        return 1
+
+    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
+        behind = query - key
+        return (behind >= 0) & (behind < self.width)
+
+    def key_blocks(self, length: int, size: int) -> Tensor:
+        return neighbours(length // size, -(-(self.width - 1) // size), 0)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Every token sees its block of ``size`` tokens, ``before`` blocks before it and ``after`` blocks after it."""
+
+    size: int
+    before: int = 1
+    after: int = 1
+
+    @property
+    def heads(self) -> int:
+        return 1
+
+    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
+        away = key // self.size - query // self.size
+        return (away >= -self.before) & (away <= self.after)
+
+    def key_blocks(self, length: int, size: int) -> Tensor:
+        before, after = (-(-(n * self.size + self.size - 1) // size) for n in (self.before, self.after))
+        if size == self.size:
+            before, after = self.before, self.after
+        return neighbours(length // size, before, after)
+
+
+@dataclass(frozen=True)
+class PermutedBlocks:
+    """From block ``i`` of ``size`` tokens head ``h`` sees block ``permutations[h][i]`` (BlockBERT, Qiu et al. 2020)."""
+
+    size: int
+    permutations: tuple[tuple[int, ...], ...]  # one a head
+
+    @property
+    def heads(self) -> int:
+        return len(self.permutations)
+
+    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
+        table = torch.tensor(self.permutations, device=query.device)
+        return _looked_up(table, query // self.size) == key // self.size
+
+    def key_blocks(self, length: int, size: int) -> Tensor:
+        return _scaled(torch.tensor(self.permutations)[..., None], self.size, length, size)
+
+
+@dataclass(frozen=True)
+class RandomBlocks:
+    """From block ``i`` of ``size`` tokens head ``h`` sees the blocks ``table[h][i]`` (BigBird, Zaheer et al. 2020).
+
+    The table is drawn once for the longest input and serves training and evaluation; a block beyond the end of a
+    shorter text is not there, so what a token sees does not depend on how far its batch is padded.
+    """
+
+    size: int
+    table: tuple[tuple[tuple[int, ...], ...], ...]  # heads, blocks, drawn blocks
+
+    @property
+    def heads(self) -> int:
+        return len(self.table)
+
+    @classmethod
+    def draw(cls, *, size: int, count: int, blocks: int, heads: int, away: int, seed: int) -> RandomBlocks:
+        """``count`` blocks for each of ``blocks`` in each head, at least ``away`` blocks off and not the first one."""
+        generator = torch.Generator().manual_seed(seed)
+        place = torch.arange(blocks)
+        free = ((place[:, None] - place[None, :]).abs() >= away) & (place[None, :] > 0)  # (blocks, blocks)
+        order = torch.rand(heads, blocks, blocks, generator=generator).masked_fill(~free, 2.0)
+        value, chosen = order.sort(-1)
+        chosen = torch.where(value < 2.0, chosen, -1)[..., :count]
+        return cls(size, tuple(tuple(tuple(row) for row in head) for head in chosen.tolist()))
+
+    def allowed(self, query: Tensor, key: Tensor) -> Tensor:
+        table = torch.tensor(self.table, device=query.device)  # (heads, blocks, drawn)
+        block = key // self.size
+        seen = [_looked_up(table[..., n], query // self.size) == block for n in range(table.shape[-1])]
+        return torch.stack(seen).any(0)
+
+    def key_blocks(self, length: int, size: int) -> Tensor:
+        return _scaled(torch.tensor(self.table), self.size, length, size)
+
+
+@dataclass(frozen=True)
+class Global:
+    """Some tokens see every token, and every token sees them (Beltagy et al. 2020, section 3.1).
+
+    They are the first ``first`` tokens of every document, the first and last ``block`` tokens of its grid of blocks
+    (BigBird's ITC), and those that the data chooses (`Mask.chosen`). Not a `Pattern`: it depends on the data.
+
+    Args:
+        first: tokens at the start of each document.
+        block: its first block of so many tokens, and the block in which its last token stands; 0 for neither.
+        queries: these tokens also see everything; False where someone else computes what they see.
+    """
+
+    first: int = 0
+    block: int = 0
+    queries: bool = True
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """A union of patterns, and tokens that see and are seen by all. No pattern at all: everything is allowed."""
+
+    patterns: tuple[Pattern, ...] = ()
+    everywhere: Global | None = None
+
+    @property
+    def heads(self) -> int:
+        return max((pattern.heads for pattern in self.patterns), default=1)
+
+    def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """What the patterns allow, `Global` apart; None when that is everything."""
+        tables = [pattern.allowed(query, key) for pattern in self.patterns]
+        if not tables:
+            return None
+        union = tables[0]
+        for table in tables[1:]:
+            union = union | table
+        return union
+
+
+FULL = Sparse()
+"""Every token sees every token (Vaswani et al. 2017)."""
+
+
+def neighbours(blocks: int, before: int, after: int) -> Tensor:
+    """(1, blocks, before + 1 + after) int64: each block, those before and those after it; -1 beyond the ends."""
+    place = torch.arange(blocks)[:, None] + torch.arange(-before, after + 1)
+    return torch.where((place >= 0) & (place < blocks), place, -1)[None]
+
+
+def _looked_up(table: Tensor, block: Tensor) -> Tensor:
+    """(heads, *shape of ``block`` without its heads) entries of ``table`` (heads, blocks); -1 past its end."""
+    inside = block.clamp(max=table.shape[1] - 1)[0]
+    return torch.where(block < table.shape[1], table[:, inside], -1)
+
+
+def _scaled(table: Tensor, own: int, length: int, size: int) -> Tensor:
+    """A table of blocks of ``own`` tokens (heads, blocks, n) as one of blocks of ``size``, which divides ``own``."""
+    parts = own // size
+    fine = table[..., None] * parts + torch.arange(parts)  # (heads, blocks, n, parts)
+    fine = torch.where(table[..., None] < 0, -1, fine).flatten(2)
+    fine = fine.repeat_interleave(parts, dim=1)
+    blocks = length // size
+    if fine.shape[1] < blocks:  # a text longer than the table: nothing drawn there
+        fine = torch.cat([fine, fine.new_full((fine.shape[0], blocks - fine.shape[1], fine.shape[2]), -1)], dim=1)
+    return torch.where(fine < blocks, fine, -1)[:, :blocks]
+
+
+def common_size(patterns: Sequence[Pattern]) -> int:
+    """The block size on which these patterns are best computed: their own grid, or a quarter of a window's width."""
+    grids = [p.size for p in patterns if isinstance(p, Blocks | PermutedBlocks | RandomBlocks)]
+    return min(grids) if grids else 64
