@@ -43,12 +43,18 @@ class Batch:
     positions: Tensor | None = None  # (targets,) int64 into batch * seq: where `labels` stand, for token labels
     labels: Tensor | None = None  # (targets,) token ids, or (batch,) classes, or (batch, classes) multi-label 0/1
     pair_labels: Tensor | None = None  # (batch,) int64: next sentence prediction
+    chunks: Tensor | None = None  # (texts, chunks) int64: the sequences of each text, in order; -1: no more. None: one
     targets: dict[str, float] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that the device works through, padding included."""
         return self.input_ids.numel()
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the data: sequences, or texts where these are read in chunks."""
+        return len(self.input_ids if self.chunks is None else self.chunks)
 
     @property
     def context(self) -> dict[str, Tensor | None]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from homespun.data.long_inputs import LongInputs, Truncate
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.text.sources import read_records
@@ -17,6 +18,7 @@ from homespun.text.tokenizer import Tokenizer
 LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
 """One name a text, or one tuple of names a text where a text may carry several labels or none."""
 
+_TRUNCATE = Truncate()
 _CHUNK = 8192  # texts encoded at a time, so that only one chunk's ids are ever held as Python objects
 
 
@@ -104,22 +106,25 @@ def _number_or_name(name: str) -> tuple[bool, float, str]:
 
 
 class LabelledRows:
-    """One row a text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, cut to ``length`` tokens.
+    """One row a text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
 
-    Of a pair, the longer text is cut first. Token ids lie in one flat array, 2 or 4 bytes a token, whatever the
-    number of texts. An empty text is the row ``[CLS] [SEP]``.
+    What is read of a longer text is for ``long_inputs`` to say. Where that is chunks, the row is ``[CLS] chunk [SEP]
+    [CLS] chunk [SEP] ...`` and its ``documents`` number them. Of a pair, the longer text is cut first. Token ids lie in
+    one flat array, 2 or 4 bytes a token, whatever the number of texts. An empty text is the row ``[CLS] [SEP]``.
 
     Args:
         texts: the texts, ``pairs`` their second texts where a row is a pair.
         labels: their labels, as read; ``None`` for texts to predict.
-        length: the greatest number of tokens in a row, special tokens included.
+        length: the greatest number of tokens that the model is given at a time, special tokens included.
+        long_inputs: what is read of a longer text.
         names: the classes; only needed with ``labels``.
 
     Raises:
-        UserError: ``length`` leaves no room for a token, or a label was not seen in training.
+        UserError: ``length`` leaves no room for a token, a label was not seen in training, or pairs are to be read
+            otherwise than truncated.
     """
 
-    lengths: NDArray[np.int64]  # (rows,) tokens in each row, special tokens included
+    lengths: NDArray[np.int64]  # (rows,) tokens in each row, over all its chunks, special tokens included
     cut: NDArray[np.bool_]  # (rows,) whether tokens were left out
     empty: int  # texts without a single token
     targets: NDArray[np.int64] | None  # `Labels.encode` of the labels
@@ -131,12 +136,17 @@ class LabelledRows:
         tokenizer: Tokenizer,
         *,
         length: int,
+        long_inputs: LongInputs = _TRUNCATE,
         names: Labels | None = None,
         pairs: Sequence[str] | None = None,
     ) -> None:
         room = length - (2 if pairs is None else 3)
         if room < (1 if pairs is None else 2):
             raise UserError(f"a length of {length} tokens leaves no room between the special tokens; give 16 or more")
+        if pairs is not None and long_inputs != _TRUNCATE:
+            raise UserError(
+                f"pairs of texts are truncated, not read by {long_inputs.kind}; set long_inputs.kind=truncate"
+            )
         for name, values in (("labels", labels), ("pairs", pairs)):
             if values is not None and len(values) != len(texts):
                 raise ValueError(f"{len(texts)} texts but {len(values)} {name}")
@@ -144,6 +154,8 @@ class LabelledRows:
             raise ValueError("labels and their names come together")
         self.targets = None if labels is None or names is None else names.encode(labels)
         self.pad_id = tokenizer.pad_id
+        self.length = length
+        reach = long_inputs.reach(room)
 
         kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         cls, sep = np.array([tokenizer.cls_id], kind), np.array([tokenizer.sep_id], kind)
@@ -157,9 +169,10 @@ class LabelledRows:
                 other = None if second is None else second[index]
                 size = len(ids) + (0 if other is None else len(other))
                 self.empty += len(ids) == 0
-                cut.append(size > room)
+                cut.append(size > reach)
                 if other is None:
-                    row = [cls, ids[:room].astype(kind), sep]
+                    pieces_of_text = long_inputs.pieces(ids, room)
+                    row = [ids for piece in pieces_of_text for ids in (cls, piece.astype(kind), sep)]
                 else:
                     keep, keep_other = _cut_longer(len(ids), len(other), room)
                     row = [cls, ids[:keep].astype(kind), sep, other[:keep_other].astype(kind), sep]
@@ -175,8 +188,18 @@ class LabelledRows:
 
     @property
     def truncated(self) -> int:
-        """Rows that were longer than ``length`` and were cut."""
+        """Texts of which tokens were left out."""
         return int(self.cut.sum())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Texts ``longer`` than ``length``, and of these the ``truncated`` and the ``chunked``, which may be both."""
+        chunked = self.lengths > self.length
+        return {
+            "longer": int((self.cut | chunked).sum()),
+            "truncated": self.truncated,
+            "chunked": int(chunked.sum()),
+        }
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -186,12 +209,14 @@ class LabelledRows:
             raise IndexError(f"row {index} of {len(self)}")
         index %= len(self)
         input_ids = self._ids[self._starts[index] : self._starts[index + 1]].astype(np.int64)
-        token_types = None
+        token_types = chunks = None
+        if len(input_ids) > self.length:  # every chunk but the last is full
+            chunks = np.arange(len(input_ids)) // self.length
         if self._firsts is not None:
             token_types = (np.arange(len(input_ids)) >= self._firsts[index]).astype(np.int64)
         target = None if self.targets is None else self.targets[index]
         label = int(target) if target is not None and target.ndim == 0 else target
-        return Row(input_ids, token_type_ids=token_types, label=label)
+        return Row(input_ids, documents=chunks, token_type_ids=token_types, label=label)
 
 
 def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:

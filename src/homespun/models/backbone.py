@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TypedDict, Unpack
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from homespun.models.embeddings import Embeddings
 from homespun.nn.masks import Mask
+from homespun.nn.residual import Streams
+
+
+class Context(TypedDict, total=False):
+    """What an encoder may be given beside ``input_ids``."""
+
+    attention_mask: Tensor | None
+    """(batch, seq); nonzero takes part."""
+    token_type_ids: Tensor | None
+    """(batch, seq) int64 segments."""
+    position_ids: Tensor | None
+    """(batch, seq) int64; counted from 0 where not given."""
+    documents: Tensor | None
+    """(batch, seq) int64; tokens see those of the same number only."""
+    global_attention_mask: Tensor | None
+    """(batch, seq); nonzero sees all and is seen by all, where the attention has such tokens."""
 
 
 class Encoder(nn.Module):
-    """Embeddings, a projection where they are narrower than the stream, layers, a last norm where layers are pre-norm.
+    """Embeddings, a projection where they are narrower than the layers, layers, a last norm where these want one.
 
-    ``causal=True`` makes it the stack of a decoder-only language model.
+    Args:
+        embeddings: tokens to vectors.
+        layers: ``(hidden, mask) -> hidden``, each.
+        input_size: width of what enters the layers.
+        streams: how the layers are entered and run.
+        final_norm: after the last layer.
+        causal: no token sees a later one; this makes it the stack of a decoder-only language model.
+
+    Attributes:
+        hidden_size: width of what comes out, which heads are built for.
+        gradient_checkpointing: in training, compute layers again in the backward pass; reversible ones always are.
     """
 
     def __init__(
@@ -22,17 +48,19 @@ class Encoder(nn.Module):
         embeddings: Embeddings,
         layers: Sequence[nn.Module],
         *,
-        hidden_size: int,
+        input_size: int,
+        streams: Streams,
         final_norm: nn.Module,
         causal: bool = False,
     ) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size = input_size * streams.copies
         self.causal = causal
         self.gradient_checkpointing = False
         self.embeddings = embeddings
-        narrow = embeddings.embedding_size != hidden_size
-        self.projection = nn.Linear(embeddings.embedding_size, hidden_size) if narrow else nn.Identity()
+        narrow = embeddings.embedding_size != input_size
+        self.projection = nn.Linear(embeddings.embedding_size, input_size) if narrow else nn.Identity()
+        self.streams = streams
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
 
@@ -41,44 +69,26 @@ class Encoder(nn.Module):
         """The epsilon of its norms, for heads that have one."""
         return float(self.embeddings.norm.eps)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        documents: Tensor | None = None,
-        global_attention_mask: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden).
-
-        Args:
-            input_ids: (batch, seq) int64.
-            attention_mask: (batch, seq); nonzero takes part.
-            token_type_ids: (batch, seq) int64 segments.
-            position_ids: (batch, seq) int64; counted from 0 where not given.
-            documents: (batch, seq) int64; tokens see those of the same number only.
-            global_attention_mask: (batch, seq); nonzero sees all and is seen by all, where the attention has such
-                tokens.
 
         Raises:
             UserError: a sequence longer than ``max_position_embeddings``.
         """
-        hidden = None
-        for hidden in self.hidden_states(  # noqa: B007  the last is the result
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            documents=documents,
-            global_attention_mask=global_attention_mask,
-        ):
-            pass
-        result: Tensor = self.final_norm(hidden)
+        hidden, mask = self._enter(input_ids, **context)
+        recompute = self.gradient_checkpointing and self.training
+        result: Tensor = self.final_norm(self.streams.run(self.layers, hidden, mask, recompute=recompute))
         return result
 
-    def hidden_states(
+    def hidden_states(self, input_ids: Tensor, **context: Unpack[Context]) -> Iterator[Tensor]:
+        """The stream before the layers and after every one, each (batch, seq, hidden), as they are made."""
+        hidden, mask = self._enter(input_ids, **context)
+        yield hidden
+        for layer in self.layers:
+            hidden = layer(hidden, mask)
+            yield hidden
+
+    def _enter(
         self,
         input_ids: Tensor,
         *,
@@ -87,20 +97,12 @@ class Encoder(nn.Module):
         position_ids: Tensor | None = None,
         documents: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
-    ) -> Iterator[Tensor]:
-        """The stream after the embeddings and after every layer, each (batch, seq, hidden), as they are made."""
+    ) -> tuple[Tensor, Mask]:
         keep = None if attention_mask is None else attention_mask.bool()
         chosen = None if global_attention_mask is None else global_attention_mask.bool()
         mask = Mask(keep, causal=self.causal, documents=documents, chosen=chosen)
         vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
-        hidden: Tensor = self.projection(vectors)
-        yield hidden
-        for layer in self.layers:
-            if self.gradient_checkpointing and self.training:
-                hidden = checkpoint(layer, hidden, mask, use_reentrant=False)
-            else:
-                hidden = layer(hidden, mask)
-            yield hidden
+        return self.streams.enter(self.projection(vectors)), mask
 
 
 class Model(nn.Module):
@@ -119,8 +121,12 @@ class Model(nn.Module):
         position_ids: Tensor | None = None,
         documents: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        chunks: Tensor | None = None,
     ) -> Tensor:
-        """The head's logits, or the hidden states (batch, seq, hidden) where there is no head."""
+        """The head's logits, or the hidden states (batch, seq, hidden) where there is no head.
+
+        With ``chunks`` (`Batch.chunks`) a head over whole texts gives logits (texts, labels).
+        """
         hidden: Tensor = self.backbone(
             input_ids,
             attention_mask=attention_mask,
@@ -131,5 +137,6 @@ class Model(nn.Module):
         )
         if self.head is None:
             return hidden
-        logits: Tensor = self.head(hidden, attention_mask)
+        of_texts = () if chunks is None else (chunks,)  # token heads know of none
+        logits: Tensor = self.head(hidden, attention_mask, *of_texts)
         return logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, PositiveInt, field_validator, model_validator
 from torch import nn
 
 from homespun.config import Config
@@ -13,14 +13,16 @@ from homespun.models.attentions import AttentionConfig
 from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
 from homespun.models.backbone import Encoder, Model
+from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
 from homespun.models.presets import PRESETS
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
-from homespun.nn.positions import LearnedPositions, SinusoidalPositions
-from homespun.nn.residual import Layer, PostNorm, PreNorm
+from homespun.nn.positions import AxialPositions, LearnedPositions, SinusoidalPositions
+from homespun.nn.residual import Layer, OneStream, PostNorm, PreNorm, Streams
+from homespun.nn.reversible import Branch, ReversibleLayer, TwoStreams
 
 
 class LearnedPositionsConfig(Config):
@@ -42,7 +44,24 @@ class SinusoidalPositionsConfig(Config):
         return SinusoidalPositions(max_position_embeddings, embedding_size)
 
 
-PositionsConfig = Annotated[LearnedPositionsConfig | SinusoidalPositionsConfig, Field(discriminator="kind")]
+class AxialPositionsConfig(Config):
+    """Learned vectors of the rows and columns of a grid, for long inputs (Reformer)."""
+
+    kind: Literal["axial"] = "axial"
+    shape: tuple[PositiveInt, PositiveInt] = Field(
+        description="rows and columns; their product is at least max_position_embeddings"
+    )
+    sizes: tuple[PositiveInt, PositiveInt] = Field(
+        description="widths of their vectors; they sum to the width of the embeddings"
+    )
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return AxialPositions(max_position_embeddings, embedding_size, shape=self.shape, sizes=self.sizes)
+
+
+PositionsConfig = Annotated[
+    LearnedPositionsConfig | SinusoidalPositionsConfig | AxialPositionsConfig, Field(discriminator="kind")
+]
 
 
 class PostResidualConfig(Config):
@@ -50,10 +69,20 @@ class PostResidualConfig(Config):
 
     kind: Literal["post"] = "post"
 
+    def layer_size(self, hidden_size: int) -> int:
+        """The width that layers work at."""
+        return hidden_size
+
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
         return PostNorm(sublayer, norm, dropout)
 
-    def final_norm(self, hidden_size: int, eps: float) -> nn.Module:
+    def layer(self, attention: nn.Module, feedforward: nn.Module) -> nn.Module:
+        return Layer(attention, feedforward)
+
+    def build_streams(self) -> Streams:
+        return OneStream()
+
+    def final_norm(self, size: int, eps: float, dropout: float) -> nn.Module:
         return nn.Identity()
 
 
@@ -62,14 +91,57 @@ class PreResidualConfig(Config):
 
     kind: Literal["pre"] = "pre"
 
+    def layer_size(self, hidden_size: int) -> int:
+        """The width that layers work at."""
+        return hidden_size
+
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
         return PreNorm(sublayer, norm, dropout)
 
-    def final_norm(self, hidden_size: int, eps: float) -> nn.Module:
-        return nn.LayerNorm(hidden_size, eps=eps)
+    def layer(self, attention: nn.Module, feedforward: nn.Module) -> nn.Module:
+        return Layer(attention, feedforward)
+
+    def build_streams(self) -> Streams:
+        return OneStream()
+
+    def final_norm(self, size: int, eps: float, dropout: float) -> nn.Module:
+        return nn.LayerNorm(size, eps=eps)
 
 
-ResidualConfig = Annotated[PostResidualConfig | PreResidualConfig, Field(discriminator="kind")]
+class ReversibleResidualConfig(Config):
+    """Two streams whose activations the backward pass recomputes: memory does not grow with depth, a third more time.
+
+    ``streams: split`` gives each stream half of ``hidden_size`` (document 000, section 4.3.3); ``copy`` gives each all
+    of it, and heads twice that (Reformer). Normalised before the sublayer and once more at the end.
+    """
+
+    kind: Literal["reversible"] = "reversible"
+    streams: Literal["split", "copy"] = "split"
+
+    def layer_size(self, hidden_size: int) -> int:
+        """The width that layers work at."""
+        if self.streams == "copy":
+            return hidden_size
+        if hidden_size % 2:
+            raise UserError(f"hidden_size={hidden_size} has no half for reversible streams; choose an even number")
+        return hidden_size // 2
+
+    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Branch(sublayer, norm, dropout)
+
+    def layer(self, attention: nn.Module, feedforward: nn.Module) -> nn.Module:
+        return ReversibleLayer(attention, feedforward)
+
+    def build_streams(self) -> Streams:
+        return TwoStreams(copies=2 if self.streams == "copy" else 1)
+
+    def final_norm(self, size: int, eps: float, dropout: float) -> nn.Module:
+        return nn.Sequential(nn.LayerNorm(size, eps=eps), Dropout(dropout))
+
+
+ResidualConfig = Annotated[
+    PostResidualConfig | PreResidualConfig | ReversibleResidualConfig, Field(discriminator="kind")
+]
 
 
 def _name_presets(schema: dict[str, Any]) -> None:
@@ -93,6 +165,9 @@ class EncoderConfig(Config):
     num_hidden_layers: int = Field(default=4, ge=1)
     num_attention_heads: int = Field(default=4, ge=1)
     intermediate_size: int = Field(default=1024, ge=1)
+    feed_forward_chunk: int = Field(
+        default=0, ge=0, description="positions the feed-forward works through at once, to save memory; 0: all"
+    )
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = Field(default=0.1, ge=0, lt=1)
     attention_probs_dropout_prob: float = Field(
@@ -129,9 +204,12 @@ class EncoderConfig(Config):
 
     @model_validator(mode="after")
     def _heads(self) -> EncoderConfig:
-        if self.hidden_size % self.num_attention_heads:
+        size = self.residual.layer_size(self.hidden_size)
+        if size % self.num_attention_heads:
+            halved = "" if size == self.hidden_size else f", {size} in a reversible stream,"
             raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
+                f"hidden_size={self.hidden_size}{halved} is not a multiple of "
+                f"num_attention_heads={self.num_attention_heads}"
             )
         return self
 
@@ -163,28 +241,33 @@ class EncoderConfig(Config):
             )
         given = embeddings
         embeddings = self.build_embeddings() if embeddings is None else embeddings
-        layers = self._layers()
+        streams = self.residual.build_streams()
         encoder = Encoder(
             embeddings,
-            layers,
-            hidden_size=self.hidden_size,
-            final_norm=self.residual.final_norm(self.hidden_size, self.layer_norm_eps),
+            self._layers(),
+            input_size=self.hidden_size,
+            streams=streams,
+            final_norm=self.residual.final_norm(
+                self.hidden_size * streams.copies, self.layer_norm_eps, self.hidden_dropout_prob
+            ),
             causal=self.causal,
         )
         shared = set() if given is None else set(given.modules())
         initialise((m for m in encoder.modules() if m not in shared), self.initializer_range)
         return encoder
 
-    def _layers(self) -> list[Layer]:
+    def _layers(self) -> list[nn.Module]:
+        size = self.residual.layer_size(self.hidden_size)
+
         def wire(sublayer: nn.Module) -> nn.Module:
-            norm = nn.LayerNorm(self.hidden_size, eps=self.layer_norm_eps)
+            norm = nn.LayerNorm(size, eps=self.layer_norm_eps)
             return self.residual.wire(sublayer, norm, Dropout(self.hidden_dropout_prob))
 
-        layers: list[Layer] = []
+        layers: list[nn.Module] = []
         attention = None
         for number in range(self.num_hidden_layers):
             shape = AttentionShape(
-                hidden_size=self.hidden_size,
+                hidden_size=size,
                 num_attention_heads=self.num_attention_heads,
                 max_position_embeddings=self.max_position_embeddings,
                 layer=number,
@@ -194,8 +277,10 @@ class EncoderConfig(Config):
                 previous=attention,
             )
             attention = self.attention.build(shape)
-            feedforward = FeedForward(self.hidden_size, self.intermediate_size, ACTIVATIONS[self.hidden_act]())
-            layers.append(Layer(wire(attention), wire(feedforward)))
+            feedforward = FeedForward(
+                size, self.intermediate_size, ACTIVATIONS[self.hidden_act](), chunk=self.feed_forward_chunk
+            )
+            layers.append(self.residual.layer(wire(attention), wire(feedforward)))
         return layers
 
 
@@ -239,7 +324,7 @@ class DiscriminatorHeadConfig(Config):
 
 
 TokenHeadConfig = MaskedLMHeadConfig | CausalLMHeadConfig | DiscriminatorHeadConfig
-HeadConfig = Annotated[TokenHeadConfig | SequenceHeadConfig, Field(discriminator="kind")]
+HeadConfig = Annotated[TokenHeadConfig | SequenceHeadConfig | ChunkPoolHeadConfig, Field(discriminator="kind")]
 
 
 class ModelConfig(Config):

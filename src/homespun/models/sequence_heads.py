@@ -1,13 +1,16 @@
 """Classification heads: from the vectors of all tokens to one row of logits a text.
 
-Every head is called `head(hidden, attention_mask)` with `hidden` (batch, seq, hidden) and `attention_mask`
+Every head is called `head(hidden, attention_mask, chunks)` with `hidden` (batch, seq, hidden) and `attention_mask`
 (batch, seq) bool or ``None`` where nothing is padded, and gives logits (batch, labels). Texts begin with [CLS] and
-are padded on the right. Padding never changes the logits, and a row that is all padding gives no NaN.
+are padded on the right. Padding never changes the logits, and a row that is all padding gives no NaN. Where texts are
+read in chunks, `chunks` is `Batch.chunks`, and the logits (texts, labels) are the means of the chunks' logits.
+
+A head is its `features`, (batch, width) of each sequence, and a `classifier` behind a `dropout`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -22,6 +25,36 @@ NumLabels = Annotated[int, Field(ge=1, description="classes; set from the labels
 Width = Annotated[int, Field(ge=1)]
 
 
+class SequenceHead(Protocol):
+    """What all heads here have, so that layers can stand between the features and the classifier."""
+
+    dropout: nn.Dropout
+    classifier: nn.Linear
+
+    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """(batch, width): what was found in each sequence."""
+
+    def __call__(self, hidden: Tensor, attention_mask: Tensor | None, chunks: Tensor | None) -> Tensor: ...
+
+
+def gather_chunks(values: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """(batch, width) values of sequences as (texts, chunks, width), zeros where a text has no more, and where it has.
+
+    ``chunks`` is `Batch.chunks`.
+    """
+    keep = chunks >= 0  # (texts, chunks)
+    # filled after gathering: what stands in the place of a missing chunk is another text's, and may be no number
+    return values[chunks.clamp(min=0)].masked_fill(~keep[..., None], 0.0), keep
+
+
+def _by_text(logits: Tensor, chunks: Tensor | None) -> Tensor:
+    """(batch, labels) -> (texts, labels): the mean over the chunks of each text."""
+    if chunks is None:
+        return logits
+    gathered, keep = gather_chunks(logits, chunks)
+    return gathered.sum(dim=1) / keep.sum(dim=1, keepdim=True)
+
+
 class LinearHead(nn.Module):
     """[CLS] -> dropout -> linear: the smallest head, and the steadiest where labels are few."""
 
@@ -30,9 +63,12 @@ class LinearHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(hidden_size, num_labels)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.classifier(self.dropout(hidden[:, 0]))
-        return logits
+    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        return hidden[:, 0]
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
+        return _by_text(logits, chunks)
 
 
 class MeanHead(nn.Module):
@@ -43,14 +79,15 @@ class MeanHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(hidden_size, num_labels)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         if attention_mask is None:
-            mean = hidden.mean(dim=1)
-        else:
-            count = attention_mask.sum(dim=1, keepdim=True).clamp(min=1)
-            mean = _without_padding(hidden, attention_mask).sum(dim=1) / count
-        logits: Tensor = self.classifier(self.dropout(mean))  # (batch, labels)
-        return logits
+            return hidden.mean(dim=1)
+        count = attention_mask.sum(dim=1, keepdim=True).clamp(min=1)
+        return _without_padding(hidden, attention_mask).sum(dim=1) / count
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
+        return _by_text(logits, chunks)
 
 
 class FeedForwardHead(nn.Module):
@@ -63,10 +100,13 @@ class FeedForwardHead(nn.Module):
         self.activation = nn.GELU()
         self.classifier = nn.Linear(hidden_size, num_labels)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        pooled = self.activation(self.dense(self.dropout(hidden[:, 0])))
-        logits: Tensor = self.classifier(self.dropout(pooled))
-        return logits
+    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        features: Tensor = self.activation(self.dense(self.dropout(hidden[:, 0])))
+        return features
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
+        return _by_text(logits, chunks)
 
 
 class PooledHead(nn.Module):
@@ -83,10 +123,13 @@ class PooledHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(hidden_size, num_labels)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        pooled = self.activation(self.dense(self.input_dropout(hidden[:, 0])))
-        logits: Tensor = self.classifier(self.dropout(pooled))
-        return logits
+    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        features: Tensor = self.activation(self.dense(self.input_dropout(hidden[:, 0])))
+        return features
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
+        return _by_text(logits, chunks)
 
 
 class ConvolutionalHead(nn.Module):
@@ -105,7 +148,7 @@ class ConvolutionalHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(filters * len(filter_sizes), num_labels)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         channels = _without_padding(hidden, attention_mask).transpose(1, 2)  # (batch, hidden, seq)
         features = []
         for size, convolution in zip(self.filter_sizes, self.convolutions, strict=True):
@@ -114,8 +157,11 @@ class ConvolutionalHead(nn.Module):
                 # zero is the least that a ReLU gives, so it never wins over a real token
                 found = found.masked_fill(~attention_mask[:, None], 0.0)
             features.append(found.amax(dim=2))
-        logits: Tensor = self.classifier(self.dropout(torch.cat(features, dim=1)))
-        return logits
+        return torch.cat(features, dim=1)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
+        return _by_text(logits, chunks)
 
 
 class BiLSTMHead(nn.Module):
@@ -127,7 +173,7 @@ class BiLSTMHead(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(2 * lstm_size, num_labels)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         if attention_mask is None:
             _, (states, _) = self.lstm(hidden)
         else:
@@ -135,9 +181,11 @@ class BiLSTMHead(nn.Module):
             tokens = _without_padding(hidden, attention_mask)
             packed = pack_padded_sequence(tokens, lengths, batch_first=True, enforce_sorted=False)
             _, (states, _) = self.lstm(packed)
-        last = torch.cat([states[-2], states[-1]], dim=1)  # (batch, 2 * lstm_size): upper layer, forwards and backwards
-        logits: Tensor = self.classifier(self.dropout(last))
-        return logits
+        return torch.cat([states[-2], states[-1]], dim=1)  # (batch, 2 * lstm_size): upper layer, both directions
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
+        return _by_text(logits, chunks)
 
 
 def _without_padding(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:

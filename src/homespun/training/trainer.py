@@ -264,7 +264,7 @@ class Trainer:
 
     def _smaller(self, number: int, parts: list[Batch]) -> list[Batch]:
         """The same step in micro-batches of half the size, which is the size from here on."""
-        size = max(len(part.input_ids) for part in parts)
+        size = max(part.num_rows for part in parts)
         if self.world_size > 1:  # the others wait for this one's gradients of a step that it cannot make
             raise UserError(f"out of memory with micro-batches of {size} rows; lower train.micro_batch_size")
         if size == 1:

@@ -1,0 +1,150 @@
+"""Texts longer than a model reads: what of them it is given. One setting, the same wherever texts are read.
+
+A text is a row. Where it is read in chunks, its row holds them one after the other, each with its own special tokens
+and numbered by `Row.documents`; `pad_chunks` makes a sequence of each, and `Batch.chunks` tells whose they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from homespun.batch import Batch
+from homespun.config import Config, validate
+from homespun.data.padding import pad
+from homespun.data.rows import Row
+
+Ids = NDArray[Any]  # (tokens,) of one text, without special tokens
+Chunks = Annotated[int, Field(ge=1, le=1024, description="at most so many a text; tokens beyond them are left out")]
+Overlap = Annotated[float, Field(ge=0, le=0.9, description="share of a chunk that repeats the end of the one before")]
+
+
+class Truncate(Config):
+    """The first tokens. With a large ``length`` and an attention that can pay for it, this is how long texts are read
+    whole."""
+
+    kind: Literal["truncate"] = "truncate"
+    layers: ClassVar[int] = 0
+
+    def reach(self, room: int) -> int:
+        """How many tokens of a text are read at most, where a sequence has ``room`` for so many."""
+        return room
+
+    def pieces(self, ids: Ids, room: int) -> list[Ids]:
+        """What is read of a text: a sequence each, of at most ``room`` tokens; all but the last are full."""
+        return [ids[:room]]
+
+
+class HeadTail(Config):
+    """The first tokens and the last ones in one sequence, the middle left out (Sun et al. 2019, section 5.3.1).
+
+    ``head`` is the beginning's share of the room: a quarter, as there (128 of 510). 0 reads the end alone.
+    """
+
+    kind: Literal["head_tail"] = "head_tail"
+    layers: ClassVar[int] = 0
+    head: float = Field(default=0.25, ge=0, lt=1, description="share of the sequence for the beginning of the text")
+
+    def reach(self, room: int) -> int:
+        """As `Truncate.reach`."""
+        return room
+
+    def pieces(self, ids: Ids, room: int) -> list[Ids]:
+        """As `Truncate.pieces`: always one."""
+        if len(ids) <= room:
+            return [ids]
+        head = min(round(self.head * room), room - 1)
+        return [np.concatenate([ids[:head], ids[len(ids) - (room - head) :]])]
+
+
+class ChunkMean(Config):
+    """Chunks that the model reads one by one; the logits of a text are the mean of its chunks'.
+
+    The loss is that of the mean, so that a chunk without a sign of the class need not tell it.
+    """
+
+    kind: Literal["chunk_mean"] = "chunk_mean"
+    layers: ClassVar[int] = 0
+    chunks: Chunks = 8
+    overlap: Overlap = 0.0
+
+    def reach(self, room: int) -> int:
+        """As `Truncate.reach`, over all chunks."""
+        return room + (self.chunks - 1) * _step(room, self.overlap)
+
+    def pieces(self, ids: Ids, room: int) -> list[Ids]:
+        """As `Truncate.pieces`: the chunks, in order."""
+        return _windows(ids, room, _step(room, self.overlap), self.chunks)
+
+
+class ChunkPool(Config):
+    """Chunks that the model reads one by one, and small transformer layers over what it found in each.
+
+    After ToBERT (Pappagari et al. 2019). What stands above is `homespun.models.chunk_pool.ChunkPoolHead`.
+    """
+
+    kind: Literal["chunk_pool"] = "chunk_pool"
+    chunks: Chunks = 8
+    overlap: Overlap = 0.0
+    layers: int = Field(default=1, ge=1, le=4, description="transformer layers over the chunks of a text")
+
+    def reach(self, room: int) -> int:
+        """As `Truncate.reach`, over all chunks."""
+        return room + (self.chunks - 1) * _step(room, self.overlap)
+
+    def pieces(self, ids: Ids, room: int) -> list[Ids]:
+        """As `Truncate.pieces`: the chunks, in order."""
+        return _windows(ids, room, _step(room, self.overlap), self.chunks)
+
+
+LongInputs = Annotated[Truncate | HeadTail | ChunkMean | ChunkPool, Field(discriminator="kind")]
+
+
+def _step(room: int, overlap: float) -> int:
+    """Tokens from the beginning of a chunk to that of the next."""
+    return max(1, room - round(overlap * room))
+
+
+def _windows(ids: Ids, room: int, step: int, most: int) -> list[Ids]:
+    count = 1 + max(0, -(-(len(ids) - room) // step))
+    return [ids[start : start + room] for start in range(0, min(count, most) * step, step)]
+
+
+class _Saved(Config):
+    long_inputs: LongInputs = Truncate()
+
+
+def saved_long_inputs(task: Mapping[str, Any], *, source: str) -> LongInputs:
+    """The setting in the ``task`` of a stored model; a model that knows of none truncates.
+
+    Raises:
+        UserError: beginning with ``source``: it is no setting of this version.
+    """
+    return validate(_Saved, {k: task[k] for k in ("long_inputs",) if k in task}, source=source).long_inputs
+
+
+def pad_chunks(rows: Sequence[Row], pad_id: int) -> Batch:
+    """`pad`, but a sequence for every chunk of every row; `Batch.chunks` stays None where no row has several."""
+    sequences: list[Row] = []
+    counts = []
+    for row in rows:
+        parts = [row] if row.documents is None else _split(row, row.documents)
+        counts.append(len(parts))
+        sequences += parts
+    batch = pad(sequences, pad_id)
+    if len(sequences) == len(rows):
+        return batch
+    place = np.arange(max(counts))
+    first = np.cumsum(counts) - counts
+    chunks = np.where(place < np.array(counts)[:, None], first[:, None] + place, -1)
+    return dataclasses.replace(batch, chunks=torch.from_numpy(chunks))
+
+
+def _split(row: Row, documents: NDArray[np.int64]) -> list[Row]:
+    return [Row(ids) for ids in np.split(row.input_ids, np.flatnonzero(np.diff(documents)) + 1)]
