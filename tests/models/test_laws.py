@@ -25,13 +25,12 @@ from homespun.models.config import (
     TokenHeadConfig,
 )
 from homespun.models.presets import PRESETS
-from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.masks import Mask
 
 VOCAB, SEQ, MAXIMUM = 53, 13, 31
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
-    "hidden_size": 22,
+    "hidden_size": 44,
     "num_attention_heads": 2,
     "intermediate_size": 23,
     "num_hidden_layers": 2,
@@ -48,8 +47,14 @@ ATTENTIONS: dict[str, list[dict[str, Any]]] = {
         | {"everywhere": {"first": 0, "block": 2}},
         {"patterns": [{"kind": "permuted_blocks", "blocks": 4}]},
         {"patterns": [{"kind": "band", "width": 3}]},
+        {"patterns": [{"kind": "window", "radius": 2}], "everywhere": {"first": 2, "projections": True}},
     ],
     "alternating": [{"cycle": [{"kind": "full"}, {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}]}],
+}
+# and of other parts that have more than one way, or need more than their kind
+PARTS: dict[str, list[dict[str, Any]]] = {
+    "reversible": [{"streams": "split"}, {"streams": "copy"}],
+    "axial": [{"shape": [4, 8], "sizes": [17, 27]}],
 }
 # attentions whose neighbourhoods count from the start of a row, or are chosen by content: a packed document is kept
 # apart from the others, but does not see exactly what it would see alone
@@ -59,12 +64,12 @@ GRIDS = {"blocks", "random_blocks", "permuted_blocks"}
 def examples(union: Any) -> list[dict[str, Any]]:
     """Every member of a tagged union of configs, as trees."""
     kinds = [member.model_fields["kind"].default for member in get_args(get_args(union)[0])]
-    return [{"kind": kind} | example for kind in kinds for example in ATTENTIONS.get(kind, [{}])]
+    return [{"kind": kind} | example for kind in kinds for example in (ATTENTIONS | PARTS).get(kind, [{}])]
 
 
 def named(attention: dict[str, Any]) -> str:
     inner = attention.get("patterns", attention.get("cycle", []))
-    return "+".join([attention["kind"], *(part["kind"] for part in inner)])
+    return "+".join([attention["kind"], *(part["kind"] for part in inner), *["global"] * ("everywhere" in attention)])
 
 
 def variants() -> dict[str, EncoderConfig]:
@@ -78,7 +83,7 @@ def variants() -> dict[str, EncoderConfig]:
         config = EncoderConfig.model_validate(SIZES | parts)
         if causal and refuses(config):
             continue
-        configs["-".join([named(attention), residual["kind"], *["causal"] * causal])] = config
+        configs["-".join([named(attention), *residual.values(), *["causal"] * causal])] = config
     for positions in examples(PositionsConfig):
         configs[positions["kind"]] = EncoderConfig.model_validate(SIZES | {"positions": positions})
     for preset, fields in PRESETS.items():
@@ -124,10 +129,11 @@ def reach(encoder: Encoder, length: int) -> Tensor | None:
     """
     mask, seen = Mask(causal=encoder.causal), torch.eye(length)
     for layer in encoder.layers:
-        kernel = layer.attention.sublayer.kernel
-        if not isinstance(kernel, DotProduct):
+        attention = layer.attention.sublayer
+        sparse = getattr(attention, "sparse", getattr(attention.kernel, "sparse", None))
+        if sparse is None:
             return None
-        table = mask.dense(kernel.sparse, length, length, torch.device("cpu"))
+        table = mask.dense(sparse, length, length, torch.device("cpu"))
         # some head sees it, or it is the token itself, through the residual
         step = torch.ones(length, length) if table is None else table[0].any(0).expand(length, length).float()
         seen = ((step + torch.eye(length)) @ seen > 0).float()
@@ -231,7 +237,7 @@ def test_any_length_up_to_the_maximum(config: EncoderConfig) -> None:
     encoder = build(config)
     for length in (1, 2, 3, 5, 17, MAXIMUM - 1, MAXIMUM):
         ids = some_ids(2, length)
-        assert encoder(ids).shape == (2, length, config.hidden_size)
+        assert encoder(ids).shape == (2, length, encoder.hidden_size)
         counted = torch.arange(length).expand(2, -1)
         torch.testing.assert_close(encoder(ids, position_ids=counted), encoder(ids))
     with pytest.raises(UserError, match=f"sequence of {MAXIMUM + 1} tokens exceeds max_position_embeddings={MAXIMUM}"):
@@ -243,7 +249,7 @@ def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
     encoder, ids = build(config).train(), some_ids(2, SEQ)
     keep = torch.arange(SEQ) < torch.tensor([[SEQ], [7]])
     calls = []
-    encoder.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    encoder.layers[0].attention.register_forward_pre_hook(lambda *_: calls.append(1))
     found = []
     for encoder.gradient_checkpointing in (False, True):
         encoder.zero_grad()
@@ -251,7 +257,8 @@ def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
         hidden = encoder(ids, attention_mask=keep)
         hidden.square().sum().backward()
         found.append([hidden.detach(), *(p.grad for p in encoder.parameters() if p.grad is not None)])
-    assert len(calls) == 3  # once, and once more when computed again
+    # once, and once more when computed again, which reversible layers always are
+    assert len(calls) == (4 if config.residual.kind == "reversible" else 3)
     for plain, checkpointed in zip(*found, strict=True):
         torch.testing.assert_close(plain, checkpointed, rtol=1e-6, atol=1e-6)
 
@@ -281,8 +288,9 @@ def test_segments_are_zero_where_none_are_given() -> None:
     assert not torch.equal(encoder(ids, token_type_ids=torch.ones_like(ids)), encoder(ids))
 
 
-def test_hidden_states_are_those_after_every_layer() -> None:
-    encoder, ids = build(VARIANTS["full-pre"]), some_ids(2, SEQ)
+@pytest.mark.parametrize("variant", ["full-post", "full-pre", "full-reversible-split", "full-reversible-copy"])
+def test_hidden_states_are_those_after_every_layer(variant: str) -> None:
+    encoder, ids = build(VARIANTS[variant]), some_ids(2, SEQ)
     states = list(encoder.hidden_states(ids))
     assert len(states) == 1 + len(encoder.layers)
     torch.testing.assert_close(encoder.final_norm(states[-1]), encoder(ids))

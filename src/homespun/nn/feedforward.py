@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
@@ -16,15 +18,36 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class FeedForward(nn.Module):
-    """Linear, activation, linear, the same at every position (Vaswani et al. 2017, section 3.3)."""
+    """Linear, activation, linear, the same at every position (Vaswani et al. 2017, section 3.3).
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation: nn.Module) -> None:
+    Args:
+        hidden_size: width in and out.
+        intermediate_size: width between.
+        activation: between the two.
+        chunk: positions of every row worked through at once; 0: all. The values are the same; of the wide
+            intermediate vectors only those of one chunk exist, also in the backward pass, which computes the first
+            half of each chunk again (Kitaev et al. 2020, section 3).
+    """
+
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: nn.Module, *, chunk: int = 0) -> None:
         super().__init__()
+        self.chunk = chunk
         self.inner = nn.Linear(hidden_size, intermediate_size)
         self.activation = activation
         self.outer = nn.Linear(intermediate_size, hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., hidden) -> (..., hidden)."""
+        """(..., seq, hidden) -> (..., seq, hidden)."""
+        if not self.chunk or hidden.shape[-2] <= self.chunk:
+            return self._apply_to(hidden)
+        parts = torch.split(hidden, self.chunk, -2)
+        if torch.is_grad_enabled():
+            # nothing in here is random
+            return torch.cat(
+                [checkpoint(self._apply_to, part, use_reentrant=False, preserve_rng_state=False) for part in parts], -2
+            )
+        return torch.cat([self._apply_to(part) for part in parts], -2)
+
+    def _apply_to(self, hidden: Tensor) -> Tensor:
         result: Tensor = self.outer(self.activation(self.inner(hidden)))
         return result

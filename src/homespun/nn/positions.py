@@ -63,3 +63,48 @@ class SinusoidalPositions(nn.Module):
         """(batch, seq, embedding), or (1, seq, embedding) when ``position_ids`` is None and positions count from 0."""
         _check(length, self.max_position_embeddings)
         return self.table[None, :length] if position_ids is None else self.table[position_ids]
+
+
+class AxialPositions(nn.Module):
+    """Learned vectors of a grid: a position's is that of its row beside that of its column (Kitaev et al. 2020).
+
+    ``rows * columns`` positions for ``rows + columns`` vectors; positions run along the rows.
+
+    Args:
+        max_position_embeddings: the longest sequence, at most the cells of the grid.
+        embedding_size: width of a position's vector.
+        shape: rows and columns.
+        sizes: widths of a row's vector and of a column's.
+
+    Raises:
+        UserError: at building, a grid too small, or sizes that do not add up; in `forward`, for a sequence longer than
+            ``max_position_embeddings``.
+    """
+
+    def __init__(
+        self, max_position_embeddings: int, embedding_size: int, *, shape: tuple[int, int], sizes: tuple[int, int]
+    ) -> None:
+        super().__init__()
+        rows, self.columns = shape
+        if rows * self.columns < max_position_embeddings:
+            needed = -(-max_position_embeddings // self.columns)
+            raise UserError(
+                f"axial positions of shape={[*shape]} are {rows * self.columns} and "
+                f"max_position_embeddings={max_position_embeddings}; shape={[needed, self.columns]} has enough"
+            )
+        if sum(sizes) != embedding_size:
+            first = min(sizes[0], embedding_size - 1)
+            raise UserError(
+                f"axial positions of sizes={[*sizes]} are {sum(sizes)} wide and the embeddings {embedding_size}; "
+                f"sizes={[first, embedding_size - first]} fit"
+            )
+        self.max_position_embeddings = max_position_embeddings
+        self.row = nn.Embedding(rows, sizes[0])
+        self.column = nn.Embedding(self.columns, sizes[1])
+
+    def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
+        """(batch, seq, embedding), or (1, seq, embedding) when ``position_ids`` is None and positions count from 0."""
+        _check(length, self.max_position_embeddings)
+        if position_ids is None:
+            position_ids = torch.arange(length, device=self.row.weight.device)[None]
+        return torch.cat([self.row(position_ids // self.columns), self.column(position_ids % self.columns)], -1)

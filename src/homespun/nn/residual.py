@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from homespun.nn.masks import Mask
 
@@ -44,3 +48,35 @@ class Layer(nn.Module):
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
         result: Tensor = self.feedforward(self.attention(hidden, mask))
         return result
+
+
+class Streams(Protocol):
+    """How a stack of layers is entered and run; the encoder does not ask which wiring its layers have."""
+
+    copies: int
+    """How wide the stream is, in widths of what enters."""
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """(batch, seq, hidden) -> (batch, seq, copies * hidden)."""
+
+    def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
+        """The stream before the layers -> after them.
+
+        ``recompute``: keep the stream between layers for the backward pass and compute what is inside them again.
+        """
+
+
+class OneStream:
+    """Layers one after the other: `Streams` of post-norm and pre-norm layers."""
+
+    copies = 1
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """(batch, seq, hidden), as it is."""
+        return hidden
+
+    def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
+        """(batch, seq, hidden) -> the same."""
+        for layer in layers:
+            hidden = checkpoint(layer, hidden, mask, use_reentrant=False) if recompute else layer(hidden, mask)
+        return hidden
