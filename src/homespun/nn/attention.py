@@ -47,11 +47,14 @@ class MultiHeadAttention(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
-        query, key, value = (self._heads(part(hidden)) for part in (self.query, self.key, self.value))
+        query, key, value = (
+            split_heads(part(hidden), self.num_attention_heads) for part in (self.query, self.key, self.value)
+        )
         values: Tensor = self.kernel(query, key, value, mask)  # (batch, heads, seq, head_dim)
         mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
         return mixed
 
-    def _heads(self, hidden: Tensor) -> Tensor:
-        heads = hidden.reshape(*hidden.shape[:2], self.num_attention_heads, -1)  # (batch, seq, heads, head_dim)
-        return heads.transpose(1, 2)  # (batch, heads, seq, head_dim)
+
+def split_heads(hidden: Tensor, heads: int) -> Tensor:
+    """(batch, seq, hidden) -> (batch, heads, seq, head_dim), without copying."""
+    return hidden.reshape(*hidden.shape[:2], heads, -1).transpose(1, 2)

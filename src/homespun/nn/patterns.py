@@ -6,7 +6,8 @@ pairs, and which blocks of keys a block of queries needs (`key_blocks`), which t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,10 +32,22 @@ class Pattern(Protocol):
             bool of the broadcast shape, heads first.
         """
 
-    def key_blocks(self, length: int, size: int) -> Tensor:
+    @property
+    def block_size(self) -> int:
+        """The size of blocks in which it is cheapest."""
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Of each head, or of all: above 1, tokens are to be cut into blocks in the order of their remainder by it."""
+
+    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
+        """The same pattern for some of its heads."""
+
+    def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         """(heads or 1, blocks, n) int64: the blocks of ``size`` keys that each block of ``size`` queries needs.
 
-        -1 stands for none. ``length`` is a multiple of ``size``.
+        -1 stands for none. ``length`` is a multiple of ``size``; tokens stand in the order of their remainder by
+        ``step``.
         """
 
 
@@ -60,8 +73,22 @@ class Window:
         step = torch.tensor(self.dilation, device=away.device).view(-1, *[1] * (away.dim() - 1))
         return (away <= self.radius * step) & (away % step == 0)
 
-    def key_blocks(self, length: int, size: int) -> Tensor:
-        reach = -(-self.radius * max(self.dilation) // size)  # in blocks
+    @property
+    def block_size(self) -> int:
+        return min(256, max(16, 1 << (self.radius - 1).bit_length()))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return self.dilation
+
+    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
+        if self.heads == 1:
+            return self
+        steps = tuple(self.dilation[head] for head in heads)
+        return Window(self.radius, steps if len(set(steps)) > 1 else steps[:1])
+
+    def key_blocks(self, length: int, size: int, step: int) -> Tensor:
+        reach = -(-self.radius * max(self.dilation) // (step * size))  # in blocks
         return neighbours(length // size, reach, reach)
 
 
@@ -79,7 +106,18 @@ class Band:
         behind = query - key
         return (behind >= 0) & (behind < self.width)
 
-    def key_blocks(self, length: int, size: int) -> Tensor:
+    @property
+    def block_size(self) -> int:
+        return min(256, max(16, 1 << (self.width // 2).bit_length()))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return (1,)
+
+    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
+        return self
+
+    def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         return neighbours(length // size, -(-(self.width - 1) // size), 0)
 
 
@@ -99,11 +137,20 @@ class Blocks:
         away = key // self.size - query // self.size
         return (away >= -self.before) & (away <= self.after)
 
-    def key_blocks(self, length: int, size: int) -> Tensor:
-        before, after = (-(-(n * self.size + self.size - 1) // size) for n in (self.before, self.after))
-        if size == self.size:
-            before, after = self.before, self.after
-        return neighbours(length // size, before, after)
+    @property
+    def block_size(self) -> int:
+        return self.size
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return (1,)
+
+    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
+        return self
+
+    def key_blocks(self, length: int, size: int, step: int) -> Tensor:
+        blocks = torch.arange(-(-length // self.size))[:, None] + torch.arange(-self.before, self.after + 1)
+        return _scaled(torch.where(blocks >= 0, blocks, -1)[None], self.size, length, size)
 
 
 @dataclass(frozen=True)
@@ -121,7 +168,18 @@ class PermutedBlocks:
         table = torch.tensor(self.permutations, device=query.device)
         return _looked_up(table, query // self.size) == key // self.size
 
-    def key_blocks(self, length: int, size: int) -> Tensor:
+    @property
+    def block_size(self) -> int:
+        return self.size
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return (1,)
+
+    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
+        return PermutedBlocks(self.size, tuple(self.permutations[head] for head in heads))
+
+    def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         return _scaled(torch.tensor(self.permutations)[..., None], self.size, length, size)
 
 
@@ -157,7 +215,18 @@ class RandomBlocks:
         seen = [_looked_up(table[..., n], query // self.size) == block for n in range(table.shape[-1])]
         return torch.stack(seen).any(0)
 
-    def key_blocks(self, length: int, size: int) -> Tensor:
+    @property
+    def block_size(self) -> int:
+        return self.size
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return (1,)
+
+    def of_heads(self, heads: tuple[int, ...]) -> Pattern:
+        return RandomBlocks(self.size, tuple(self.table[head] for head in heads))
+
+    def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         return _scaled(torch.tensor(self.table), self.size, length, size)
 
 
@@ -195,10 +264,42 @@ class Sparse:
         tables = [pattern.allowed(query, key) for pattern in self.patterns]
         if not tables:
             return None
-        union = tables[0]
-        for table in tables[1:]:
-            union = union | table
-        return union
+        return functools.reduce(Tensor.__or__, tables)
+
+    @property
+    def block_size(self) -> int:
+        """The largest size that divides what each pattern would choose."""
+        return math.gcd(*(pattern.block_size for pattern in self.patterns))
+
+    @property
+    def step(self) -> int:
+        """The one step of all patterns, or 1."""
+        steps = {pattern.steps for pattern in self.patterns}
+        return max(steps.pop()) if len(steps) == 1 and self.heads == 1 else 1
+
+    def groups(self) -> tuple[tuple[Sparse, tuple[int, ...]], ...]:
+        """Heads whose tokens stand in the same order, together; all of them, unnamed, where heads do not differ so."""
+        if all(len(pattern.steps) == 1 for pattern in self.patterns):
+            return ((self, ()),)
+        heads: dict[tuple[int, ...], list[int]] = {}
+        for head in range(self.heads):
+            heads.setdefault(tuple(p.steps[head % len(p.steps)] for p in self.patterns), []).append(head)
+        together = [tuple(group) for group in heads.values()]
+        return tuple(
+            (Sparse(tuple(p.of_heads(group) for p in self.patterns), self.everywhere), group) for group in together
+        )
+
+    def key_blocks(self, length: int, size: int) -> Tensor:
+        """(heads or 1, blocks, n) int64: the blocks that the patterns need together, each once; -1 for none."""
+        tables = [pattern.key_blocks(length, size, self.step) for pattern in self.patterns]
+        seen: list[Tensor] = []
+        for table in tables:
+            for column in table.expand(self.heads, -1, -1).unbind(-1):
+                repeated = [column == other for other in seen]
+                left = torch.where(torch.stack(repeated).any(0), -1, column) if repeated else column
+                if bool((left >= 0).any()):
+                    seen.append(left)
+        return torch.stack(seen, dim=-1)
 
 
 FULL = Sparse()
@@ -227,9 +328,3 @@ def _scaled(table: Tensor, own: int, length: int, size: int) -> Tensor:
     if fine.shape[1] < blocks:  # a text longer than the table: nothing drawn there
         fine = torch.cat([fine, fine.new_full((fine.shape[0], blocks - fine.shape[1], fine.shape[2]), -1)], dim=1)
     return torch.where(fine < blocks, fine, -1)[:, :blocks]
-
-
-def common_size(patterns: Sequence[Pattern]) -> int:
-    """The block size on which these patterns are best computed: their own grid, or a quarter of a window's width."""
-    grids = [p.size for p in patterns if isinstance(p, Blocks | PermutedBlocks | RandomBlocks)]
-    return min(grids) if grids else 64

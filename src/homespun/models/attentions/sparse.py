@@ -11,7 +11,8 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.attentions.shape import AttentionShape
 from homespun.nn.attention import MultiHeadAttention
-from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.global_attention import GlobalAttention
+from homespun.nn.kernels.blocked import Blocked
 from homespun.nn.patterns import Band, Blocks, Global, Pattern, PermutedBlocks, RandomBlocks, Sparse, Window
 
 PerLayer = int | list[int]
@@ -145,9 +146,12 @@ class SparseAttentionConfig(Config):
     separates_documents: ClassVar[bool] = True
 
     def build(self, shape: AttentionShape) -> nn.Module:
-        everywhere = None
-        if self.everywhere is not None:
+        if self.everywhere is None:
+            sparse = Sparse(tuple(pattern.build(shape) for pattern in self.patterns))
+        else:
             everywhere = Global(self.everywhere.first, self.everywhere.block)
-        sparse = Sparse(tuple(pattern.build(shape) for pattern in self.patterns), everywhere)
-        kernel = DotProduct(sparse, dropout=shape.dropout)
+            sparse = Sparse(tuple(pattern.build(shape) for pattern in self.patterns), everywhere)
+            if self.everywhere.projections:
+                return GlobalAttention(shape.hidden_size, shape.num_attention_heads, sparse, dropout=shape.dropout)
+        kernel = Blocked(sparse, dropout=shape.dropout)
         return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel)

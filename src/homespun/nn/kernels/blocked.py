@@ -1,0 +1,352 @@
+"""Exact attention under a union of patterns, a block of queries at a time: memory and work grow with the length.
+
+Each block of queries is given the blocks of keys that its patterns name and the tokens that everybody sees, with a mask
+inside the blocks, in one batched call of SDPA. Tokens that see everything are computed apart. A dilated window is a
+plain one once the tokens stand in order of their remainder. Equal to `DotProduct` to rounding.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.masks import Mask
+from homespun.nn.patterns import Sparse
+
+
+class Blocked(nn.Module):
+    """``softmax(query key^T / sqrt(head_dim)) value`` over the keys that a union of patterns allows.
+
+    A cache of earlier keys, and texts so short that blocks save nothing, go the dense way.
+
+    Args:
+        sparse: which places see each other.
+        dropout: of the attention probabilities, in training.
+    """
+
+    def __init__(self, sparse: Sparse, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.sparse = sparse
+        self.dropout = dropout
+        self.dense = DotProduct(sparse, dropout=dropout)
+        self.groups = sparse.groups()
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+        """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
+        own = mask.start == 0 and key.shape[-2] == query.shape[-2]
+        plans = [
+            make_plan(sparse, query.shape[-2], mask.causal, query.device) if own else None for sparse, _ in self.groups
+        ]
+        if any(plan is None for plan in plans):
+            dense: Tensor = self.dense(query, key, value, mask)
+            return dense
+        if len(self.groups) == 1:
+            return self._planned(plans[0], self.sparse, query, key, value, mask)
+        parts = [
+            self._planned(plan, sparse, query[:, list(heads)], key[:, list(heads)], value[:, list(heads)], mask)
+            for plan, (sparse, heads) in zip(plans, self.groups, strict=True)
+        ]
+        order = torch.tensor([head for _, heads in self.groups for head in heads], device=query.device)
+        return torch.cat(parts, dim=1).index_select(1, order.argsort())
+
+    def _planned(
+        self, plan: Plan | None, sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask
+    ) -> Tensor:
+        assert plan is not None
+        attend = functools.partial(_attend, plan, sparse, mask, self.dropout if self.training else 0.0)
+        if not torch.is_grad_enabled():
+            return attend(query, key, value)
+        # the gathered keys are several times the keys: they are gathered again in the backward pass, not kept for it
+        values: Tensor = checkpoint(attend, query, key, value, use_reentrant=False, preserve_rng_state=self.dropout > 0)
+        return values
+
+    def extra_repr(self) -> str:
+        return f"{self.sparse}, dropout={self.dropout}"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How texts of one length are cut into blocks under one union of patterns; the same for all batches."""
+
+    size: int  # tokens in a block
+    heads: int  # 1: all heads are alike
+    place: Tensor | None  # (slots,) int64: whose token stands in each slot; None where tokens stand in their order
+    slot: Tensor | None  # (seq,) int64: where each token stands
+    queries: Tensor  # (1, blocks, size, 1) int64 positions; the length itself where a slot is empty
+    keys: Tensor  # (heads, blocks, keys) int64 positions, likewise
+    columns: tuple[int | Tensor, ...]  # blocks of keys, each a shift from the own block, or (heads, blocks) int64
+    inside: Tensor  # (heads, blocks, size or 1, keys) bool: what the patterns and the order of time allow
+
+    @property
+    def blocks(self) -> int:
+        return self.queries.shape[1]
+
+
+@functools.lru_cache(maxsize=64)
+def make_plan(sparse: Sparse, length: int, causal: bool, device: torch.device) -> Plan | None:
+    """The plan for one length, or None where the blocks of a query would hold most of the keys."""
+    if not sparse.patterns:
+        return None
+    size, step = sparse.block_size, sparse.step
+    slots = -(-length // size) * size
+    place = torch.arange(length)
+    if step > 1:  # the tokens of one remainder beside each other
+        place = (place % step * length + place // step).argsort()
+    table = sparse.key_blocks(slots, size)  # (heads, blocks, n)
+    if 2 * table.shape[-1] * size > slots:
+        return None
+    standing = F.pad(place, (0, slots - length), value=length)
+    queries = standing.view(1, -1, size, 1)
+    keys = (table[..., None] * size + torch.arange(size)).flatten(2)  # (heads, blocks, keys)
+    keys = torch.where(keys >= 0, standing[keys.clamp(min=0)], length)
+    allowed = sparse.allowed(queries, keys[:, :, None])
+    assert allowed is not None
+    inside = allowed & (keys < length)[:, :, None]
+    if causal:
+        inside = inside & (keys[:, :, None] <= queries)
+    inside = inside.expand(table.shape[0], *inside.shape[1:])
+    empty = (queries == length).expand_as(inside)
+    some = (inside & ~empty).any(-2, keepdim=True)
+    if bool(((inside == some) | empty).all()):  # all queries of a block see the same
+        inside = some
+    return Plan(
+        size,
+        table.shape[0],
+        place.to(device) if step > 1 else None,
+        place.argsort().to(device) if step > 1 else None,
+        queries.to(device),
+        keys.to(device),
+        tuple(_column(column) for column in table.to(device).unbind(-1)),
+        inside.to(device),
+    )
+
+
+def _column(column: Tensor) -> int | Tensor:
+    """One shift for all rows, if that is what a column of blocks is; those beyond the ends are masked anyway."""
+    shifts = (column - torch.arange(column.shape[1], device=column.device))[column >= 0]
+    first = int(shifts[0])
+    return first if bool((shifts == first).all()) else column
+
+
+@dataclass(frozen=True, eq=False)
+class Everywhere:
+    """The tokens of each row that see all and are seen by all."""
+
+    index: Tensor  # (batch, n) int64 positions, all different
+    real: Tensor  # (batch, n) bool: False where a row has fewer of them
+    members: Tensor  # (batch or 1, seq) bool
+
+
+def find_everywhere(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> Everywhere | None:
+    """Where they stand; None where there are none. Found once for all layers."""
+    if sparse.everywhere is None:
+        return None
+    members = mask.members(sparse.everywhere, length, device)
+
+    def find() -> Everywhere | None:
+        most = int(members.sum(-1).max())
+        if not most:
+            return None
+        index = members.int().argsort(dim=-1, descending=True, stable=True)[:, :most].expand(batch, -1)
+        return Everywhere(index, members.expand(batch, -1).gather(1, index), members)
+
+    return mask.once(("everywhere", sparse.everywhere, batch, length), find)
+
+
+def _attend(
+    plan: Plan, sparse: Sparse, mask: Mask, dropout: float, query: Tensor, key: Tensor, value: Tensor
+) -> Tensor:
+    batch, heads, length, _ = query.shape
+    everywhere = find_everywhere(sparse, mask, batch, length, query.device)
+    bias, sees = mask.once(
+        ("bias", plan, sparse.everywhere, batch, query.dtype),
+        lambda: _bias(plan, mask, everywhere, batch, query.dtype),
+    )
+    values = F.scaled_dot_product_attention(
+        _query_blocks(query, plan),
+        _key_blocks(key, plan, everywhere),
+        _key_blocks(value, plan, everywhere),
+        attn_mask=bias,
+        dropout_p=dropout,
+    )
+    if sees is not None:
+        values = torch.where(sees, values, values.new_zeros(()))
+    if plan.heads == 1:  # (batch * blocks, heads, size, head_dim)
+        values = values.transpose(1, 2).reshape(batch, -1, heads, values.shape[-1])
+    else:  # (batch, heads * blocks, size, head_dim)
+        values = values.reshape(batch, heads, -1, values.shape[-1]).transpose(1, 2)
+    values = values[:, :length] if plan.slot is None else values.index_select(1, plan.slot)  # (batch, seq, heads, ...)
+    values = values.transpose(1, 2)
+    if everywhere is None or sparse.everywhere is None or not sparse.everywhere.queries:
+        return values
+    index = everywhere.index[:, None, :, None].expand(-1, heads, -1, values.shape[-1])
+    found = see_all(query.gather(2, index), key, value, mask, everywhere, dropout)
+    # an unreal index is a token of its own that keeps what it has
+    found = torch.where(everywhere.real[:, None, :, None], found, values.gather(2, index))
+    return values.scatter(2, index, found)
+
+
+def see_all(query: Tensor, key: Tensor, value: Tensor, mask: Mask, everywhere: Everywhere, dropout: float) -> Tensor:
+    """(batch, heads, n, head_dim): what the tokens everywhere see, of all keys that the data allows."""
+    index, keys = everywhere.index, key.shape[2]
+
+    def allowed() -> Tensor | None:
+        tables = []
+        if mask.causal:
+            tables.append(torch.arange(keys, device=index.device) <= index[:, None, :, None])
+        if mask.documents is not None:
+            asking = mask.documents.gather(1, index)
+            tables.append((asking[:, :, None] == mask.documents[:, None, :])[:, None])
+        if mask.keep is not None:
+            tables.append(mask.keep[:, None, None, :])
+        return functools.reduce(torch.Tensor.__and__, tables) if tables else None
+
+    table = mask.once(("see all", everywhere), allowed)
+    values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout)
+    return values if table is None else torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
+
+
+def _query_blocks(query: Tensor, plan: Plan) -> Tensor:
+    """(batch * blocks, heads, size, head_dim), or (batch, heads * blocks, size, head_dim) where heads differ."""
+    batch, heads, _, head_dim = query.shape
+    tokens = _in_slots(query.transpose(1, 2), plan)  # (batch, slots, heads, head_dim)
+    if plan.heads == 1:
+        return tokens.reshape(batch * plan.blocks, plan.size, heads, head_dim).transpose(1, 2)
+    return tokens.transpose(1, 2).reshape(batch, heads * plan.blocks, plan.size, head_dim)
+
+
+def _key_blocks(key: Tensor, plan: Plan, everywhere: Everywhere | None) -> Tensor:
+    """As `_query_blocks`, with the keys that each block needs in place of ``size``."""
+    batch, heads, _, head_dim = key.shape
+    tokens = key.transpose(1, 2)
+    shifts = [column for column in plan.columns if isinstance(column, int)]
+    before, after = -min([0, *shifts]), max([0, *shifts])
+    blocks = _in_slots(tokens, plan, before * plan.size, after * plan.size)
+    groups = plan.heads
+    if groups == 1:
+        blocks = blocks.reshape(batch, 1, -1, plan.size, heads * head_dim)  # (batch, groups, blocks, size, width)
+    else:
+        blocks = blocks.reshape(batch, -1, plan.size, heads, head_dim).permute(0, 3, 1, 2, 4)
+    seen = None
+    if everywhere is not None:
+        index = everywhere.index[:, :, None, None].expand(-1, -1, heads, head_dim)
+        seen = tokens.gather(1, index)  # (batch, n, heads, head_dim)
+        seen = seen.flatten(2)[:, None] if groups == 1 else seen.transpose(1, 2)
+    gathered: Tensor = _Gather.apply(blocks, seen, plan.columns, before, plan.blocks)  # type: ignore[no-untyped-call]
+    if groups == 1:
+        return gathered.view(batch * plan.blocks, -1, heads, head_dim).transpose(1, 2)
+    return gathered.view(batch, heads * plan.blocks, -1, head_dim)
+
+
+class _Gather(torch.autograd.Function):
+    """Blocks of keys beside each other, and after them the keys that every block needs.
+
+    Autograd of slices and their concatenation would give every column a gradient as large as all the keys, filled
+    with zeros, and add them up; here each is added where it belongs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, blocks: Tensor, seen: Tensor | None, columns: tuple[int | Tensor, ...], before: int, count: int
+    ) -> Tensor:
+        """(batch, groups, count, columns * size + n, width) of blocks (batch, groups, all, size, width)."""
+        batch, groups, _, size, width = blocks.shape
+        shared = 0 if seen is None else seen.shape[2]
+        gathered = blocks.new_empty(batch, groups, count, len(columns) * size + shared, width)
+        flat = _Gather.flat(blocks, columns)
+        for place, column in enumerate(columns):
+            part = gathered.narrow(3, place * size, size)
+            if isinstance(column, int):
+                part.copy_(blocks.narrow(2, before + column, count))
+            else:
+                part.copy_(flat.index_select(1, _Gather.index(column, blocks, before)).view(part.shape))
+        if seen is not None:
+            gathered.narrow(3, len(columns) * size, shared).copy_(seen[:, :, None])
+        ctx.shape, ctx.shared, ctx.columns, ctx.before, ctx.count = blocks.shape, shared, columns, before, count
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        blocks = gradient.new_zeros(ctx.shape)
+        size = ctx.shape[3]
+        for place, column in enumerate(ctx.columns):
+            part = gradient.narrow(3, place * size, size)
+            if isinstance(column, int):
+                blocks.narrow(2, ctx.before + column, ctx.count).add_(part)
+            else:
+                blocks.flatten(1, 2).index_add_(1, _Gather.index(column, blocks, ctx.before), part.flatten(1, 2))
+        seen = gradient.narrow(3, len(ctx.columns) * size, ctx.shared).sum(2) if ctx.shared else None
+        return blocks, seen, None, None, None
+
+    @staticmethod
+    def flat(blocks: Tensor, columns: tuple[int | Tensor, ...]) -> Tensor:
+        """(batch, groups * all, size, width); a copy where groups are heads, so made only if it is used."""
+        return blocks if all(isinstance(column, int) for column in columns) else blocks.flatten(1, 2)
+
+    @staticmethod
+    def index(column: Tensor, blocks: Tensor, before: int) -> Tensor:
+        """(groups * count,) int64 into the flat blocks; those that are none read some block, and are masked."""
+        first = torch.arange(blocks.shape[1], device=column.device)[:, None] * blocks.shape[2] + before
+        return (first + column.clamp(min=0)).flatten()
+
+
+def _in_slots(tokens: Tensor, plan: Plan, before: int = 0, after: int = 0) -> Tensor:
+    """(batch, before + slots + after, heads, head_dim): the tokens in their slots, zeros where there is none."""
+    if plan.place is not None:
+        tokens = tokens.index_select(1, plan.place)
+    missing = plan.blocks * plan.size - tokens.shape[1] + after
+    return F.pad(tokens, (0, 0, 0, 0, before, missing)) if before or missing else tokens
+
+
+def _bias(
+    plan: Plan, mask: Mask, everywhere: Everywhere | None, batch: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the scores, and which queries see anything at all, in the layout of the blocks.
+
+    Either is None where it changes nothing. Scores of what is not allowed get the least number, not minus infinity:
+    a query that sees nothing then has finite gradients, which are multiplied by zero.
+    """
+    ok = plan.inside[None]  # (batch or 1, heads, blocks, size or 1, keys)
+    rows = plan.queries.squeeze(-1)  # (1, blocks, size)
+    if mask.keep is not None:
+        ok = ok & _of_tokens(mask.keep, plan.keys)[:, :, :, None]
+    if everywhere is not None:
+        ok = ok & ~_of_tokens(everywhere.members, plan.keys)[:, :, :, None]
+    if mask.documents is not None:
+        same = _of_tokens(mask.documents, rows)[..., None] == _of_tokens(mask.documents, plan.keys)[:, :, :, None]
+        ok = ok & same
+    if everywhere is not None:
+        shared = everywhere.real[:, None, None, None, :]  # (batch, 1, 1, 1, n)
+        if mask.causal:
+            shared = shared & (everywhere.index[:, None, None, None, :] <= rows[None, ..., None])
+        if mask.documents is not None:
+            asked = mask.documents.gather(1, everywhere.index)[:, None, None, None, :]
+            shared = shared & (_of_tokens(mask.documents, rows)[..., None] == asked)
+        shape = (ok[..., 0] | shared[..., 0]).shape
+        ok = torch.cat([ok.expand(*shape, -1), shared.expand(*shape, -1)], dim=-1)
+    sees = ok.any(-1, keepdim=True)
+    bias = torch.zeros(ok.shape, dtype=dtype, device=ok.device).masked_fill_(~ok, torch.finfo(dtype).min)
+    return (
+        None if bool(ok.all()) else _as_blocks(bias, plan, batch),
+        None if bool(sees.all()) else _as_blocks(sees, plan, batch),
+    )
+
+
+def _of_tokens(values: Tensor, places: Tensor) -> Tensor:
+    """(batch or 1, *places) of (batch or 1, seq) values; False or -2 where there is no token."""
+    nothing = False if values.dtype == torch.bool else -2
+    return F.pad(values, (0, 1), value=nothing)[:, places]
+
+
+def _as_blocks(table: Tensor, plan: Plan, batch: int) -> Tensor:
+    """(batch or 1, heads, blocks, size or 1, keys or 1) in the layout of `_query_blocks`, to broadcast."""
+    if plan.heads == 1:
+        return table.expand(batch, *table.shape[1:]).reshape(batch * plan.blocks, 1, *table.shape[3:])
+    return table.expand(-1, plan.heads, -1, -1, -1).flatten(1, 2)

@@ -1,0 +1,61 @@
+"""The blocked path equals the dense reference, in values and gradients, under every pattern and every kind of mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from homespun.nn.kernels.blocked import Blocked, make_plan
+from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.masks import Mask
+from homespun.nn.patterns import Band, Blocks, Global, PermutedBlocks, RandomBlocks, Sparse, Window
+
+BATCH, HEADS, HEAD_DIM, LENGTH = 2, 3, 5, 331
+RANDOM = RandomBlocks.draw(size=16, count=2, blocks=23, heads=HEADS, away=2, seed=1)
+SPARSE = {
+    "window": Sparse((Window(19),)),
+    "dilated": Sparse((Window(7, (3,)),)),
+    "dilated per head": Sparse((Window(5, (1, 2, 3)),)),
+    "window and dilated": Sparse((Window(9), Window(4, (5,)))),
+    "window and global": Sparse((Window(19),), Global(first=2)),
+    "dilated and global": Sparse((Window(7, (2,)),), Global(first=1)),
+    "keys global only": Sparse((Window(19),), Global(first=2, queries=False)),
+    "band": Sparse((Band(29),)),
+    "blocks": Sparse((Blocks(16),)),
+    "blocks before": Sparse((Blocks(16, before=2, after=0),)),
+    "random": Sparse((RANDOM,)),
+    "big bird": Sparse((Blocks(16), RANDOM), Global(block=16)),
+    "permuted": Sparse((PermutedBlocks(67, ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0), (4, 3, 2, 1, 0))),)),
+    "odd sizes": Sparse((Blocks(24), Window(19)), Global(first=1)),
+}
+KEEP = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 83]])
+DOCUMENTS = torch.stack([torch.arange(LENGTH) // 89, torch.where(KEEP[1], torch.arange(LENGTH) // 61, -1)])
+CHOSEN = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
+CHOSEN[0, [7, 200]] = CHOSEN[1, 100] = True
+
+
+def some(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("sparse", SPARSE.values(), ids=SPARSE)
+@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+@pytest.mark.parametrize("keep", [None, KEEP], ids=["whole", "padded"])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one", "packed"])
+@pytest.mark.parametrize("chosen", [None, CHOSEN], ids=["", "chosen"])
+def test_blocked_is_dense(
+    sparse: Sparse, causal: bool, keep: Tensor | None, documents: Tensor | None, chosen: Tensor | None
+) -> None:
+    if chosen is not None and sparse.everywhere is None:
+        pytest.skip("nothing to choose")
+    torch.manual_seed(1)
+    assert make_plan(sparse, LENGTH, causal, torch.device("cpu")) is not None
+    parts = [some(BATCH, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
+    upstream = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
+    found = []
+    for kernel in (Blocked(sparse), DotProduct(sparse)):
+        values = kernel(*parts, Mask(keep, causal=causal, documents=documents, chosen=chosen))
+        found.append([values, *torch.autograd.grad(values, parts, upstream)])
+    for ours, truth in zip(*found, strict=True):
+        torch.testing.assert_close(ours, truth)
