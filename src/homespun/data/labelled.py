@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.long_inputs import LongInputs, Truncate
+from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.text.sources import read_records
@@ -18,7 +18,6 @@ from homespun.text.tokenizer import Tokenizer
 LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
 """One name a text, or one tuple of names a text where a text may carry several labels or none."""
 
-_TRUNCATE = Truncate()
 _CHUNK = 8192  # texts encoded at a time, so that only one chunk's ids are ever held as Python objects
 
 
@@ -136,14 +135,14 @@ class LabelledRows:
         tokenizer: Tokenizer,
         *,
         length: int,
-        long_inputs: LongInputs = _TRUNCATE,
+        long_inputs: LongInputs = TRUNCATE,
         names: Labels | None = None,
         pairs: Sequence[str] | None = None,
     ) -> None:
         room = length - (2 if pairs is None else 3)
         if room < (1 if pairs is None else 2):
             raise UserError(f"a length of {length} tokens leaves no room between the special tokens; give 16 or more")
-        if pairs is not None and long_inputs != _TRUNCATE:
+        if pairs is not None and long_inputs != TRUNCATE:
             raise UserError(
                 f"pairs of texts are truncated, not read by {long_inputs.kind}; set long_inputs.kind=truncate"
             )

@@ -30,7 +30,8 @@ class Truncate(Config):
     whole."""
 
     kind: Literal["truncate"] = "truncate"
-    layers: ClassVar[int] = 0
+    chunks: ClassVar[int] = 1
+    layers: ClassVar[int] = 0  # over the chunks of a text
 
     def reach(self, room: int) -> int:
         """How many tokens of a text are read at most, where a sequence has ``room`` for so many."""
@@ -48,6 +49,7 @@ class HeadTail(Config):
     """
 
     kind: Literal["head_tail"] = "head_tail"
+    chunks: ClassVar[int] = 1
     layers: ClassVar[int] = 0
     head: float = Field(default=0.25, ge=0, lt=1, description="share of the sequence for the beginning of the text")
 
@@ -104,6 +106,7 @@ class ChunkPool(Config):
 
 
 LongInputs = Annotated[Truncate | HeadTail | ChunkMean | ChunkPool, Field(discriminator="kind")]
+TRUNCATE = Truncate()
 
 
 def _step(room: int, overlap: float) -> int:
@@ -117,7 +120,7 @@ def _windows(ids: Ids, room: int, step: int, most: int) -> list[Ids]:
 
 
 class _Saved(Config):
-    long_inputs: LongInputs = Truncate()
+    long_inputs: LongInputs = TRUNCATE
 
 
 def saved_long_inputs(task: Mapping[str, Any], *, source: str) -> LongInputs:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from homespun.data.labelled import LabelledRows, Labels
-from homespun.data.padding import pad
+from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Rows
 from homespun.models.backbone import Model
 from homespun.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ class Prediction:
     label: str | tuple[str, ...]  # the likeliest class; where a text may have several, those above one half
     probability: float | None  # of `label`; None where a text may have several
     probabilities: dict[str, float]
-    truncated: bool  # the text was longer than the model reads, and only its beginning was read
+    truncated: bool  # the text was longer than the model reads, and a part of it was left out
 
 
 class Predictor:
@@ -36,20 +36,30 @@ class Predictor:
         model: gives (batch, classes) logits; used where it is, on whatever device.
         tokenizer: the one it was trained with.
         labels: the classes of its logits.
-        length: the greatest number of tokens that it reads of a text, special tokens included.
+        length: the greatest number of tokens that it is given at a time, special tokens included.
+        long_inputs: what it reads of a longer text.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer, labels: Labels, *, length: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        labels: Labels,
+        *,
+        length: int,
+        long_inputs: LongInputs = TRUNCATE,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.labels = labels
         self.length = length
+        self.long_inputs = long_inputs
 
     def predict(self, texts: Iterable[str], *, batch_size: int = 32) -> Iterator[Prediction]:
         """One prediction a text, in the order of the texts, of which a few thousand are read ahead."""
         texts = iter(texts)
         while chunk := list(islice(texts, _CHUNK)):
-            rows = LabelledRows(chunk, None, self.tokenizer, length=self.length)
+            rows = LabelledRows(chunk, None, self.tokenizer, length=self.length, long_inputs=self.long_inputs)
             logits = predict_logits(self.model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
             table = probabilities(logits, self.labels)
             for row, truncated in zip(table, rows.cut, strict=True):
@@ -83,10 +93,9 @@ def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 3
         # not inference_mode: a tensor that some part keeps for later could then never take part in training
         with torch.no_grad():
             for start in range(0, len(order), batch_size):
-                batch = pad([rows[index] for index in order[start : start + batch_size].tolist()], pad_id).to(device)
-                logits = model(
-                    batch.input_ids, attention_mask=batch.attention_mask, token_type_ids=batch.token_type_ids
-                )
+                chosen = [rows[index] for index in order[start : start + batch_size].tolist()]
+                batch = pad_chunks(chosen, pad_id).to(device)
+                logits = model(batch.input_ids, **batch.context, chunks=batch.chunks)
                 parts.append(logits.float().cpu().numpy())
     finally:
         for module, training in modes:

@@ -84,7 +84,10 @@ def finetune(
     stored = open_model(start_from)
     limit = stored.config.backbone.max_position_embeddings
     if data.length > limit:
-        raise UserError(f"data.length={data.length} exceeds the model's max_position_embeddings={limit}; lower it")
+        raise UserError(
+            f"data.length={data.length} exceeds the model's max_position_embeddings={limit}; lower it, and read longer "
+            f"texts with data.long_inputs.kind=chunk_mean"
+        )
     everything = _read(data, paths(data.train))
     labels = Labels.collect(everything.labels, multi_label=data.multi_label)
     test = _read(data, paths(data.test)) if data.test else None
@@ -117,7 +120,8 @@ def finetune(
         "start_from": str(start_from),
         "labels": list(labels.names),
         "rows": {"train": len(trials[0].training), "validation": len(trials[0].validation), "test": _rows(trials[0])},
-        "truncated": max(result["truncated"] for result in results),
+        "long_inputs": data.long_inputs.kind,
+        **{name: max(result[name] for result in results) for name in ("longer", "truncated", "chunked")},
         "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
         "test": _mean(measured),
         "seeds": measured if len(measured) > 1 else [],
@@ -183,14 +187,16 @@ def _train(
 ) -> dict[str, Any]:
     data, config, tokenizer = recipe.data, recipe.train, stored.tokenizer
     training, validation, *tests = [
-        LabelledRows(part.texts, part.labels, tokenizer, length=data.length, names=labels)
+        LabelledRows(part.texts, part.labels, tokenizer, length=data.length, long_inputs=data.long_inputs, names=labels)
         for part in (trial.training, trial.validation, trial.test)
         if part is not None
     ]
     assert training.targets is not None
     weights = recipe.objective.weights(labels, training.targets)
     torch.manual_seed(config.seed)
-    objective = recipe.objective.build(copy.deepcopy(stored.model), stored.config, labels, weights=weights)
+    objective = recipe.objective.build(
+        copy.deepcopy(stored.model), stored.config, labels, weights=weights, long_inputs=data.long_inputs
+    )
     loader = Loader(
         training,
         recipe.objective.collate(tokenizer.pad_id, labels, weights=weights),
@@ -206,7 +212,8 @@ def _train(
     def measure(rows: LabelledRows) -> Metrics:
         assert rows.targets is not None
         was_training = objective.training
-        logits = predict_logits(objective.model, rows, pad_id=tokenizer.pad_id, batch_size=config.batch_size)
+        size = trainer.loader.micro_batch_size or config.batch_size  # texts that are known to fit into memory
+        logits = predict_logits(objective.model, rows, pad_id=tokenizer.pad_id, batch_size=size)
         objective.train(was_training)
         table = probabilities(logits, labels)
         return classification_metrics(labels, rows.targets, classify(table, labels), probabilities=table)
@@ -223,10 +230,11 @@ def _train(
         load_weights(objective, best.tensors("model"), source=str(best.path))
     model, model_config = objective.product()
     if not place.is_main:
-        return {"truncated": 0, "score": 0.0}
+        return {"longer": 0, "truncated": 0, "chunked": 0, "score": 0.0}
     task_description = {
         "kind": "classification",
         "length": data.length,
+        "long_inputs": data.long_inputs.model_dump(mode="json"),
         "text": data.text,
         "label": data.label,
         "columns": data.columns,
@@ -242,7 +250,7 @@ def _train(
         "score": -chosen["log_loss"] if config.best_metric == "loss" else chosen[config.best_metric],
         "summary": summary | {"export": exported, "validation_metrics": chosen},
         "test": measure(tests[0]) if tests else chosen,
-        "truncated": training.truncated + validation.truncated + sum(rows.truncated for rows in tests),
+        **{name: sum(rows.counts[name] for rows in (training, validation, *tests)) for name in training.counts},
     }
 
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, TypeAdapter
 
 from homespun.config import Config, Tree, json_schema, override, read_yaml, validate
+from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError, nearest
 from homespun.models.config import BackboneConfig
 from homespun.objectives.config import PretrainingObjective
@@ -52,7 +53,10 @@ class LabelledData(Config):
     encoding: str | None = Field(default=None, description="character encoding; detected where not given")
     multi_label: bool = Field(default=False, description="a text may have several labels, or none")
     separator: str | None = Field(default=None, description="between the labels of one text; a comma where not given")
-    length: int = Field(default=128, ge=8, description="longest input in tokens; what is longer is cut, and counted")
+    length: int = Field(
+        default=128, ge=8, description="tokens that the model is given at a time, special ones included"
+    )
+    long_inputs: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
 
 
 class FinetuneRecipe(Config):

@@ -13,6 +13,7 @@ from typing import Any
 
 from homespun.data.corpus import Progress
 from homespun.data.labelled import LabelledRows, Labels, read_labelled, text_of
+from homespun.data.long_inputs import saved_long_inputs
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.predict import Predictor, predict_logits, probabilities
@@ -30,7 +31,7 @@ def evaluate(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Metrics:
-    """The metrics of a fine-tuned model on labelled texts, with ``truncated`` texts counted.
+    """The metrics of a fine-tuned model on labelled texts, read as in its training, and `LabelledRows.counts`.
 
     Columns are those it was trained with where not given.
 
@@ -48,11 +49,12 @@ def evaluate(
         multi_label=labels.multi_label,
         separator=task.get("separator"),
     )
-    rows = LabelledRows(texts, names, stored.tokenizer, length=task["length"], names=labels)
+    long_inputs = saved_long_inputs(task, source=run)
+    rows = LabelledRows(texts, names, stored.tokenizer, length=task["length"], long_inputs=long_inputs, names=labels)
     assert rows.targets is not None
     table = probabilities(predict_logits(stored.model, rows, pad_id=stored.tokenizer.pad_id), labels)
     metrics = classification_metrics(labels, rows.targets, classify(table, labels), probabilities=table)
-    return metrics | {"truncated": rows.truncated, "length": task["length"]}
+    return metrics | rows.counts | {"length": task["length"], "long_inputs": long_inputs.kind}
 
 
 def predict(
@@ -67,10 +69,10 @@ def predict(
 ) -> dict[str, Any]:
     """Label the texts of ``inputs`` into ``out`` (.jsonl or .csv): each record with its label and probabilities.
 
-    A stream in bounded memory. The file appears when it is whole.
+    A stream in bounded memory, each text read as in the training. The file appears when it is whole.
 
     Returns:
-        ``rows``, ``truncated``, ``labels`` {name: how often}, ``out``.
+        ``rows``, ``truncated``, ``length``, ``long_inputs``, ``labels`` {name: how often}, ``out``.
 
     Raises:
         UserError: not a classifier, no such column, another suffix than .jsonl or .csv.
@@ -87,7 +89,8 @@ def predict(
         text_of(record, wanted, where=f"row {number} of {', '.join(inputs)}")
         for number, record in enumerate(for_texts, start=1)
     )
-    predictor = Predictor(stored.model, stored.tokenizer, labels, length=stored.task["length"])
+    long_inputs = saved_long_inputs(stored.task, source=run)
+    predictor = Predictor(stored.model, stored.tokenizer, labels, length=stored.task["length"], long_inputs=long_inputs)
     counts: dict[str, int] = dict.fromkeys(labels.names, 0)
     rows = truncated = done = 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,6 +118,7 @@ def predict(
         "rows": rows,
         "truncated": truncated,
         "length": stored.task["length"],
+        "long_inputs": long_inputs.kind,
         "labels": counts,
     }
 

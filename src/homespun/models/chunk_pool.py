@@ -76,7 +76,8 @@ class ChunkPoolHead(nn.Module):
             values = layer(values, mask)
         values = self.norm(values).masked_fill(~keep[..., None], 0.0)
         pooled = values.sum(dim=1) / keep.sum(dim=1, keepdim=True)  # (texts, width)
-        return self.head.classifier(self.head.dropout(pooled))
+        logits: Tensor = self.head.classifier(self.head.dropout(pooled))
+        return logits
 
 
 class ChunkPoolHeadConfig(Config):

@@ -16,10 +16,11 @@ from torch.nn import functional as F
 from homespun.batch import Batch, Draw, Loss, Term
 from homespun.config import Config
 from homespun.data.labelled import Labels
-from homespun.data.padding import pad
+from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError, nearest
 from homespun.models.backbone import Model
+from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig, initialise
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 
@@ -71,10 +72,21 @@ class Classification(Config):
         return ClassificationCollate(pad_id, labels.multi_label, weights)
 
     def build(
-        self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
+        self,
+        model: Model,
+        config: ModelConfig,
+        labels: Labels,
+        *,
+        weights: tuple[float, ...] | None = None,
+        long_inputs: LongInputs = TRUNCATE,
     ) -> ClassificationObjective:
-        """A new head on the encoder of ``model``, which is taken over, not copied; ``config`` is its config."""
-        head_config = self.head.model_copy(update={"num_labels": len(labels)})
+        """A new head on the encoder of ``model``, which is taken over, not copied; ``config`` is its config.
+
+        ``long_inputs`` is how the texts are read: its layers over chunks, where it has any, become part of the head.
+        """
+        own: SequenceHeadConfig = self.head.model_copy(update={"num_labels": len(labels)})
+        chunks, layers = long_inputs.chunks, long_inputs.layers
+        head_config = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=layers) if layers else own
         head = head_config.build(model.backbone)
         initialise(head.modules(), config.backbone.initializer_range)
         return ClassificationObjective(
@@ -89,14 +101,14 @@ class Classification(Config):
 
 @dataclass(frozen=True)
 class ClassificationCollate:
-    """Labelled rows -> a `Batch` padded to its longest row. Nothing is random here."""
+    """Labelled rows -> a `Batch` padded to its longest sequence. Nothing is random here."""
 
     pad_id: int
     multi_label: bool
     weights: tuple[float, ...] | None = None
 
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        """``labels`` are (batch,) classes, or (batch, classes) zeros and ones."""
+        """``labels`` are (texts,) classes, or (texts, classes) zeros and ones."""
         labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
         if self.multi_label:
             count = float(labels.numel())
@@ -104,7 +116,8 @@ class ClassificationCollate:
             count = float(len(rows))
         else:
             count = sum(self.weights[label] for label in labels.tolist())
-        return replace(pad(rows, self.pad_id), labels=labels, targets={"loss": count, "accuracy": float(len(rows))})
+        targets = {"loss": count, "accuracy": float(len(rows))}
+        return replace(pad_chunks(rows, self.pad_id), labels=labels, targets=targets)
 
 
 class ClassificationObjective(nn.Module):
@@ -149,7 +162,7 @@ class ClassificationObjective(nn.Module):
         """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0)."""
         if batch.labels is None:
             raise ValueError("classification needs a batch with labels")
-        logits: Tensor = self.model(batch.input_ids, **batch.context).float()  # (batch, classes)
+        logits: Tensor = self.model(batch.input_ids, **batch.context, chunks=batch.chunks).float()  # (texts, classes)
         return self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
 
     def _single(self, logits: Tensor, labels: Tensor) -> Loss:
