@@ -49,6 +49,14 @@ ATTENTIONS: dict[str, list[dict[str, Any]]] = {
         {"patterns": [{"kind": "band", "width": 3}]},
         {"patterns": [{"kind": "window", "radius": 2}], "everywhere": {"first": 2, "projections": True}},
     ],
+    "linformer": [
+        {"k": 5, "sharing": "none"},
+        {"k": [5, 7]},
+        {"k": 5, "sharing": "layerwise"},
+        {"k": 5, "projection": "pooled"},
+        {"k": 11, "projection": "convolved", "sharing": "key_value"},
+    ],
+    "performer": [{}, {"num_features": 7, "feature_map": "relu", "redraw_interval": 3}],
     "alternating": [{"cycle": [{"kind": "full"}, {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}]}],
 }
 # and of other parts that have more than one way, or need more than their kind
@@ -69,7 +77,11 @@ def examples(union: Any) -> list[dict[str, Any]]:
 
 def named(attention: dict[str, Any]) -> str:
     inner = attention.get("patterns", attention.get("cycle", []))
-    return "+".join([attention["kind"], *(part["kind"] for part in inner), *["global"] * ("everywhere" in attention)])
+    everywhere = ["global", *attention["everywhere"]] if "everywhere" in attention else []
+    settings = [
+        f"{value}" for name, value in attention.items() if name not in ("kind", "patterns", "cycle", "everywhere")
+    ]
+    return "+".join([attention["kind"], *(part["kind"] for part in inner), *everywhere, *settings])
 
 
 def variants() -> dict[str, EncoderConfig]:
@@ -83,7 +95,9 @@ def variants() -> dict[str, EncoderConfig]:
         config = EncoderConfig.model_validate(SIZES | parts)
         if causal and refuses(config):
             continue
-        configs["-".join([named(attention), *residual.values(), *["causal"] * causal])] = config
+        name = "-".join([named(attention), *residual.values(), *["causal"] * causal])
+        assert name not in configs, f"two variants would share the name {name}, and one would not be tested"
+        configs[name] = config
     for positions in examples(PositionsConfig):
         configs[positions["kind"]] = EncoderConfig.model_validate(SIZES | {"positions": positions})
     for preset, fields in PRESETS.items():

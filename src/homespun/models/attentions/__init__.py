@@ -10,10 +10,15 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.models.attentions.full import FullAttentionConfig
+from homespun.models.attentions.linformer import LinformerAttentionConfig
+from homespun.models.attentions.performer import PerformerAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
 from homespun.models.attentions.sparse import SparseAttentionConfig
 
-OneAttention = Annotated[FullAttentionConfig | SparseAttentionConfig, Field(discriminator="kind")]
+OneAttention = Annotated[
+    FullAttentionConfig | SparseAttentionConfig | LinformerAttentionConfig | PerformerAttentionConfig,
+    Field(discriminator="kind"),
+]
 
 
 class AlternatingAttentionConfig(Config):
@@ -32,5 +37,10 @@ class AlternatingAttentionConfig(Config):
 
 
 AttentionConfig = Annotated[
-    FullAttentionConfig | SparseAttentionConfig | AlternatingAttentionConfig, Field(discriminator="kind")
+    FullAttentionConfig
+    | SparseAttentionConfig
+    | LinformerAttentionConfig
+    | PerformerAttentionConfig
+    | AlternatingAttentionConfig,
+    Field(discriminator="kind"),
 ]

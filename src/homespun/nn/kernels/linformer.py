@@ -1,0 +1,162 @@
+"""Linformer: exact attention over keys and values that were first made few (Wang et al. 2020, section 4)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.errors import UserError
+from homespun.nn.masks import Mask
+
+
+class LinearProjection(nn.Module):
+    """``k`` learned sums over the places of a text: the paper's E or F. A shorter text uses the first columns.
+
+    The weights begin as in the authors' code: uniform, with Glorot's bound under a gain of 1 / sqrt(2).
+
+    Args:
+        max_position_embeddings: the longest text.
+        k: how many tokens are left.
+        heads: matrices; 1 where all heads share one.
+
+    Raises:
+        UserError: on a text longer than ``max_position_embeddings``.
+    """
+
+    def __init__(self, max_position_embeddings: int, k: int, *, heads: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(heads, k, max_position_embeddings))
+        bound = math.sqrt(3 / (k + max_position_embeddings))
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
+        """(batch, heads, seq, head_dim), zeros where ``keep`` (batch, seq) is False -> (batch, heads, k, head_dim)."""
+        length, longest = tokens.shape[2], self.weight.shape[-1]
+        if length > longest:
+            raise UserError(f"sequence of {length} tokens exceeds max_position_embeddings={longest}; truncate it")
+        weight = self.weight[..., :length]  # (heads or 1, k, seq)
+        if weight.shape[0] > 1:
+            return weight @ tokens
+        # heads come as slices of one tensor: side by side they are one product, and nothing is copied
+        together = weight[0] @ tokens.transpose(1, 2).flatten(2)  # (batch, k, heads * head_dim)
+        apart = together.reshape(*together.shape[:2], tokens.shape[1], -1)  # (batch, k, heads, head_dim)
+        return apart.transpose(1, 2)  # (batch, heads, k, head_dim)
+
+    def seen(self, keep: Tensor | None) -> Tensor | None:
+        """None: every one of the ``k`` is a sum over the whole text, so none can be empty."""
+        return None
+
+
+class PooledProjection(nn.Module):
+    """The mean of every ``window`` tokens in a row; padding is not counted. Nothing to learn."""
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+
+    def forward(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
+        """(batch, heads, seq, head_dim), zeros where ``keep`` (batch, seq) is False -> one token a window."""
+        real = tokens.new_ones(1, tokens.shape[2]) if keep is None else keep.to(tokens.dtype)
+        count = _windows(real[:, None, :, None], self.window).sum(3).clamp(min=1)  # (batch or 1, 1, windows, 1)
+        return _windows(tokens, self.window).sum(3) / count
+
+    def seen(self, keep: Tensor | None) -> Tensor | None:
+        """(batch, windows) bool: those that hold a real token; None when all do."""
+        return None if keep is None else _windows_with_tokens(keep, self.window)
+
+    def extra_repr(self) -> str:
+        return f"window={self.window}"
+
+
+class ConvolvedProjection(nn.Module):
+    """A convolution over ``window`` tokens in steps of ``window``, without bias, so that padding is as zeros.
+
+    Args:
+        window: tokens in each.
+        head_dim: channels in and out.
+        heads: sets of weights; 1 where all heads share one.
+    """
+
+    def __init__(self, window: int, head_dim: int, *, heads: int = 1) -> None:
+        super().__init__()
+        self.window = window
+        self.weight = nn.Parameter(torch.empty(heads, window * head_dim, head_dim))
+        bound = 1 / math.sqrt(window * head_dim)
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, tokens: Tensor, keep: Tensor | None) -> Tensor:
+        """(batch, heads, seq, head_dim), zeros where ``keep`` (batch, seq) is False -> one token a window."""
+        return _windows(tokens, self.window).flatten(3) @ self.weight
+
+    def seen(self, keep: Tensor | None) -> Tensor | None:
+        """(batch, windows) bool: those that hold a real token; None when all do."""
+        return None if keep is None else _windows_with_tokens(keep, self.window)
+
+    def extra_repr(self) -> str:
+        return f"window={self.window}"
+
+
+Projection = LinearProjection | PooledProjection | ConvolvedProjection
+
+
+class Linformer(nn.Module):
+    """Attention over projected keys and values: linear in the length (Wang et al. 2020, equation 7).
+
+    Padded keys and values are zeros before they are projected, and a projected token that holds no real one is
+    masked out, so what a row gives does not depend on how far its batch is padded. A row of padding alone gives zeros.
+
+    Args:
+        key_projection: makes the keys few: the paper's E.
+        value_projection: makes the values few: the paper's F; the same module where E and F are one.
+        dropout: of the attention probabilities, in training.
+
+    Raises:
+        UserError: when called with packed documents or a causal mask: a projected key is made of all tokens.
+    """
+
+    def __init__(self, key_projection: Projection, value_projection: Projection, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.key_projection = key_projection
+        self.value_projection = value_projection
+        self.dropout = dropout
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+        """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
+        if mask.documents is not None or mask.causal:
+            what = "the future hidden" if mask.documents is None else "packed documents apart"
+            raise UserError(f"Linformer cannot keep {what}: its projected keys are made of all tokens of a row")
+        keep = mask.keep
+        if keep is not None:
+            # not a product: what stands in padding may be anything, NaN as well
+            key, value = (torch.where(keep[:, None, :, None], part, 0.0) for part in (key, value))
+        seen = self.key_projection.seen(keep)
+        if seen is not None:
+            # where nothing is real the values are zeros, and looking at them all gives zeros rather than NaN
+            seen = (seen | ~seen.any(-1, keepdim=True))[:, None, None, :]
+        return F.scaled_dot_product_attention(
+            query,
+            self.key_projection(key, keep),
+            self.value_projection(value, keep),
+            attn_mask=seen,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}"
+
+
+def _windows(tokens: Tensor, window: int) -> Tensor:
+    """(batch, heads, seq, width) -> (batch, heads, windows, window, width), the last one filled up with zeros."""
+    missing = -tokens.shape[2] % window
+    if missing:
+        tokens = F.pad(tokens, (0, 0, 0, missing))
+    # of the same strides where nothing is missing: a view
+    return tokens.reshape(*tokens.shape[:2], -1, window, tokens.shape[3])
+
+
+def _windows_with_tokens(keep: Tensor, window: int) -> Tensor:
+    """(batch, seq) bool -> (batch, windows) bool."""
+    return F.pad(keep, (0, -keep.shape[1] % window)).reshape(keep.shape[0], -1, window).any(-1)
