@@ -15,11 +15,12 @@ from homespun.report.table import Table
 
 @dataclass(frozen=True)
 class Section:
-    """What the caller wants to tell besides: a heading, a text, and the commands that were run."""
+    """What the caller wants to tell besides: a heading, a text, tables, and the commands that were run."""
 
     title: str
     text: str = ""
     commands: Sequence[str] = ()
+    tables: Sequence[Table] = ()
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,7 @@ def _what_was_run(records: Sequence[RunRecord], story: Sequence[Section]) -> lis
     contents: list[Content] = []
     for section in story:
         contents += [Words(section.text, section.title)]
+        contents += _tabular(*section.tables)
         contents += [Code("\n".join(section.commands))] if section.commands else []
     contents += _tabular(*tables.differences(records))
     contents += [

@@ -1,0 +1,311 @@
+"""The Long Range Arena: several attentions on one task, each trained from nothing under one budget, and their table."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from homespun.config import Config, override, validate
+from homespun.data.arena import ArenaRows, ArenaTask
+from homespun.data.labelled import Labels
+from homespun.data.loader import Loader
+from homespun.errors import UserError, nearest
+from homespun.inference.predict import probabilities
+from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
+from homespun.jobs.result import summarise, watch
+from homespun.models.backbone import Model
+from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
+from homespun.models.store import load_weights, save_model
+from homespun.objectives.retrieval import Retrieval, RetrievalObjective
+from homespun.objectives.supervised import Classification, ClassificationObjective
+from homespun.report import formats
+from homespun.report.console import Display
+from homespun.report.document import Section
+from homespun.report.intervals import wilson
+from homespun.report.page import write_report
+from homespun.report.table import Column, Table
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.config import TrainConfig
+from homespun.training.devices import Place
+from homespun.training.evaluate import Metrics, classification_metrics, classify
+from homespun.training.learner import NotFinite
+from homespun.training.run import Run
+from homespun.training.trainer import Trainer
+from homespun.training.validation import Evaluation
+
+
+class ArenaRecipe(Config):
+    """One model on one task."""
+
+    kind: Literal["arena"] = "arena"
+    task: ArenaTask
+    model: EncoderConfig
+    head: SequenceHeadConfig = FeedForwardHeadConfig()
+    train: TrainConfig
+
+    @property
+    def objective(self) -> Classification | Retrieval:
+        """Pairs have a head of their own."""
+        if self.task.kind == "retrieval":
+            return Retrieval(hidden_size=self.model.intermediate_size)
+        return Classification(head=self.head)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """What all models of a task share."""
+
+    tokenizer: Tokenizer
+    labels: Labels
+    train: ArenaRows
+    validation: ArenaRows
+    test: ArenaRows
+    majority: float  # share of the test rows that have the class most frequent in training
+
+
+def arena_recipe(
+    task: str, overrides: Sequence[str] = (), *, model: str = "full", data: str | Path | None = None
+) -> ArenaRecipe:
+    """The arena's settings of ``task`` for one of `MODELS`, with ``KEY=VALUE`` overrides applied, validated.
+
+    The longest input is that of the task, the vocabulary that of its tokenizer.
+
+    Raises:
+        UserError: unknown task, model, key or value, each with what is near or allowed.
+    """
+    for what, name, known in (("task", task, TASKS), ("model", model, MODELS)):
+        if name not in known:
+            raise UserError(f"unknown {what} {name!r}{nearest(name, known)}")
+    tree = override(SETTINGS[task], ())
+    tree["model"] |= MODELS[model]
+    if data is not None:
+        tree["task"]["path"] = str(data)
+    recipe = validate(ArenaRecipe, override(tree, overrides), source=f"arena {task}")
+    tokenizer = recipe.task.tokenizer()
+    facts = {
+        "vocab_size": tokenizer.vocab_size,
+        "pad_token_id": tokenizer.pad_id,
+        "max_position_embeddings": recipe.task.length,
+    }
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update=facts)})
+
+
+def arena(
+    task: str,
+    out: str | Path,
+    *,
+    models: Sequence[str] = tuple(MODELS),
+    data: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    display: Display | None = None,
+) -> dict[str, Any]:
+    """Train ``models`` on ``task`` one after the other, under the same budget, and set them beside the published ones.
+
+    Every model is a run of its own, ``out/trials/MODEL``. The same call goes on where it was stopped: finished models
+    are not trained again, and with a larger ``train.budget`` all go on under it.
+
+    Args:
+        task: one of `TASKS`.
+        out: a folder that is new or holds the same task.
+        models: names in `MODELS`.
+        data: folder of the task's files; ListOps needs none.
+        overrides: ``KEY=VALUE`` changes to the arena's settings, the same for all models.
+        display: where progress is shown.
+
+    Returns:
+        ``result.json``: ``task``, ``labels``, ``rows`` {part: count}, ``truncated``, ``majority`` (accuracy of the
+        class most frequent in training), ``models`` (a list: name, accuracy, rows, parameters, seconds_per_step,
+        peak_bytes, steps, seconds, end), ``published`` {model: accuracy in percent}, ``page``.
+
+    Raises:
+        UserError: unknown task or model, data that cannot be used, a folder of another task, an interrupted run.
+    """
+    display = display or Display(json=True)
+    if not models:
+        raise UserError(f"which models? there are: {', '.join(MODELS)}")
+    recipes = {name: arena_recipe(task, overrides, model=name, data=data) for name in models}
+    for recipe in recipes.values():
+        recipe.model.build()  # what cannot be built is said now, not after the training of others
+    place = Place.here()
+    run = Run.create(out, arena_recipe(task, overrides, data=data), resume=True, main=place.is_main)
+    contest = _prepare(next(iter(recipes.values())), run, place, display)
+    results = [_compete(recipe, name, contest, run, place, display) for name, recipe in recipes.items()]
+    if not place.is_main:
+        return {}
+    final: dict[str, Any] = {
+        "kind": "arena",
+        "name": run.path.name,
+        "task": task,
+        "labels": list(contest.labels.names),
+        "rows": {part: len(getattr(contest, part)) for part in ("train", "validation", "test")},
+        "truncated": sum(rows.truncated for rows in (contest.train, contest.validation, contest.test)),
+        "majority": contest.majority,
+        "models": results,
+        "published": {name: scores[task] for name, scores in PUBLISHED.items()},
+    }
+    finished = [run.path / "trials" / result["name"] for result in results]
+    story = [Section("Beside the published scores", _STORY, tables=scoreboard(final))]
+    page = write_report(finished, run.path / "report", title=f"Long Range Arena: {task}", story=story)
+    final["page"] = str(page)
+    run.write_result(final)
+    return final
+
+
+_STORY = (
+    "Every model was trained from nothing on the same rows in the same order, under the same budget; only its "
+    "attention differs. The published scores are those of Tay et al. 2021, under the budget of its authors."
+)
+
+
+def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table]:
+    """The tables of a result: the models that ran with the class guessed blindly, and all published scores."""
+    columns = (
+        Column("model", numeric=False),
+        Column("accuracy", formats.percent),
+        Column("95 % interval", formats.interval, parts=("low", "high")),
+        Column("published", formats.percent),
+        Column("parameters", formats.count),
+        Column("seconds per step", formats.step_seconds),
+        Column("peak memory", formats.memory),
+        Column("steps", formats.whole),
+        Column("time", formats.duration),
+        Column("state", numeric=False),
+    )
+    published = {name: score / 100 for name, score in result["published"].items()}
+    measured = ("parameters", "seconds_per_step", "peak_bytes", "steps", "seconds")
+    rows: list[tuple[Any, ...]] = []
+    for model in result["models"]:
+        accuracy = model["accuracy"]
+        interval = None if accuracy is None else wilson(accuracy, model["rows"])
+        state = None if model["end"] == "budget" else model["end"].replace("_", " ")
+        numbers = (model[key] for key in measured)
+        rows.append((model["name"], accuracy, interval, published[model["name"]], *numbers, state))
+    rows.append(("majority class", result["majority"], *(None,) * (len(columns) - 2)))
+    title = f"Long Range Arena, {result['task']}: accuracy on {result['rows']['test']:,} test rows"
+    note = "On a CPU the memory is that of the whole process, the data included."
+    arena = Table("arena", title, columns, tuple(rows), note).without_empty_columns()
+    columns = (Column("model", numeric=False), Column("accuracy", formats.percent))
+    ranked = sorted(published.items(), key=lambda pair: -pair[1])
+    note = "Tay et al. 2021, table 1: the arena's own settings, budget and code."
+    return arena, Table("published", f"Published on {result['task']}", columns, tuple(ranked), note)
+
+
+def _prepare(recipe: ArenaRecipe, run: Run, place: Place, display: Display) -> Contest:
+    task = recipe.task
+    progress = display.task(f"data of {task.kind}", total=None, unit="rows")
+    made = run.path / "data"
+    if place.is_main:
+        parts = task.read(made, lambda done: progress.update(done))
+    place.wait()  # the main process writes what the others read now
+    if not place.is_main:
+        parts = task.read(made, lambda done: None)
+    labels = Labels.collect(parts["train"].labels)
+    tokenizer = task.tokenizer()
+    blind = Counter(parts["train"].labels).most_common(1)[0][0]
+    return Contest(
+        tokenizer,
+        labels,
+        train=task.rows(parts["train"], tokenizer, labels),
+        validation=task.rows(parts["validation"].by_length(), tokenizer, labels),
+        test=task.rows(parts["test"].by_length(), tokenizer, labels),
+        majority=parts["test"].labels.count(blind) / len(parts["test"]),
+    )
+
+
+def _compete(
+    recipe: ArenaRecipe, name: str, contest: Contest, out: Run, place: Place, display: Display
+) -> dict[str, Any]:
+    """The line of one model, trained now unless it was already."""
+    run = Run.create(out.path / "trials" / name, recipe, resume=True, main=place.is_main)
+    finished = run.path / "result.json"
+    if finished.is_file():
+        result = json.loads(finished.read_text(encoding="utf-8"))
+    else:
+        try:
+            result = _train(recipe, contest, run, place, display)
+        except NotFinite:  # one that diverges must not cost the others their turn; the next call tries it again
+            result = summarise(run.path, kind="finetune", parameters=0) | {"test": {}}
+        else:
+            run.write_result(result)
+    keys = ("parameters", "seconds_per_step", "peak_bytes", "steps", "seconds", "end")
+    line = {"name": name, "accuracy": result["test"].get("accuracy"), "rows": len(contest.test)}
+    return line | {key: result[key] for key in keys}
+
+
+def _train(recipe: ArenaRecipe, contest: Contest, run: Run, place: Place, display: Display) -> dict[str, Any]:
+    config, tokenizer, labels = recipe.train, contest.tokenizer, contest.labels
+    torch.manual_seed(config.seed)
+    model_config = ModelConfig(backbone=recipe.model)
+    objective = recipe.objective.build(Model(recipe.model.build()), model_config, labels)
+    collate = recipe.objective.collate(tokenizer.pad_id, labels)
+    loader = Loader(
+        contest.train,
+        collate,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        seed=config.seed,
+        rank=place.rank,
+        world_size=place.world_size,
+        workers=config.workers,
+        order="bucketed",
+    )
+
+    def measure(rows: ArenaRows) -> Metrics:
+        size = config.micro_batch_size or config.batch_size
+        return _measure(objective, Loader(rows, collate, batch_size=size, seed=config.seed), labels)
+
+    def validate_() -> Evaluation:
+        metrics = measure(contest.validation)
+        numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+        return Evaluation(metrics["log_loss"], {"loss": metrics["log_loss"]}, numbers)
+
+    trainer = Trainer(objective, loader, config, run, validate=validate_)
+    watch(trainer, display, run.path.name)
+    place.wait()  # the main process writes the checkpoints that all read now
+    best = run.best_checkpoint()
+    if best is not None:
+        load_weights(objective, best.tensors("model"), source=str(best.path))
+    if not place.is_main:
+        return {"test": {}} | dict.fromkeys(("parameters", "seconds_per_step", "peak_bytes", "steps", "seconds", "end"))
+    product, product_config = objective.product()
+    save_model(
+        run.path / "model",
+        product,
+        product_config,
+        tokenizer,
+        labels=None if product_config.head is None else labels,
+        task=recipe.task.reading(),
+    )
+    parameters = sum(parameter.numel() for parameter in objective.parameters())
+    return summarise(run.path, kind="finetune", parameters=parameters) | {
+        "labels": list(labels.names),
+        "rows": {"train": len(contest.train), "validation": len(contest.validation), "test": len(contest.test)},
+        "measured_on": "test",
+        "test": measure(contest.test),
+        "truncated": contest.train.truncated,
+    }
+
+
+def _measure(objective: ClassificationObjective | RetrievalObjective, batches: Loader, labels: Labels) -> Metrics:
+    """The metrics of ``objective.model`` on all rows, without dropout; every part is then in the mode it was in."""
+    device = next(objective.parameters()).device
+    was_training = objective.training
+    objective.eval()
+    logits, truth = [], []
+    with torch.no_grad():
+        for batch in batches.once():
+            assert batch.labels is not None
+            moved = batch.to(device)
+            logits.append(objective.model(moved.input_ids, **moved.context).float().cpu().numpy())
+            truth.append(batch.labels.numpy())
+    objective.train(was_training)
+    table = probabilities(np.concatenate(logits), labels)
+    return classification_metrics(labels, np.concatenate(truth), classify(table, labels), probabilities=table)

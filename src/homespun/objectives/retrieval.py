@@ -1,0 +1,98 @@
+"""Two towers: two documents encoded on their own by one encoder, and a head that compares their vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.batch import Batch, Draw, Loss, Term
+from homespun.config import Config
+from homespun.data.labelled import Labels
+from homespun.data.padding import pad
+from homespun.data.rows import Row
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig, initialise
+
+
+class Retrieval(Config):
+    """Do two documents belong together, from their vectors alone (Tay et al. 2021, section 2.2.3)."""
+
+    kind: Literal["retrieval"] = "retrieval"
+    hidden_size: int = Field(default=512, ge=2, description="of the head's first layer; its second has half of it")
+
+    def collate(self, pad_id: int, labels: Labels) -> RetrievalCollate:
+        """The data side, for rows of two documents."""
+        return RetrievalCollate(pad_id)
+
+    def build(self, model: Model, config: ModelConfig, labels: Labels) -> RetrievalObjective:
+        """A new head on the encoder of ``model``, which is taken over, not copied; ``config`` is its config."""
+        head = TwoTowerHead(model.backbone.hidden_size, self.hidden_size, len(labels))
+        initialise(head.modules(), config.backbone.initializer_range)
+        return RetrievalObjective(Model(model.backbone, head), config)
+
+
+class TwoTowerHead(nn.Module):
+    """The first vectors x and y of two texts -> ``[x, y, x * y, x - y]`` -> two ReLU layers -> logits.
+
+    Called as other heads are, ``head(hidden, attention_mask)``, but the first half of the rows are first texts and the
+    second half their partners: (2 * pairs, seq, hidden) -> (pairs, labels).
+    """
+
+    def __init__(self, hidden_size: int, width: int, num_labels: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(4 * hidden_size, width),
+            nn.ReLU(),
+            nn.Linear(width, width // 2),
+            nn.ReLU(),
+            nn.Linear(width // 2, num_labels),
+        )
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        first, second = hidden[:, 0].chunk(2)  # (pairs, hidden) each
+        logits: Tensor = self.layers(torch.cat([first, second, first * second, first - second], dim=1))
+        return logits
+
+
+@dataclass(frozen=True)
+class RetrievalCollate:
+    """Rows of two documents -> a `Batch` of twice as many rows: all first documents, then all second ones."""
+
+    pad_id: int
+
+    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+        """``labels`` are (pairs,) classes. Nothing is random here."""
+        towers = [Row(row.input_ids[row.documents == document]) for document in (0, 1) for row in rows]
+        labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
+        targets = {"loss": float(len(rows)), "accuracy": float(len(rows))}
+        return replace(pad(towers, self.pad_id), labels=labels, targets=targets)
+
+
+class RetrievalObjective(nn.Module):
+    """Cross entropy of the right class of a pair; the term ``accuracy`` is reported only."""
+
+    def __init__(self, model: Model, config: ModelConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+    def forward(self, batch: Batch) -> Loss:
+        """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0)."""
+        if batch.labels is None:
+            raise ValueError("retrieval needs a batch with labels")
+        logits: Tensor = self.model(batch.input_ids, **batch.context).float()  # (pairs, classes)
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
+        right = (logits.argmax(dim=1) == batch.labels).sum().float()
+        count = float(len(batch.labels))
+        return Loss({"loss": Term(loss, count), "accuracy": Term(right, count, weight=0.0)})
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """The encoder, which is what serves to look documents up with; the head compares given pairs only."""
+        return Model(self.model.backbone), self.config
