@@ -21,7 +21,7 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MAX_POINTS = 800
 CARD, INK, FAINT = "#fcfcfa", "#333333", "#d9d9d4"
 _NATS = {"generator", "discriminator", "mlm", "causal", "next_sentence"}
-_STYLE: Any = {
+STYLE: Any = {
     "font.size": 8.5,
     "font.family": "sans-serif",
     "text.parse_math": False,  # names of runs are data: a dollar sign in one is a dollar sign
@@ -126,7 +126,7 @@ def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: _
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         largest = max((max(xs) for c in curves for s in (c.train, c.validation) if (xs := axis.of(s))), default=0.0)
@@ -152,7 +152,7 @@ def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: _
         axes.margins(x=0.01)
         figure.draw_without_rendering()
         _label_ends(axes, ends, height)
-        return Plot(name, caption, _render(figure, "svg"), _render(figure, "png"))
+        return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
 
 
 def _label_ends(axes: Axes, ends: list[tuple[float, str, str]], height: float) -> None:
@@ -196,7 +196,8 @@ def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return x[kept], y[kept]
 
 
-def _render(figure: Figure, kind: str) -> bytes:
+def render(figure: Figure, kind: str) -> bytes:
+    """A figure as ``svg`` or ``png``; the same figure gives the same bytes."""
     out = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     figure.savefig(out, format=kind, dpi=160, facecolor=CARD, metadata=metadata)

@@ -1,0 +1,194 @@
+"""Showing what a model does: which token sees which, in each layer and head, and how far that reaches through depth."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.jobs.recipe import PretrainRecipe, load_recipe, recipe_names
+from homespun.jobs.seen import MultiHead, Seen, attentions_of, cell_size, is_tried, look, reach, shallowest, shows
+from homespun.models.config import EncoderConfig
+from homespun.report.attention import Panel, Picture, draw_attention
+
+SHORTEST, LONGEST_TRIED = 32, 4096
+_HEADS, _LAYERS = 4, 4  # at most so many panels of a layer, and layers, of which nobody asked for one
+T = TypeVar("T")
+
+
+def show_attention(
+    source: str,
+    overrides: Sequence[str] = (),
+    *,
+    length: int | None = None,
+    layers: Sequence[int] | None = None,
+    out: str | Path | None = None,
+) -> dict[str, Any]:
+    """Draw the attention of a recipe, a run or a model.
+
+    Args:
+        source: a pretraining recipe, or whatever `homespun.hf.open.open_model` opens.
+        overrides: ``KEY=VALUE`` changes to a recipe.
+        length: tokens of the text; where not given, the shortest that shows the pattern.
+        layers: those to draw, from 1, with all their heads; where not given, the first ones that differ. The reach is
+            always through all layers.
+        out: a .svg or .png file to write; none where not given.
+
+    Returns:
+        ``source``, ``length``, ``layers`` [{``layer``, ``share``: of pairs seen by some head, ``heads``: the share of
+        each}], ``reached`` (after each layer, the share of pairs that may be reached at all: with causal attention the
+        earlier tokens), ``all_reach_all`` (after how many layers that is 1; None: not within the model) and ``out``.
+
+    Raises:
+        UserError: no such recipe or model, a length beyond the model, layers that are not there, another suffix.
+    """
+    path = None if out is None else Path(out)
+    if path is not None and path.suffix not in (".svg", ".png"):
+        raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
+    config = _config(source, overrides)
+    attentions = attentions_of(config)
+    chosen = _chosen_layers(layers, len(attentions))
+    length = _checked_length(length, config, attentions)
+    seen = [look(attention, length, config) for attention in attentions]
+    shares, depth = reach([layer.union for layer in seen], length)
+    possible = (length + 1) / (2 * length) if config.causal else 1.0
+    reached = [min(1.0, share / possible) for share in shares]
+    if path is not None:
+        groups = _panels(seen, chosen, config.num_attention_heads)
+        shown = groups if layers is not None else [group[:_HEADS] for group in groups[:_LAYERS]]
+        picture = Picture(
+            title=source if source in recipe_names() else Path(source).absolute().name,
+            about=_about(config, length, more=shown != groups),
+            length=length,
+            cell=cell_size(length),
+            groups=shown,
+            depth=shallowest(depth),
+            reached=reached,
+        )
+        plot = draw_attention(picture)
+        _write(path, plot.svg if path.suffix == ".svg" else plot.png)
+    whole = [layer for layer, share in enumerate(reached, start=1) if share > 1 - 0.5 / length**2]
+    return {
+        "source": source,
+        "length": length,
+        "layers": [_told(number, seen[number - 1], config.num_attention_heads) for number in chosen],
+        "reached": [round(share, 6) for share in reached],
+        "all_reach_all": whole[0] if whole else None,
+        "out": None if path is None else str(path),
+    }
+
+
+def _config(source: str, overrides: Sequence[str]) -> EncoderConfig:
+    known = source in recipe_names() or source.endswith((".yaml", ".yml"))
+    if known or not ("/" in source or Path(source).exists()):  # of an unknown name it says which ones are near
+        recipe = load_recipe(source, overrides)
+        if not isinstance(recipe, PretrainRecipe):
+            raise UserError(f"recipe {source!r} has no model of its own; give the run that it is to start from")
+        return recipe.model
+    if overrides:
+        raise UserError(f"{overrides[0]!r}: only a recipe can be changed, and {source} is a model")
+    return open_model(source).config.backbone
+
+
+def _chosen_layers(layers: Sequence[int] | None, count: int) -> list[int]:
+    if layers is None:
+        return [*range(1, count + 1)]
+    for number in layers:
+        if not 1 <= number <= count:
+            raise UserError(f"there is no layer {number}; the model has layers 1 to {count}")
+    return sorted(set(layers))
+
+
+def _checked_length(length: int | None, config: EncoderConfig, attentions: Sequence[MultiHead]) -> int:
+    longest = config.max_position_embeddings
+    tried = any(map(is_tried, attentions))
+    if length is None:
+        longest = min(longest, LONGEST_TRIED) if tried else longest
+        readable = SHORTEST
+        while readable < longest and not all(shows(attention, readable, config) for attention in attentions):
+            readable *= 2
+        return min(readable, longest)
+    if not 1 <= length <= longest:
+        raise UserError(f"--length {length} is not in 1 to max_position_embeddings={longest}, the longest input")
+    if tried and length > LONGEST_TRIED:
+        raise UserError(f"--length {length}: attention that is no fixed pattern is tried out, up to {LONGEST_TRIED}")
+    return length
+
+
+def _panels(seen: Sequence[Seen], chosen: Sequence[int], heads: int) -> list[list[Panel]]:
+    """Panels in groups: one a set of layers that are alike, in it a panel a set of heads that are alike."""
+    groups = []
+    for numbers in _sets(chosen, lambda a, b: _alike(seen[a - 1].parts, seen[b - 1].parts)):
+        layer = seen[numbers[0] - 1]
+        words = f"all tokens, through\n{layer.through}" if layer.through else ""
+        panels = []
+        for alike in _sets(range(len(layer.parts)), lambda a, b, of=layer.parts: _alike([of[a]], [of[b]])):  # type: ignore[misc]
+            which = "all heads" if len(alike) == len(layer.parts) else _numbered("head", [head + 1 for head in alike])
+            which = "" if heads == 1 else f" · {which}"
+            title = f"{_numbered('layer', numbers)}{which}"
+            panels.append(Panel(title, layer.shares[alike[0]], layer.parts[alike[0]], words))
+        groups.append(panels)
+    return groups
+
+
+def _sets(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:
+    """Items that are alike together, in the order in which the first of each comes."""
+    sets: list[list[T]] = []
+    for item in items:
+        own = next((found for found in sets if alike(found[0], item)), None)
+        if own is None:
+            sets.append([item])
+        else:
+            own.append(item)
+    return sets
+
+
+def _alike(one: Sequence[dict[str, np.ndarray]], other: Sequence[dict[str, np.ndarray]]) -> bool:
+    return len(one) == len(other) and all(
+        a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _numbered(name: str, numbers: Sequence[int]) -> str:
+    """``layer 3``, ``layers 1–4``, ``layers 1, 3, 5``."""
+    if len(numbers) == 1:
+        return f"{name} {numbers[0]}"
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{name}s {numbers[0]}–{numbers[-1]}"
+    return f"{name}s {', '.join(map(str, numbers))}"
+
+
+def _told(number: int, layer: Seen, heads: int) -> dict[str, Any]:
+    shares = layer.shares * heads if len(layer.shares) == 1 else layer.shares
+    union = np.unpackbits(layer.union, axis=1, count=len(layer.union)).mean()
+    return {"layer": number, "share": round(float(union), 6), "heads": [round(share, 6) for share in shares]}
+
+
+def _about(config: EncoderConfig, length: int, *, more: bool) -> str:
+    cell = cell_size(length)
+    parts = [
+        f"{config.attention.kind} attention{', causal' if config.causal else ''}",
+        f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads",
+        f"{length:,} of at most {config.max_position_embeddings:,} tokens",
+    ]
+    if cell > 1:
+        parts.append(f"a dot is {cell} × {cell} tokens")
+    if more:
+        parts.append("more with --layers")
+    return " · ".join(parts)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".tmp-{path.name}")
+    with beside.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(beside, path)

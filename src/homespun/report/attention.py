@@ -1,0 +1,246 @@
+"""A picture of an attention: which token sees which, in each layer and head, and what that reaches in depth.
+
+It is told what to draw in numbers (`Panel`, `Picture`) and knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from homespun.report.formats import percent
+from homespun.report.plots import CARD, FAINT, INK, STYLE, Plot, render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# part -> its colour (Okabe and Ito's, told apart by colour-blind eyes) and its words; painted in this order
+PARTS = {
+    "full": ("#56B4E9", "every token"),
+    "compressed": ("#56B4E9", "every token, compressed"),
+    "near": ("#0072B2", "window or own blocks"),
+    "random": ("#E69F00", "random blocks"),
+    "content": ("#CC79A7", "chosen by content, for one random text"),
+    "global": ("#009E73", "global tokens"),
+}
+_COLUMNS, _SIDE, _GAP, _LEFT, _RIGHT = 4, 1.66, 0.3, 0.6, 0.25  # panels in a row; inches: each, between, the margins
+_HEAD, _TITLE, _FOOT = 0.78, 0.32, 0.5  # above all rows; above and below each row
+_SHALLOW, _DEEP = "#08306b", "#c6dbef"  # reached after one layer, and after the last
+_FAINTEST = 0.4  # of a cell in which few pairs are seen: a line one token thin stays visible
+_GREY = "#5a5a57"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one head sees, or several that are alike.
+
+    Args:
+        title: which layers and heads.
+        share: of all pairs of tokens, those that are seen.
+        parts: a name of `PARTS` -> (cells, cells) float: the share of the cell's pairs seen as that part; rows are
+            queries, columns keys, and a cell stands for `Picture.cell` tokens each way.
+        words: written across the panel.
+    """
+
+    title: str
+    share: float
+    parts: Mapping[str, np.ndarray]
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that is drawn of one model.
+
+    Args:
+        title: what model.
+        about: a line below the title.
+        length: tokens of the text.
+        cell: tokens in a cell each way.
+        groups: the panels, those of a layer together.
+        depth: (cells, cells) int: after how many layers a token of the cell's query is reached by one of its key; 0
+            where never.
+        reached: after each layer, the share of the pairs that may be reached at all.
+    """
+
+    title: str
+    about: str
+    length: int
+    cell: int
+    groups: Sequence[Sequence[Panel]]
+    depth: np.ndarray
+    reached: Sequence[float]
+
+
+def draw_attention(picture: Picture) -> Plot:
+    """The panels in rows, a legend above them, and the reach through depth at the end."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    places = _flow([*map(len, picture.groups), 3])  # the reach is a panel and bars as wide as two
+    *panels, depth_at, bars_at, _ = places
+    height = _HEAD + (depth_at[0] + 1) * (_TITLE + _SIDE + _FOOT)
+    width = _LEFT + _COLUMNS * _SIDE + (_COLUMNS - 1) * _GAP + _RIGHT
+    with matplotlib.rc_context(STYLE | {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}):
+        page = _Page(Figure(figsize=(width, height), facecolor=CARD), width, height)
+        page.write(0.28, picture.title, fontsize=11, fontweight="bold")
+        page.write(0.47, picture.about, fontsize=8, color=_GREY)
+        page.legend(0.65, [name for name in PARTS if _is_there(name, picture)])
+        for panel, place in zip((p for group in picture.groups for p in group), panels, strict=True):
+            _draw_panel(page.axes(*place), panel, picture, first=place[1] == 0)
+        _draw_depth(page.axes(*depth_at), picture, first=depth_at[1] == 0)
+        _draw_reached(page.axes(*bars_at, columns=2), picture)
+        return Plot("attention", _caption(picture), render(page.figure, "svg"), render(page.figure, "png"))
+
+
+def _flow(groups: Sequence[int]) -> list[tuple[int, int]]:
+    """The row and column of each panel: a group stays in one row where it fits into one."""
+    places: list[tuple[int, int]] = []
+    row = column = 0
+    for size in groups:
+        if column and column + size > _COLUMNS:
+            row, column = row + 1, 0
+        for _ in range(size):
+            if column == _COLUMNS:
+                row, column = row + 1, 0
+            places.append((row, column))
+            column += 1
+    return places
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A figure whose axes are placed in inches from its upper left corner."""
+
+    figure: Figure
+    width: float
+    height: float
+
+    def write(self, top: float, text: str, **style: Any) -> None:
+        self.figure.text(_LEFT / self.width, 1 - top / self.height, text, **style)
+
+    def axes(self, row: int, column: int, columns: int = 1) -> Axes:
+        top = _HEAD + row * (_TITLE + _SIDE + _FOOT) + _TITLE
+        left = _LEFT + column * (_SIDE + _GAP)
+        wide = columns * _SIDE + (columns - 1) * _GAP
+        if columns > 1:  # the numbers on its own axis
+            left, wide = left + _GAP, wide - _GAP
+        box = (left / self.width, 1 - (top + _SIDE) / self.height, wide / self.width, _SIDE / self.height)
+        return self.figure.add_axes(box, facecolor=CARD)
+
+    def legend(self, top: float, names: Sequence[str]) -> None:
+        from matplotlib.patches import Patch
+
+        self.figure.legend(
+            handles=[Patch(facecolor=PARTS[name][0], label=PARTS[name][1]) for name in names],
+            loc="center left",
+            bbox_to_anchor=(_LEFT / self.width, 1 - top / self.height),
+            ncols=len(names),
+            frameon=False,
+            fontsize=8,
+            borderaxespad=0,
+            borderpad=0,
+            handlelength=0.9,
+            handleheight=0.9,
+            handletextpad=0.5,
+            columnspacing=1.4,
+        )
+
+
+def _is_there(name: str, picture: Picture) -> bool:
+    return any(name in panel.parts for group in picture.groups for panel in group)
+
+
+def _draw_panel(axes: Axes, panel: Panel, picture: Picture, *, first: bool) -> None:
+    cells = len(picture.depth)
+    image = np.tile(_rgb(CARD), (cells, cells, 1))
+    for name, (colour, _) in PARTS.items():
+        if name in panel.parts:
+            share = panel.parts[name][..., None]
+            alpha = np.where(share > 0, np.maximum(share, _FAINTEST), 0)
+            image = image * (1 - alpha) + _rgb(colour) * alpha
+    _show(axes, image, picture)
+    axes.set_title(panel.title, fontsize=8.5, loc="left", pad=4)
+    _name_axes(axes, f"{percent(panel.share)} of pairs", first=first)
+    if panel.words:
+        box = {"facecolor": CARD, "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.4"}
+        axes.text(0.5, 0.5, panel.words, transform=axes.transAxes, ha="center", va="center", fontsize=8, bbox=box)
+
+
+def _draw_depth(axes: Axes, picture: Picture, *, first: bool) -> None:
+    palette = np.vstack([_rgb(CARD), _shades(len(picture.reached))])
+    _show(axes, palette[picture.depth], picture)
+    axes.set_title("reached through depth", fontsize=8.5, loc="left", pad=4)
+    never = float((picture.depth == 0).mean())
+    _name_axes(axes, "" if picture.reached[-1] == 1 or not never else "pale: never", first=first)
+
+
+def _draw_reached(axes: Axes, picture: Picture) -> None:
+    """How much is reached after each layer, as bars in the colours of the panel beside them."""
+    layers = range(1, len(picture.reached) + 1)
+    axes.bar(layers, picture.reached, width=0.62, color=_shades(len(layers)))
+    if len(layers) <= 12:
+        for layer, share in zip(layers, picture.reached, strict=True):
+            axes.text(layer, share + 0.025, percent(share).replace(".0", ""), ha="center", fontsize=7, color=INK)
+    axes.set_title("pairs reached after each layer", fontsize=8.5, loc="left", pad=4)
+    axes.set_xlabel("layer", fontsize=7.5, color=_GREY, labelpad=2)
+    axes.set_xticks(layers, [str(layer) for layer in layers], fontsize=7)
+    axes.set_xlim(0.4, len(layers) + 0.6)
+    axes.set_ylim(0, 1.1)
+    axes.set_yticks([0, 0.5, 1], ["0", "50\u00a0%", "100\u00a0%"], fontsize=7)
+    axes.tick_params(length=2.5, pad=2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _name_axes(axes: Axes, note: str, *, first: bool) -> None:
+    axes.set_xlabel("key", loc="left", fontsize=7.5, color=_GREY, labelpad=2)
+    axes.annotate(note, (1, 0), (0, -14.2), "axes fraction", "offset points", ha="right", va="top", fontsize=7.5)
+    if first:
+        axes.set_ylabel("query", loc="top", fontsize=7.5, color=_GREY, labelpad=2)
+    else:
+        axes.set_yticklabels([])
+
+
+def _show(axes: Axes, image: np.ndarray, picture: Picture) -> None:
+    end = picture.length
+    image = np.clip(image, 0, 1)
+    edges = np.arange(len(image) + 1) * picture.cell  # the last cell may hang over the end
+    if end <= 48:  # tokens can be told apart
+        axes.pcolormesh(edges, edges, image, edgecolors=FAINT, linewidth=0.4)
+    else:
+        axes.imshow(image, extent=(0, edges[-1], edges[-1], 0), interpolation="none", aspect="auto")
+    axes.set_xlim(0, end)
+    axes.set_ylim(end, 0)
+    step = _step(end)
+    ticks = [*range(0, end - step // 2, step), end]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=7)
+    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=7)
+    axes.tick_params(length=2.5, pad=2)
+
+
+def _step(length: int) -> int:
+    """A quarter of the length where that is whole, else a round number near it."""
+    if length % 4 == 0:
+        return length // 4
+    size = 10 ** max(len(str(length // 4)) - 1, 0)
+    return int(max(1, length // 4 // size * size))
+
+
+def _shades(count: int) -> np.ndarray:
+    """(count, 3): from the colour of what is reached at once to that of what is reached last."""
+    steps = np.linspace(0, 1, max(count, 2))[:count, None]
+    return _rgb(_SHALLOW) * (1 - steps) + _rgb(_DEEP) * steps
+
+
+def _rgb(colour: str) -> np.ndarray:
+    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+
+
+def _caption(picture: Picture) -> str:
+    shares = ", ".join(f"{panel.title}: {percent(panel.share)}" for group in picture.groups for panel in group)
+    deep = ", ".join(percent(share) for share in picture.reached)
+    return f"{picture.title}. Pairs of tokens seen: {shares}. Reached after each layer: {deep}"
