@@ -64,9 +64,11 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     whole = [(name, number(metrics.get(name))) for name in _MEASURES]
     rows: list[tuple[Any, ...]] = [(name.replace("_", " "), f"{v:.4f}") for name, v in whole if v is not None]
     rows.append(("texts", formats.whole(metrics.get("rows"))))
+    if metrics.get("chunked"):
+        rows.append(("in chunks", f"{formats.whole(metrics['chunked'])} of them, of {metrics['length']} tokens each"))
     if metrics.get("truncated"):
-        cut = f"{formats.whole(metrics['truncated'])} of them, to {metrics['length']} tokens"
-        rows.append(("cut", cut))
+        size = "" if metrics.get("chunked") else f", to {metrics['length']} tokens"
+        rows.append(("cut", f"{formats.whole(metrics['truncated'])} of them{size}"))
     columns = (Column("measure", numeric=False), Column("value"))
     tables = [Table("metrics", "Metrics", columns, tuple(rows))]
     classes = metrics.get("per_class", {})

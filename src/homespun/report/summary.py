@@ -71,6 +71,9 @@ def _finetuning(record: RunRecord) -> str:
     cut = number(record.result.get("truncated"))
     if cut:
         sentences.append(f"{formats.whole(cut)} texts were longer than the model reads and were cut.")
+    chunked = number(record.result.get("chunked"))
+    if chunked:
+        sentences.append(f"{formats.whole(chunked)} texts were read in chunks.")
     return " ".join(sentences)
 
 
