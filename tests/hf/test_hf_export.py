@@ -105,6 +105,7 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
     [
         ({"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}}, "sparse"),
         ({"residual": {"kind": "pre"}}, "pre-norm"),
+        ({"residual": {"kind": "reversible", "streams": "copy"}}, "reversible layers"),
         ({"causal": True}, "causal"),
         ({"positions": {"kind": "sinusoidal"}, "hidden_size": 44}, "sinusoidal"),
     ],

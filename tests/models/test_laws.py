@@ -26,6 +26,7 @@ from homespun.models.config import (
 )
 from homespun.models.presets import PRESETS
 from homespun.nn.masks import Mask
+from homespun.nn.residual import OneStream
 
 VOCAB, SEQ, MAXIMUM = 53, 13, 31
 SIZES: dict[str, Any] = {
@@ -57,6 +58,12 @@ ATTENTIONS: dict[str, list[dict[str, Any]]] = {
         {"k": 11, "projection": "convolved", "sharing": "key_value"},
     ],
     "performer": [{}, {"num_features": 7, "feature_map": "relu", "redraw_interval": 3}],
+    "local": [{"chunk_length": 3}, {"chunk_length": 2, "num_chunks_before": 2, "num_chunks_after": 1}],
+    "lsh": [
+        {"chunk_length": 3},
+        {"chunk_length": 4, "num_hashes": 2, "num_buckets": [2, 4]},
+        {"chunk_length": 2, "num_hashes": 3, "num_buckets": 2, "num_chunks_before": 2, "num_chunks_after": 1},
+    ],
     "alternating": [{"cycle": [{"kind": "full"}, {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}]}],
 }
 # and of other parts that have more than one way, or need more than their kind
@@ -66,7 +73,7 @@ PARTS: dict[str, list[dict[str, Any]]] = {
 }
 # attentions whose neighbourhoods count from the start of a row, or are chosen by content: a packed document is kept
 # apart from the others, but does not see exactly what it would see alone
-GRIDS = {"blocks", "random_blocks", "permuted_blocks"}
+GRIDS = {"blocks", "random_blocks", "permuted_blocks", "local", "lsh"}
 
 
 def examples(union: Any) -> list[dict[str, Any]]:
@@ -91,6 +98,8 @@ def variants() -> dict[str, EncoderConfig]:
     for attention, residual, causal in itertools.product(
         examples(AttentionConfig), examples(ResidualConfig), (False, True)
     ):
+        if residual.get("streams") == "copy" and attention["kind"] != "full":
+            continue  # wider than split, and nothing else
         parts = {"attention": attention, "residual": residual, "causal": causal}
         config = EncoderConfig.model_validate(SIZES | parts)
         if causal and refuses(config):
@@ -275,6 +284,24 @@ def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
     assert len(calls) == (4 if config.residual.kind == "reversible" else 3)
     for plain, checkpointed in zip(*found, strict=True):
         torch.testing.assert_close(plain, checkpointed, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(config, id=name) for name, config in VARIANTS.items() if config.residual.kind == "reversible"],
+)
+def test_reversible_layers_are_plain_autograd(config: EncoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, ids = build(config).double().train(), some_ids(2, SEQ)
+    keep = torch.arange(SEQ) < torch.tensor([[SEQ], [7]])
+    found: list[list[Tensor]] = []
+    for run in (encoder.streams.run, OneStream().run):
+        monkeypatch.setattr(encoder.streams, "run", run)
+        torch.manual_seed(3)
+        hidden = encoder(ids, attention_mask=keep)
+        gradients = torch.autograd.grad(hidden.square().sum(), [*encoder.parameters()])
+        found.append([hidden.detach(), *gradients, torch.rand(3)])
+    for reversible, plain in zip(*found, strict=True):
+        torch.testing.assert_close(reversible, plain, rtol=1e-9, atol=1e-9)
 
 
 @every_variant

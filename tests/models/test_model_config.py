@@ -74,6 +74,19 @@ def test_fields_beside_a_preset_win() -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"vocab_size": 7, "pad_token_id": 7}, "pad_token_id=7 is not in a vocabulary of vocab_size=7"),
         ({"positions": {"kind": "sinusoidal"}, "embedding_size": 7}, "even embedding_size, not 7"),
+        ({"positions": {"kind": "axial"}}, "positions.shape"),
+        ({"positions": {"kind": "axial", "shape": [0, 8], "sizes": [128, 128]}}, "positions.shape.0"),
+        ({"positions": {"kind": "axial", "shape": [4, 8], "sizes": [128, 128]}}, "shape=[64, 8] has enough"),
+        ({"feed_forward_chunk": -1}, "feed_forward_chunk"),
+        (
+            {"residual": {"kind": "reversible"}, "hidden_size": 21, "num_attention_heads": 3},
+            "hidden_size=21 has no half",
+        ),
+        (
+            {"residual": {"kind": "reversible"}, "hidden_size": 22, "num_attention_heads": 2},
+            "hidden_size=22, 11 in a reversible stream, is not a multiple of num_attention_heads=2",
+        ),
+        ({"residual": {"kind": "reversible", "streams": "half"}}, "'split' or 'copy'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -129,3 +142,24 @@ def test_same_seed_same_model() -> None:
         models.append(torch.cat([p.flatten() for p in config.build().parameters()]))
     assert torch.equal(models[0], models[1])
     assert not torch.equal(models[0], models[2])
+
+
+@pytest.mark.parametrize(("streams", "layer", "output"), [("split", 7, 14), ("copy", 14, 28)])
+def test_two_streams_are_halves_or_copies(streams: str, layer: int, output: int) -> None:
+    model = ModelConfig(
+        backbone=encoder(
+            vocab_size=11,
+            hidden_size=14,
+            embedding_size=6,
+            num_attention_heads=1,
+            intermediate_size=17,
+            feed_forward_chunk=3,
+            residual={"kind": "reversible", "streams": streams},
+        ),
+        head=MaskedLMHeadConfig(),
+    ).build()
+    assert model.backbone.hidden_size == output
+    assert model.backbone.layers[0].feedforward.sublayer.inner.weight.shape == (17, layer)
+    assert model.backbone.projection.weight.shape == (14, 6)
+    assert model(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 11)
+    assert all(name.startswith("layers.") for name, _ in model.backbone.named_parameters() if "attention" in name)

@@ -1,20 +1,19 @@
-"""Attention, residual wiring, feed-forward and positions against PyTorch's own and the formulas."""
+"""Attention, residual wiring and feed-forward against PyTorch's own and the formulas."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from homespun.errors import UserError
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.masks import Mask
-from homespun.nn.positions import LearnedPositions, SinusoidalPositions
 from homespun.nn.residual import Layer, PostNorm, PreNorm
 
 BATCH, SEQ, HIDDEN, HEADS, INNER = 2, 11, 21, 3, 17
@@ -73,39 +72,32 @@ def test_feedforward(name: str) -> None:
     torch.testing.assert_close(part(hidden), expected)
 
 
-def test_sinusoidal_positions_are_the_formula() -> None:
-    size = 14
-    table = SinusoidalPositions(101, size)(None, 101)[0]
-    for place in (0, 1, 2, 50, 100):
-        for pair in range(size // 2):
-            angle = place / 10000 ** (2 * pair / size)
-            assert math.isclose(table[place, 2 * pair], math.sin(angle), abs_tol=1e-5)
-            assert math.isclose(table[place, 2 * pair + 1], math.cos(angle), abs_tol=1e-5)
+@pytest.mark.parametrize("chunk", [1, 4, SEQ - 1, SEQ, 97])
+def test_chunked_feedforward_is_that_of_all_at_once(chunk: int) -> None:
+    whole = FeedForward(HIDDEN, INNER, nn.GELU()).double()
+    parts = FeedForward(HIDDEN, INNER, nn.GELU(), chunk=chunk).double()
+    parts.load_state_dict(whole.state_dict())
+    hidden = torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64, requires_grad=True)
+    widths: list[int] = []
+    parts.activation.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[1]))
+    found = []
+    for part in (whole, parts):
+        values = part(hidden)
+        found.append([values, *torch.autograd.grad(values.square().sum(), [hidden, *part.parameters()])])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert max(widths) == min(chunk, SEQ)
+    with torch.no_grad():
+        torch.testing.assert_close(parts(hidden), whole(hidden), rtol=1e-12, atol=1e-12)
 
 
-def test_sinusoidal_positions_need_an_even_size() -> None:
-    with pytest.raises(UserError, match="even embedding_size, not 7"):
-        SinusoidalPositions(11, 7)
+def test_chunked_feedforward_keeps_nothing_wide() -> None:
+    part, kept = FeedForward(HIDDEN, 10 * INNER, nn.GELU(), chunk=3), []
 
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.shape[-1])
+        return tensor
 
-@pytest.mark.parametrize(
-    "positions", [LearnedPositions(13, 6), LearnedPositions(13, 6, offset=2), SinusoidalPositions(13, 6)]
-)
-def test_counted_positions_are_those_given(positions: nn.Module) -> None:
-    torch.testing.assert_close(positions(None, 11)[0], positions(torch.arange(11)[None], 11)[0])
-    given = torch.tensor([[0, 1, 2, 0, 1], [4, 3, 2, 1, 0]])
-    assert positions(given, 5).shape == (2, 5, 6)
-    torch.testing.assert_close(positions(given, 5)[0, 3:], positions(None, 2)[0])
-
-
-@pytest.mark.parametrize("positions", [LearnedPositions(13, 6), SinusoidalPositions(13, 6)])
-def test_positions_end(positions: nn.Module) -> None:
-    assert positions(None, 13).shape == (1, 13, 6)
-    with pytest.raises(UserError, match="sequence of 14 tokens exceeds max_position_embeddings=13"):
-        positions(None, 14)
-
-
-def test_learned_positions_skip_the_offset() -> None:
-    positions = LearnedPositions(13, 6, offset=2)
-    assert positions.embedding.weight.shape == (15, 6)
-    torch.testing.assert_close(positions(None, 3)[0], positions.embedding.weight[2:5])
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        part(torch.randn(BATCH, SEQ, HIDDEN, requires_grad=True))
+    assert 10 * INNER not in kept

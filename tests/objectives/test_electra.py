@@ -77,6 +77,16 @@ def test_generator_of_any_size_builds(tokenizer: Tokenizer, size: float, hidden:
     assert objective(batch).total(batch.targets).isfinite()
 
 
+@pytest.mark.parametrize("size", [0.01, 0.25, 1 / 3, 1.0])
+@pytest.mark.parametrize("streams", ["split", "copy"])
+def test_generator_of_two_streams_builds(tokenizer: Tokenizer, size: float, streams: str) -> None:
+    residual = {"kind": "reversible", "streams": streams}
+    objective = build(tokenizer, Electra(generator_size=size), hidden_size=44, num_attention_heads=2, residual=residual)
+    batch = some_batch(tokenizer, count=2)
+    objective(batch).total(batch.targets).backward()
+    assert all(parameter.grad is not None for parameter in objective.parameters())
+
+
 def test_generator_depth(tokenizer: Tokenizer) -> None:
     objective = build(tokenizer, Electra(generator_layers=0.34), num_hidden_layers=3)
     assert len(objective.generator.backbone.layers) == 1

@@ -18,7 +18,6 @@ from homespun.errors import UserError
 from homespun.hf.convert import to_theirs
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
-from homespun.hf.labels import unnamed, write_labels
 from homespun.models.backbone import Model
 from homespun.models.config import EncoderConfig, LearnedPositionsConfig, ModelConfig
 from homespun.models.store import weights_of
@@ -68,17 +67,27 @@ def export_huggingface(
     config = config.model_copy(
         update={"backbone": config.backbone.model_copy(update={"pad_token_id": tokenizer.pad_id})}
     )
-    reason = _unsayable(config.backbone)
-    if reason is not None:
-        return ExportReport(None, None, (f"no family of Hugging Face models has {reason}",))
-    family, architecture, notes = _place(config)
-    tree = family.write_config(architecture, config)
-    if architecture.classifies:
+    place = _nearest(config)
+    notes = []
+    if place is None or place.differences:
+        assert config.head is not None or place is not None  # every family has a class without a head
+        bare = _nearest(config.model_copy(update={"head": None}))
+        assert bare is not None
+        if bare.differences:
+            nearest = f"the nearest, {bare.family.model_type}, has {'; '.join(bare.differences)}"
+            return ExportReport(None, None, (f"no family of Hugging Face models has this encoder: {nearest}",))
         assert config.head is not None
-        num_labels = config.head.model_dump()["num_labels"]
-        if labels is not None and len(labels) != num_labels:
-            raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
-        tree |= write_labels(labels or unnamed(num_labels))
+        kind = f"head {config.head.kind!r}"
+        why = (
+            f"{kind} is in no class of transformers"
+            if place is None
+            else f"{kind}: {place.architecture.name} has {'; '.join(place.differences)}"
+        )
+        notes.append(f"{why}; the backbone was exported without it")
+        place = bare
+    family, architecture = place.family, place.architecture
+    notes += architecture.notes(config.backbone)
+    tree = family.write_config(architecture, config, labels=labels)
     weights = weights_of(model)
     if architecture.kind is None:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
@@ -115,44 +124,27 @@ def export_beside(
     return asdict(export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels))
 
 
-def _unsayable(backbone: EncoderConfig) -> str | None:
-    """What of a backbone is in no family, or None."""
-    if backbone.attention.kind != "full":
-        return f"{backbone.attention.kind} attention around this encoder"
-    if backbone.residual.kind != "post":
-        return f"{backbone.residual.kind}-norm layers in this encoder"
-    if backbone.causal:
-        return "this encoder with causal attention"
-    if not isinstance(backbone.positions, LearnedPositionsConfig):
-        return f"{backbone.positions.kind} positions in this encoder"
-    reasons = [family.limit(backbone) for family in FAMILIES]
-    return None if None in reasons else reasons[0]
+@dataclass(frozen=True)
+class _Place:
+    """A class of transformers, and what it does not say of a model."""
+
+    family: Family
+    architecture: Architecture
+    differences: list[str]
 
 
-def _place(config: ModelConfig) -> tuple[Family, Architecture, list[str]]:
-    """The family and class that say most of the model, and what they do not say."""
-    backbone, head = config.backbone, config.head
-    assert isinstance(backbone.positions, LearnedPositionsConfig)
-    shifted = backbone.positions.offset > 0
-    # any family can hold any offset of positions, so this is only which one it is most like
-    able = sorted(
-        (family for family in FAMILIES if family.limit(backbone) is None),
-        key=lambda family: (family.offset(backbone.pad_token_id) > 0) != shifted,
-    )
-    reasons = []
-    for family in able:
-        architecture = family.architecture(None if head is None else head.kind)
-        if architecture is not None:
-            reason = architecture.limit(backbone)
-            if reason is None:
-                return family, architecture, [architecture.note] if architecture.note else []
-            reasons.append(reason)
-    assert head is not None  # every family has a class without a head
-    architecture = able[0].architecture(None)
-    assert architecture is not None
-    why = f"head {head.kind!r} is in no class of transformers" if not reasons else f"head {head.kind!r}: {reasons[0]}"
-    notes = [f"{why}; the backbone was exported without it"]
-    return able[0], architecture, notes + ([architecture.note] if architecture.note else [])
+def _nearest(config: ModelConfig) -> _Place | None:
+    """The class that says most of the model; None where none has a head of its kind."""
+    kind = None if config.head is None else config.head.kind
+    positions = config.backbone.positions
+    shifted = isinstance(positions, LearnedPositionsConfig) and positions.offset > 0
+    places = [
+        _Place(family, architecture, family.differences(architecture, config))
+        # any family can hold any offset of positions, so this is only which one it is most like
+        for family in sorted(FAMILIES, key=lambda family: (family.offset(config.backbone.pad_token_id) > 0) != shifted)
+        if (architecture := family.architecture(kind)) is not None
+    ]
+    return min(places, key=lambda place: len(place.differences), default=None)
 
 
 def _complete_tokenizer(path: Path, backbone: EncoderConfig) -> None:

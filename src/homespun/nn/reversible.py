@@ -175,7 +175,7 @@ class _Reversible(torch.autograd.Function):
             "device_type": kind,
             "dtype": torch.get_autocast_dtype(kind),
             "enabled": torch.is_autocast_enabled(kind),
-            # weights are cast here without a graph; found in the cache, they would have no gradient
+            # what is cast here has no graph: taken from the cache, as not every PyTorch avoids, it would not learn
             "cache_enabled": False,
         }
         with torch.autocast(**ctx.autocast):

@@ -61,9 +61,11 @@ class Electra(Config):
 
     def generator(self, backbone: BackboneConfig) -> BackboneConfig:
         """The generator's config: the discriminator's, narrower, its heads as wide as before where that divides."""
-        hidden = max(1, round(backbone.hidden_size * self.generator_size))
+        layer = backbone.residual.layer_size(backbone.hidden_size)
+        narrow = max(1, round(layer * self.generator_size))
+        hidden = backbone.hidden_size // layer * narrow  # two streams where the discriminator has two
         heads = max(1, round(backbone.num_attention_heads * self.generator_size))
-        heads = math.gcd(hidden, heads)
+        heads = math.gcd(narrow, heads)
         return backbone.model_copy(
             update={
                 "embedding_size": backbone.embedding_size or backbone.hidden_size,

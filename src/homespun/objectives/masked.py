@@ -145,7 +145,7 @@ class MaskedLM(Config):
         built = config.build()
         pairs = None
         if self.next_sentence:
-            pairs = NextSentenceHead(model.backbone.hidden_size)
+            pairs = NextSentenceHead(built.backbone.hidden_size)
             initialise(pairs.modules(), model.backbone.initializer_range)
         return MaskedLMObjective(built, config, pairs)
 
