@@ -31,7 +31,7 @@ class MultiHeadAttention(nn.Module):
         UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``.
     """
 
-    def __init__(self, hidden_size: int, num_attention_heads: int, kernel: nn.Module) -> None:
+    def __init__(self, hidden_size: int, num_attention_heads: int, kernel: nn.Module, *, bias: bool = True) -> None:
         super().__init__()
         if hidden_size % num_attention_heads:
             raise UserError(
@@ -39,10 +39,10 @@ class MultiHeadAttention(nn.Module):
                 f"choose heads that divide it"
             )
         self.num_attention_heads = num_attention_heads
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
-        self.output = nn.Linear(hidden_size, hidden_size)
+        self.query = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.key = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.value = nn.Linear(hidden_size, hidden_size, bias=bias)
+        self.output = nn.Linear(hidden_size, hidden_size, bias=bias)
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:

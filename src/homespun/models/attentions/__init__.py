@@ -11,12 +11,19 @@ from torch import nn
 from homespun.config import Config
 from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.linformer import LinformerAttentionConfig
+from homespun.models.attentions.local import LocalAttentionConfig
+from homespun.models.attentions.lsh import LSHAttentionConfig
 from homespun.models.attentions.performer import PerformerAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
 from homespun.models.attentions.sparse import SparseAttentionConfig
 
 OneAttention = Annotated[
-    FullAttentionConfig | SparseAttentionConfig | LinformerAttentionConfig | PerformerAttentionConfig,
+    FullAttentionConfig
+    | SparseAttentionConfig
+    | LinformerAttentionConfig
+    | PerformerAttentionConfig
+    | LocalAttentionConfig
+    | LSHAttentionConfig,
     Field(discriminator="kind"),
 ]
 
@@ -41,6 +48,8 @@ AttentionConfig = Annotated[
     | SparseAttentionConfig
     | LinformerAttentionConfig
     | PerformerAttentionConfig
+    | LocalAttentionConfig
+    | LSHAttentionConfig
     | AlternatingAttentionConfig,
     Field(discriminator="kind"),
 ]
