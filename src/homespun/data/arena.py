@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from homespun.config import Config
 from homespun.data.examples import Examples, Files, Parts, Split, table_reader
@@ -76,10 +76,26 @@ class ListOpsTask(Config):
         """A token an operator, digit and closing bracket; the arena's round brackets are passed over."""
         return word_tokenizer(SYMBOLS, ignored="()")
 
+    @model_validator(mode="after")
+    def _sizes(self) -> ListOpsTask:
+        if not self.path:
+            self._expressions()
+            if self.length < self.max_length + 1:
+                raise ValueError(
+                    f"length={self.length} would cut expressions of up to {self.max_length - 1} tokens; "
+                    f"give {self.max_length + 1} or more, or lower max_length"
+                )
+        return self
+
+    @property
+    def generated(self) -> bool:
+        """Whether `read` makes the examples, instead of reading them from files of the user's."""
+        return not self.path
+
     def read(self, made: Path, progress: Progress) -> Parts:
         """The examples. Generated ones are kept in the folder ``made``, and read from there the next time."""
         rows: dict[Split, int] = {"train": self.train_rows, "validation": self.validation_rows, "test": self.test_rows}
-        if not self.path:
+        if self.generated and not all((made / f"{split}.tsv").is_file() for split in rows):
             self._generate(made, rows, progress)
         files = Files(
             seed=self.seed,
@@ -98,22 +114,18 @@ class ListOpsTask(Config):
         """How a file of such examples is read, for `homespun evaluate`."""
         return {"length": self.length, "text": "Source", "label": "Target"}
 
-    def _generate(self, made: Path, rows: dict[Split, int], progress: Progress) -> None:
-        if self.length < self.max_length + 1:
-            raise UserError(
-                f"task.length={self.length} would cut expressions of up to {self.max_length - 1} tokens; "
-                f"give {self.max_length + 1} or more, or lower task.max_length"
-            )
-        if all((made / f"{split}.tsv").is_file() for split in rows):
-            return
-        made.mkdir(parents=True, exist_ok=True)
-        expressions = ListOps(
+    def _expressions(self) -> ListOps:
+        return ListOps(
             seed=self.seed,
             max_depth=self.max_depth,
             max_arguments=self.max_arguments,
             min_length=self.min_length,
             max_length=self.max_length,
-        ).distinct()
+        )
+
+    def _generate(self, made: Path, rows: dict[Split, int], progress: Progress) -> None:
+        made.mkdir(parents=True, exist_ok=True)
+        expressions = self._expressions().distinct()
         done = 0
         for split, count in rows.items():
             beside = made / f".tmp-{split}.tsv"
@@ -134,6 +146,7 @@ class TextTask(Config):
 
     kind: Literal["text"] = "text"
     length: Length = 4096
+    generated: ClassVar[bool] = False
     path: Folder = ""
     files: Files = Files()
     text: str = Field(default="text", description="column of the text")
@@ -162,6 +175,7 @@ class RetrievalTask(Config):
 
     kind: Literal["retrieval"] = "retrieval"
     length: Length = 4096
+    generated: ClassVar[bool] = False
     path: Folder = ""
     files: Files = Files()
     text1: str = Field(default="text1", description="column of the first document")
@@ -196,6 +210,7 @@ class PixelsTask(Config):
 
     kind: Literal["pixels"] = "pixels"
     length: Length = 32 * 32 + 2
+    generated: ClassVar[bool] = False
     path: Folder = ""
     files: Files = Files()
 

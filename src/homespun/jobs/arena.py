@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ import torch
 
 from homespun.config import Config, override, validate
 from homespun.data.arena import ArenaRows, ArenaTask
+from homespun.data.examples import Parts
 from homespun.data.labelled import Labels
 from homespun.data.loader import Loader
 from homespun.errors import UserError, nearest
@@ -38,7 +39,7 @@ from homespun.training.devices import Place
 from homespun.training.evaluate import Metrics, classification_metrics, classify
 from homespun.training.learner import NotFinite
 from homespun.training.run import Run
-from homespun.training.trainer import Trainer
+from homespun.training.trainer import Interrupted, Trainer
 from homespun.training.validation import Evaluation
 
 
@@ -76,7 +77,8 @@ def arena_recipe(
 ) -> ArenaRecipe:
     """The arena's settings of ``task`` for one of `MODELS`, with ``KEY=VALUE`` overrides applied, validated.
 
-    The longest input is that of the task, the vocabulary that of its tokenizer.
+    An override may begin with the name of a model, ``linformer.model.attention.k=64``: it is for that one alone. The
+    longest input is that of the task, the vocabulary that of its tokenizer.
 
     Raises:
         UserError: unknown task, model, key or value, each with what is near or allowed.
@@ -88,7 +90,7 @@ def arena_recipe(
     tree["model"] |= MODELS[model]
     if data is not None:
         tree["task"]["path"] = str(data)
-    recipe = validate(ArenaRecipe, override(tree, overrides), source=f"arena {task}")
+    recipe = validate(ArenaRecipe, override(tree, list(_of_model(overrides, model))), source=f"arena {task}")
     tokenizer = recipe.task.tokenizer()
     facts = {
         "vocab_size": tokenizer.vocab_size,
@@ -96,6 +98,15 @@ def arena_recipe(
         "max_position_embeddings": recipe.task.length,
     }
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=facts)})
+
+
+def _of_model(overrides: Sequence[str], model: str) -> Iterator[str]:
+    for assignment in overrides:
+        name, _, rest = assignment.partition(".")
+        if name not in MODELS:
+            yield assignment
+        elif name == model:
+            yield rest
 
 
 def arena(
@@ -117,7 +128,7 @@ def arena(
         out: a folder that is new or holds the same task.
         models: names in `MODELS`.
         data: folder of the task's files; ListOps needs none.
-        overrides: ``KEY=VALUE`` changes to the arena's settings, the same for all models.
+        overrides: ``KEY=VALUE`` changes to the arena's settings, as `arena_recipe` reads them.
         display: where progress is shown.
 
     Returns:
@@ -132,12 +143,22 @@ def arena(
     if not models:
         raise UserError(f"which models? there are: {', '.join(MODELS)}")
     recipes = {name: arena_recipe(task, overrides, model=name, data=data) for name in models}
-    for recipe in recipes.values():
-        recipe.model.build()  # what cannot be built is said now, not after the training of others
+    for trial in recipes.values():
+        trial.model.build()  # what cannot be built is said now, not after the training of others
     place = Place.here()
-    run = Run.create(out, arena_recipe(task, overrides, data=data), resume=True, main=place.is_main)
-    contest = _prepare(next(iter(recipes.values())), run, place, display)
-    results = [_compete(recipe, name, contest, run, place, display) for name, recipe in recipes.items()]
+    recipe = arena_recipe(task, overrides, data=data)
+    made, progress = Path(out) / "data", display.task(f"data of {task}", total=None, unit="rows")
+    if not recipe.task.generated:  # before there is a run: a mistake in the files is not to leave one behind
+        parts = recipe.task.read(made, progress.update)
+    run = Run.create(out, recipe, resume=True, main=place.is_main)
+    if recipe.task.generated:
+        if place.is_main:
+            parts = recipe.task.read(made, progress.update)
+        place.wait()  # the main process writes what the others read now
+        if not place.is_main:
+            parts = recipe.task.read(made, progress.update)
+    contest = _contest(recipe, parts)
+    results = [_compete(trial, name, contest, run, place, display) for name, trial in recipes.items()]
     if not place.is_main:
         return {}
     final: dict[str, Any] = {
@@ -192,23 +213,15 @@ def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table]:
     title = f"Long Range Arena, {result['task']}: accuracy on {result['rows']['test']:,} test rows"
     note = "On a CPU the memory is that of the whole process, the data included."
     arena = Table("arena", title, columns, tuple(rows), note).without_empty_columns()
-    columns = (Column("model", numeric=False), Column("accuracy", formats.percent))
+    two = (Column("model", numeric=False), Column("accuracy", formats.percent))
     ranked = sorted(published.items(), key=lambda pair: -pair[1])
     note = "Tay et al. 2021, table 1: the arena's own settings, budget and code."
-    return arena, Table("published", f"Published on {result['task']}", columns, tuple(ranked), note)
+    return arena, Table("published", f"Published on {result['task']}", two, tuple(ranked), note)
 
 
-def _prepare(recipe: ArenaRecipe, run: Run, place: Place, display: Display) -> Contest:
-    task = recipe.task
-    progress = display.task(f"data of {task.kind}", total=None, unit="rows")
-    made = run.path / "data"
-    if place.is_main:
-        parts = task.read(made, lambda done: progress.update(done))
-    place.wait()  # the main process writes what the others read now
-    if not place.is_main:
-        parts = task.read(made, lambda done: None)
+def _contest(recipe: ArenaRecipe, parts: Parts) -> Contest:
+    task, tokenizer = recipe.task, recipe.task.tokenizer()
     labels = Labels.collect(parts["train"].labels)
-    tokenizer = task.tokenizer()
     blind = Counter(parts["train"].labels).most_common(1)[0][0]
     return Contest(
         tokenizer,
@@ -231,6 +244,8 @@ def _compete(
     else:
         try:
             result = _train(recipe, contest, run, place, display)
+        except Interrupted as error:
+            raise Interrupted(f"{name} was stopped; give the same command again to go on with {out.path}") from error
         except NotFinite:  # one that diverges must not cost the others their turn; the next call tries it again
             result = summarise(run.path, kind="finetune", parameters=0) | {"test": {}}
         else:

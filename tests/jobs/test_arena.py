@@ -1,0 +1,209 @@
+"""The Long Range Arena through its command: every task on tiny rows, going on, and what a mistake says."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs_world import run
+
+import homespun.jobs.arena as module
+from homespun.errors import UserError
+from homespun.jobs.arena import arena, arena_recipe, scoreboard
+from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
+
+SMALL = (
+    *("model.num_hidden_layers=1", "model.hidden_size=16", "model.num_attention_heads=2"),
+    *("model.intermediate_size=23", "train.batch_size=13", "train.budget.steps=3"),
+)
+LISTOPS = (
+    *("task.train_rows=60", "task.validation_rows=17", "task.test_rows=19", "task.length=64"),
+    *("task.max_depth=4", "task.max_arguments=3", "task.min_length=5", "task.max_length=61"),
+)
+
+
+@pytest.fixture
+def pageless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the report, whose plots take seconds."""
+    monkeypatch.setattr(module, "write_report", lambda runs, out, **words: out / "index.html")
+
+
+def check(result: dict[str, Any], out: Path, models: list[str]) -> None:
+    assert [model["name"] for model in result["models"]] == models
+    for model in result["models"]:
+        folder = out / "trials" / model["name"]
+        assert 0 <= model["accuracy"] <= 1
+        assert all(model[key] > 0 for key in ("parameters", "seconds_per_step", "peak_bytes", "steps"))
+        assert (folder / "model" / "homespun.json").is_file()
+        assert json.loads((folder / "result.json").read_text())["test"]["accuracy"] == model["accuracy"]
+    assert json.loads((out / "result.json").read_text())["models"] == result["models"]
+
+
+@pytest.mark.usefixtures("pageless")
+def test_listops_from_the_command_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "arena"
+    command = ("arena", "listops", *SMALL, *LISTOPS, "--out", out)
+    first = run(*command, "--models", "full")
+    check(first, out, ["full"])
+    assert first["rows"] == {"train": 60, "validation": 17, "test": 19}
+    assert first["truncated"] == 0
+    lines = [line for file in (out / "data").iterdir() for line in file.read_text().splitlines()]
+    assert len(lines) == 60 + 17 + 19 + 3
+    assert len(set(lines)) == 60 + 17 + 19 + 1  # one heading, and no expression twice
+
+    trained: list[str] = []
+    train = module._train
+    monkeypatch.setattr(module, "_train", lambda *given: trained.append(given[2].path.name) or train(*given))
+    second = run(*command, "--models", "full,local")
+    check(second, out, ["full", "local"])
+    assert trained == ["local"]
+    assert second["models"][0] == first["models"][0]
+
+    longer = run(*command, "train.budget.steps=5", "--models", "full,local")  # a larger budget: all go on under it
+    assert trained == ["local", "full", "local"]
+    assert [model["steps"] for model in longer["models"]] == [5, 5]
+    with pytest.raises(UserError, match=r"was run with another config: task\.seed"):
+        run(*command, "task.seed=1", "--models", "full")
+    metrics = run("evaluate", out / "trials" / "full", "--data", out / "data" / "test.tsv")
+    assert metrics["accuracy"] == longer["models"][0]["accuracy"]
+
+
+@pytest.mark.usefixtures("pageless")
+def test_a_model_that_diverges_does_not_cost_the_others_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = module._train
+
+    def diverging(recipe: Any, contest: Any, out: Any, place: Any, display: Any) -> Any:
+        if out.path.name == "full":
+            train(recipe, contest, out, place, display)
+            out.log("end", time=1.0, step=3, tokens=7, reason="not_finite")
+            raise module.NotFinite("loss is nan")
+        return train(recipe, contest, out, place, display)
+
+    monkeypatch.setattr(module, "_train", diverging)
+    result = arena("listops", tmp_path / "out", models=["full", "local"], overrides=[*SMALL, *LISTOPS])
+    assert result["models"][0]["accuracy"] is None
+    assert result["models"][0]["end"] == "not_finite"
+    assert result["models"][1]["accuracy"] is not None
+    table = scoreboard(result)[0]
+    assert table.cells()[0][-1] == "not finite"
+    assert not (tmp_path / "out" / "trials" / "full" / "result.json").exists()  # the next call tries it again
+
+
+def texts(rows: int, draw: random.Random) -> list[dict[str, str]]:
+    found = []
+    for number in range(rows):
+        letters = "abcdé" if number % 2 else "uvwxy"
+        words = [["".join(draw.choices(letters, k=5)) for _ in range(draw.randint(2, 9))] for _ in range(2)]
+        found.append({"text1": " ".join(words[0]), "text2": " ".join(words[1]), "label": str(number % 2)})
+    return found
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        table = csv.DictWriter(stream, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+
+
+@pytest.mark.usefixtures("pageless")
+@pytest.mark.parametrize(("task", "columns"), [("text", ["task.text=text1"]), ("retrieval", [])])
+def test_bytes_of_one_text_and_of_two(tmp_path: Path, task: str, columns: list[str]) -> None:
+    draw = random.Random(0)
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    for part, rows in (("train", 67), ("test", 29)):
+        write(data / f"pairs_{part}.csv", texts(rows, draw))
+    more = ["task.length=41", "task.files.train_rows=53", *columns]
+    result = run("arena", task, *SMALL, *more, "--data", data, "--models", "full", "--out", out)
+    check(result, out, ["full"])
+    assert result["rows"] == {"train": 53, "validation": 7, "test": 29}
+    assert result["truncated"] > 0
+    assert result["majority"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_pixels(tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    draw = np.random.default_rng(0)
+    for part, rows in (("train", 60), ("test", 30)):
+        labels = np.arange(rows) % 3
+        images = (draw.integers(0, 50, (rows, 5, 7)) + 90 * labels[:, None, None]).astype(np.uint8)
+        np.savez(data / f"{part}.npz", images=images, labels=labels)
+    result = run("arena", "pixels", *SMALL, "task.length=37", "--data", data, "--models", "full", "--out", out)
+    check(result, out, ["full"])
+    assert result["labels"] == ["0", "1", "2"]
+    page = Path(result["page"]).read_text(encoding="utf-8")
+    assert "Beside the published scores" in page
+    assert "synthesizer" in page  # of the published table
+    with pytest.raises(UserError, match=r"images of 35 pixels do not fit into task.length=36; give 37"):
+        arena("pixels", tmp_path / "short", models=["full"], data=data, overrides=[*SMALL, "task.length=36"])
+
+
+@pytest.mark.usefixtures("pageless")
+def test_something_is_learnt(tmp_path: Path) -> None:
+    rows = texts(200, random.Random(1))
+    data = tmp_path / "data"
+    data.mkdir()
+    write(data / "train.csv", rows[:150])
+    write(data / "test.csv", rows[150:])
+    steps = ["task.text=text1", "task.length=64", "train.budget.steps=30", "train.optimizer.learning_rate=1e-2"]
+    result = arena("text", tmp_path / "out", models=["full"], data=data, overrides=[*SMALL, *steps])
+    assert result["models"][0]["accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_settings_are_whole_and_ready_for_the_task(task: str) -> None:
+    recipe = arena_recipe(task)
+    assert recipe.task.kind == task
+    assert recipe.model.max_position_embeddings == recipe.task.length
+    assert recipe.model.vocab_size == recipe.task.tokenizer().vocab_size
+    assert recipe.train.budget.steps
+    assert recipe.objective.kind == ("retrieval" if task == "retrieval" else "classification")
+
+
+def test_every_model_has_a_published_score_of_every_task() -> None:
+    assert set(SETTINGS) == set(TASKS)
+    assert set(MODELS) <= set(PUBLISHED)
+    assert all(set(scores) == set(TASKS) for scores in PUBLISHED.values())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_differ_in_their_attention_alone(model: str) -> None:
+    changed = arena_recipe("listops", model=model).model_dump()
+    plain = arena_recipe("listops").model_dump()
+    changed["model"].pop("attention"), plain["model"].pop("attention")
+    assert changed == plain
+
+
+def test_an_override_for_one_model() -> None:
+    overrides = ["longformer.model.attention.everywhere=null", "train.seed=7"]
+    changed = arena_recipe("listops", overrides, model="longformer")
+    assert changed.model.attention.model_dump()["everywhere"] is None
+    assert changed.train.seed == 7
+    assert arena_recipe("listops", overrides, model="bigbird").model == arena_recipe("listops", model="bigbird").model
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("listop",), "unknown task 'listop'; did you mean 'listops'?"),
+        (("listops", "--models", "ful"), "unknown model 'ful'; did you mean 'full'?"),
+        (("listops", "task.rows=3"), "unknown key 'task.rows'"),
+        (("text", "--models", "full"), "give --data FOLDER"),
+        (("text", "--models", "full", "--data", "nowhere"), "nowhere is not a folder"),
+        (("listops", "--models", "full", "task.length=99"), "length=99 would cut expressions"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run("arena", *words, "--out", tmp_path / "out")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()  # nothing is in the way of the right command
