@@ -110,7 +110,10 @@ def variants() -> dict[str, EncoderConfig]:
     for positions in examples(PositionsConfig):
         configs[positions["kind"]] = EncoderConfig.model_validate(SIZES | {"positions": positions})
     for preset, fields in PRESETS.items():
-        narrow = {"embedding_size": 14} if fields.get("embedding_size", 0) else {}
+        narrow: dict[str, Any] = {"embedding_size": 14} if fields.get("embedding_size", 0) else {}
+        attention = fields.get("attention", {})
+        if "k" in attention:  # as many as fit
+            narrow["attention"] = attention | {"k": 5}
         configs[preset] = EncoderConfig.model_validate({"preset": preset} | SIZES | narrow)
     return configs
 

@@ -11,8 +11,8 @@ from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import Band, Blocks, Global, PermutedBlocks, RandomBlocks, Sparse, Window
 
-BATCH, HEADS, HEAD_DIM, LENGTH = 2, 3, 5, 331
-RANDOM = RandomBlocks.draw(size=16, count=2, blocks=23, heads=HEADS, away=2, seed=1)
+BATCH, HEADS, HEAD_DIM, LENGTH = 2, 3, 5, 457
+RANDOM = RandomBlocks.draw(size=16, count=2, blocks=31, heads=HEADS, away=2, seed=1)
 SPARSE = {
     "window": Sparse((Window(19),)),
     "dilated": Sparse((Window(7, (3,)),)),
@@ -26,7 +26,7 @@ SPARSE = {
     "blocks before": Sparse((Blocks(16, before=2, after=0),)),
     "random": Sparse((RANDOM,)),
     "big bird": Sparse((Blocks(16), RANDOM), Global(block=16)),
-    "permuted": Sparse((PermutedBlocks(67, ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0), (4, 3, 2, 1, 0))),)),
+    "permuted": Sparse((PermutedBlocks(97, ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0), (4, 3, 2, 1, 0))),)),
     "odd sizes": Sparse((Blocks(24), Window(19)), Global(first=1)),
 }
 KEEP = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 83]])

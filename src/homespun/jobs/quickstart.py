@@ -31,8 +31,21 @@ from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.checkpoint import write_file
 
-CANDIDATES = {"post-norm": "model.residual.kind=post", "pre-norm": "model.residual.kind=pre"}
-"""Two architectures of one size: normalise after the sum, as BERT, or before the sublayer, as GPT-2."""
+CANDIDATES = {
+    "bert": [],
+    "longformer": ["model.attention={kind: sparse, patterns: [{kind: window, radius: 16}], everywhere: {first: 1}}"],
+    "bigbird": [
+        "model.attention={kind: sparse, everywhere: {first: 0, block: 16}, "
+        "patterns: [{kind: blocks, size: 16}, {kind: random_blocks, size: 16, count: 1}]}"
+    ],
+    "performer": ["model.attention={kind: performer, num_features: 64}"],
+    "reversible-dilated-bert": [
+        "model.attention={kind: sparse, patterns: [{kind: window, radius: 8, dilation: 2}], everywhere: {first: 1}}",
+        "model.positions.kind=sinusoidal",
+        "model.residual.kind=reversible",
+    ],
+}
+"""One size, five attentions: full, and four for long inputs, with windows and blocks that fit rows of 128 tokens."""
 
 CLASSES = 12
 VOCAB_SIZE = 8_000
@@ -55,7 +68,7 @@ _ALIASES = {
 
 
 def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | None = None) -> dict[str, Any]:
-    """Collect, tokenize, pretrain two architectures for equal times, go on with the better, fine-tune, compare, report.
+    """Collect, tokenize, pretrain architectures for equal times, go on with the best, fine-tune, compare, report.
 
     Args:
         out: a new folder.
@@ -94,9 +107,9 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     left = seconds - (time.monotonic() - began) - AFTER
     if left < 30:
         raise UserError(f"preparation left {left:.0f} s for pretraining; give --minutes more")
-    share = 0.3 * left
-    for name, change in CANDIDATES.items():
-        pretrain(_recipe(out, change, share), out / name, display=display)
+    share = 0.12 * left
+    for name, changes in CANDIDATES.items():
+        pretrain(_recipe(out, changes, share), out / name, display=display)
     probe = _probe([out / name for name in CANDIDATES], passages["train"], display)
     chosen = max(probe, key=lambda name: probe[name])
     left = seconds - (time.monotonic() - began) - AFTER + 15
@@ -125,8 +138,9 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
             "What was done",
             f"The documentation of the Python packages in this environment was collected: {len(documents):,} texts, "
             f"{formats.memory(corpus.num_bytes)} without the test documents, repeated ones dropped. A tokenizer and a "
-            f"corpus were made of it. Two architectures ({' and '.join(CANDIDATES)}) were pretrained for "
-            f"{formats.duration(share)} each. A linear probe on their frozen features names the right package of "
+            f"corpus were made of it. {len(CANDIDATES)} architectures ({', '.join(CANDIDATES)}) were pretrained for "
+            f"{formats.duration(share)} each, too short a time to tell them apart for good. "
+            f"A linear probe on their frozen features names the right package of "
             + ", ".join(f"{formats.percent(accuracy)} ({name})" for name, accuracy in probe.items())
             + f" of held-out training passages, so {chosen} went on to {formats.duration(grown)} in all and was "
             f"fine-tuned to say which of {CLASSES} packages a passage documents. The packages' own names are hidden "
@@ -197,11 +211,11 @@ def _collect(display: Display) -> list[Document]:
     return documents
 
 
-def _recipe(out: Path, change: str, seconds: float) -> Any:
+def _recipe(out: Path, changes: Sequence[str], seconds: float) -> Any:
     return pretrain_recipe(
         "electra-tiny",
         [
-            change,
+            *changes,
             f"data.corpus={out / 'corpus'}",
             f"train.budget.time={seconds:.0f}",
             "train.batch_size=8",  # a minute of training wants many small steps

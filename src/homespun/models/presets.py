@@ -1,7 +1,7 @@
 """Named sizes: values, not code. A config names one with ``preset`` and may change any of its fields.
 
 BERT's smaller sizes are those of Turc et al. 2019; base and large of Devlin et al. 2019, Liu et al. 2019 and
-Clark et al. 2020. The ELECTRA sizes below small are ours.
+Clark et al. 2020. The ELECTRA sizes below small are ours, and so are the sizes of the long-input models but for base.
 """
 
 from __future__ import annotations
@@ -28,8 +28,62 @@ _ELECTRA: dict[str, dict[str, Any]] = {
     "large": _SIZES["large"] | {"embedding_size": 1024},
 }
 
+# What makes each long-input model itself, beside its size. BigBird's and Longformer's numbers are those of the papers.
+_SPARSE: dict[str, dict[str, Any]] = {
+    "longformer": _ROBERTA
+    | {
+        "max_position_embeddings": 4096,
+        "attention": {
+            "kind": "sparse",
+            "patterns": [{"kind": "window", "radius": 256}],
+            "everywhere": {"first": 1, "projections": True},
+        },
+    },
+    "big_bird": {
+        "max_position_embeddings": 4096,
+        "hidden_act": "gelu_new",
+        "attention": {
+            "kind": "sparse",
+            "patterns": [{"kind": "blocks", "size": 64}, {"kind": "random_blocks", "size": 64, "count": 3}],
+            "everywhere": {"first": 0, "block": 64},
+        },
+    },
+    "blockbert": {
+        "max_position_embeddings": 1024,
+        "attention": {"kind": "sparse", "patterns": [{"kind": "permuted_blocks", "blocks": 2, "shifts": [0, 1]}]},
+    },
+    "linformer": {
+        "max_position_embeddings": 4096,
+        "attention": {"kind": "linformer", "k": 256, "sharing": "layerwise"},
+    },
+    "performer": {"max_position_embeddings": 4096, "attention": {"kind": "performer", "num_features": 256}},
+    "reformer": {
+        "max_position_embeddings": 4096,
+        "type_vocab_size": 0,
+        "hidden_act": "relu",
+        "residual": {"kind": "reversible", "streams": "copy"},
+        "attention": {"kind": "alternating", "cycle": [{"kind": "local"}, {"kind": "lsh"}]},
+    },
+}
+# Document 000, section 5.3: the set {W, D, r, N_seq, N_heads, N_blocks, d_model} is the window (twice the radius), the
+# dilation, `residual`, `max_position_embeddings`, `num_attention_heads`, `num_hidden_layers` and `hidden_size` here;
+# G_size, the generator's width, is ELECTRA's `generator_size`.
+_DILATED: dict[str, Any] = _SIZES["mini"] | {
+    "num_hidden_layers": 12,
+    "max_position_embeddings": 128,
+    "positions": {"kind": "sinusoidal"},
+    "attention": {
+        "kind": "sparse",
+        "patterns": [{"kind": "window", "radius": 32, "dilation": 2}],
+        "everywhere": {"first": 1},
+    },
+}
+
 PRESETS: dict[str, dict[str, Any]] = {
     **{f"bert-{size}": values for size, values in _SIZES.items()},
     **{f"roberta-{size}": values | _ROBERTA for size, values in _SIZES.items()},
     **{f"electra-{size}": values for size, values in _ELECTRA.items()},
+    **{f"{name}-{size}": _SIZES[size] | parts for name, parts in _SPARSE.items() for size in ("mini", "base")},
+    "dilated-bert-small": _DILATED,
+    "reversible-dilated-bert-small": _DILATED | {"residual": {"kind": "reversible", "streams": "split"}},
 }

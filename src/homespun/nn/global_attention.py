@@ -53,7 +53,8 @@ class GlobalAttention(nn.Module):
             query = self._heads(self.query_global(hidden.gather(1, index)))  # (batch, heads, n, head_dim)
             dropout = self.kernel.dropout if self.training else 0.0
             found = see_all(query, key, value, mask, everywhere, dropout).transpose(1, 2).flatten(2)
-            found = torch.where(everywhere.real[..., None], found, values.gather(1, index))
+            if everywhere.real is not None:
+                found = torch.where(everywhere.real[..., None], found, values.gather(1, index))
             values = values.scatter(1, index, found)
         mixed: Tensor = self.output(values)
         return mixed

@@ -91,16 +91,17 @@ class Plan:
 
 @functools.lru_cache(maxsize=64)
 def make_plan(sparse: Sparse, length: int, causal: bool, device: torch.device) -> Plan | None:
-    """The plan for one length, or None where the blocks of a query would hold most of the keys."""
+    """The plan for one length, or None where blocks would not be faster than the whole table."""
     if not sparse.patterns:
         return None
     size, step = sparse.block_size, sparse.step
+    shared = 0 if sparse.everywhere is None else 2 * sparse.everywhere.first + 4 * sparse.everywhere.block
     slots = -(-length // size) * size
     place = torch.arange(length)
     if step > 1:  # the tokens of one remainder beside each other
         place = (place % step * length + place // step).argsort()
     table = sparse.key_blocks(slots, size)  # (heads, blocks, n)
-    if 2 * table.shape[-1] * size > slots:
+    if 3 * (table.shape[-1] * size + shared) // 2 + 128 > length:  # measured on a CPU, forward and backward
         return None
     standing = F.pad(place, (0, slots - length), value=length)
     queries = standing.view(1, -1, size, 1)
@@ -140,7 +141,7 @@ class Everywhere:
     """The tokens of each row that see all and are seen by all."""
 
     index: Tensor  # (batch, n) int64 positions, all different
-    real: Tensor  # (batch, n) bool: False where a row has fewer of them
+    real: Tensor | None  # (batch, n) bool: False where a row has fewer of them; None where none has
     members: Tensor  # (batch or 1, seq) bool
 
 
@@ -155,7 +156,8 @@ def find_everywhere(sparse: Sparse, mask: Mask, batch: int, length: int, device:
         if not most:
             return None
         index = members.int().argsort(dim=-1, descending=True, stable=True)[:, :most].expand(batch, -1)
-        return Everywhere(index, members.expand(batch, -1).gather(1, index), members)
+        real = members.expand(batch, -1).gather(1, index)
+        return Everywhere(index, None if bool(real.all()) else real, members)
 
     return mask.once(("everywhere", sparse.everywhere, batch, length), find)
 
@@ -188,8 +190,8 @@ def _attend(
         return values
     index = everywhere.index[:, None, :, None].expand(-1, heads, -1, values.shape[-1])
     found = see_all(query.gather(2, index), key, value, mask, everywhere, dropout)
-    # an unreal index is a token of its own that keeps what it has
-    found = torch.where(everywhere.real[:, None, :, None], found, values.gather(2, index))
+    if everywhere.real is not None:  # an unreal index is a token of its own, that keeps what it has
+        found = torch.where(everywhere.real[:, None, :, None], found, values.gather(2, index))
     return values.scatter(2, index, found)
 
 
@@ -323,7 +325,10 @@ def _bias(
         same = _of_tokens(mask.documents, rows)[..., None] == _of_tokens(mask.documents, plan.keys)[:, :, :, None]
         ok = ok & same
     if everywhere is not None:
-        shared = everywhere.real[:, None, None, None, :]  # (batch, 1, 1, 1, n)
+        real = everywhere.real
+        if real is None:
+            real = torch.ones_like(everywhere.index[:1], dtype=torch.bool)
+        shared = real[:, None, None, None, :]  # (batch or 1, 1, 1, 1, n)
         if mask.causal:
             shared = shared & (everywhere.index[:, None, None, None, :] <= rows[None, ..., None])
         if mask.documents is not None:
