@@ -26,7 +26,8 @@ OFFSET = {"positions": {"kind": "learned", "offset": 2}, "type_vocab_size": 1}
 PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "bert": ({}, None, "BertModel"),
     "bert-mlm": ({}, {"kind": "masked_lm"}, "BertForMaskedLM"),
-    "bert-mlm-relu": ({"hidden_act": "relu"}, {"kind": "masked_lm"}, "ElectraForMaskedLM"),
+    "bert-mlm-relu": ({"hidden_act": "relu"}, {"kind": "masked_lm", "hidden_act": "relu"}, "BertForMaskedLM"),
+    "bert-mlm-gelu": ({"hidden_act": "relu"}, {"kind": "masked_lm"}, "ElectraForMaskedLM"),
     "bert-pooled": ({}, {"kind": "pooled", "num_labels": 5}, "BertForSequenceClassification"),
     "bert-ffn": ({}, {"kind": "ffn", "num_labels": 5}, "ElectraForSequenceClassification"),
     "no-segments": ({"type_vocab_size": 0}, {"kind": "masked_lm"}, "BertForMaskedLM"),
@@ -97,16 +98,19 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
     model, config = build({"hidden_act": "relu"}, {"kind": "discriminator"})
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert report.architecture == "BertModel"
-    assert "'relu'" in report.notes[0]
+    assert (
+        "head 'discriminator': ElectraForPreTraining has head.hidden_act=relu where this model has gelu"
+        in (report.notes[0])
+    )
 
 
 @pytest.mark.parametrize(
     ("backbone", "word"),
     [
         ({"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}}, "sparse"),
-        ({"residual": {"kind": "pre"}}, "pre-norm"),
-        ({"residual": {"kind": "reversible", "streams": "copy"}}, "reversible layers"),
-        ({"causal": True}, "causal"),
+        ({"residual": {"kind": "pre"}}, "residual.kind=post where this model has pre"),
+        ({"residual": {"kind": "reversible", "streams": "copy"}}, "residual.kind=post where this model has reversible"),
+        ({"causal": True}, "the nearest, bert, has causal=False where this model has True"),
         ({"positions": {"kind": "sinusoidal"}, "hidden_size": 44}, "sinusoidal"),
     ],
 )

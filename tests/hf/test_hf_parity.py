@@ -25,6 +25,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-gelu_pytorch_tanh": ("BertModel", {"hidden_act": "gelu_pytorch_tanh"}),
     "bert-relu": ("BertModel", {"hidden_act": "relu", "type_vocab_size": 3}),
     "bert-mlm": ("BertForMaskedLM", {"layer_norm_eps": 1e-3}),
+    "bert-mlm-gelu_new": ("BertForMaskedLM", {"hidden_act": "gelu_new"}),
     "bert-pretraining": ("BertForPreTraining", {}),
     "bert-classification": ("BertForSequenceClassification", {"num_labels": 5, "hidden_act": "gelu_fast"}),
     "roberta": ("RobertaModel", {"type_vocab_size": 1}),

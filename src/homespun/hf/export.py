@@ -16,10 +16,10 @@ from homespun.config import Tree
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.convert import to_theirs
-from homespun.hf.families import FAMILIES
-from homespun.hf.family import Architecture, Family
+from homespun.hf.family import Architecture
+from homespun.hf.place import find_place
 from homespun.models.backbone import Model
-from homespun.models.config import EncoderConfig, LearnedPositionsConfig, ModelConfig
+from homespun.models.config import EncoderConfig, ModelConfig
 from homespun.models.store import weights_of
 from homespun.text.tokenizer import Tokenizer
 
@@ -49,8 +49,8 @@ def export_huggingface(
 ) -> ExportReport:
     """Write ``folder`` whole or not at all: weights, config.json, tokenizer, model card. It replaces an older export.
 
-    A model that no family has, such as one with window attention, is not written; a head that none has is left out,
-    and the backbone written alone. The report says so.
+    A model that no family has, such as one with Linformer's attention, is not written; a head that none has is left
+    out, and the backbone written alone. The report says so.
 
     Raises:
         UserError: ``folder`` holds something else than an export; the tokenizer or the labels are of another model.
@@ -67,26 +67,13 @@ def export_huggingface(
     config = config.model_copy(
         update={"backbone": config.backbone.model_copy(update={"pad_token_id": tokenizer.pad_id})}
     )
-    place = _nearest(config)
-    notes = []
-    if place is None or place.differences:
-        assert config.head is not None or place is not None  # every family has a class without a head
-        bare = _nearest(config.model_copy(update={"head": None}))
-        assert bare is not None
-        if bare.differences:
-            nearest = f"the nearest, {bare.family.model_type}, has {'; '.join(bare.differences)}"
-            return ExportReport(None, None, (f"no family of Hugging Face models has this encoder: {nearest}",))
-        assert config.head is not None
-        kind = f"head {config.head.kind!r}"
-        why = (
-            f"{kind} is in no class of transformers"
-            if place is None
-            else f"{kind}: {place.architecture.name} has {'; '.join(place.differences)}"
-        )
-        notes.append(f"{why}; the backbone was exported without it")
-        place = bare
+    place, notes = find_place(config)
+    if place is None:
+        return ExportReport(None, None, notes)
     family, architecture = place.family, place.architecture
-    notes += architecture.notes(config.backbone)
+    num_labels = config.head.model_dump()["num_labels"] if config.head is not None and architecture.classifies else 0
+    if labels is not None and num_labels not in (0, len(labels)):
+        raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
     tree = family.write_config(architecture, config, labels=labels)
     weights = weights_of(model)
     if architecture.kind is None:
@@ -114,7 +101,7 @@ def export_huggingface(
         if folder.exists():
             shutil.move(folder, Path(temporary) / "replaced")
         os.replace(made, folder)
-    return ExportReport(str(folder), architecture.name, tuple(notes))
+    return ExportReport(str(folder), architecture.name, notes)
 
 
 def export_beside(
@@ -122,29 +109,6 @@ def export_beside(
 ) -> dict[str, Any]:
     """`export_huggingface` into ``hf/`` of a run directory; the report as plain values, for ``result.json``."""
     return asdict(export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A class of transformers, and what it does not say of a model."""
-
-    family: Family
-    architecture: Architecture
-    differences: list[str]
-
-
-def _nearest(config: ModelConfig) -> _Place | None:
-    """The class that says most of the model; None where none has a head of its kind."""
-    kind = None if config.head is None else config.head.kind
-    positions = config.backbone.positions
-    shifted = isinstance(positions, LearnedPositionsConfig) and positions.offset > 0
-    places = [
-        _Place(family, architecture, family.differences(architecture, config))
-        # any family can hold any offset of positions, so this is only which one it is most like
-        for family in sorted(FAMILIES, key=lambda family: (family.offset(config.backbone.pad_token_id) > 0) != shifted)
-        if (architecture := family.architecture(kind)) is not None
-    ]
-    return min(places, key=lambda place: len(place.differences), default=None)
 
 
 def _complete_tokenizer(path: Path, backbone: EncoderConfig) -> None:
@@ -156,7 +120,7 @@ def _complete_tokenizer(path: Path, backbone: EncoderConfig) -> None:
     path.write_text(_json(tree), encoding="utf-8")
 
 
-def _card(architecture: Architecture, config: ModelConfig, parameters: int, notes: list[str]) -> str:
+def _card(architecture: Architecture, config: ModelConfig, parameters: int, notes: tuple[str, ...]) -> str:
     backbone = config.backbone
     front = ["---", "library_name: transformers"]
     front += [f"pipeline_tag: {architecture.pipeline}"] if architecture.pipeline else []

@@ -1,14 +1,20 @@
-"""What a family of Hugging Face models is: its table of tensors, its settings, the classes we have heads for."""
+"""What a family of Hugging Face models is: its table of tensors, its settings, the classes we have heads for.
+
+Whether a family can say a model is not a list of conditions. Its config.json is written and read again, and what then
+differs is what it cannot say: a setting that some family knows nothing of is never lost in silence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from homespun.config import Tree, validate
+from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.convert import Table
+from homespun.hf.labels import unnamed, write_labels
 from homespun.models.config import EncoderConfig, ModelConfig
 
 # Their other names for our activations. `gelu_fast` is the same tanh formula with its constants written out.
@@ -19,13 +25,24 @@ _ACTIVATIONS = {
     "swish": "silu",
 }
 # Settings that change what a model computes, with the one value of each that ours has.
-_FIXED: dict[str, tuple[Any, ...]] = {
+_FIXED: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": (None, "absolute"),
     "is_decoder": (None, False),
     "add_cross_attention": (None, False),
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
 }
+# Settings of ours that do not change what a model computes from its weights outside training.
+_FREE = frozenset(
+    {
+        "backbone.pad_token_id",
+        "backbone.positions.offset",  # any family can hold any: the rows before position 0 are read by nothing
+        "backbone.feed_forward_chunk",
+        "backbone.seed",
+        "head.dropout",
+        "head.input_dropout",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -36,19 +53,19 @@ class Architecture:
         name: the class.
         kind: the ``kind`` of our head that is the same, None for the model without a head.
         table: the head's tensors.
-        head: our head's settings from config.json.
-        limit: why a backbone cannot carry this head there, or None.
+        head: our head's settings from config.json, completed by what transformers assumes.
         pipeline: the hub's word for what it does.
-        note: what its user should know.
+        unsaid: settings of ours, by their path, that config.json has no place for and ``notes`` speaks of.
+        notes: what its user should know, of a backbone.
     """
 
     name: str
     kind: str | None
     table: Table
     head: Callable[[Tree], Tree | None]
-    limit: Callable[[EncoderConfig], str | None] = lambda backbone: None
     pipeline: str | None = None
-    note: str | None = None
+    unsaid: frozenset[str] = frozenset()
+    notes: Callable[[EncoderConfig], tuple[str, ...]] = lambda backbone: ()
 
     @property
     def classifies(self) -> bool:
@@ -62,23 +79,32 @@ class Family:
 
     Args:
         model_type: as in config.json.
+        prefix: what the names of the backbone's tensors begin with, except in files of the class without a head.
         table: the tensors of the backbone.
         architectures: its classes; the one without a head is among them.
-        defaults: the settings that config.json has, under the same names as ours, each with what transformers assumes
-            where config.json does not say.
+        defaults: the settings that config.json has, each with what transformers assumes where it does not say.
+        names: of our fields, those that are called otherwise there. Every field whose key is in ``defaults`` is a plain
+            value, the same on both sides.
+        read: what of our backbone is not a plain value, from the settings and our kind of head.
+        write: the same, the other way; what it cannot say it leaves as assumed.
+        fixed: settings that change what a model computes, with the values that ours has, the last one to be named.
         offset: how many rows of the position table come before position 0, from the padding id.
     """
 
     model_type: str
+    prefix: str
     table: Table
     architectures: tuple[Architecture, ...]
     defaults: Mapping[str, Any]
-    offset: Callable[[int], int] = field(default=lambda pad_token_id: 0)
+    names: Mapping[str, str] = field(default_factory=dict)
+    read: Callable[[Tree, str | None], Tree] = lambda settings, kind: {}
+    write: Callable[[EncoderConfig], Tree] = lambda backbone: {}
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    offset: Callable[[int], int] = lambda pad_token_id: 0
 
-    @property
-    def prefix(self) -> str:
-        """What the names of the backbone's tensors begin with, except in files of the class without a head."""
-        return f"{self.model_type}."
+    def key(self, name: str) -> str:
+        """What a field of ours is called in config.json."""
+        return self.names.get(name, name)
 
     def architecture(self, kind: str | None) -> Architecture | None:
         """The class whose head is our ``kind``, if there is one."""
@@ -91,69 +117,96 @@ class Family:
             UserError: a class or a setting that ours does not have, or a value of the wrong kind.
         """
         architecture = self._named(tree, source)
-        for key, allowed in _FIXED.items():
-            if tree.get(key) not in allowed:
+        for key, allowed in {**_FIXED, **self.fixed}.items():
+            if tree.get(key, allowed[0]) not in allowed:
                 raise UserError(f"{source}: {key}={tree[key]!r} is not supported, only {allowed[-1]!r}")
-        values = {
-            key: default if tree.get(key) is None else tree[key]
-            for key, default in self.defaults.items()  # a null is what the class assumes
+        # a null is what the class assumes
+        assumed = {key: default for key, default in self.defaults.items() if tree.get(key) is None}
+        settings = tree | assumed
+        plain = {
+            name: settings[self.key(name)] for name in EncoderConfig.model_fields if self.key(name) in self.defaults
         }
-        for key in ("pad_token_id", "max_position_embeddings"):
-            if not isinstance(values[key], int) or isinstance(values[key], bool):
-                raise UserError(f"{source}: {key} must be a whole number, not {values[key]!r}")
-        offset = self.offset(values["pad_token_id"])
-        backbone = values | {
-            "hidden_act": _ACTIVATIONS.get(str(values["hidden_act"]), str(values["hidden_act"])),
-            "max_position_embeddings": values["max_position_embeddings"] - offset,
-            "positions": {"kind": "learned", "offset": offset},
-        }
-        config = validate(ModelConfig, {"backbone": backbone, "head": architecture.head(tree)}, source=source)
-        reason = architecture.limit(config.backbone)
-        if reason is not None:
-            raise UserError(f"{source}: {reason}; {self._headless()}")
+        try:
+            backbone = plain | self.read(settings, architecture.kind)
+            head = architecture.head(settings)
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from error
+        for name in ("pad_token_id", "max_position_embeddings"):
+            if not isinstance(backbone[name], int) or isinstance(backbone[name], bool):
+                raise UserError(f"{source}: {self.key(name)} must be a whole number, not {backbone[name]!r}")
+        offset = self.offset(backbone["pad_token_id"])
+        backbone["max_position_embeddings"] -= offset
+        backbone = {"positions": {"kind": "learned", "offset": offset}} | backbone
+        backbone["hidden_act"] = activation(backbone["hidden_act"])
+        config = validate(ModelConfig, {"backbone": backbone, "head": head}, source=source)
         return architecture, config
 
-    def write_config(self, architecture: Architecture, config: ModelConfig) -> Tree:
-        """The config.json of our model; `homespun.hf.labels` adds the names of its classes."""
+    def write_config(self, architecture: Architecture, config: ModelConfig, *, labels: Labels | None = None) -> Tree:
+        """The config.json of our model, as far as the family can say it; ``labels`` name the classes of its head."""
         backbone = config.backbone
         own = backbone.model_dump(mode="json")
-        settings = {key: own[key] for key in self.defaults}
-        settings["max_position_embeddings"] += self.offset(backbone.pad_token_id)
-        settings["type_vocab_size"] = max(1, backbone.type_vocab_size)  # theirs cannot be without
-        if "embedding_size" in settings:
-            settings["embedding_size"] = backbone.embedding_size or backbone.hidden_size
+        own["max_position_embeddings"] += self.offset(backbone.pad_token_id)
+        own["type_vocab_size"] = max(1, backbone.type_vocab_size)  # theirs cannot be without
+        own["embedding_size"] = backbone.embedding_size or backbone.hidden_size
+        plain = {self.key(name): value for name, value in own.items() if self.key(name) in self.defaults}
+        settings = {**self.defaults, **plain, **self.write(backbone)}
         head = {} if config.head is None or architecture.kind is None else config.head.model_dump(mode="json")
         if "dropout" in head:
-            settings["classifier_dropout"] = head["dropout"]
+            settings[self.key("classifier_dropout")] = head["dropout"]
+        if architecture.classifies:
+            settings |= write_labels(labels or unnamed(head["num_labels"]))
         return {"architectures": [architecture.name], "model_type": self.model_type} | settings
 
-    def limit(self, backbone: EncoderConfig) -> str | None:
-        """Why this backbone cannot be said in this family, or None."""
-        narrow = backbone.embedding_size not in (0, backbone.hidden_size)
-        if narrow and "embedding_size" not in self.defaults:
-            return f"embedding_size={backbone.embedding_size} differs from hidden_size={backbone.hidden_size}"
-        return None
+    def differences(self, architecture: Architecture, config: ModelConfig) -> list[str]:
+        """What of our model its config.json would not say, in words; empty where it is the same model."""
+        try:
+            _, there = self.read_config(self.write_config(architecture, config), source=self.model_type)
+        except UserError as error:  # such as a head of one class, which there is a regression
+            return [str(error)]
+        return [
+            f"{path.removeprefix('backbone.')}={other} where this model has {own}"
+            for path, own, other in _differences(_comparable(config), _comparable(there), "")
+            if path not in _FREE | architecture.unsaid
+            # a table of one segment, of zeros, is the same model as none
+            and not (path == "backbone.type_vocab_size" and (own, other) == (0, 1))
+        ]
 
     def _named(self, tree: Tree, source: str) -> Architecture:
         names = tree.get("architectures") or [a.name for a in self.architectures if a.kind is None]
         found = [a for a in self.architectures if isinstance(names, list) and a.name in names]
         if not found:
             ours = ", ".join(a.name for a in self.architectures)
-            raise UserError(f"{source}: unknown architectures {names!r}; ours are {ours}; {self._headless()}")
+            name = next(a.name for a in self.architectures if a.kind is None)
+            raise UserError(
+                f"{source}: unknown architectures {names!r}; ours are {ours}; "
+                f'write "architectures": ["{name}"] there to open the model without its head'
+            )
         return found[0]
 
-    def _headless(self) -> str:
-        name = next(a.name for a in self.architectures if a.kind is None)
-        return f'write "architectures": ["{name}"] there to open the model without its head'
 
-
-def headless(tree: Tree) -> Tree | None:
+def headless(settings: Tree) -> Tree | None:
     """The model without a head."""
     return None
 
 
-def plain_gelu(backbone: EncoderConfig) -> str | None:
-    """For classes whose head takes the backbone's activation, where ours is always the exact GELU."""
-    if backbone.hidden_act == "gelu":
-        return None
-    return f"the head there has the activation {backbone.hidden_act!r}, and ours is 'gelu'"
+def activation(name: object) -> str:
+    """Our name of an activation of theirs."""
+    return _ACTIVATIONS.get(str(name), str(name))
+
+
+def _comparable(config: ModelConfig) -> Tree:
+    tree = config.model_dump()
+    tree["backbone"]["embedding_size"] = config.backbone.embedding_size or config.backbone.hidden_size
+    return tree
+
+
+def _differences(own: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    """The settings in which two configs differ, by their path."""
+    if isinstance(own, dict) and isinstance(other, dict):
+        if own.get("kind") != other.get("kind"):  # then what else they hold cannot be compared
+            yield f"{path}.kind", own.get("kind"), other.get("kind")
+            return
+        for key in own:
+            yield from _differences(own[key], other[key], f"{path}.{key}" if path else key)
+    elif own != other:
+        yield path, own, other

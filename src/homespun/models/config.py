@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt, field_validator, model_validator
+from pydantic import ConfigDict, Field, PositiveInt, model_validator
 from torch import nn
 
 from homespun.config import Config
 from homespun.errors import UserError, nearest
+from homespun.models.activation import Activation
 from homespun.models.attentions import AttentionConfig
 from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
@@ -168,7 +169,7 @@ class EncoderConfig(Config):
     feed_forward_chunk: int = Field(
         default=0, ge=0, description="positions the feed-forward works through at once, to save memory; 0: all"
     )
-    hidden_act: str = "gelu"
+    hidden_act: Activation = "gelu"
     hidden_dropout_prob: float = Field(default=0.1, ge=0, lt=1)
     attention_probs_dropout_prob: float = Field(
         default=0.0, ge=0, lt=1, description="off by default: no fast attention path on a CPU has it"
@@ -194,13 +195,6 @@ class EncoderConfig(Config):
         if not isinstance(name, str) or name not in PRESETS:
             raise UserError(f"unknown preset {name!r}{nearest(str(name), PRESETS)}")
         return PRESETS[name] | {key: value for key, value in tree.items() if key != "preset"}
-
-    @field_validator("hidden_act")
-    @classmethod
-    def _activation(cls, name: str) -> str:
-        if name not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {name!r}{nearest(name, ACTIVATIONS)}")
-        return name
 
     @model_validator(mode="after")
     def _heads(self) -> EncoderConfig:
@@ -300,9 +294,15 @@ class MaskedLMHeadConfig(Config):
     """Hidden -> vocabulary through a transform and the tied embeddings."""
 
     kind: Literal["masked_lm"] = "masked_lm"
+    hidden_act: Activation = "gelu"
 
     def build(self, backbone: Encoder) -> nn.Module:
-        return MaskedLMHead(backbone.hidden_size, backbone.embeddings.words, layer_norm_eps=backbone.layer_norm_eps)
+        return MaskedLMHead(
+            backbone.hidden_size,
+            backbone.embeddings.words,
+            ACTIVATIONS[self.hidden_act](),
+            layer_norm_eps=backbone.layer_norm_eps,
+        )
 
 
 class CausalLMHeadConfig(Config):
@@ -318,9 +318,10 @@ class DiscriminatorHeadConfig(Config):
     """Hidden -> one logit a token: was it replaced? (ELECTRA)"""
 
     kind: Literal["discriminator"] = "discriminator"
+    hidden_act: Activation = "gelu"
 
     def build(self, backbone: Encoder) -> nn.Module:
-        return DiscriminatorHead(backbone.hidden_size)
+        return DiscriminatorHead(backbone.hidden_size, ACTIVATIONS[self.hidden_act]())
 
 
 TokenHeadConfig = MaskedLMHeadConfig | CausalLMHeadConfig | DiscriminatorHeadConfig

@@ -14,16 +14,16 @@ from homespun.nn.vocabulary import Prediction, predict_tokens
 
 
 class MaskedLMHead(nn.Module):
-    """Transform, GELU, norm, and the tied word embeddings with a bias (Devlin et al. 2019, BERT's released head).
+    """Transform, activation, norm, the tied word embeddings with a bias (Devlin et al. 2019, BERT's released head).
 
     The transform goes to the width of the embeddings, which makes it ELECTRA's generator head where they are narrower.
     """
 
-    def __init__(self, hidden_size: int, words: nn.Embedding, *, layer_norm_eps: float) -> None:
+    def __init__(self, hidden_size: int, words: nn.Embedding, activation: nn.Module, *, layer_norm_eps: float) -> None:
         super().__init__()
         vocab_size, embedding_size = words.weight.shape
         self.transform = nn.Linear(hidden_size, embedding_size)
-        self.activation = nn.GELU()
+        self.activation = activation
         self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
         self.weight = words.weight  # tied: the same parameter
         self.bias = nn.Parameter(torch.zeros(vocab_size))
@@ -65,12 +65,12 @@ class CausalLMHead(nn.Module):
 
 
 class DiscriminatorHead(nn.Module):
-    """Dense, GELU, one logit a token: above zero means *replaced* (Clark et al. 2020)."""
+    """Dense, activation, one logit a token: above zero means *replaced* (Clark et al. 2020)."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, hidden_size: int, activation: nn.Module) -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
-        self.activation = nn.GELU()
+        self.activation = activation
         self.classifier = nn.Linear(hidden_size, 1)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from homespun.config import Config
+from homespun.models.activation import Activation
 from homespun.models.backbone import Encoder
+from homespun.nn.feedforward import ACTIVATIONS
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 NumLabels = Annotated[int, Field(ge=1, description="classes; set from the labels in fine-tuning")]
@@ -91,13 +93,13 @@ class MeanHead(nn.Module):
 
 
 class FeedForwardHead(nn.Module):
-    """[CLS] -> dropout -> dense -> GELU -> dropout -> linear: ELECTRA's own (Clark et al. 2020)."""
+    """[CLS] -> dropout -> dense -> activation -> dropout -> linear: ELECTRA's own (Clark et al. 2020), with GELU."""
 
-    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
+    def __init__(self, hidden_size: int, num_labels: int, activation: nn.Module, *, dropout: float) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
         self.dense = nn.Linear(hidden_size, hidden_size)
-        self.activation = nn.GELU()
+        self.activation = activation
         self.classifier = nn.Linear(hidden_size, num_labels)
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -112,14 +114,17 @@ class FeedForwardHead(nn.Module):
 class PooledHead(nn.Module):
     """[CLS] -> dropout -> dense -> tanh -> dropout -> linear: BERT's pooler and classifier (Devlin et al. 2019).
 
-    BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it.
+    BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it. DistilBERT
+    is BERT with a ReLU for the tanh.
     """
 
-    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float, input_dropout: float) -> None:
+    def __init__(
+        self, hidden_size: int, num_labels: int, activation: nn.Module, *, dropout: float, input_dropout: float
+    ) -> None:
         super().__init__()
         self.input_dropout = nn.Dropout(input_dropout)
         self.dense = nn.Linear(hidden_size, hidden_size)
-        self.activation = nn.Tanh()
+        self.activation = activation
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(hidden_size, num_labels)
 
@@ -221,9 +226,11 @@ class FeedForwardHeadConfig(Config):
     kind: Literal["ffn"] = "ffn"
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
+    hidden_act: Activation = "gelu"
 
     def build(self, backbone: Encoder) -> FeedForwardHead:
-        return FeedForwardHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
+        activation = ACTIVATIONS[self.hidden_act]()
+        return FeedForwardHead(backbone.hidden_size, self.num_labels, activation, dropout=self.dropout)
 
 
 class PooledHeadConfig(Config):
@@ -233,9 +240,16 @@ class PooledHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
     input_dropout: Probability = 0.0
+    hidden_act: Activation = "tanh"
 
     def build(self, backbone: Encoder) -> PooledHead:
-        return PooledHead(backbone.hidden_size, self.num_labels, dropout=self.dropout, input_dropout=self.input_dropout)
+        return PooledHead(
+            backbone.hidden_size,
+            self.num_labels,
+            ACTIVATIONS[self.hidden_act](),
+            dropout=self.dropout,
+            input_dropout=self.input_dropout,
+        )
 
 
 class ConvolutionalHeadConfig(Config):

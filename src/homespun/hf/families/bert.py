@@ -7,8 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from homespun.config import Tree
 from homespun.hf.convert import Copy, Drop, Fill, Rule, Table
-from homespun.hf.family import Architecture, Family, headless, plain_gelu
+from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 from homespun.models.config import EncoderConfig, LearnedPositionsConfig
 
@@ -73,7 +74,18 @@ DEFAULTS = {
     "pad_token_id": 0,
 }
 
-NO_POOLER = "transformers adds a pooler of random weights (pooler_output); last_hidden_state is this model's"
+_NO_POOLER = "transformers adds a pooler of random weights (pooler_output); last_hidden_state is this model's"
+
+
+def no_pooler(backbone: EncoderConfig) -> tuple[str, ...]:
+    """What is to be known of a class that has a pooler of its own."""
+    return (_NO_POOLER,)
+
+
+def masked_lm(settings: Tree) -> Tree:
+    """A head whose activation is that of the layers."""
+    return {"kind": "masked_lm", "hidden_act": activation(settings["hidden_act"])}
+
 
 _POOLER = Drop(r"bert\.pooler\.dense\.(weight|bias)", "a pooler, which this head does not use")
 _NEXT_SENTENCE = Drop(r"cls\.seq_relationship\.(weight|bias)", "the next-sentence head, which is for pretraining")
@@ -96,14 +108,14 @@ def _masked_lm(name: str) -> Architecture:
         name,
         kind="masked_lm",
         table=_MASKED_LM,
-        head=lambda tree: {"kind": "masked_lm"},
-        limit=plain_gelu,
+        head=masked_lm,
         pipeline="fill-mask",
     )
 
 
 BERT = Family(
     model_type="bert",
+    prefix="bert.",
     table=encoder_table("bert"),
     architectures=(
         Architecture(
@@ -112,7 +124,7 @@ BERT = Family(
             table=Table(drops=(_POOLER, Drop(r"(?!bert\.).*", "of a head, and the model is opened without"))),
             head=headless,
             pipeline="feature-extraction",
-            note=NO_POOLER,
+            notes=no_pooler,
         ),
         _masked_lm("BertForMaskedLM"),
         _masked_lm("BertForPreTraining"),

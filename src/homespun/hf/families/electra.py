@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from homespun.hf.convert import Copy, Drop, Rule, Table
 from homespun.hf.families.bert import DEFAULTS, encoder_table
-from homespun.hf.family import Architecture, Family, headless, plain_gelu
+from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 
 ELECTRA = Family(
     model_type="electra",
+    prefix="electra.",
     table=encoder_table("electra") + Table(rules=(Rule("electra.embeddings_project.{p}", "backbone.projection.{p}"),)),
     architectures=(
         Architecture(
@@ -27,8 +28,7 @@ ELECTRA = Family(
                     Rule("discriminator_predictions.dense_prediction.{p}", "head.classifier.{p}"),
                 )
             ),
-            head=lambda tree: {"kind": "discriminator"},
-            limit=plain_gelu,
+            head=lambda settings: {"kind": "discriminator", "hidden_act": activation(settings["hidden_act"])},
         ),
         Architecture(
             "ElectraForMaskedLM",
@@ -41,7 +41,7 @@ ELECTRA = Family(
                 ),
                 copies=(Copy("generator_lm_head.weight", of="electra.embeddings.word_embeddings.weight"),),
             ),
-            head=lambda tree: {"kind": "masked_lm"},
+            head=lambda settings: {"kind": "masked_lm"},
             pipeline="fill-mask",
         ),
         Architecture(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.hf.convert import Copy, Drop, Rule, Table
-from homespun.hf.families.bert import DEFAULTS, NO_POOLER, encoder_table
+from homespun.hf.families.bert import DEFAULTS, encoder_table, no_pooler
 from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
 
@@ -16,13 +16,14 @@ def _offset(pad_token_id: int) -> int:
     return pad_token_id + 1
 
 
-def _classification(tree: Tree) -> Tree:
-    head = classification("pooled")(tree)
+def _classification(settings: Tree) -> Tree:
+    head = classification("pooled")(settings)
     return head | {"input_dropout": head["dropout"]}
 
 
 ROBERTA = Family(
     model_type="roberta",
+    prefix="roberta.",
     table=encoder_table("roberta", offset=_offset),
     architectures=(
         Architecture(
@@ -31,7 +32,7 @@ ROBERTA = Family(
             table=Table(drops=(_POOLER, Drop(r"(?!roberta\.).*", "of a head, and the model is opened without"))),
             head=headless,
             pipeline="feature-extraction",
-            note=NO_POOLER,
+            notes=no_pooler,
         ),
         Architecture(
             "RobertaForMaskedLM",
@@ -48,7 +49,7 @@ ROBERTA = Family(
                 ),
                 drops=(_POOLER,),
             ),
-            head=lambda tree: {"kind": "masked_lm"},
+            head=lambda settings: {"kind": "masked_lm"},
             pipeline="fill-mask",
         ),
         Architecture(
