@@ -91,8 +91,10 @@ def test_a_model_that_diverges_does_not_cost_the_others_their_turn(
     assert result["models"][0]["accuracy"] is None
     assert result["models"][0]["end"] == "not_finite"
     assert result["models"][1]["accuracy"] is not None
-    table = scoreboard(result)[0]
-    assert table.cells()[0][-1] == "not finite"
+    scores, costs, published = scoreboard(result)
+    assert scores.cells()[0][1] == "–"
+    assert costs.cells()[0][-1] == "not finite"
+    assert published.cells()[0][0] == "reformer"
     assert not (tmp_path / "out" / "trials" / "full" / "result.json").exists()  # the next call tries it again
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,10 @@ def read_images(paths: Sequence[Path]) -> tuple[list[str], list[str]]:
 
 
 def _read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[Any]]:
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is no .npz file, or is cut short; write it with numpy.savez")
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as file, np.load(file) as arrays:
             missing = {"images", "labels"} - set(arrays.files)
             if missing:
                 raise UserError(
@@ -54,7 +57,13 @@ def _read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[Any]]:
             images, labels = arrays["images"], arrays["labels"]
     except UserError:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:  # ValueError: an array of pickled objects
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:  # ValueError: an array of pickled objects
         raise UserError(f"cannot read {path}: {error}") from error
     if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
         raise UserError(

@@ -186,13 +186,29 @@ _STORY = (
 )
 
 
-def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table]:
-    """The tables of a result: the models that ran with the class guessed blindly, and all published scores."""
-    columns = (
-        Column("model", numeric=False),
+def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
+    """The tables of a result: how right the models are, what they cost, and all published scores."""
+    name = Column("model", numeric=False)
+    published = {model: score / 100 for model, score in result["published"].items()}
+    scores: list[tuple[Any, ...]] = []
+    for model in result["models"]:
+        accuracy = model["accuracy"]
+        interval = None if accuracy is None else wilson(accuracy, model["rows"])
+        scores.append((model["name"], accuracy, interval, published[model["name"]]))
+    scores.append(("majority class", result["majority"], None, None))
+    columns: tuple[Column, ...] = (
+        name,
         Column("accuracy", formats.percent),
         Column("95 % interval", formats.interval, parts=("low", "high")),
         Column("published", formats.percent),
+    )
+    title = f"Long Range Arena, {result['task']}: accuracy on {result['rows']['test']:,} test rows"
+    accuracies = Table("arena", title, columns, tuple(scores))
+
+    keys = ("name", "parameters", "seconds_per_step", "peak_bytes", "steps", "seconds")
+    lines = [(*(model[key] for key in keys), _state(model["end"])) for model in result["models"]]
+    columns = (
+        name,
         Column("parameters", formats.count),
         Column("seconds per step", formats.step_seconds),
         Column("peak memory", formats.memory),
@@ -200,23 +216,21 @@ def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table]:
         Column("time", formats.duration),
         Column("state", numeric=False),
     )
-    published = {name: score / 100 for name, score in result["published"].items()}
-    measured = ("parameters", "seconds_per_step", "peak_bytes", "steps", "seconds")
-    rows: list[tuple[Any, ...]] = []
-    for model in result["models"]:
-        accuracy = model["accuracy"]
-        interval = None if accuracy is None else wilson(accuracy, model["rows"])
-        state = None if model["end"] == "budget" else model["end"].replace("_", " ")
-        numbers = (model[key] for key in measured)
-        rows.append((model["name"], accuracy, interval, published[model["name"]], *numbers, state))
-    rows.append(("majority class", result["majority"], *(None,) * (len(columns) - 2)))
-    title = f"Long Range Arena, {result['task']}: accuracy on {result['rows']['test']:,} test rows"
     note = "On a CPU the memory is that of the whole process, the data included."
-    arena = Table("arena", title, columns, tuple(rows), note).without_empty_columns()
-    two = (Column("model", numeric=False), Column("accuracy", formats.percent))
+    costs = Table("arena-costs", "In training", columns, tuple(lines), note).without_empty_columns()
+
     ranked = sorted(published.items(), key=lambda pair: -pair[1])
     note = "Tay et al. 2021, table 1: the arena's own settings, budget and code."
-    return arena, Table("published", f"Published on {result['task']}", two, tuple(ranked), note)
+    title = f"Published on {result['task']}"
+    return (
+        accuracies,
+        costs,
+        Table("published", title, (name, Column("accuracy", formats.percent)), tuple(ranked), note),
+    )
+
+
+def _state(end: str) -> str | None:
+    return None if end == "budget" else end.replace("_", " ")
 
 
 def _contest(recipe: ArenaRecipe, parts: Parts) -> Contest:
