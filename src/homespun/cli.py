@@ -12,6 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from homespun.cli_show import show_app
 from homespun.errors import UserError
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ recipes_app = typer.Typer(no_args_is_help=True, help="The shipped recipes.")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(recipes_app, name="recipes")
+app.add_typer(show_app, name="show")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Input = Annotated[list[str], typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")]

@@ -17,7 +17,7 @@ from homespun.models.config import EncoderConfig
 from homespun.report.attention import Panel, Picture, draw_attention
 
 SHORTEST, LONGEST_TRIED = 32, 4096
-_HEADS, _LAYERS = 4, 4  # at most so many panels of a layer, and layers, of which nobody asked for one
+_HEADS, _PANELS = 4, 8  # at most so many panels of a layer, and in all, where nobody asked for a layer
 T = TypeVar("T")
 
 
@@ -60,7 +60,7 @@ def show_attention(
     reached = [min(1.0, share / possible) for share in shares]
     if path is not None:
         groups = _panels(seen, chosen, config.num_attention_heads)
-        shown = groups if layers is not None else [group[:_HEADS] for group in groups[:_LAYERS]]
+        shown = groups if layers is not None else _first(groups)
         picture = Picture(
             title=source if source in recipe_names() else Path(source).absolute().name,
             about=_about(config, length, more=shown != groups),
@@ -134,6 +134,14 @@ def _panels(seen: Sequence[Seen], chosen: Sequence[int], heads: int) -> list[lis
             panels.append(Panel(title, layer.shares[alike[0]], layer.parts[alike[0]], words))
         groups.append(panels)
     return groups
+
+
+def _first(groups: Sequence[list[Panel]]) -> list[list[Panel]]:
+    shown: list[list[Panel]] = []
+    for group in groups:
+        if sum(map(len, shown)) < _PANELS:
+            shown.append(group[:_HEADS])
+    return shown
 
 
 def _sets(items: Sequence[T], alike: Callable[[T, T], bool]) -> list[list[T]]:

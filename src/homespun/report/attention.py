@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PARTS = {
     "full": ("#56B4E9", "every token"),
     "compressed": ("#56B4E9", "every token, compressed"),
-    "near": ("#0072B2", "window or own blocks"),
+    "near": ("#0072B2", "window or blocks"),
     "random": ("#E69F00", "random blocks"),
     "content": ("#CC79A7", "chosen by content, for one random text"),
     "global": ("#009E73", "global tokens"),

@@ -1,0 +1,54 @@
+"""The verbs that draw what a model does: `homespun show ...`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homespun.errors import UserError
+
+show_app = typer.Typer(no_args_is_help=True, help="Draw what a model does.")
+
+
+@show_app.command("attention")
+def show_attention(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a .yaml file, a run or a model.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to a recipe.")
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="Tokens; by default as few as show the pattern.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Those to draw, with all their heads: 1,2.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .svg or .png file; attention.svg where not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Draw which token sees which, in each layer and head, and how far that reaches through depth."""
+    from homespun.jobs.show import show_attention as job
+
+    numbers = None if layers is None else _whole_numbers(layers, "--layers")
+    path = out if as_json or out is not None else Path("attention.svg")
+    result = job(recipe, overrides or (), length=length, layers=numbers, out=path)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    from homespun.report.formats import percent
+    from homespun.report.show import print_facts
+
+    depth = result["all_reach_all"]
+    shares = [percent(layer["share"]) for layer in result["layers"]]
+    facts = {
+        "picture": result["out"],
+        "tokens": result["length"],
+        "pairs seen by layer": ", ".join(shares),
+        "all reach all": "not within the model" if depth is None else f"after layer {depth}",
+    }
+    print_facts(facts)
+
+
+def _whole_numbers(text: str, option: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(f"{option} takes whole numbers, such as 1,2, not {text!r}")
+    return [int(part) for part in parts]

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from homespun.cli import app
+from homespun.errors import UserError
+from homespun.jobs import show
+from homespun.jobs.seen import attentions_of, cell_size, look, reach, shallowest, shows, tried_out
+from homespun.jobs.show import show_attention
+from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.store import save_model
+from homespun.nn.masks import Mask
+from homespun.report.attention import PARTS, Panel, Picture, draw_attention
+from homespun.text.tokenizer import Tokenizer
+
+HEADS, MAXIMUM = 2, 613
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "full": {"kind": "full"},
+    "window": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 5}]},
+    "dilated": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3, "dilation": [[1, 4], 2, 7]}]}
+    | {"everywhere": {"first": 1}},
+    "own projections": {"kind": "sparse", "everywhere": {"first": 2, "projections": True}},
+    "blocks": {"kind": "sparse", "patterns": [{"kind": "blocks", "size": 16}, {"kind": "random_blocks", "size": 16}]}
+    | {"everywhere": {"first": 0, "block": 16}},
+    "permuted": {"kind": "sparse", "patterns": [{"kind": "permuted_blocks", "blocks": 5}]},
+    "band": {"kind": "sparse", "patterns": [{"kind": "band", "width": 11}]},
+}
+EXACT = pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+
+
+def config_of(attention: dict[str, Any], **fields: Any) -> EncoderConfig:
+    sizes = {"hidden_size": 22, "num_attention_heads": HEADS, "num_hidden_layers": 3}
+    return EncoderConfig.model_validate(sizes | {"max_position_embeddings": MAXIMUM, "attention": attention} | fields)
+
+
+def dense(config: EncoderConfig, layer: int, length: int) -> np.ndarray:
+    """(heads, length, length) bool: the reference table of one layer."""
+    import dataclasses
+
+    sparse = attentions_of(config)[layer].kernel.sparse
+    if sparse.everywhere is not None:
+        sparse = dataclasses.replace(sparse, everywhere=dataclasses.replace(sparse.everywhere, queries=True))
+    table = Mask(causal=config.causal).dense(sparse, length, length, torch.device("cpu"))
+    return np.ones((HEADS, length, length), bool) if table is None else table[0].expand(HEADS, -1, -1).numpy()
+
+
+@EXACT
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [37, 263, 607])
+def test_exact_attention_is_drawn_as_its_table_has_it(attention: dict[str, Any], causal: bool, length: int) -> None:
+    config = config_of(attention, causal=causal)
+    for layer, module in enumerate(attentions_of(config)):
+        seen, table = look(module, length, config), dense(config, layer, length)
+        union = np.unpackbits(seen.union, axis=1, count=length).astype(bool)
+        assert np.array_equal(union, table.any(0))
+        assert seen.shares * (HEADS // len(seen.shares)) == pytest.approx(table.mean((1, 2)))
+        cell = cell_size(length)
+        assert (cell == 1) == (length <= 256)
+        for head, parts in enumerate(seen.parts):
+            assert parts.keys() <= PARTS.keys()
+            together = np.sum([*parts.values(), np.zeros((-(-length // cell),) * 2)], axis=0)  # no pair is of two parts
+            assert together.max() <= 1 + 1e-6
+            starts = np.arange(0, length, cell)
+            pairs = np.add.reduceat(np.add.reduceat(table[head].astype(int), starts, 0), starts, 1)
+            sizes = np.diff([*starts, length])
+            assert np.allclose(together * np.outer(sizes, sizes), pairs, atol=1e-3)
+
+
+def test_the_parts_are_told_apart() -> None:
+    config = config_of(ATTENTIONS["blocks"])
+    parts = look(attentions_of(config)[0], 16 * 9, config).parts[1]
+    assert parts.keys() == {"near", "random", "global"}
+    assert parts["global"][:16].all()
+    assert parts["global"][:, -16:].all()
+    assert parts["near"][40, 16:64].all()
+    assert not parts["near"][40, 64:].any()
+    assert parts["random"].any()
+    config = config_of(ATTENTIONS["full"])
+    assert look(attentions_of(config)[0], 13, config).parts[0].keys() == {"full"}
+
+
+@EXACT
+@pytest.mark.parametrize("causal", [False, True])
+def test_trying_an_attention_out_finds_what_it_sees(attention: dict[str, Any], causal: bool) -> None:
+    if "everywhere" in attention and attention["everywhere"].get("projections"):
+        pytest.skip("global tokens are computed outside of the kernel")
+    config = config_of(attention, causal=causal)
+    for layer, module in enumerate(attentions_of(config)):
+        assert np.array_equal(tried_out(module, 29, config).expand(HEADS, -1, -1).numpy(), dense(config, layer, 29))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_hashed_attention_is_tried_out(causal: bool) -> None:
+    config = config_of({"kind": "lsh", "chunk_length": 8, "num_hashes": 1}, causal=causal)
+    table = tried_out(attentions_of(config)[0], 61, config)
+    assert table.shape == (HEADS, 61, 61)
+    assert int(table.sum(-1).max()) <= 2 * 8
+    assert bool((table.sum(-1) > 0).all())
+    assert not causal or not table.triu(1).any()
+    assert not torch.equal(table[0], table[1])
+    seen = look(attentions_of(config)[0], 61, config)
+    assert [part.keys() for part in seen.parts] == [{"content"}] * HEADS
+
+
+def test_local_attention_is_no_matter_of_content() -> None:
+    config = config_of({"kind": "local", "chunk_length": 8}, causal=True)
+    (part,) = look(attentions_of(config)[0], 31, config).parts[0].items()
+    assert part[0] == "near"
+    query, key = np.ogrid[:31, :31]
+    assert np.array_equal(part[1] > 0, (key <= query) & (query // 8 - key // 8 <= 1))
+
+
+@pytest.mark.parametrize(
+    ("attention", "through"),
+    [
+        ({"kind": "linformer", "k": 17}, "17 projections"),
+        ({"kind": "performer", "num_features": 19}, "19 random features"),
+    ],
+)
+def test_low_rank_attention_sees_all_through_few(attention: dict[str, Any], through: str) -> None:
+    config = config_of(attention)
+    seen = look(attentions_of(config)[0], 23, config)
+    assert (seen.through, seen.shares) == (through, [1.0])
+    assert seen.parts[0].keys() == {"compressed"}
+
+
+@EXACT
+def test_reach_is_the_product_of_the_tables(attention: dict[str, Any]) -> None:
+    config, length = config_of(attention), 59
+    unions = [look(module, length, config).union for module in attentions_of(config)]
+    reached, depth = reach(unions, length)
+    expected, before = np.zeros((length, length), int), np.eye(length)
+    for number in (1, 2, 3):
+        before = ((dense(config, number - 1, length).any(0) + np.eye(length)) @ before > 0).astype(float)
+        expected[(before > 0) & (expected == 0)] = number
+        assert reached[number - 1] == before.mean()
+    assert np.array_equal(depth, expected)
+
+
+def test_a_cell_of_the_reach_has_its_least_depth() -> None:
+    depth = np.zeros((521, 521), np.uint8)
+    depth[:3, :3] = 3
+    depth[1, 1] = 2
+    depth[520, 520] = 5
+    cells = shallowest(depth)
+    assert cells.shape == (174, 174)
+    assert (cells[0, 0], cells[1, 1], cells[-1, -1]) == (2, 0, 5)
+
+
+def test_what_is_told_is_the_share_of_pairs_and_the_depth() -> None:
+    words = ("model.num_hidden_layers=3", "model.num_attention_heads=4", "model.attention.kind=sparse")
+    window = "model.attention.patterns=[{kind: window, radius: 7}]"
+    result = show_attention("electra-mini", [*words, window], length=31)
+    share = np.mean(np.abs(np.subtract.outer(np.arange(31), np.arange(31))) <= 7)
+    assert result["layers"] == [
+        {"layer": n, "share": round(share, 6), "heads": [round(share, 6)] * 4} for n in (1, 2, 3)
+    ]
+    assert result["all_reach_all"] is None
+    assert result["reached"] == sorted(result["reached"])
+    assert result["out"] is None
+    first = "model.attention.everywhere.first=1"
+    assert show_attention("electra-mini", [*words, window, first], length=31, layers=[2])["all_reach_all"] == 2
+    causal = show_attention("electra-mini", ["model.causal=true"], length=31)
+    assert (causal["all_reach_all"], causal["reached"]) == (1, [1.0] * 4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "length"),
+    [
+        ({"kind": "full"}, 32),
+        ({"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}, 32),
+        ({"kind": "sparse", "patterns": [{"kind": "window", "radius": 31}]}, 256),
+        ({"kind": "sparse", "patterns": [{"kind": "window", "radius": 200}]}, MAXIMUM),
+        ({"kind": "sparse", "patterns": [{"kind": "permuted_blocks", "blocks": 2}]}, MAXIMUM),
+        ({"kind": "linformer", "k": 16}, 32),
+        ({"kind": "lsh", "chunk_length": 8}, 64),
+    ],
+)
+def test_the_length_is_the_shortest_that_shows_the_pattern(attention: dict[str, Any], length: int) -> None:
+    config = config_of(attention)
+    attentions = attentions_of(config)
+    assert show._checked_length(None, config, attentions) == length
+    assert length in (32, MAXIMUM) or not shows(attentions[0], length // 2, config)
+
+
+def test_layers_and_heads_that_are_alike_share_a_panel() -> None:
+    config = config_of(ATTENTIONS["dilated"], num_hidden_layers=3)
+    seen = [look(module, 41, config) for module in attentions_of(config)]
+    groups = show._panels([*seen, seen[1], seen[1]], [1, 2, 3, 4, 5], HEADS)
+    assert [[panel.title for panel in group] for group in groups] == [
+        ["layer 1 · head 1", "layer 1 · head 2"],
+        ["layers 2, 4, 5 · all heads"],
+        ["layer 3 · all heads"],
+    ]
+
+
+@pytest.mark.parametrize("panels", [1, 2, 5])
+def test_a_picture_is_drawn_as_svg_and_png(panels: int) -> None:
+    part = np.eye(29)
+    group = [
+        Panel(f"layer 1 · head {n}", 1 / 29, {"near": part * 0.5, "global": part.T * 0}, "x") for n in range(panels)
+    ]
+    picture = Picture("a $name$ <b>", "about", 29, 1, [group, group[:1]], part.astype(int), [1 / 29, 0.5])
+    plot = draw_attention(picture)
+    assert plot.png.startswith(b"\x89PNG")
+    text = plot.svg.decode("utf-8")
+    assert "a $name$ &lt;b&gt;" in text
+    assert "window or blocks" in text
+    assert "random blocks" not in text
+    assert "3.4" in plot.caption
+    assert draw_attention(picture).svg == plot.svg
+
+
+def test_the_command_draws_a_recipe_and_a_model(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "picture.svg"
+    words = ["show", "attention", "electra-mini", "model.attention.kind=sparse", "--layers", "1, 3", "--out", str(out)]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "not within the model" in done.stdout
+    assert out.read_bytes().startswith(b"<?xml")
+    assert [path.name for path in out.parent.iterdir()] == ["picture.svg"]
+    tokenizer = Tokenizer.train(["one two three"], kind="words", vocab_size=8)
+    config = ModelConfig(backbone=config_of(ATTENTIONS["dilated"], vocab_size=tokenizer.vocab_size))
+    save_model(tmp_path / "model", config.build(), config, tokenizer)
+    done = CliRunner().invoke(app, ["show", "attention", str(tmp_path / "model"), "--length", "17", "--json"])
+    told = json.loads(done.stdout)
+    assert (told["length"], len(told["layers"]), told["out"]) == (17, 3, None)
+    with pytest.raises(UserError, match="only a recipe can be changed"):
+        show_attention(str(tmp_path / "model"), ["model.causal=true"])
+
+
+@pytest.mark.parametrize(
+    ("source", "given", "message"),
+    [
+        ("elektra-mini", {}, "did you mean 'electra-mini'"),
+        ("no-such.yaml", {}, r"cannot read no-such\.yaml"),
+        ("classify", {}, "has no model of its own"),
+        ("electra-mini", {"overrides": ["model.atention.kind=full"]}, "attention"),
+        ("electra-mini", {"length": 513}, "513 is not in 1 to max_position_embeddings=512"),
+        ("electra-mini", {"length": 0}, "0 is not in 1 to"),
+        ("electra-mini", {"layers": [2, 5]}, "no layer 5; the model has layers 1 to 4"),
+        ("electra-mini", {"layers": [0]}, "no layer 0"),
+        ("electra-mini", {"out": "picture.pdf"}, r"must end in \.svg or \.png, not 'picture\.pdf'"),
+        (
+            "electra-mini",
+            {"overrides": ["model.attention.kind=lsh", "model.max_position_embeddings=8192"], "length": 5000},
+            "tried out, up to 4096",
+        ),
+    ],
+)
+def test_mistakes_say_the_way_out(source: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        show_attention(source, given.pop("overrides", ()), **given)
+
+
+def test_layers_are_whole_numbers() -> None:
+    done = CliRunner().invoke(app, ["show", "attention", "electra-mini", "--layers", "1,two"])
+    assert isinstance(done.exception, UserError)
+    assert "--layers takes whole numbers" in str(done.exception)
