@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.3,  # large enough that activations, norms and their epsilon leave traces
 }
-LENGTHS = [19, 7, 13]
+LENGTHS = (19, 7, 13)
 
 
 def bert_tokenizer() -> Tokenizer:
@@ -61,10 +61,21 @@ def their_model(cls: Any, **settings: Any) -> Any:
     return model.eval()
 
 
-def inputs(*, pad_id: int, segments: int = 2, vocab_size: int = 89) -> dict[str, torch.Tensor]:
-    """Texts of three lengths, padded on the right."""
+def inputs(
+    *, pad_id: int, segments: int = 2, vocab_size: int = 89, lengths: tuple[int, ...] = LENGTHS
+) -> dict[str, torch.Tensor]:
+    """Texts of these lengths, padded on the right; token types where there are any segments."""
     generator = torch.Generator().manual_seed(5)
-    keep = torch.arange(max(LENGTHS))[None] < torch.tensor(LENGTHS)[:, None]
+    keep = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
     ids = torch.randint(7, vocab_size, keep.shape, generator=generator).masked_fill(~keep, pad_id)
-    types = torch.randint(0, segments, keep.shape, generator=generator).masked_fill(~keep, 0)
-    return {"input_ids": ids, "attention_mask": keep.long(), "token_type_ids": types}
+    given = {"input_ids": ids, "attention_mask": keep.long()}
+    if segments:
+        given["token_type_ids"] = torch.randint(0, segments, keep.shape, generator=generator).masked_fill(~keep, 0)
+    return given
+
+
+def chosen(given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """(batch, seq) 0/1: some real tokens of each text, more of one than of another."""
+    generator = torch.Generator().manual_seed(17)
+    some = torch.rand(given["attention_mask"].shape, generator=generator) < 0.2
+    return some.long() * given["attention_mask"]

@@ -22,6 +22,13 @@ from homespun.text.tokenizer import KINDS, Tokenizer
 TOKENIZER = bert_tokenizer()
 OFFSET = {"positions": {"kind": "learned", "offset": 2}, "type_vocab_size": 1}
 
+
+def windows(first: int, **window: Any) -> dict[str, Any]:
+    everywhere = {"first": first, "projections": True}
+    patterns = [{"kind": "window", "radius": 3} | window]
+    return {"attention": {"kind": "sparse", "patterns": patterns, "everywhere": everywhere}}
+
+
 # backbone, head, and the class that it is exported as
 PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "bert": ({}, None, "BertModel"),
@@ -40,6 +47,9 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "electra-discriminator": ({"embedding_size": 21}, {"kind": "discriminator"}, "ElectraForPreTraining"),
     "electra-generator": ({"embedding_size": 21}, {"kind": "masked_lm"}, "ElectraForMaskedLM"),
     "electra-ffn": ({"embedding_size": 21}, {"kind": "ffn", "num_labels": 5}, "ElectraForSequenceClassification"),
+    "longformer": (OFFSET | windows(0), None, "LongformerModel"),
+    "longformer-mlm": (windows(0, radius=[2, 3, 4]), {"kind": "masked_lm"}, "LongformerForMaskedLM"),
+    "longformer-pooled": (windows(1), {"kind": "pooled", "num_labels": 5}, "LongformerForSequenceClassification"),
 }
 
 
@@ -56,7 +66,7 @@ def test_ours_there_and_back(place: str, tmp_path: Path) -> None:
     model, config = build(backbone, head)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert report.architecture == name
-    pooler = name in ("BertModel", "RobertaModel")
+    pooler = name in ("BertModel", "RobertaModel", "LongformerModel")
     assert [("pooler" in note) for note in report.notes] == [True] * pooler
     theirs, info = getattr(transformers, name).from_pretrained(
         tmp_path / "hf", output_loading_info=True, **({"add_pooling_layer": False} if pooler else {})
@@ -94,6 +104,27 @@ def test_a_head_that_has_no_class_is_left_out_and_said(kind: str, tmp_path: Path
         torch.testing.assert_close(found, model.backbone(given.pop("input_ids"), **given))
 
 
+@pytest.mark.parametrize(
+    ("first", "head"),
+    [(1, None), (2, {"kind": "masked_lm"}), (0, {"kind": "pooled"}), (3, {"kind": "pooled"})],
+)
+def test_tokens_that_are_global_here_and_not_there_are_said(first: int, head: Any, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, config = build(windows(first), head)
+    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert f"and this model {first}" in report.notes[-1]
+    theirs = getattr(transformers, str(report.architecture)).from_pretrained(tmp_path / "hf").eval()
+    given = inputs(pad_id=TOKENIZER.pad_id)
+    mask = torch.zeros_like(given["input_ids"])
+    mask[:, :first] = 1
+    with torch.no_grad():
+        expected = model(**given)
+        result = theirs(**given, global_attention_mask=mask)
+    found = result.last_hidden_state if head is None else result.logits
+    real = given["attention_mask"].bool() if found.shape[:2] == mask.shape else slice(None)
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
 def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Path) -> None:
     model, config = build({"hidden_act": "relu"}, {"kind": "discriminator"})
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
@@ -107,7 +138,13 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
 @pytest.mark.parametrize(
     ("backbone", "word"),
     [
-        ({"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}}, "sparse"),
+        (
+            {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}},
+            "the nearest, longformer, has attention.everywhere={",
+        ),
+        (windows(0, dilation=2), "the nearest, longformer, has attention.patterns=["),
+        (windows(0) | {"causal": True}, "the nearest, longformer, has causal=False"),
+        ({"attention": {"kind": "performer"}}, "the nearest, bert, has attention.kind=full where this model has perf"),
         ({"residual": {"kind": "pre"}}, "residual.kind=post where this model has pre"),
         ({"residual": {"kind": "reversible", "streams": "copy"}}, "residual.kind=post where this model has reversible"),
         ({"causal": True}, "the nearest, bert, has causal=False where this model has True"),

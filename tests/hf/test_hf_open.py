@@ -262,7 +262,7 @@ def test_no_config_and_no_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model_type": "gpt2"}, "unknown model_type 'gpt2'; ours are bert, roberta, electra"),
+        ({"model_type": "gpt2"}, "unknown model_type 'gpt2'; ours are bert, roberta, electra, longformer"),
         ({"model_type": "REMOVED"}, "unknown model_type None"),
         ({"model_type": ["bert"]}, "unknown model_type"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "always refused"),
@@ -289,6 +289,15 @@ def test_no_config_and_no_weights(folder: Path) -> None:
 def test_configs_that_are_refused(folder: Path, values: dict[str, Any], words: str) -> None:
     edit_config(folder, **values)
     assert words in refused(folder)
+
+
+@pytest.mark.parametrize("window", [5, 0, -2, "wide", [4, 4, 3], [], True])
+def test_windows_that_are_refused(window: Any, tmp_path: Path) -> None:
+    everywhere = {"first": 0, "projections": True}
+    window_of_three = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}], "everywhere": everywhere}
+    save_hub_folder(tmp_path / "hf", attention=window_of_three)
+    edit_config(tmp_path / "hf", attention_window=window)
+    assert f"attention_window={window!r} must be even numbers" in refused(tmp_path / "hf")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"bert"', "\x00"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_peers import LENGTHS, bert_tokenizer, inputs, roberta_tokenizer, their_model
+from hf_peers import LENGTHS, bert_tokenizer, chosen, inputs, roberta_tokenizer, their_model
 
 from homespun.hf.convert import to_ours
 from homespun.hf.export import export_huggingface
@@ -37,7 +37,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "electra-wide": ("ElectraForPreTraining", {"embedding_size": 33}),
     "electra-generator": ("ElectraForMaskedLM", {"embedding_size": 21, "hidden_act": "relu"}),
     "electra-classification": ("ElectraForSequenceClassification", {"embedding_size": 41, "num_labels": 7}),
+    "longformer": ("LongformerModel", {"attention_window": 4}),
+    "longformer-global": ("LongformerModel", {"attention_window": [4, 12, 6], "type_vocab_size": 1}),
+    "longformer-long": ("LongformerModel", {"attention_window": [8, 16, 4], "max_position_embeddings": 137}),
+    "longformer-mlm": ("LongformerForMaskedLM", {"attention_window": 10, "hidden_act": "gelu_new"}),
+    "longformer-mlm-global": ("LongformerForMaskedLM", {"attention_window": 6}),
+    "longformer-classification": ("LongformerForSequenceClassification", {"attention_window": 4, "num_labels": 5}),
 }
+# classes without a head that make a pooler of their own
+POOLED = ("BertModel", "RobertaModel", "LongformerModel")
+# long enough that blocks are gathered, and no multiples of anything
+LONG = (131, 23, 87)
 
 
 @dataclass
@@ -49,6 +59,7 @@ class Pair:
     ours: Opened
     folder: Path
     tokenizer: Tokenizer
+    lengths: tuple[int, ...]
     inputs: dict[str, torch.Tensor]
 
     def their_output(self, model: Any) -> torch.Tensor:
@@ -76,10 +87,16 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     cls = getattr(transformers, name)
     theirs = their_model(cls, **settings)
     theirs.save_pretrained(folder)
-    tokenizer = bert_tokenizer() if "roberta" not in request.param else roberta_tokenizer(folder / "tokenizer.json")
+    counted = request.param.startswith(("roberta", "longformer"))  # positions, from the padding id
+    tokenizer = roberta_tokenizer(folder / "tokenizer.json") if counted else bert_tokenizer()
     tokenizer.save(folder)
-    given = inputs(pad_id=theirs.config.pad_token_id, segments=theirs.config.type_vocab_size)
-    return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, given)
+    lengths = LONG if "long" in request.param.split("-") else LENGTHS
+    given = inputs(
+        pad_id=theirs.config.pad_token_id, segments=getattr(theirs.config, "type_vocab_size", 0), lengths=lengths
+    )
+    if request.param.endswith(("global", "long")):
+        given["global_attention_mask"] = chosen(given)
+    return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -102,12 +119,12 @@ def test_gradients_are_theirs(pair: Pair) -> None:
         (output * direction).sum().backward()
     given = {name: p.grad for name, p in pair.theirs.named_parameters() if p.grad is not None}
     family = next(f for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
-    if pair.cls.__name__.endswith("Model"):
-        given = {family.prefix + name: gradient for name, gradient in given.items()}
     architecture = next(a for a in family.architectures if a.name == pair.cls.__name__)
+    if architecture.kind is None:
+        given = {family.prefix + name: gradient for name, gradient in given.items()}
     table = family.table + architecture.table  # what holds of the weights holds of their gradients
     expected, _ = to_ours(table, given, pair.ours.stored.config.backbone, source="gradients")
-    found = {name: p.grad for name, p in model.named_parameters()}
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     assert found.keys() == expected.keys()
     # the gradient of a key's bias is zero but for rounding, whose size is that of the other gradients
     floor = 1e-6 * max(gradient.abs().max().item() for gradient in expected.values())
@@ -120,9 +137,10 @@ def test_a_text_alone_is_as_in_the_batch_there(pair: Pair) -> None:
     model = pair.ours.stored.model.eval()
     with torch.no_grad():
         together = pair.their_output(pair.theirs.eval())
-        for row, length in enumerate(LENGTHS):
+        for row, length in enumerate(pair.lengths):
             alone = {name: tensor[row : row + 1, :length] for name, tensor in pair.inputs.items()}
-            found = model(alone["input_ids"], token_type_ids=alone["token_type_ids"])[0]
+            del alone["attention_mask"]
+            found = model(**alone)[0]
             expected = together[row, :length] if together.shape[:2] == pair.inputs["input_ids"].shape else together[row]
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
@@ -133,7 +151,7 @@ def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
     same = "BertForMaskedLM" if pair.cls.__name__ == "BertForPreTraining" else pair.cls.__name__
     assert report.architecture == same
     cls = getattr(transformers, same)
-    bare = {"add_pooling_layer": False} if same in ("BertModel", "RobertaModel") else {}
+    bare = {"add_pooling_layer": False} if same in POOLED else {}
     back, info = cls.from_pretrained(tmp_path / "hf", output_loading_info=True, **bare)
     assert not any(info.values()), info
     with torch.no_grad():
@@ -154,9 +172,9 @@ def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
 
 def test_what_was_left_out_is_said(pair: Pair) -> None:
     reasons = {leftover.name: leftover.reason for leftover in pair.ours.leftovers}
-    expected = {
-        "BertModel": {"bert.pooler.dense.weight", "bert.pooler.dense.bias"},
-        "RobertaModel": {"roberta.pooler.dense.weight", "roberta.pooler.dense.bias"},
+    name = pair.theirs.config.model_type
+    poolers = {cls: {f"{name}.pooler.dense.weight", f"{name}.pooler.dense.bias"} for cls in POOLED}
+    expected = poolers | {
         "BertForPreTraining": {
             "bert.pooler.dense.weight",
             "bert.pooler.dense.bias",

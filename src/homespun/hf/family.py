@@ -6,6 +6,7 @@ differs is what it cannot say: a setting that some family knows nothing of is ne
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from homespun.config import Tree, validate
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
-from homespun.hf.convert import Table
+from homespun.hf.convert import Drop, Table
 from homespun.hf.labels import unnamed, write_labels
 from homespun.models.config import EncoderConfig, ModelConfig
 
@@ -184,9 +185,24 @@ class Family:
         return found[0]
 
 
-def headless(settings: Tree) -> Tree | None:
-    """The model without a head."""
-    return None
+def headless(
+    name: str,
+    prefix: str,
+    *drops: Drop,
+    unsaid: frozenset[str] = frozenset(),
+    notes: Callable[[EncoderConfig], tuple[str, ...]] = lambda backbone: (),
+) -> Architecture:
+    """The class without a head: the tensors of heads in its files, and ``drops`` before them, are left out."""
+    heads = Drop(rf"(?!{re.escape(prefix)}).*", "of a head, and the model is opened without")
+    return Architecture(
+        name,
+        kind=None,
+        table=Table(drops=(*drops, heads)),
+        head=lambda settings: None,
+        pipeline="feature-extraction",
+        unsaid=unsaid,
+        notes=notes,
+    )
 
 
 def activation(name: object) -> str:

@@ -51,4 +51,9 @@ def _nearest(config: ModelConfig) -> Place | None:
         for family in sorted(FAMILIES, key=lambda family: (family.offset(config.backbone.pad_token_id) > 0) != shifted)
         if (architecture := family.architecture(kind)) is not None
     ]
-    return min(places, key=lambda place: len(place.differences), default=None)
+    return min(places, key=_distance, default=None)
+
+
+def _distance(place: Place) -> tuple[int, int]:
+    # a part of another kind is further off than a part of another size
+    return sum(".kind=" in difference for difference in place.differences), len(place.differences)

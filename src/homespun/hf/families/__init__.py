@@ -2,6 +2,7 @@
 
 from homespun.hf.families.bert import BERT
 from homespun.hf.families.electra import ELECTRA
+from homespun.hf.families.longformer import LONGFORMER
 from homespun.hf.families.roberta import ROBERTA
 
-FAMILIES = (BERT, ROBERTA, ELECTRA)
+FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER)

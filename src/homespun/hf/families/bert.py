@@ -87,9 +87,13 @@ def masked_lm(settings: Tree) -> Tree:
     return {"kind": "masked_lm", "hidden_act": activation(settings["hidden_act"])}
 
 
-_POOLER = Drop(r"bert\.pooler\.dense\.(weight|bias)", "a pooler, which this head does not use")
+def drop_pooler(name: str) -> Drop:
+    """The pooler of a model whose head does not use it."""
+    return Drop(rf"{name}\.pooler\.(dense\.)?(weight|bias)", "a pooler, which this head does not use")
+
+
 _NEXT_SENTENCE = Drop(r"cls\.seq_relationship\.(weight|bias)", "the next-sentence head, which is for pretraining")
-_MASKED_LM = Table(
+MASKED_LM = Table(
     rules=(
         Rule("cls.predictions.transform.dense.{p}", "head.transform.{p}"),
         Rule("cls.predictions.transform.LayerNorm.{p}", "head.norm.{p}"),
@@ -99,7 +103,7 @@ _MASKED_LM = Table(
         Copy("cls.predictions.decoder.weight", of="bert.embeddings.word_embeddings.weight"),
         Copy("cls.predictions.decoder.bias", of="cls.predictions.bias"),
     ),
-    drops=(_POOLER, _NEXT_SENTENCE),
+    drops=(drop_pooler("bert"), _NEXT_SENTENCE),
 )
 
 
@@ -107,7 +111,7 @@ def _masked_lm(name: str) -> Architecture:
     return Architecture(
         name,
         kind="masked_lm",
-        table=_MASKED_LM,
+        table=MASKED_LM,
         head=masked_lm,
         pipeline="fill-mask",
     )
@@ -118,14 +122,7 @@ BERT = Family(
     prefix="bert.",
     table=encoder_table("bert"),
     architectures=(
-        Architecture(
-            "BertModel",
-            kind=None,
-            table=Table(drops=(_POOLER, Drop(r"(?!bert\.).*", "of a head, and the model is opened without"))),
-            head=headless,
-            pipeline="feature-extraction",
-            notes=no_pooler,
-        ),
+        headless("BertModel", "bert.", drop_pooler("bert"), notes=no_pooler),
         _masked_lm("BertForMaskedLM"),
         _masked_lm("BertForPreTraining"),
         Architecture(

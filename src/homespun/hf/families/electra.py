@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homespun.hf.convert import Copy, Drop, Rule, Table
+from homespun.hf.convert import Copy, Rule, Table
 from homespun.hf.families.bert import DEFAULTS, encoder_table
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
@@ -12,13 +12,7 @@ ELECTRA = Family(
     prefix="electra.",
     table=encoder_table("electra") + Table(rules=(Rule("electra.embeddings_project.{p}", "backbone.projection.{p}"),)),
     architectures=(
-        Architecture(
-            "ElectraModel",
-            kind=None,
-            table=Table(drops=(Drop(r"(?!electra\.).*", "of a head, and the model is opened without"),)),
-            head=headless,
-            pipeline="feature-extraction",
-        ),
+        headless("ElectraModel", "electra."),
         Architecture(
             "ElectraForPreTraining",
             kind="discriminator",

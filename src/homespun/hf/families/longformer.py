@@ -1,0 +1,108 @@
+"""Longformer (Beltagy et al. 2020): RoBERTa under windows, with tokens that see all through projections of their own.
+
+Their classes differ in which tokens those are by themselves: the first one where a text is classified, none elsewhere.
+Others are named by the caller, in ``global_attention_mask``, here as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from homespun.config import Tree
+from homespun.errors import UserError
+from homespun.hf.convert import Rule, Table
+from homespun.hf.families.bert import DEFAULTS, drop_pooler, encoder_table, no_pooler
+from homespun.hf.families.roberta import (
+    classification_table,
+    count_from_padding,
+    masked_lm_table,
+    pooled_classification,
+)
+from homespun.hf.family import Architecture, Family, headless
+from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig, WindowConfig
+from homespun.models.config import EncoderConfig
+
+_LAYER, _OWN = "longformer.encoder.layer.{i}.attention.self", "backbone.layers.{i}.attention.sublayer"
+_FIRST = frozenset({"backbone.attention.everywhere.first"})
+
+
+def _read(settings: Tree, kind: str | None) -> Tree:
+    given = settings["attention_window"]
+    windows = given if isinstance(given, list) else [given]
+    if not windows or not all(isinstance(window, int) and window > 0 and window % 2 == 0 for window in windows):
+        raise UserError(f"attention_window={given!r} must be even numbers above zero, one or one a layer")
+    radius = [window // 2 for window in windows] if isinstance(given, list) else given // 2
+    return {
+        "attention": {
+            "kind": "sparse",
+            "patterns": [{"kind": "window", "radius": radius}],
+            "everywhere": {"first": 1 if kind == "pooled" else 0, "projections": True},
+        }
+    }
+
+
+def _write(backbone: EncoderConfig) -> Tree:
+    match backbone.attention:
+        case SparseAttentionConfig(patterns=[WindowConfig(radius=list(radius))]):
+            return {"attention_window": [2 * each for each in radius]}
+        case SparseAttentionConfig(patterns=[WindowConfig(radius=int(radius))]):
+            return {"attention_window": 2 * radius}
+    return {}
+
+
+def _first_tokens(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
+    """What is to be said where this model makes other tokens global by itself than the ``own`` first ones."""
+
+    def notes(backbone: EncoderConfig) -> tuple[str, ...]:
+        match backbone.attention:
+            case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first != own:
+                return (
+                    f"transformers makes {own} first tokens of a text global by itself and this model {first}: "
+                    f"give it a global_attention_mask with 1 at {first or 'none'} of them",
+                )
+        return ()
+
+    return notes
+
+
+LONGFORMER = Family(
+    model_type="longformer",
+    prefix="longformer.",
+    table=encoder_table("longformer", offset=count_from_padding)
+    + Table(
+        rules=tuple(
+            Rule(f"{_LAYER}.{part}_global.{{p}}", f"{_OWN}.{part}_global.{{p}}") for part in ("query", "key", "value")
+        )
+    ),
+    architectures=(
+        headless(
+            "LongformerModel",
+            "longformer.",
+            drop_pooler("longformer"),
+            unsaid=_FIRST,
+            notes=lambda backbone: no_pooler(backbone) + _first_tokens(0)(backbone),
+        ),
+        Architecture(
+            "LongformerForMaskedLM",
+            kind="masked_lm",
+            table=masked_lm_table("longformer"),
+            head=lambda settings: {"kind": "masked_lm"},
+            pipeline="fill-mask",
+            unsaid=_FIRST,
+            notes=_first_tokens(0),
+        ),
+        Architecture(
+            "LongformerForSequenceClassification",
+            kind="pooled",
+            table=classification_table("longformer"),
+            head=pooled_classification,
+            pipeline="text-classification",
+            unsaid=_FIRST,
+            notes=_first_tokens(1),
+        ),
+    ),
+    defaults=DEFAULTS | {"attention_window": 512, "pad_token_id": 1},
+    read=_read,
+    write=_write,
+    offset=count_from_padding,
+)
