@@ -19,6 +19,7 @@ from torch import nn
 from homespun.batch import Batch
 from homespun.data.loader import Loader
 from homespun.errors import UserError
+from homespun.nn.kernels.performer import redraw
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place, is_worth_compiling
@@ -240,6 +241,7 @@ class Trainer:
         return dataclasses.replace(step, validation=validation)
 
     def _update(self, number: int, parts: list[Batch], targets: dict[str, float], learning_rate: float) -> Update:
+        redraw(self.objective, number - 1)
         seed = _step_seed(self.config.seed, number, self.rank)
         while (gradients := self._learner.gradients(parts, targets, seed=seed)) is None:
             parts = self._smaller(number, parts)

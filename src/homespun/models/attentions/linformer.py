@@ -15,6 +15,7 @@ from homespun.nn.kernels.linformer import (
     ConvolvedProjection,
     LinearProjection,
     Linformer,
+    LinformerAttention,
     PooledProjection,
     Projection,
 )
@@ -49,7 +50,10 @@ class LinformerAttentionConfig(Config):
             key = self._projection(shape)
             value = self._projection(shape) if self.sharing in ("none", "headwise") else key
         kernel = Linformer(key, value, dropout=shape.dropout)
-        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel)
+        attention = MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel)
+        # sums over places that are the same in all heads may come before the products with the weights; others not
+        summed = self.sharing != "none" and self.projection != "convolved"
+        return LinformerAttention(attention) if summed else attention
 
     def _projection(self, shape: AttentionShape) -> Projection:
         k, longest = self._k(shape.layer), shape.max_position_embeddings
