@@ -1,0 +1,340 @@
+"""A training step of a long text under each attention: seconds and peak memory, against the peers.
+
+One text goes forward, the mean of what comes out is the loss, and backward, and AdamW makes its step, the same on both
+sides; the vocabulary is small, so that the layers are what is measured. Peers are as they come: `transformers` drops a
+tenth of the attention probabilities and of the hidden states, `linformer` and `performer-pytorch` drop nothing. Ours
+drops as much of the hidden states as the peer, and no attention probabilities.
+
+``--alone`` measures the attention module alone, forward and backward. ``--growth`` fits how time and memory of ours
+grow with the length, ``--crossover`` finds from which length on each of ours beats our full attention.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.attention_peers import ALONE, PEERS
+from benchmarks.measure import by_turns, peak_bytes, peak_memory, seconds
+from homespun.models.config import EncoderConfig
+from homespun.nn.masks import Mask
+
+ROOT = Path(__file__).resolve().parents[1]
+VOCAB_SIZE, SHORT = 1000, 64
+PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
+GROWTH = (2048, 4096, 8192, 16_384)
+CLEARLY = 0.98  # less by more than the noise
+CROSSOVER = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is the same for all that is compared; travels to the processes in which memory is measured."""
+
+    length: int
+    device: str
+    precision: str
+    threads: int
+    hidden_size: int
+    layers: int
+
+    @property
+    def heads(self) -> int:
+        return max(1, self.hidden_size // 64)
+
+
+def ours(name: str, settings: Settings) -> dict[str, Any]:
+    """Our model of this name, as the tree of an `EncoderConfig`."""
+    window = [{"kind": "window", "radius": 256}]
+    blocks = [{"kind": "blocks", "size": 64}, {"kind": "random_blocks", "size": 64, "count": 3}]
+    trees: dict[str, dict[str, Any]] = {
+        "full": {"attention": {"kind": "full"}},
+        "longformer": {
+            "attention": {"kind": "sparse", "patterns": window, "everywhere": {"first": 1, "projections": True}}
+        },
+        "bigbird": {
+            "attention": {"kind": "sparse", "patterns": blocks, "everywhere": {"first": 0, "block": 64}},
+            "hidden_act": "gelu_new",
+        },
+        "reformer": {
+            "attention": {"kind": "lsh", "chunk_length": 64, "num_hashes": 1},
+            "residual": {"kind": "reversible", "streams": "copy"},
+            "hidden_act": "relu",
+            "hidden_dropout_prob": 0.05,
+            "intermediate_size": 512,  # the peer's default
+        },
+        "linformer": {
+            "attention": {"kind": "linformer", "k": min(256, settings.length)},
+            "residual": {"kind": "pre"},
+            "hidden_dropout_prob": 0.0,
+        },
+        "performer": {
+            "attention": {"kind": "performer", "num_features": 256},
+            "residual": {"kind": "pre"},
+            "hidden_dropout_prob": 0.0,
+        },
+    }
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": settings.hidden_size,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": settings.heads,
+        "intermediate_size": 4 * settings.hidden_size,
+        "max_position_embeddings": max(settings.length, SHORT),
+    }
+    return sizes | trees[name]
+
+
+NAMES = ("full", "longformer", "bigbird", "reformer", "linformer", "performer")
+Step = Callable[[int], None]
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    options = _options(arguments)
+    settings = Settings(
+        options.length, options.device, options.precision, options.threads, options.hidden, options.layers
+    )
+    told = {
+        "unit": "seconds a step, bytes",
+        "device": settings.device,
+        "precision": settings.precision,
+        "threads": settings.threads,
+        "hidden_size": settings.hidden_size,
+        "layers": settings.layers,
+    }
+    if options.growth or options.crossover:
+        return told | _ours_by_length(options, settings)
+    return told | {"length": settings.length, "alone": options.alone} | _against_peers(options, settings)
+
+
+def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """Ours, the peers' and the ratios, each by the name of the attention."""
+    makers = {"ours": _our_attention, "peer": _peer_attention} if options.alone else {"ours": _ours, "peer": _peer}
+    results: dict[str, dict[str, Any]] = {"ours": {}, "peer": {}, "ratios": {}}
+    for name in [options.only] if options.only else [*ALONE] if options.alone else NAMES:
+        peaks = {side: peak_memory(_peak, make, name, settings).result[-1] for side, make in makers.items()}
+        times = by_turns({side: _seconds(make, name, settings) for side, make in makers.items()}, options.rounds)
+        for side in makers:
+            results[side][name] = {"seconds": round(times[side], 4), "peak_bytes": peaks[side]}
+        results["ratios"][name] = {
+            "times_faster": round(times["peer"] / times["ours"], 3),
+            "peak_bytes": round(peaks["ours"] / peaks["peer"], 3),
+        }
+    return results
+
+
+def _ours_by_length(options: argparse.Namespace, settings: Settings) -> dict[str, Any]:
+    """Ours at each length, with what follows from it: exponents, or the lengths at which full attention is beaten."""
+    names = [name for name in NAMES[1:] if options.only in (None, name)]
+    lengths = options.lengths or (GROWTH if options.growth else CROSSOVER)
+    found = _by_length(names if options.growth else ["full", *names], lengths, settings, options.rounds)
+    told: dict[str, Any] = {"lengths": [*lengths], "ours": found}
+    if options.growth:
+        return told | {"exponents": {name: _exponents(lengths, values) for name, values in found.items()}}
+    plot = _plot(lengths, found, Path(options.plot), settings)
+    return told | {"begins_to_beat_full": _crossovers(lengths, found), "plot": plot}
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks attention", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=NAMES, help="this attention and no other")
+    parser.add_argument("--length", type=int, default=4096, help="tokens of the text (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
+    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--plot", default=str(ROOT / "results" / "attention-crossover.svg"), help="of --crossover")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--alone", action="store_true", help="the attention module without the model around it")
+    mode.add_argument("--growth", action="store_true", help=f"ours at {', '.join(map(str, GROWTH))} tokens")
+    mode.add_argument("--crossover", action="store_true", help="ours and our full attention, from short to long")
+    # small ones, for trying the benchmark itself
+    parser.add_argument("--hidden", type=int, default=768, help=argparse.SUPPRESS)
+    parser.add_argument("--layers", type=int, default=4, help=argparse.SUPPRESS)
+    parser.add_argument("--lengths", type=lambda text: tuple(map(int, text.split(","))), help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.only == "full" and (options.growth or options.crossover):
+        parser.error("--growth and --crossover are of the others; full attention is what --crossover compares with")
+    if options.alone and options.only not in (None, *ALONE):
+        parser.error(f"--alone compares {' and '.join(ALONE)}, not {options.only}")
+    if options.alone and (options.length < 1024 or options.length % 512):
+        parser.error(
+            "--alone takes a --length of 1024 or more that is a multiple of 512: the peers' modules do not pad"
+        )
+    return options
+
+
+def _seconds(make: Callable[[str, Settings], Step], name: str, settings: Settings) -> Callable[[], float]:
+    """Seconds of a step, each time it is called; short ones are repeated."""
+    step = make(name, settings)
+    steps = max(1, 2048 // settings.length)
+    step(settings.length)
+
+    def measure() -> float:
+        def turn() -> None:
+            for _ in range(steps):
+                step(settings.length)
+            if settings.device == "cuda":
+                torch.cuda.synchronize()
+
+        return seconds(turn) / steps
+
+    return measure
+
+
+def _peak(make: Callable[[str, Settings], Step], name: str, settings: Settings, *shorter: int) -> list[int]:
+    """Bytes at the most after texts of these lengths and of the whole one, in a process that does nothing else.
+
+    Where there is a device, of its memory. No peer is given shorter ones: some choose what they are by the first text.
+    """
+    step = make(name, settings)
+    peaks = []
+    for length in (*shorter, settings.length):
+        for _ in range(2):  # the first step makes the state of the optimizer
+            step(length)
+        peaks.append(torch.cuda.max_memory_allocated() if settings.device == "cuda" else peak_bytes())
+    return peaks
+
+
+def _ours(name: str, settings: Settings) -> Step:
+    torch.manual_seed(0)
+    model = EncoderConfig.model_validate(ours(name, settings)).build()
+    return _training(model, model, settings)
+
+
+def _peer(name: str, settings: Settings) -> Step:
+    torch.manual_seed(0)
+    model, forward = PEERS[name](settings)
+    return _training(model, forward, settings)
+
+
+def _our_attention(name: str, settings: Settings) -> Step:
+    torch.manual_seed(0)
+    layers: Any = EncoderConfig.model_validate(ours(name, replace(settings, layers=1))).build().layers
+    attention = layers[0].attention.sublayer
+    return _attending(attention, lambda hidden: attention(hidden, Mask()), settings)
+
+
+def _peer_attention(name: str, settings: Settings) -> Step:
+    torch.manual_seed(0)
+    attention, forward = ALONE[name](settings)
+    return _attending(attention, forward, settings)
+
+
+def _training(model: nn.Module, forward: Callable[[Tensor], Tensor], settings: Settings) -> Step:
+    """A step of training on random tokens."""
+    torch.set_num_threads(settings.threads)
+    model.to(settings.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(5, VOCAB_SIZE, (1, max(settings.length, SHORT))).to(settings.device)
+
+    def step(length: int) -> None:
+        with _autocast(settings):
+            loss: Any = forward(ids[:, :length]).float().abs().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _attending(attention: nn.Module, forward: Callable[[Tensor], Tensor], settings: Settings) -> Step:
+    """Forward and backward of the attention alone."""
+    torch.set_num_threads(settings.threads)
+    attention.to(settings.device).train()
+    hidden = torch.randn(1, settings.length, settings.hidden_size).to(settings.device).requires_grad_()
+
+    def step(length: int) -> None:
+        with _autocast(settings):
+            mean: Any = forward(hidden[:, :length]).float().abs().mean()
+        mean.backward()
+        attention.zero_grad()
+        hidden.grad = None
+
+    return step
+
+
+def _by_length(
+    names: Sequence[str], lengths: Sequence[int], settings: Settings, rounds: int
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds, peak memory, and how much of it the text adds, of ours at each length."""
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"seconds": [], "peak_bytes": [], "added_bytes": []} for name in names
+    }
+    for length in lengths:
+        there = replace(settings, length=length)
+        times = by_turns({name: _seconds(_ours, name, there) for name in names}, rounds)
+        for name in names:
+            short, peak = peak_memory(_peak, _ours, name, there, SHORT).result
+            for key, value in zip(found[name], (round(times[name], 5), peak, peak - short), strict=True):
+                found[name][key].append(value)
+    return found
+
+
+def _exponents(lengths: Sequence[int], values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The slopes of time and memory over the length, both as logarithms; reach: at most 1.15."""
+    return {
+        key: round(float(np.polyfit(np.log(lengths), np.log(np.maximum(values[key], 1e-9)), 1)[0]), 3)
+        for key in ("seconds", "peak_bytes", "added_bytes")
+    }
+
+
+def _crossovers(
+    lengths: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]]
+) -> dict[str, dict[str, int | None]]:
+    """The first length from which on each takes clearly less than full attention; None: at none that was measured."""
+
+    def first(values: Sequence[float], full: Sequence[float]) -> int | None:
+        wins = [value < CLEARLY * other for value, other in zip(values, full, strict=True)]
+        return next((length for place, length in enumerate(lengths) if all(wins[place:])), None)
+
+    return {
+        name: {key: first(values[key], found["full"][key]) for key in ("seconds", "peak_bytes")}
+        for name, values in found.items()
+        if name != "full"
+    }
+
+
+def _plot(
+    lengths: Sequence[int], found: Mapping[str, Mapping[str, Sequence[float]]], path: Path, settings: Settings
+) -> str:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    from homespun.report.plots import CARD, PALETTE, STYLE, render
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.6, 3.4), facecolor=CARD, layout="constrained")
+        where = f"{settings.layers} layers of {settings.hidden_size}, {settings.precision}, {settings.device}"
+        panels = {"seconds": ("seconds a step", 1.0), "peak_bytes": ("peak memory, GB", 1e9)}
+        for axes, (key, (label, unit)) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            axes.set_facecolor(CARD)
+            for number, (name, values) in enumerate(found.items()):
+                line = {"color": "#000000", "linewidth": 2.0} if name == "full" else {"color": PALETTE[number - 1]}
+                axes.plot(lengths, np.array(values[key]) / unit, "o-", markersize=3.5, label=name, **line)
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=7)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axes.set_xlabel("tokens")
+            axes.set_title(f"{label} · {where}" if key == "seconds" else label, loc="left", fontsize=8.5)
+            axes.grid(True, which="major", axis="both")
+        figure.axes[0].legend(frameon=False, fontsize=8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(render(figure, "png" if path.suffix == ".png" else "svg"))
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
+
+
+@contextlib.contextmanager
+def _autocast(settings: Settings) -> Iterator[None]:
+    dtype = PRECISIONS[settings.precision]
+    with torch.autocast(settings.device, dtype) if dtype != torch.float32 else contextlib.nullcontext():
+        yield
