@@ -17,6 +17,7 @@ class Mixing(Objective):
     """The objective of these tests with attention between tokens, whose features are drawn anew every two steps."""
 
     def __init__(self) -> None:
+        torch.manual_seed(5)
         super().__init__()
         self.attention = MultiHeadAttention(HIDDEN, 1, Performer(HIDDEN, 7, redraw_interval=2))
         self.mask = Mask()
