@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import FeedForward
+from homespun.nn.kernels.chunks import Chunks
 from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.kernels.lsh import LSH, draw_rotations
 from homespun.nn.masks import Mask
 from homespun.nn.reversible import Branch, ReversibleLayer, TwoStreams, recorded
+from homespun.nn.shared_attention import SharedQueryKeyAttention
 
 BATCH, SEQ, WIDTH, HEADS, INNER, LAYERS = 3, 7, 22, 2, 19, 5
 MASK = Mask(torch.arange(SEQ) < torch.tensor([[SEQ], [5], [1]]), documents=torch.arange(SEQ).expand(BATCH, -1) // 3)
@@ -191,25 +196,62 @@ def test_choices_are_made_once() -> None:
     assert torch.equal(recorded(lambda: torch.arange(3)), torch.arange(3))  # outside of any layer
 
 
-def saved_bytes(run: Callable[..., Tensor], model: Stack) -> int:
-    """What the forward pass keeps for the backward pass, parameters excepted."""
-    own, kept = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}, {}
+@pytest.mark.parametrize("seed", [1, 2])
+def test_tokens_keep_their_buckets(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(seed)
+    kernel = LSH(
+        draw_rotations(HEADS, WIDTH // HEADS, 2, (4,), seed=seed), num_buckets=(4,), chunks=Chunks(2, before=1, after=0)
+    )
+    attention = SharedQueryKeyAttention(WIDTH, HEADS, kernel)
+    model = Stack([ReversibleLayer(branch(attention, 0.2), layer(0.2).feedforward)]).double().train()
+    expected = outcome(model.plain, model, some_hidden())
+    buckets, calls = kernel.buckets, []
+    monkeypatch.setattr(kernel, "buckets", lambda *given: calls.append(1) or buckets(*given))
+    assert_same(outcome(model, model, some_hidden()), expected)
+    assert len(calls) == 1
 
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = tensor, storage.nbytes()
-        return tensor
 
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        run(some_hidden(), MASK)
-    return sum(size for _, size in kept.values())
+class Live(TorchDispatchMode):
+    """Bytes of the tensors that are made inside and alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {tensor.untyped_storage()._cdata for tensor in tree_leaves(args) if isinstance(tensor, Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and (key := tensor.untyped_storage()._cdata) not in self._known | given:
+                self._known.add(key)
+                weakref.finalize(tensor.untyped_storage(), self._free, key, tensor.untyped_storage().nbytes())
+                self.now += tensor.untyped_storage().nbytes()
+                self.peak = max(self.peak, self.now)
+        return result
+
+    def _free(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
 
 
-def test_what_is_kept_does_not_grow_with_depth() -> None:
+def kept_and_peak(run: Callable[..., Tensor], model: Stack) -> tuple[int, int]:
+    """Bytes between the passes and at most, where gradients are added to those that are there."""
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with Live() as live:
+        result = run(some_hidden(), MASK)
+        kept = live.now
+        result.sum().backward()
+    return kept, live.peak
+
+
+def test_memory_does_not_grow_with_depth() -> None:
     shallow, deep = (stack(layers, dropout=0.3).train() for layers in (6, 24))
-    assert saved_bytes(deep, deep) == saved_bytes(shallow, shallow) > 0
-    assert saved_bytes(deep.plain, deep) > 3.5 * saved_bytes(shallow.plain, shallow)
+    for at_6, at_24 in zip(kept_and_peak(shallow, shallow), kept_and_peak(deep, deep), strict=True):
+        assert 0 < at_24 <= 1.01 * at_6
+    plain = [kept_and_peak(model.plain, model)[0] for model in (shallow, deep)]
+    assert plain[1] > 3.5 * plain[0]
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:

@@ -4,8 +4,10 @@
     y2 = x2 + G(y1)        x1 = y1 - F(x2)
 
 F is the attention and G the feed-forward, each ``dropout(sublayer(norm(x)))``. Written as steps that swap the streams,
-``(a, b) -> (b, a + f(b))``, F and G are the same step, and a stack is a list of them. One autograd function runs the
-whole list: it keeps the last two streams and the random state before each step, and nothing else grows with depth.
+``(a, b) -> (b, a + f(b))``, F and G are the same step, and a stack is a list of them. Kept are the last two streams
+and, of each step, the random state before it. On the way back each step is an autograd function of its own (algorithm 1
+of document 000), so that the gradients of its parameters go where they belong before the next step; were the stack one
+function, those of all layers would have to stay until its end.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,8 +60,9 @@ class TwoStreams:
     """How a stack of `ReversibleLayer` is entered and run: a `homespun.nn.residual.Streams`.
 
     What learns must be a parameter of the layers, and a sublayer must compute the same from the same input, random
-    state and `recorded` choices. Number types narrower than float32 lose what the subtraction should restore; under
-    `torch.autocast` the streams are therefore float32.
+    state and `recorded` choices. What the subtraction gives back is exact but for rounding: in float32 gradients differ
+    from those of plain autograd in their seventh digit. In narrower types it would be much, so under `torch.autocast`
+    the streams are float32.
 
     Args:
         copies: 1: each stream is half of the input (document 000's reversible BERT); 2: each is all of it (Reformer).
@@ -90,40 +93,10 @@ _chosen: ContextVar[Callable[[Choose], Tensor]] = ContextVar("chosen", default=l
 def recorded(choose: Choose) -> Tensor:
     """``choose()``; where a reversible layer is computed again, what was chosen the first time.
 
-    For choices that jump, such as the bucket of a token: its vector comes back changed in its last bits, which would
-    now and then choose another bucket and so another sum than the one to subtract.
+    For choices that jump, such as the bucket of a token: its vector comes back changed in its last bits, which now and
+    then chooses another bucket, and so another sum than the one to subtract.
     """
     return _chosen.get()(choose)
-
-
-@dataclass
-class _Step:
-    """``f`` of one ``(a, b) -> (b, a + f(b))``, and what computing it again needs."""
-
-    module: nn.Module
-    arguments: tuple[Any, ...]
-    parameters: list[nn.Parameter]
-    choices: list[Tensor] = field(default_factory=list)
-    state: _RandomState | None = None
-
-    def first(self, stream: Tensor) -> Tensor:
-        self.state = _RandomState(stream)
-
-        def record(choose: Choose) -> Tensor:
-            self.choices.append(choose())
-            return self.choices[-1]
-
-        with _choosing(record):
-            result: Tensor = self.module(stream, *self.arguments)
-        return result
-
-    def again(self, stream: Tensor) -> Tensor:
-        assert self.state is not None
-        self.state.restore()
-        choices = iter(self.choices)
-        with _choosing(lambda _: next(choices)):
-            result: Tensor = self.module(stream, *self.arguments)
-        return result
 
 
 @contextmanager
@@ -148,29 +121,45 @@ class _RandomState:
         set_device_states(self.devices, self.states, device_type=self.kind)
 
 
+@dataclass
+class _Streams:
+    """Both streams at the place that the backward pass has come to; it takes its steps in order, one after another."""
+
+    first: Tensor | None = None
+    second: Tensor | None = None
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _recomputed(layers: Iterable[Any], hidden: Tensor, mask: Mask) -> Tensor:
-    steps = []
+    first, second = hidden.chunk(2, -1)
+    back = _Streams()
     for layer in layers:
         for module, arguments in ((layer.attention, (mask,)), (layer.feedforward, ())):
             learns = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            steps.append(_Step(module, arguments, learns))
-    # inputs of the function, each once: autograd adds up what layers share, and hooks (of processes that average
-    # their gradients, say) see them as ever
-    parameters = list({id(p): p for step in steps for p in step.parameters}.values())
-    first, second = _Reversible.apply(steps, *hidden.chunk(2, -1), *parameters)  # type: ignore[no-untyped-call]
-    return torch.cat([first, second], -1)
+            first, second = second, _Step.apply(module, arguments, back, first, second, *learns)  # type: ignore[no-untyped-call]
+    return torch.cat(_End.apply(back, first, second), -1)  # type: ignore[no-untyped-call]
 
 
-class _Reversible(torch.autograd.Function):
-    """The steps, and algorithm 1 of document 000 for each on the way back."""
+class _Step(torch.autograd.Function):
+    """``a + f(b)``, without keeping anything of it: `back` will hold ``b`` and the sum when the backward pass is here.
+
+    The parameters of ``f`` are inputs, so that their gradients are added up and given to hooks (those of processes that
+    average them, say) as ever, step by step.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, steps: list[_Step], first: Tensor, second: Tensor, *parameters: nn.Parameter
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        module: nn.Module,
+        arguments: tuple[Any, ...],
+        back: _Streams,
+        first: Tensor,
+        second: Tensor,
+        *parameters: nn.Parameter,
+    ) -> Tensor:
         kind = first.device.type
-        ctx.steps = steps
+        ctx.module, ctx.arguments, ctx.back = module, arguments, back
+        ctx.state, ctx.choices = _RandomState(second), []
         ctx.autocast = {
             "device_type": kind,
             "dtype": torch.get_autocast_dtype(kind),
@@ -178,34 +167,46 @@ class _Reversible(torch.autograd.Function):
             # what is cast here has no graph: taken from the cache, as not every PyTorch avoids, it would not learn
             "cache_enabled": False,
         }
-        with torch.autocast(**ctx.autocast):
-            for step in steps:
-                first, second = second, first + step.first(second)
-        # the parameters are saved so that changing them before the backward pass is the error that it always is
-        ctx.save_for_backward(first, second, *parameters)
-        return first, second
+        # so that changing them before the backward pass is the error that it always is
+        ctx.save_for_backward(*parameters)
+
+        def record(choose: Choose) -> Tensor:
+            ctx.choices.append(choose())
+            choice: Tensor = ctx.choices[-1]
+            return choice
+
+        with torch.autocast(**ctx.autocast), _choosing(record):
+            result: Tensor = first + module(second, *arguments)
+        return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, first_gradient: Tensor, second_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        first, second, *parameters = ctx.saved_tensors
-        gradients: dict[int, Tensor] = {}
-        outside = _RandomState(first)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        back, parameters, choices = ctx.back, ctx.saved_tensors, iter(ctx.choices)
+        stream = back.first.detach().requires_grad_()
+        outside = _RandomState(stream)
+        ctx.state.restore()
         try:
-            for step in reversed(ctx.steps):
-                stream = first.detach().requires_grad_()
-                with torch.enable_grad(), torch.autocast(**ctx.autocast):
-                    added = step.again(stream)
-                first, second = second - added.detach(), first
-                own, *others = torch.autograd.grad(
-                    added, [stream, *step.parameters], second_gradient.to(added.dtype), allow_unused=True
-                )
-                del added
-                first_gradient, second_gradient = second_gradient, first_gradient + own
-                for parameter, gradient in zip(step.parameters, others, strict=True):
-                    if gradient is not None:
-                        before = gradients.get(id(parameter))
-                        gradients[id(parameter)] = gradient if before is None else before + gradient
+            with torch.enable_grad(), torch.autocast(**ctx.autocast), _choosing(lambda _: next(choices)):
+                added = ctx.module(stream, *ctx.arguments)
         finally:
             outside.restore()
-        return None, first_gradient, second_gradient, *(gradients.get(id(p)) for p in parameters)
+        back.first, back.second = back.second - added.detach(), back.first
+        own, *others = torch.autograd.grad(added, [stream, *parameters], gradient.to(added.dtype), allow_unused=True)
+        return None, None, None, gradient, own, *others
+
+
+class _End(torch.autograd.Function):
+    """The last streams, as they are: all that is kept, and where the way back begins."""
+
+    @staticmethod
+    def forward(ctx: Any, back: _Streams, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.back = back
+        ctx.save_for_backward(first, second)
+        return first.view_as(first), second.view_as(second)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, first: Tensor, second: Tensor) -> tuple[None, Tensor, Tensor]:
+        ctx.back.first, ctx.back.second = ctx.saved_tensors
+        return None, first, second

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from homespun.errors import UserError
-from homespun.nn.kernels.chunks import Chunks, Neighbours, allowed, bias
+from homespun.nn.kernels.chunks import Chunks, Neighbours, allowed, as_rows, bias, row_index, take
 from homespun.nn.masks import Mask
+from homespun.nn.reversible import recorded
 
 # added to a token's score with itself: far below any other score (at most the length of a query), so that it counts
 # only where there is no other, and within the range of every float type
 _LAST_RESORT = -3e4
+_AT_ONCE = 2**20  # scores that are made at once, so that they stay in the cache
 
 
 def default_num_buckets(max_position_embeddings: int, chunk_length: int) -> tuple[int, ...]:
@@ -48,6 +52,94 @@ def _even(num_buckets: Sequence[int]) -> tuple[int, ...]:
             f"such as 32"
         )
     return tuple(num_buckets)
+
+
+class HashedAttention(Function):
+    """Attention inside chunks of rows that are gathered for it, some chunks at a time.
+
+    Neither what is gathered nor the scores are kept for the backward pass, which makes them again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_key: Tensor, value: Tensor, own: Tensor, window: Tensor, scores: Tensor, dropout: float
+    ) -> tuple[Tensor, Tensor]:
+        """Values, and the logarithm of the sum that the weights were divided by.
+
+        Args:
+            query_key, value: (rows, head_dim).
+            own: (chunks, heads, length) int64: the rows that ask.
+            window: (chunks, heads, slots * length) int64: the rows that they may see.
+            scores: (chunks, heads or 1, length, slots * length): added to the scores.
+            dropout: of the weights.
+
+        Returns:
+            (chunks, heads, length, head_dim), and (chunks, heads, length) in float32 or finer.
+        """
+        ctx.save_for_backward(query_key, value, own, window, scores)
+        ctx.dropout, ctx.seed = dropout, int(torch.randint(2**62, ())) if dropout else 0
+        values = value.new_empty(*own.shape, value.shape[-1])
+        total = value.new_empty(own.shape, dtype=torch.promote_types(value.dtype, torch.float32))
+        # the types of what is given decide, here as in the backward pass
+        with torch.autocast(value.device.type, enabled=False):
+            keys, _ = _unit(query_key)
+            for part, kept in _parts(ctx, own, scores.shape[-1]):
+                found = _scores(take(query_key, own[part]), take(keys, window[part]), scores[part])
+                weights = found.softmax(-1)
+                total[part] = found.amax(-1) - weights.amax(-1).log()
+                weights = weights if kept is None else weights * kept
+                values[part] = weights.to(value.dtype) @ take(value, window[part])
+        return values, total
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, d_values: Tensor, d_total: Tensor) -> tuple[Tensor | None, ...]:
+        query_key, value, own, window, scores = ctx.saved_tensors
+        keys, inverse = _unit(query_key)
+        d_query, d_keys, d_value = (torch.zeros_like(rows) for rows in (query_key, keys, value))
+        for part, kept in _parts(ctx, own, scores.shape[-1]):
+            query, key, upstream = take(query_key, own[part]), take(keys, window[part]), d_values[part]
+            weights = _scores(query, key, scores[part]).softmax(-1)
+            dropped = weights if kept is None else weights * kept
+            d_weights = (upstream @ take(value, window[part]).transpose(-1, -2)).to(weights.dtype)
+            d_weights = d_weights if kept is None else d_weights * kept
+            mean = (weights * d_weights).sum(-1, keepdim=True)
+            d_scores = d_weights.sub_(mean - d_total[part][..., None]).mul_(weights).to(query.dtype)
+            d_value.index_add_(0, window[part].flatten(), _rows(dropped.to(value.dtype).transpose(-1, -2) @ upstream))
+            d_query.index_add_(0, own[part].flatten(), _rows(d_scores @ key))
+            d_keys.index_add_(0, window[part].flatten(), _rows(d_scores.transpose(-1, -2) @ query))
+        scale = 1 / math.sqrt(query_key.shape[-1])
+        along = (d_keys * keys).mean(-1, keepdim=True)
+        d_query += inverse * (d_keys - keys * along)
+        return d_query.mul_(scale), d_value, None, None, None, None
+
+
+def _unit(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, head_dim) rows of mean square 1, as in `transformers`, and what they were multiplied by, (n, 1)."""
+    inverse = (rows.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    return rows * inverse, inverse
+
+
+def _scores(query: Tensor, key: Tensor, added: Tensor) -> Tensor:
+    """Half precision is too coarse for the totals, whose differences weigh the rounds."""
+    products = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32))
+    return products.mul_(1 / math.sqrt(query.shape[-1])).add_(added)
+
+
+def _parts(ctx: Any, own: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
+    """Some chunks at a time, and by what dropout multiplies their weights: both times the same."""
+    generator = torch.Generator(own.device).manual_seed(ctx.seed) if ctx.dropout else None
+    step = max(_AT_ONCE // (own[0].numel() * width), 1)
+    for first in range(0, len(own), step):
+        part, kept = slice(first, first + step), None
+        if generator is not None:
+            drawn = torch.rand(*own[part].shape, width, device=own.device, generator=generator)
+            kept = (drawn >= ctx.dropout) / (1 - ctx.dropout)
+        yield part, kept
+
+
+def _rows(vectors: Tensor) -> Tensor:
+    return vectors.flatten(0, -2)
 
 
 class LSH(nn.Module):
@@ -101,8 +193,9 @@ class LSH(nn.Module):
     def forward(self, query_key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         """(batch, heads, seq, head_dim) each -> the same shape."""
         batch, heads, tokens, head_dim = query_key.shape
-        chunks, last = self.chunks, tokens - 1
-        buckets = self.buckets(query_key, mask)  # (batch, rounds, heads, seq)
+        chunks = self.chunks
+        # in reversible layers the vectors come back changed in their last bits, and some would change their buckets
+        buckets = recorded(lambda: self.buckets(query_key, mask))  # (batch, rounds, heads, seq)
         order = buckets.argsort(dim=-1, stable=True)
         rounds = order.shape[1]
         neighbours = mask.once(
@@ -111,24 +204,19 @@ class LSH(nn.Module):
         places = chunks.split(order, tokens)  # (batch, rounds * chunks, heads, length)
         windows = neighbours.windows(places)  # (batch, rounds * chunks, heads, slots * length)
         scores = self._bias(query_key, buckets.gather(-1, order), places, windows, neighbours, mask)
-        key = F.rms_norm(query_key, (head_dim,), eps=1e-6)  # of length sqrt(head_dim), which the attention divides by
-        # any token will do where there is none: what comes of it is never read
-        window = windows.clamp(max=last)
-        values, total = _attend(
-            chunks.take(query_key, places.clamp(max=last)),
-            chunks.take(key, window),
-            chunks.take(value, window),
+        values, total = HashedAttention.apply(
+            as_rows(query_key),
+            as_rows(value),
+            row_index(places, query_key),
+            row_index(windows, value),
             scores,
-            rounds=rounds,
-            dropout=self.dropout if self.training else 0.0,
+            self.dropout if self.training else 0.0,
         )
         found = chunks.place_of(order.argsort(-1), batch, heads)  # (batch, seq, heads, rounds)
-        values = values.reshape(-1, head_dim).index_select(0, found.flatten())
-        if total is None:
-            return values.view(batch, tokens, heads, head_dim).transpose(1, 2)
-        weights = total.flatten().index_select(0, found.flatten()).view_as(found).softmax(-1).to(values.dtype)
-        joined = (weights[..., None] * values.view(*found.shape, head_dim)).sum(-2)  # (batch, seq, heads, head_dim)
-        return joined.transpose(1, 2)
+        values = take(_rows(values), found)  # (batch, seq, heads, rounds, head_dim)
+        if rounds > 1:
+            values = values * take(total.flatten()[:, None], found).softmax(-2).to(values.dtype)
+        return values.sum(-2).transpose(1, 2)
 
     @torch.no_grad()
     def buckets(self, vectors: Tensor, mask: Mask) -> Tensor:
@@ -179,7 +267,7 @@ class LSH(nn.Module):
         table = (own[..., :, None] == other[..., None, :]) & (away > 0) & (away <= before * length)
         if mask.documents is not None:
             table = table & allowed(places, windows, Mask(documents=mask.documents), tokens=vectors.shape[-2])
-        return bias(table, (away == 0).expand_as(table), _LAST_RESORT, vectors)
+        return bias(table, (away == 0).expand_as(table), _LAST_RESORT, batch=len(vectors), dtype=torch.float16)
 
     def extra_repr(self) -> str:
         rounds = self.rotations.shape[2]
@@ -198,17 +286,6 @@ def _real(vectors: Tensor, mask: Mask) -> Tensor:
 
 def _table(places: Tensor, windows: Tensor, mask: Mask, tokens: int, vectors: Tensor) -> Tensor:
     itself = places[..., :, None] == windows[..., None, :]
-    return bias(allowed(places, windows, mask, tokens=tokens), itself, _LAST_RESORT, vectors)
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, scores: Tensor, *, rounds: int, dropout: float
-) -> tuple[Tensor, Tensor | None]:
-    """The values of each chunk, and in several rounds the logarithm of what their weights were divided by."""
-    if rounds == 1:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout), None
-    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1]) + scores
-    # half precision is too coarse for the totals, whose differences weigh the rounds
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    weights = F.dropout(scores.softmax(-1), dropout)
-    return weights.to(value.dtype) @ value, scores.logsumexp(-1, keepdim=True)
+    return bias(
+        allowed(places, windows, mask, tokens=tokens), itself, _LAST_RESORT, batch=len(vectors), dtype=torch.float16
+    )
