@@ -63,11 +63,13 @@ def tokenizer_train(
     from homespun.jobs.prepare import reading, train_tokenizer
     from homespun.report.console import Display
     from homespun.report.show import counter
+    from homespun.text.sources import Meter
     from homespun.text.tokenizer import KINDS
 
     what = reading(
         inputs, text_fields=text_fields or ("text",), encoding=encoding, columns=_list(columns), normalise=normalise
     )
+    meter = Meter(inputs)
     with Display(json=as_json) as display:
         tokenizer = train_tokenizer(
             what,
@@ -75,7 +77,8 @@ def tokenizer_train(
             kind=_choice(kind, KINDS, "--kind"),
             vocab_size=vocab_size,
             lowercase=lowercase,
-            progress=counter(display, "reading for the tokenizer"),
+            progress=counter(display, "reading for the tokenizer", meter),
+            meter=meter,
         )
     _tell(
         {
@@ -109,6 +112,7 @@ def corpus_build(
     from homespun.jobs.prepare import describe_corpus, make_corpus, reading
     from homespun.report.console import Display
     from homespun.report.show import counter
+    from homespun.text.sources import Meter
 
     what = reading(
         inputs,
@@ -119,9 +123,16 @@ def corpus_build(
         normalise=normalise,
         duplicates=_choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
     )
+    meter = Meter(inputs)
     with Display(json=as_json) as display:
         corpus = make_corpus(
-            what, tokenizer, out, workers=workers, sentences=sentences, progress=counter(display, "building the corpus")
+            what,
+            tokenizer,
+            out,
+            workers=workers,
+            sentences=sentences,
+            progress=counter(display, "building the corpus", meter),
+            meter=meter,
         )
     _tell(describe_corpus(corpus, out), as_json)
 
@@ -242,7 +253,9 @@ def predict(
     from homespun.jobs.use import predict as job
     from homespun.report.console import Display
     from homespun.report.show import counter
+    from homespun.text.sources import Meter
 
+    meter = Meter(inputs)
     with Display(json=as_json) as display:
         result = job(
             run,
@@ -251,7 +264,8 @@ def predict(
             text=text,
             encoding=encoding,
             columns=_list(columns),
-            progress=counter(display, "predicting"),
+            progress=counter(display, "predicting", meter),
+            meter=meter,
         )
     _tell(result, as_json)
 

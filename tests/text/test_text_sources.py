@@ -21,7 +21,7 @@ import zstandard
 
 from homespun.errors import UserError
 from homespun.text import formats
-from homespun.text.sources import Document, read_documents, read_records
+from homespun.text.sources import Document, Meter, read_documents, read_records
 
 ROWS = [
     {"text": "Zoë met\nMr. Smith, twice", "label": "7"},
@@ -441,3 +441,23 @@ def test_real_files_have_as_many_records_as_they_say(name: str, count: int) -> N
 def test_a_real_latin_file_is_told_from_its_neighbours() -> None:
     path = DATA / "financial_phrasebank" / "Sentences_50Agree.txt"
     assert read(path) == read(path, encoding="latin-1")
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_the_meter_ends_at_the_whole_and_never_goes_back(tmp_path: Path, suffix: str) -> None:
+    lines = "".join(json.dumps({"text": f"{number} {'word ' * (number % 97)}"}) + "\n" for number in range(5003))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl{suffix}").write_bytes(COMPRESS[suffix](lines.encode()))
+    inputs = [str(tmp_path)]
+    meter = Meter(inputs)
+    shares = [meter.share for _ in read_records(inputs, meter=meter)]
+    assert len(shares) == 2 * 5003
+    assert all(share is not None for share in shares)
+    assert shares == sorted(shares)  # type: ignore[type-var]
+    assert 0 < shares[0] < 0.5 < shares[-1] <= 1 == meter.share  # type: ignore[operator]
+
+
+def test_the_meter_does_not_know_what_is_not_on_the_disk(tmp_path: Path) -> None:
+    assert Meter(["memory://folder/a.jsonl"]).share is None
+    assert Meter(["someone/something"]).share is None
+    assert Meter([str(tmp_path / "missing.txt")]).share is None

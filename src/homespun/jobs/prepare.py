@@ -12,7 +12,7 @@ from homespun.data.corpus import Corpus, Progress, build_corpus
 from homespun.data.labelled import text_of
 from homespun.errors import UserError
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
-from homespun.text.sources import Document, read_documents, read_records
+from homespun.text.sources import Document, Meter, read_documents, read_records
 from homespun.text.tokenizer import Kind, Tokenizer
 
 Duplicates = Literal["keep", "exact", "near"]
@@ -40,23 +40,25 @@ class Reading:
     normalise: bool = True
     duplicates: Duplicates = "keep"
 
-    def documents(self) -> Iterator[Document]:
-        """The documents, cleaned as asked, in the order of the inputs."""
-        stream = self._joined() if len(self.text_fields) > 1 else self._single()
+    def documents(self, meter: Meter | None = None) -> Iterator[Document]:
+        """The documents, cleaned as asked, in the order of the inputs; ``meter`` is told how far the reading is."""
+        stream = self._joined(meter) if len(self.text_fields) > 1 else self._single(meter)
         return cleaned(stream, normal=self.normalise, duplicates=self.duplicates)
 
-    def _single(self) -> Iterator[Document]:
+    def _single(self, meter: Meter | None) -> Iterator[Document]:
         return read_documents(
             self.inputs,
             text_field=self.text_fields[0],
             label_field=self.label_field,
             encoding=self.encoding,
             columns=self.columns,
+            meter=meter,
         )
 
-    def _joined(self) -> Iterator[Document]:
+    def _joined(self, meter: Meter | None) -> Iterator[Document]:
         names = ", ".join(self.inputs)
-        for number, record in enumerate(read_records(self.inputs, encoding=self.encoding, columns=self.columns), 1):
+        records = read_records(self.inputs, encoding=self.encoding, columns=self.columns, meter=meter)
+        for number, record in enumerate(records, 1):
             where = f"record {number} of {names}"
             text = text_of(record, self.text_fields, where=where)
             label = None if self.label_field is None else text_of(record, [self.label_field], where=where)
@@ -88,6 +90,7 @@ def train_tokenizer(
     vocab_size: int = 16_000,
     lowercase: bool = False,
     progress: Progress | None = None,
+    meter: Meter | None = None,
 ) -> Tokenizer:
     """Train a tokenizer on what is read, and save it in the folder ``out``.
 
@@ -100,7 +103,7 @@ def train_tokenizer(
 
     def texts() -> Iterator[str]:
         done = 0
-        for number, document in enumerate(reading.documents(), start=1):
+        for number, document in enumerate(reading.documents(meter), start=1):
             done += len(document.text)
             if progress is not None and number % 256 == 0:
                 progress(done, number)
@@ -119,6 +122,7 @@ def make_corpus(
     workers: int | None = None,
     sentences: bool = False,
     progress: Progress | None = None,
+    meter: Meter | None = None,
 ) -> Corpus:
     """Encode what is read into the corpus folder ``out``; a build that was killed goes on where it was.
 
@@ -127,7 +131,7 @@ def make_corpus(
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     return build_corpus(
-        reading.documents(),
+        reading.documents(meter),
         loaded,
         out,
         inputs=reading.describe(),

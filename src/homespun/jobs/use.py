@@ -18,7 +18,7 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.models.store import Stored
-from homespun.text.sources import read_records
+from homespun.text.sources import Meter, read_records
 from homespun.training.evaluate import Metrics, classification_metrics, classify
 
 
@@ -66,6 +66,7 @@ def predict(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     progress: Progress | None = None,
+    meter: Meter | None = None,
 ) -> dict[str, Any]:
     """Label the texts of ``inputs`` into ``out`` (.jsonl or .csv): each record with its label and probabilities.
 
@@ -84,7 +85,7 @@ def predict(
     wanted = list(text) if text else stored.task["text"]
     wanted = [wanted] if isinstance(wanted, str) else wanted
     named = columns or stored.task.get("columns")
-    for_output, for_texts = tee(read_records(inputs, encoding=encoding, columns=named))
+    for_output, for_texts = tee(read_records(inputs, encoding=encoding, columns=named, meter=meter))
     texts = (
         text_of(record, wanted, where=f"row {number} of {', '.join(inputs)}")
         for number, record in enumerate(for_texts, start=1)
@@ -92,7 +93,7 @@ def predict(
     long_inputs = saved_long_inputs(stored.task, source=run)
     predictor = Predictor(stored.model, stored.tokenizer, labels, length=stored.task["length"], long_inputs=long_inputs)
     counts: dict[str, int] = dict.fromkeys(labels.names, 0)
-    rows = truncated = done = 0
+    rows = truncated = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".tmp-{path.name}")
     with beside.open("w", encoding="utf-8", newline="") as stream:
@@ -105,8 +106,7 @@ def predict(
             rows += 1
             truncated += prediction.truncated
             if progress is not None and rows % 256 == 0:
-                done += 256
-                progress(0, done)
+                progress(0, rows)
         stream.flush()
         os.fsync(stream.fileno())
     if not rows:

@@ -39,8 +39,34 @@ class Document:
     source: str = ""
 
 
+class Meter:
+    """How much of the inputs has been read: bytes of local files as they lie on the disk, so compressed ones too."""
+
+    def __init__(self, inputs: Sequence[str]) -> None:
+        self.done = 0
+        self.total = _size(inputs)
+
+    @property
+    def share(self) -> float | None:
+        """From 0 to 1; None where the size of the inputs is not known."""
+        return min(1.0, self.done / self.total) if self.total else None
+
+
+def _size(inputs: Sequence[str]) -> int | None:
+    if any("://" in entry or _is_hub_name(entry) for entry in inputs):
+        return None
+    try:
+        return sum(os.path.getsize(file.name) for entry in inputs for file in _local_files(entry))
+    except (OSError, UserError):  # whoever reads them says what is wrong
+        return None
+
+
 def read_records(
-    inputs: Sequence[str], *, encoding: str | None = None, columns: Sequence[str] | None = None
+    inputs: Sequence[str],
+    *,
+    encoding: str | None = None,
+    columns: Sequence[str] | None = None,
+    meter: Meter | None = None,
 ) -> Iterator[Record]:
     """One dict a record, streamed, in the order of ``inputs``; within a folder or glob in the order of the names.
 
@@ -55,7 +81,7 @@ def read_records(
       (``train`` if not said).
 
     ``encoding`` is that of all the inputs; without it each file's is detected. ``columns`` names the cells of csv and
-    tsv files that have no header.
+    tsv files that have no header. ``meter`` is told how far the reading is.
 
     Memory: one record at a time, a `json` file that is one object, a text file, or 256 rows of parquet.
 
@@ -63,7 +89,7 @@ def read_records(
         UserError: an input that is missing, of an unknown kind, without any record, cut short or damaged; bytes that
             cannot be decoded; a line of the wrong shape.
     """
-    for record in _read(inputs, encoding, columns):
+    for record in _read(inputs, encoding, columns, meter):
         yield record.values
 
 
@@ -74,6 +100,7 @@ def read_documents(
     label_field: str | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
+    meter: Meter | None = None,
 ) -> Iterator[Document]:
     """The documents in ``inputs`` (see `read_records`), those without text left out.
 
@@ -83,7 +110,7 @@ def read_documents(
         UserError: as `read_records`; no such field; a text that is not a string; no text at all.
     """
     found = False
-    for record in _read(inputs, encoding, columns):
+    for record in _read(inputs, encoding, columns, meter):
         text = record.field("text" if record.whole_file else text_field)
         if text is None:
             continue
@@ -120,12 +147,14 @@ class _File(NamedTuple):
     open: Callable[[], BinaryIO]
 
 
-def _read(inputs: Sequence[str], encoding: str | None, columns: Sequence[str] | None) -> Iterator[_Found]:
+def _read(
+    inputs: Sequence[str], encoding: str | None, columns: Sequence[str] | None, meter: Meter | None
+) -> Iterator[_Found]:
     if not inputs:
         raise UserError("no input was given; name files, folders, globs, addresses or hub data sets")
     for entry in inputs:
         found = False
-        records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, encoding, columns)
+        records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, encoding, columns, meter)
         for record in records:
             found = True
             yield record
@@ -133,11 +162,21 @@ def _read(inputs: Sequence[str], encoding: str | None, columns: Sequence[str] | 
             raise UserError(f"{entry} is empty: there is no record in it")
 
 
-def _files_records(entry: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[_Found]:
+def _files_records(
+    entry: str, encoding: str | None, columns: Sequence[str] | None, meter: Meter | None
+) -> Iterator[_Found]:
     for file in _remote_files(entry) if "://" in entry else _local_files(entry):
         try:
             with contextlib.closing(file.open()) as stream:
-                yield from _file_records(file.name, stream, encoding, columns)
+                records = _file_records(file.name, stream, encoding, columns)
+                if meter is None or not meter.total:
+                    yield from records
+                    continue
+                before = meter.done
+                for record in records:
+                    meter.done = before + stream.tell()
+                    yield record
+                meter.done = before + os.path.getsize(file.name)
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as error:
             raise UserError(f"{file.name} is cut short or damaged: {error}; copy or download it again") from error
         except (OSError, NotImplementedError) as error:  # NotImplementedError: a compression that zipfile has not
