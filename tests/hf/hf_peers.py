@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers, processors, trainers
@@ -59,6 +60,31 @@ def their_model(cls: Any, **settings: Any) -> Any:
             noise = torch.randn(parameter.shape, generator=generator) * 0.3
             parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
     return model.eval()
+
+
+def fix_random_blocks(model: Any, length: int) -> list[list[Any]]:
+    """Make a BigBird see in evaluation the random blocks that it draws in training, for batches of this length.
+
+    Returns them: of each layer, and of each of its heads, (blocks - 2, drawn), without the first and the last block.
+    """
+    training = model.training
+    tables = []
+    for number, layer in enumerate(getattr(model, "bert", model).encoder.layer):
+        attention = layer.attention.self
+        padded = -(-length // attention.block_size) * attention.block_size
+        lengths, counts = attention._get_rand_attn_plan(padded, attention.block_size, attention.num_random_blocks)
+        draw, size = attention._bigbird_block_rand_mask_with_head, attention.block_size
+        np.random.seed(number)  # as their forward does
+        model.train()
+        drawn = draw(padded, padded, size, size, attention.num_attention_heads, lengths, counts)
+        model.train(training)
+
+        def seen(draw: Any = draw, drawn: Any = drawn, attention: Any = attention, **settings: Any) -> Any:
+            return draw(**settings) if attention.training else drawn
+
+        attention._bigbird_block_rand_mask_with_head = seen
+        tables.append([head.tolist() for head in drawn])
+    return tables
 
 
 def inputs(

@@ -29,6 +29,11 @@ def windows(first: int, **window: Any) -> dict[str, Any]:
     return {"attention": {"kind": "sparse", "patterns": patterns, "everywhere": everywhere}}
 
 
+def blocks(size: int, **window: Any) -> dict[str, Any]:
+    patterns = [{"kind": "blocks", "size": size} | window, {"kind": "random_blocks", "size": size, "count": 2}]
+    return {"attention": {"kind": "sparse", "patterns": patterns, "everywhere": {"first": 0, "block": size}}}
+
+
 # backbone, head, and the class that it is exported as
 PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "bert": ({}, None, "BertModel"),
@@ -47,6 +52,14 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "electra-discriminator": ({"embedding_size": 21}, {"kind": "discriminator"}, "ElectraForPreTraining"),
     "electra-generator": ({"embedding_size": 21}, {"kind": "masked_lm"}, "ElectraForMaskedLM"),
     "electra-ffn": ({"embedding_size": 21}, {"kind": "ffn", "num_labels": 5}, "ElectraForSequenceClassification"),
+    "big_bird": (blocks(5), None, "BigBirdModel"),
+    "big_bird-mlm": (blocks(5), {"kind": "masked_lm"}, "BigBirdForMaskedLM"),
+    "big_bird-ffn": (blocks(5), {"kind": "ffn", "num_labels": 5}, "BigBirdForSequenceClassification"),
+    "big_bird-full": (
+        {"hidden_act": "relu"},
+        {"kind": "ffn", "num_labels": 5, "hidden_act": "relu"},
+        "BigBirdForSequenceClassification",
+    ),
     "longformer": (OFFSET | windows(0), None, "LongformerModel"),
     "longformer-mlm": (windows(0, radius=[2, 3, 4]), {"kind": "masked_lm"}, "LongformerForMaskedLM"),
     "longformer-pooled": (windows(1), {"kind": "pooled", "num_labels": 5}, "LongformerForSequenceClassification"),
@@ -66,8 +79,9 @@ def test_ours_there_and_back(place: str, tmp_path: Path) -> None:
     model, config = build(backbone, head)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert report.architecture == name
-    pooler = name in ("BertModel", "RobertaModel", "LongformerModel")
-    assert [("pooler" in note) for note in report.notes] == [True] * pooler
+    pooler = name in ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel")
+    graph = place.startswith("big_bird") and place != "big_bird-full"
+    assert [("pooler" in note) for note in report.notes] == [True] * pooler + [False, False] * graph
     theirs, info = getattr(transformers, name).from_pretrained(
         tmp_path / "hf", output_loading_info=True, **({"add_pooling_layer": False} if pooler else {})
     )
@@ -142,6 +156,7 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
             {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}},
             "the nearest, longformer, has attention.everywhere={",
         ),
+        (blocks(5, after=0), "the nearest, big_bird, has attention.patterns=["),
         (windows(0, dilation=2), "the nearest, longformer, has attention.patterns=["),
         (windows(0) | {"causal": True}, "the nearest, longformer, has causal=False"),
         ({"attention": {"kind": "performer"}}, "the nearest, bert, has attention.kind=full where this model has perf"),

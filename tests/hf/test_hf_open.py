@@ -262,7 +262,7 @@ def test_no_config_and_no_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model_type": "gpt2"}, "unknown model_type 'gpt2'; ours are bert, roberta, electra, longformer"),
+        ({"model_type": "gpt2"}, "unknown model_type 'gpt2'; ours are bert, roberta, electra, longformer, big_bird"),
         ({"model_type": "REMOVED"}, "unknown model_type None"),
         ({"model_type": ["bert"]}, "unknown model_type"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "always refused"),
@@ -289,6 +289,25 @@ def test_no_config_and_no_weights(folder: Path) -> None:
 def test_configs_that_are_refused(folder: Path, values: dict[str, Any], words: str) -> None:
     edit_config(folder, **values)
     assert words in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"attention_type": "sparse"}, "unknown attention_type 'sparse'"),
+        ({"use_bias": False}, "use_bias=False is not supported, only True"),
+        ({"rescale_embeddings": True}, "rescale_embeddings=True is not supported, only False"),
+        ({"num_random_blocks": 0}, "count"),
+        ({"block_size": "wide"}, "size"),
+        ({"block_size": 0}, "size"),
+    ],
+)
+def test_blocks_that_are_refused(values: dict[str, Any], words: str, tmp_path: Path) -> None:
+    patterns = [{"kind": "blocks", "size": 5}, {"kind": "random_blocks", "size": 5}]
+    everywhere = {"first": 0, "block": 5}
+    save_hub_folder(tmp_path / "hf", attention={"kind": "sparse", "patterns": patterns, "everywhere": everywhere})
+    edit_config(tmp_path / "hf", **values)
+    assert words in refused(tmp_path / "hf")
 
 
 @pytest.mark.parametrize("window", [5, 0, -2, "wide", [4, 4, 3], [], True])

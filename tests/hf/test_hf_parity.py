@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 import torch
-from hf_peers import LENGTHS, bert_tokenizer, chosen, inputs, roberta_tokenizer, their_model
+from hf_peers import LENGTHS, bert_tokenizer, chosen, fix_random_blocks, inputs, roberta_tokenizer, their_model
 
 from homespun.hf.convert import to_ours
 from homespun.hf.export import export_huggingface
 from homespun.hf.families import FAMILIES
 from homespun.hf.open import Opened, open_huggingface
+from homespun.nn.kernels.blocked import Blocked
+from homespun.nn.patterns import RandomBlocks, Sparse
 from homespun.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
 
+BLOCKS: dict[str, Any] = {"block_size": 4, "max_position_embeddings": 137}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
     "bert-gelu_new": ("BertModel", {"hidden_act": "gelu_new"}),
@@ -43,11 +46,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "longformer-mlm": ("LongformerForMaskedLM", {"attention_window": 10, "hidden_act": "gelu_new"}),
     "longformer-mlm-global": ("LongformerForMaskedLM", {"attention_window": 6}),
     "longformer-classification": ("LongformerForSequenceClassification", {"attention_window": 4, "num_labels": 5}),
+    "big_bird-full": ("BigBirdForSequenceClassification", {"attention_type": "original_full", "hidden_act": "relu"}),
+    "big_bird-short": ("BigBirdForMaskedLM", {"block_size": 5}),
+    "big_bird-random": ("BigBirdModel", {"num_random_blocks": 2, "type_vocab_size": 3} | BLOCKS),
+    "big_bird-pretraining": ("BigBirdForPreTraining", {"num_random_blocks": 1, "hidden_act": "relu"} | BLOCKS),
+    "big_bird-mlm": ("BigBirdForMaskedLM", {"num_random_blocks": 3} | BLOCKS),
+    "big_bird-classification": (
+        "BigBirdForSequenceClassification",
+        {"num_random_blocks": 1, "num_labels": 5, "hidden_act": "gelu_new"} | BLOCKS,
+    ),
 }
-# classes without a head that make a pooler of their own
-POOLED = ("BertModel", "RobertaModel", "LongformerModel")
+# what their files hold and ours has no place for
+POOLER = {"pooler.dense.weight", "pooler.dense.bias"}
+LINEAR_POOLER = {"pooler.weight", "pooler.bias"}
+NEXT_SENTENCE = {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}
+LEFT_OUT = {
+    "BertModel": POOLER,
+    "RobertaModel": POOLER,
+    "LongformerModel": POOLER,
+    "BigBirdModel": LINEAR_POOLER,
+    "BertForPreTraining": POOLER | NEXT_SENTENCE,
+    "BigBirdForPreTraining": LINEAR_POOLER | NEXT_SENTENCE,
+    "BigBirdForMaskedLM": LINEAR_POOLER,
+    "BigBirdForSequenceClassification": LINEAR_POOLER,
+}
+# classes that make a pooler of their own unless told not to
+POOLED = ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel")
+# what is written for classes of which only a part is ours, or which are those of an older family
+SAME = {
+    "BertForPreTraining": "BertForMaskedLM",
+    "BigBirdForPreTraining": "BigBirdForMaskedLM",
+}
 # long enough that blocks are gathered, and no multiples of anything
 LONG = (131, 23, 87)
+ALIKE = (131, 129, 130)  # as long, of the same number of blocks of 4
 
 
 @dataclass
@@ -61,6 +93,19 @@ class Pair:
     tokenizer: Tokenizer
     lengths: tuple[int, ...]
     inputs: dict[str, torch.Tensor]
+    random_blocks: bool = False
+
+    def share_random_blocks(self) -> None:
+        """Give ours the random blocks that theirs draws, and theirs the same in evaluation."""
+        self.random_blocks = True
+        tables = fix_random_blocks(self.theirs, max(self.lengths))
+        for layer, heads in zip(self.ours.stored.model.backbone.layers, tables, strict=True):
+            attention = layer.attention.sublayer
+            blocks, random = attention.kernel.sparse.patterns
+            none = (-1,) * len(heads[0][0])
+            table = tuple((none, *(tuple(row) for row in head), none) for head in heads)
+            patterns = (blocks, RandomBlocks(random.size, table))
+            attention.kernel = Blocked(Sparse(patterns, attention.kernel.sparse.everywhere))
 
     def their_output(self, model: Any) -> torch.Tensor:
         result = model(**self.inputs)
@@ -90,13 +135,16 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     counted = request.param.startswith(("roberta", "longformer"))  # positions, from the padding id
     tokenizer = roberta_tokenizer(folder / "tokenizer.json") if counted else bert_tokenizer()
     tokenizer.save(folder)
-    lengths = LONG if "long" in request.param.split("-") else LENGTHS
+    lengths = LONG if request.param.endswith("-long") else ALIKE if "num_random_blocks" in settings else LENGTHS
     given = inputs(
         pad_id=theirs.config.pad_token_id, segments=getattr(theirs.config, "type_vocab_size", 0), lengths=lengths
     )
     if request.param.endswith(("global", "long")):
         given["global_attention_mask"] = chosen(given)
-    return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
+    pair = Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
+    if "num_random_blocks" in settings:
+        pair.share_random_blocks()
+    return pair
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -148,12 +196,14 @@ def test_a_text_alone_is_as_in_the_batch_there(pair: Pair) -> None:
 def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
     stored = pair.ours.stored
     report = export_huggingface(tmp_path / "hf", stored.model, stored.config, pair.tokenizer, labels=stored.labels)
-    same = "BertForMaskedLM" if pair.cls.__name__ == "BertForPreTraining" else pair.cls.__name__
+    same = SAME.get(pair.cls.__name__, pair.cls.__name__)
     assert report.architecture == same
     cls = getattr(transformers, same)
     bare = {"add_pooling_layer": False} if same in POOLED else {}
     back, info = cls.from_pretrained(tmp_path / "hf", output_loading_info=True, **bare)
     assert not any(info.values()), info
+    if pair.random_blocks:
+        fix_random_blocks(back, max(pair.lengths))
     with torch.no_grad():
         expected = pair.real(pair.their_output(pair.theirs.eval()))
         # what is exported pads as its tokenizer does, whatever the first config said
@@ -171,16 +221,7 @@ def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_what_was_left_out_is_said(pair: Pair) -> None:
-    reasons = {leftover.name: leftover.reason for leftover in pair.ours.leftovers}
-    name = pair.theirs.config.model_type
-    poolers = {cls: {f"{name}.pooler.dense.weight", f"{name}.pooler.dense.bias"} for cls in POOLED}
-    expected = poolers | {
-        "BertForPreTraining": {
-            "bert.pooler.dense.weight",
-            "bert.pooler.dense.bias",
-            "cls.seq_relationship.weight",
-            "cls.seq_relationship.bias",
-        },
-    }
-    assert reasons.keys() == expected.get(pair.cls.__name__, set())
+    prefix = next(f.prefix for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
+    reasons = {leftover.name.removeprefix(prefix): leftover.reason for leftover in pair.ours.leftovers}
+    assert reasons.keys() == LEFT_OUT.get(pair.cls.__name__, set())
     assert all(reasons.values())

@@ -202,9 +202,9 @@ class RandomBlocks:
     def draw(cls, *, size: int, count: int, blocks: int, heads: int, away: int, seed: int) -> RandomBlocks:
         """``count`` blocks for each of ``blocks`` in each head, at least ``away`` blocks off and not the first one."""
         generator = torch.Generator().manual_seed(seed)
-        place = torch.arange(blocks)
+        place = torch.arange(blocks, device="cpu")  # also where the model is built on another device, or on none
         free = ((place[:, None] - place[None, :]).abs() >= away) & (place[None, :] > 0)  # (blocks, blocks)
-        order = torch.rand(heads, blocks, blocks, generator=generator).masked_fill(~free, 2.0)
+        order = torch.rand(heads, blocks, blocks, generator=generator, device="cpu").masked_fill(~free, 2.0)
         value, chosen = order.sort(-1)
         chosen = torch.where(value < 2.0, chosen, -1)[..., :count]
         return cls(size, tuple(tuple(tuple(row) for row in head) for head in chosen.tolist()))

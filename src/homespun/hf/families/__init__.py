@@ -1,8 +1,9 @@
 """The families of Hugging Face models, one table a file; a new family is a new file and a name here."""
 
 from homespun.hf.families.bert import BERT
+from homespun.hf.families.big_bird import BIG_BIRD
 from homespun.hf.families.electra import ELECTRA
 from homespun.hf.families.longformer import LONGFORMER
 from homespun.hf.families.roberta import ROBERTA
 
-FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER)
+FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD)

@@ -1,0 +1,134 @@
+"""BigBird (Zaheer et al. 2020), ITC: blocks that see their neighbours, random ones, and a global first and last block.
+
+The weights are the same on both sides, the graph is not quite, in three ways of transformers' that depend on the mode
+or on the other texts of a batch, which nothing here does:
+
+- Random blocks are drawn here once, from ``seed``, and used in training and in evaluation. There training draws others,
+  by the length of the batch, and evaluation has none: the first block is seen ``num_random_blocks`` times more instead.
+- The last block is here the one of a text's last token, there that of the batch's last place. They are the same where
+  less than a block is padded.
+- Batches of at most ``(5 + 2 * num_random_blocks) * block_size`` tokens get full attention there. Here they see what
+  the blocks allow, which is everything up to 4 blocks and less than that beyond.
+
+Besides, dropout of the embeddings stands there before the norm, and block-sparse attention has none.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from homespun.config import Tree
+from homespun.errors import UserError
+from homespun.hf.convert import Fill, Rule, Table
+from homespun.hf.families.bert import DEFAULTS, MASKED_LM, drop_pooler, encoder_table, masked_lm, no_pooler
+from homespun.hf.family import Architecture, Family, activation, headless
+from homespun.hf.labels import classification
+from homespun.models.attentions.full import FullAttentionConfig
+from homespun.models.attentions.sparse import BlocksConfig, RandomBlocksConfig, SparseAttentionConfig
+from homespun.models.config import EncoderConfig
+
+# classes that have a pooler and do not use it
+_POOLER = Table(
+    drops=(drop_pooler("bert"),),
+    fills=(
+        Fill("bert.pooler.weight", lambda backbone: torch.zeros(backbone.hidden_size, backbone.hidden_size)),
+        Fill("bert.pooler.bias", lambda backbone: torch.zeros(backbone.hidden_size)),
+    ),
+)
+
+
+def _read(settings: Tree, kind: str | None) -> Tree:
+    if settings["attention_type"] == "original_full":
+        return {"attention": {"kind": "full"}}
+    if settings["attention_type"] != "block_sparse":
+        raise UserError(
+            f"unknown attention_type {settings['attention_type']!r}; there are block_sparse and original_full"
+        )
+    size = settings["block_size"]
+    patterns = [{"kind": "blocks"}, {"kind": "random_blocks", "count": settings["num_random_blocks"]}]
+    return {
+        "attention": {
+            "kind": "sparse",
+            "patterns": [pattern | {"size": size} for pattern in patterns],
+            "everywhere": {"first": 0, "block": size},
+        }
+    }
+
+
+def _write(backbone: EncoderConfig) -> Tree:
+    match backbone.attention:
+        case FullAttentionConfig():
+            return {"attention_type": "original_full"}
+        case SparseAttentionConfig(patterns=[BlocksConfig(size=size), RandomBlocksConfig(count=count)]):
+            return {"block_size": size, "num_random_blocks": count}
+    return {}
+
+
+def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
+    settings = _write(backbone)
+    if "num_random_blocks" not in settings:
+        return ()
+    size, count = settings["block_size"], settings["num_random_blocks"]
+    grid = (
+        f"batches of at most {(5 + 2 * count) * size} tokens get full attention in transformers, which is more than "
+        f"this model sees beyond {4 * size}; and its global last block is that of the batch, padding counted"
+    )
+    random = (
+        "the random blocks are not those that this model was trained with: transformers draws others in training, "
+        "and in evaluation sees the first block in their place"
+    )
+    return grid, random
+
+
+BIG_BIRD = Family(
+    model_type="big_bird",
+    prefix="bert.",
+    table=encoder_table("bert"),
+    architectures=(
+        headless(
+            "BigBirdModel",
+            "bert.",
+            drop_pooler("bert"),
+            notes=lambda backbone: no_pooler(backbone) + _graph(backbone),
+        ),
+        *(
+            Architecture(
+                name,
+                kind="masked_lm",
+                table=MASKED_LM + Table(fills=_POOLER.fills),
+                head=masked_lm,
+                pipeline="fill-mask",
+                notes=_graph,
+            )
+            for name in ("BigBirdForMaskedLM", "BigBirdForPreTraining")
+        ),
+        Architecture(
+            "BigBirdForSequenceClassification",
+            kind="ffn",
+            table=_POOLER
+            + Table(
+                rules=(
+                    Rule("classifier.dense.{p}", "head.dense.{p}"),
+                    Rule("classifier.out_proj.{p}", "head.classifier.{p}"),
+                )
+            ),
+            head=lambda settings: classification("ffn")(settings) | {"hidden_act": activation(settings["hidden_act"])},
+            pipeline="text-classification",
+            notes=_graph,
+        ),
+    ),
+    defaults=DEFAULTS
+    | {
+        "vocab_size": 50358,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 4096,
+        "attention_type": "block_sparse",
+        "block_size": 64,
+        "num_random_blocks": 3,
+        "use_bias": True,
+        "rescale_embeddings": False,
+    },
+    read=_read,
+    write=_write,
+    fixed={"use_bias": (None, True), "rescale_embeddings": (None, False)},
+)
