@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers, processors, trainers
 
+from homespun.hf.families import FAMILIES
 from homespun.text.tokenizer import Tokenizer
 
 TEXTS = [
@@ -52,13 +53,17 @@ def roberta_tokenizer(path: Path) -> Tokenizer:
 
 
 def their_model(cls: Any, **settings: Any) -> Any:
-    """A model of transformers whose every parameter is random, norms and biases too."""
-    model = cls(cls.config_class(**SIZES | settings))
+    """A model of transformers whose every parameter is random, norms and biases too; settings are under our names."""
+    family = next(family for family in FAMILIES if family.model_type == cls.config_class.model_type)
+    sizes = {family.key(name): value for name, value in (SIZES | settings).items()}
+    known = {key: value for key, value in sizes.items() if key in family.defaults or key not in SIZES}
+    model = cls(cls.config_class(**known))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator) * 0.3
-            parameter.copy_(1 + noise if name.endswith("LayerNorm.weight") else noise)
+            norm = name.endswith("weight") and parameter.dim() == 1
+            parameter.copy_(1 + noise if norm else noise)
     return model.eval()
 
 

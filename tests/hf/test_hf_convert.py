@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ NAMES = [architecture.name for _, architecture in CLASSES]
 def test_a_table_is_its_own_inverse_and_every_rule_is_used(family: Family, architecture: Architecture) -> None:
     narrow = {"embedding_size": 21} if "embedding_size" in family.defaults else {}
     sizes = SIZES | narrow | {"pad_token_id": 4}
-    settings = {family.key(name): value for name, value in sizes.items()}
+    settings: dict[str, Any] = {family.key(name): value for name, value in sizes.items()}
     settings |= {"architectures": [architecture.name], "id2label": {"0": "a", "1": "b", "2": "c"}}
     _, config = family.read_config(settings, source="test")
     table = family.table + architecture.table

@@ -20,6 +20,7 @@ from homespun.models.config import ModelConfig
 from homespun.text.tokenizer import KINDS, Tokenizer
 
 TOKENIZER = bert_tokenizer()
+DISTILLED = {"type_vocab_size": 0, "layer_norm_eps": 1e-12}
 OFFSET = {"positions": {"kind": "learned", "offset": 2}, "type_vocab_size": 1}
 
 
@@ -60,6 +61,14 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
         {"kind": "ffn", "num_labels": 5, "hidden_act": "relu"},
         "BigBirdForSequenceClassification",
     ),
+    "distilbert": (DISTILLED, None, "DistilBertModel"),
+    "distilbert-mlm": (DISTILLED, {"kind": "masked_lm"}, "DistilBertForMaskedLM"),
+    "distilbert-pooled": (
+        DISTILLED | {"layer_norm_eps": 1e-12},
+        {"kind": "pooled", "num_labels": 5, "hidden_act": "relu"},
+        "DistilBertForSequenceClassification",
+    ),
+    "distilbert-tanh": (DISTILLED, {"kind": "pooled", "num_labels": 5}, "BertForSequenceClassification"),
     "longformer": (OFFSET | windows(0), None, "LongformerModel"),
     "longformer-mlm": (windows(0, radius=[2, 3, 4]), {"kind": "masked_lm"}, "LongformerForMaskedLM"),
     "longformer-pooled": (windows(1), {"kind": "pooled", "num_labels": 5}, "LongformerForSequenceClassification"),

@@ -262,7 +262,10 @@ def test_no_config_and_no_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model_type": "gpt2"}, "unknown model_type 'gpt2'; ours are bert, roberta, electra, longformer, big_bird"),
+        (
+            {"model_type": "gpt2"},
+            "unknown model_type 'gpt2'; ours are bert, roberta, electra, longformer, big_bird, distilbert",
+        ),
         ({"model_type": "REMOVED"}, "unknown model_type None"),
         ({"model_type": ["bert"]}, "unknown model_type"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "always refused"),

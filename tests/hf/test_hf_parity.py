@@ -55,6 +55,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "BigBirdForSequenceClassification",
         {"num_random_blocks": 1, "num_labels": 5, "hidden_act": "gelu_new"} | BLOCKS,
     ),
+    "distilbert": ("DistilBertModel", {}),
+    "distilbert-sinusoidal": ("DistilBertModel", {"sinusoidal_pos_embds": True, "hidden_act": "relu"}),
+    "distilbert-mlm": ("DistilBertForMaskedLM", {"hidden_act": "gelu_new"}),
+    "distilbert-classification": ("DistilBertForSequenceClassification", {"classifier_dropout": 0.0, "num_labels": 5}),
 }
 # what their files hold and ours has no place for
 POOLER = {"pooler.dense.weight", "pooler.dense.bias"}
@@ -215,9 +219,13 @@ def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
     theirs, ours = (json.loads((f / "config.json").read_text()) for f in (pair.folder, tmp_path / "hf"))
     if pair.tokenizer.pad_id == theirs["pad_token_id"]:
         alias = {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
-        theirs["hidden_act"] = alias.get(theirs["hidden_act"], theirs["hidden_act"])
-        settings = next(f for f in FAMILIES if f.model_type == theirs["model_type"]).defaults
-        assert {key: ours[key] for key in settings} == {key: theirs[key] for key in settings}
+        family = next(f for f in FAMILIES if f.model_type == theirs["model_type"])
+        expected_settings = {key: theirs[key] for key in family.defaults} | {
+            family.key("hidden_act"): alias.get(theirs[family.key("hidden_act")], theirs[family.key("hidden_act")])
+        }
+        # it says what the table of positions began as
+        expected_settings |= {"sinusoidal_pos_embds": False} if "sinusoidal_pos_embds" in expected_settings else {}
+        assert {key: ours[key] for key in family.defaults} == expected_settings
 
 
 def test_what_was_left_out_is_said(pair: Pair) -> None:

@@ -42,13 +42,19 @@ def find_place(config: ModelConfig) -> tuple[Place | None, tuple[str, ...]]:
 
 def _nearest(config: ModelConfig) -> Place | None:
     """The class that says most of the model; None where none has a head of its kind."""
-    kind = None if config.head is None else config.head.kind
-    positions = config.backbone.positions
-    shifted = isinstance(positions, LearnedPositionsConfig) and positions.offset > 0
+    kind, backbone = None if config.head is None else config.head.kind, config.backbone
+    shifted = isinstance(backbone.positions, LearnedPositionsConfig) and backbone.positions.offset > 0
+
+    def unlike(family: Family) -> tuple[bool, bool]:
+        # any family can hold any offset of positions, and most can do without segments: this is only a likeness
+        return (
+            (family.offset(backbone.pad_token_id) > 0) != shifted,
+            ("type_vocab_size" in family.defaults) != (backbone.type_vocab_size > 0),
+        )
+
     places = [
         Place(family, architecture, family.differences(architecture, config))
-        # any family can hold any offset of positions, so this is only which one it is most like
-        for family in sorted(FAMILIES, key=lambda family: (family.offset(config.backbone.pad_token_id) > 0) != shifted)
+        for family in sorted(FAMILIES, key=unlike)
         if (architecture := family.architecture(kind)) is not None
     ]
     return min(places, key=_distance, default=None)

@@ -2,8 +2,9 @@
 
 from homespun.hf.families.bert import BERT
 from homespun.hf.families.big_bird import BIG_BIRD
+from homespun.hf.families.distilbert import DISTILBERT
 from homespun.hf.families.electra import ELECTRA
 from homespun.hf.families.longformer import LONGFORMER
 from homespun.hf.families.roberta import ROBERTA
 
-FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD)
+FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD, DISTILBERT)
