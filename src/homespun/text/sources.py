@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import bz2
 import contextlib
 import functools
 import glob
 import gzip
-import io
 import lzma
 import os
 import re
@@ -23,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from homespun.errors import UserError, nearest
 from homespun.text.formats import READERS, Record, read_text
+from homespun.text.streams import DECOMPRESSORS, download
 
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _ARCHIVES = (".zip", ".tar")
@@ -213,7 +212,7 @@ def _open(path: Path) -> BinaryIO:
 
 def _remote_files(entry: str) -> Iterator[_File]:
     if entry.startswith(("http://", "https://")):
-        yield _File(entry, functools.partial(_download, entry))
+        yield _File(entry, functools.partial(download, entry))
         return
     import fsspec  # type: ignore[import-untyped]
 
@@ -243,7 +242,7 @@ def _is_hidden(path: Path | PurePosixPath) -> bool:
 
 
 def _known_kinds() -> str:
-    return " ".join([*READERS, *_ARCHIVES, *(f"+{suffix}" for suffix in _DECOMPRESSORS)])
+    return " ".join([*READERS, *_ARCHIVES, *(f"+{suffix}" for suffix in DECOMPRESSORS)])
 
 
 def _suffixes(name: str) -> tuple[str, list[str]]:
@@ -253,7 +252,7 @@ def _suffixes(name: str) -> tuple[str, list[str]]:
     if suffixes and suffixes[-1] in _SHORT:
         suffixes[-1:] = [f".{part}" for part in _SHORT[suffixes[-1]].split(".")[1:]]
     compressions = []
-    while suffixes and suffixes[-1] in _DECOMPRESSORS:
+    while suffixes and suffixes[-1] in DECOMPRESSORS:
         compressions.append(suffixes.pop())
     return (suffixes[-1] if suffixes else ""), compressions
 
@@ -266,7 +265,7 @@ def _file_records(
 ) -> Iterator[_Found]:
     suffix, compressions = _suffixes(name)
     for compression in compressions:
-        stream = _DECOMPRESSORS[compression](stream)
+        stream = DECOMPRESSORS[compression](stream)
     direct = not compressions and not member
     if suffix == ".parquet":
         with _seekable(stream, direct=direct) as whole:
@@ -317,83 +316,6 @@ def _seekable(stream: BinaryIO, *, direct: bool) -> Iterator[BinaryIO]:
         shutil.copyfileobj(stream, copy)
         copy.seek(0)
         yield cast(BinaryIO, copy)
-
-
-class _Zstandard(io.RawIOBase):
-    """A stream of zstd frames that, unlike the library's own reader, says when it was cut short."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        import zstandard
-
-        self._stream = stream
-        self._new = zstandard.ZstdDecompressor().decompressobj
-        self._error = zstandard.ZstdError
-        self._frame = self._new()
-        self._begun = False
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            chunk = self._frame.unused_data if self._frame.eof else b""
-            if self._frame.eof:
-                self._frame, self._begun = self._new(), False
-            chunk = chunk or self._stream.read(1 << 13)  # small: a bomb grows it ten thousand times
-            if not chunk:
-                if self._begun:
-                    raise EOFError("the compressed data has no end")
-                return 0
-            self._begun = True
-            try:
-                self._rest = self._frame.decompress(chunk)
-            except self._error as error:
-                raise EOFError(str(error)) from error
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
-
-
-class _Response(io.RawIOBase):
-    """The body of an HTTP response that says when the connection broke before its end."""
-
-    def __init__(self, response: Any) -> None:
-        self._response = response
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = int(self._response.readinto(buffer))
-        if count == 0 and len(buffer) and self._response.length:
-            raise EOFError(f"the connection broke {self._response.length:,} bytes before the end")
-        return count
-
-    def close(self) -> None:
-        self._response.close()
-        super().close()
-
-
-def _download(url: str) -> BinaryIO:
-    import urllib.error
-    import urllib.request
-
-    request = urllib.request.Request(url, headers={"User-Agent": "homespun"})
-    try:
-        response = urllib.request.urlopen(request, timeout=60)
-    except urllib.error.HTTPError as error:  # it holds the connection
-        error.close()
-        raise
-    return io.BufferedReader(_Response(response), 1 << 18)
-
-
-_DECOMPRESSORS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
-    ".gz": lambda stream: cast(BinaryIO, gzip.GzipFile(fileobj=stream)),
-    ".xz": lambda stream: cast(BinaryIO, lzma.LZMAFile(stream)),  # noqa: SIM115 - its caller closes the file below
-    ".bz2": lambda stream: cast(BinaryIO, bz2.BZ2File(stream)),
-    ".zst": lambda stream: io.BufferedReader(_Zstandard(stream), 1 << 18),
-}
 
 
 # The hub

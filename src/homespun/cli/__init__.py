@@ -1,0 +1,227 @@
+"""The command line: verbs, nothing else. Heavy imports live inside each verb, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from homespun.cli.options import Columns, Encoding, Input, Json, Out, Overrides, Resume, parts, tell, tell_run
+from homespun.cli.recipes import recipes_app
+from homespun.cli.show import show_app
+from homespun.cli.text import corpus_app, tokenizer_app
+from homespun.errors import UserError
+
+app = typer.Typer(
+    name="homespun",
+    help="Spin small language models from your own text, on your own machine, and see the evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(corpus_app, name="corpus")
+app.add_typer(recipes_app, name="recipes")
+app.add_typer(show_app, name="show")
+
+
+@app.command()
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe, or a .yaml file.")],
+    overrides: Overrides = None,
+    out: Out = Path("runs/pretrain"),
+    start_from: Annotated[str | None, typer.Option("--from", help="Run or model whose backbone to start from.")] = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Pretrain a model on a corpus."""
+    from homespun.jobs.pretrain import pretrain as job
+    from homespun.jobs.recipe import pretrain_recipe
+    from homespun.report.console import Display
+
+    with Display(json=as_json) as display:
+        result = job(
+            pretrain_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume, display=display
+        )
+    tell_run(result, out, as_json)
+
+
+@app.command()
+def finetune(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe such as classify, or a .yaml file.")],
+    overrides: Overrides = None,
+    start_from: Annotated[str | None, typer.Option("--from", help="Run or model to start from.")] = None,
+    out: Out = Path("runs/finetune"),
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune a pretrained model on labelled texts, and measure it beside the baselines."""
+    from homespun.jobs.finetune import finetune as job
+    from homespun.jobs.recipe import finetune_recipe
+    from homespun.report.console import Display
+
+    if start_from is None:
+        raise UserError("give --from: a run, a model folder, or a Hugging Face folder or hub name to start from")
+    loaded = finetune_recipe(recipe, overrides or ())
+    with Display(json=as_json) as display:
+        result = job(loaded, out, start_from=start_from, resume=resume, display=display)
+    tell_run(result, out, as_json)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[str, typer.Argument(help="A fine-tuned run or model folder.")],
+    data: Annotated[list[str], typer.Option("--data", help="Labelled file, glob, folder or hub name; repeatable.")],
+    text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
+    label: Annotated[str | None, typer.Option("--label-field", help="As in training where not given.")] = None,
+    encoding: Encoding = None,
+    columns: Columns = None,
+    as_json: Json = False,
+) -> None:
+    """Measure a fine-tuned model on labelled texts."""
+    from homespun.jobs.use import evaluate as job
+
+    metrics = job(run, data, text=text, label=label, encoding=encoding, columns=parts(columns))
+    if as_json:
+        tell(metrics, as_json)
+        return
+    from homespun.report.show import print_metrics
+
+    print_metrics(metrics)
+
+
+@app.command()
+def predict(
+    run: Annotated[str, typer.Argument(help="A fine-tuned run or model folder.")],
+    inputs: Input,
+    out: Annotated[Path, typer.Option("--out", help="A .jsonl or .csv file to write.")],
+    text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
+    encoding: Encoding = None,
+    columns: Columns = None,
+    as_json: Json = False,
+) -> None:
+    """Label new texts: one line each, in their order."""
+    from homespun.jobs.use import predict as job
+    from homespun.report.console import Display
+    from homespun.report.show import counter
+    from homespun.text.sources import Meter
+
+    meter = Meter(inputs)
+    with Display(json=as_json) as display:
+        result = job(
+            run,
+            inputs,
+            out,
+            text=text,
+            encoding=encoding,
+            columns=parts(columns),
+            progress=counter(display, "predicting", meter),
+            meter=meter,
+        )
+    tell(result, as_json)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, one or several to compare.")],
+    out: Out = Path("report"),
+    title: Annotated[str, typer.Option(help="Of the page.")] = "Report",
+    as_json: Json = False,
+) -> None:
+    """Write one page about one run, or comparing several."""
+    from homespun.report.page import write_report
+
+    tell({"report": str(write_report(runs, out, title=title))}, as_json)
+
+
+@app.command()
+def quickstart(
+    out: Out = Path("runs/quickstart"),
+    minutes: Annotated[float, typer.Option(help="For the whole of it, on this machine.")] = 5.5,
+    as_json: Json = False,
+) -> None:
+    """The whole job on the documentation of the Python packages that are installed here."""
+    from homespun.jobs.quickstart import quickstart as job
+    from homespun.report.console import Display
+
+    with Display(json=as_json) as display:
+        result = job(out, seconds=60 * minutes, display=display)
+    if as_json:
+        tell(result, as_json)
+        return
+    from homespun.report.show import print_run
+
+    print_run(result["classifier"])
+    typer.echo(result["next"])
+
+
+@app.command()
+def arena(
+    task: Annotated[str, typer.Argument(help="listops, text, retrieval or pixels.")],
+    overrides: Overrides = None,
+    models: Annotated[
+        str | None, typer.Option("--models", help="By attention: full,longformer; all if not given.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder with train and test; listops needs none.")] = None,
+    out: Out = Path("runs/arena"),
+    as_json: Json = False,
+) -> None:
+    """Long Range Arena: attentions on one task under one budget. Give the command again to go on."""
+    from homespun.jobs.arena import arena as job
+    from homespun.jobs.arena import scoreboard
+    from homespun.jobs.arena_settings import MODELS
+    from homespun.report.console import Display, print_tables
+
+    with Display(json=as_json) as display:
+        chosen = parts(models) or list(MODELS)
+        result = job(task, out, models=chosen, data=data, overrides=overrides or (), display=display)
+    if as_json:
+        tell(result, as_json)
+        return
+    print_tables(*scoreboard(result))
+    typer.echo(f"report: {result['page']}")
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Look at this machine and this installation."""
+    from dataclasses import asdict
+
+    from homespun.jobs.doctor import examine
+
+    checks = examine()
+    if as_json:
+        tell({"checks": [asdict(check) for check in checks]}, as_json)
+    else:
+        from homespun.report.show import print_checks
+
+        print_checks(checks)
+    if any(check.status == "fail" for check in checks):
+        raise typer.Exit(1)
+
+
+def main() -> NoReturn:
+    """Run the command line: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        raise SystemExit(130) from None
+    except Exception:
+        traceback.print_exc()
+        typer.echo("this is a bug in homespun; the lines above say where", err=True)
+        raise SystemExit(1) from None
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

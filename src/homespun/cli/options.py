@@ -1,0 +1,58 @@
+"""What the verbs share: options, and how a result is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from homespun.errors import UserError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Input = Annotated[list[str], typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")]
+TextFields = Annotated[
+    list[str] | None, typer.Option("--text-field", help="Column of the text; repeatable, joined with a space.")
+]
+LabelField = Annotated[str | None, typer.Option("--label-field", help="Column of a label to keep.")]
+Encoding = Annotated[str | None, typer.Option("--encoding", help="Of text files; detected where not given.")]
+Columns = Annotated[str | None, typer.Option("--columns", help="Names for a csv without a header: a,b,c.")]
+Normalise = Annotated[bool, typer.Option(help="Unicode NFC, control characters and surplus space out.")]
+Duplicates = Annotated[str, typer.Option("--duplicates", help="keep, exact (drop repeats) or near (and near repeats).")]
+Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped, or give it more budget.")]
+
+
+def parts(value: str | None) -> list[str] | None:
+    """``a,b,c`` as a list."""
+    return None if value is None else [part.strip() for part in value.split(",")]
+
+
+def choice(value: str, allowed: Any, option: str) -> Any:
+    """``value``, if it is one of those allowed for ``option``."""
+    if value not in allowed:
+        raise UserError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+def tell(values: Mapping[str, Any], as_json: bool) -> None:
+    """A name and a value a line, or one JSON object."""
+    if as_json:
+        typer.echo(json.dumps(values, ensure_ascii=False, default=str))
+        return
+    from homespun.report.show import print_facts
+
+    print_facts(values)
+
+
+def tell_run(result: Mapping[str, Any], out: Path, as_json: bool) -> None:
+    """What a run came to, or its result as one JSON object."""
+    if as_json:
+        tell({"run": str(out), **result}, as_json)
+        return
+    from homespun.report.show import print_run
+
+    print_run(out)

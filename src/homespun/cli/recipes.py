@@ -1,0 +1,46 @@
+"""The verbs about recipes: `homespun recipes ...`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from homespun.cli.options import Json, Overrides, tell
+
+recipes_app = typer.Typer(no_args_is_help=True, help="The shipped recipes.")
+
+
+@recipes_app.command("list")
+def recipes_list(as_json: Json = False) -> None:
+    """The shipped recipes, a line each."""
+    from homespun.jobs.recipe import recipe_names, recipe_tree
+
+    rows = {name: str(recipe_tree(name).get("about", "")) for name in recipe_names()}
+    tell({"recipes": rows} if as_json else rows, as_json)
+
+
+@recipes_app.command("show")
+def recipes_show(
+    name: Annotated[str, typer.Argument(help="A shipped recipe, or a .yaml file.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """A recipe in full, every default written out."""
+    from homespun.config import dump
+    from homespun.jobs.recipe import load_recipe
+
+    recipe = load_recipe(name, overrides or ())
+    if as_json:
+        tell(recipe.model_dump(mode="json"), as_json)
+    else:
+        typer.echo(dump(recipe), nl=False)
+
+
+@recipes_app.command("schema")
+def recipes_schema(as_json: Json = False) -> None:
+    """The JSON schema of recipes, for editors."""
+    from homespun.jobs.recipe import schema
+
+    typer.echo(json.dumps(schema(), indent=None if as_json else 2))

@@ -1,0 +1,155 @@
+"""The verbs that read text: `homespun tokenizer ...` and `homespun corpus ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homespun.cli.options import (
+    Columns,
+    Duplicates,
+    Encoding,
+    Input,
+    Json,
+    LabelField,
+    Normalise,
+    Out,
+    TextFields,
+    choice,
+    parts,
+    tell,
+)
+from homespun.errors import UserError
+
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.")
+corpus_app = typer.Typer(no_args_is_help=True, help="Build a corpus of tokens, and look at it.")
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    inputs: Input,
+    out: Out,
+    kind: Annotated[str, typer.Option(help="bpe, bpe-characters, wordpiece, unigram or words.")] = "bpe",
+    vocab_size: Annotated[int, typer.Option(help="Entries, special tokens included.")] = 16_000,
+    lowercase: Annotated[bool, typer.Option(help="Lower-case all text.")] = False,
+    text_fields: TextFields = None,
+    encoding: Encoding = None,
+    columns: Columns = None,
+    normalise: Normalise = True,
+    as_json: Json = False,
+) -> None:
+    """Train a tokenizer on your text."""
+    from homespun.jobs.prepare import reading, train_tokenizer
+    from homespun.report.console import Display
+    from homespun.report.show import counter
+    from homespun.text.sources import Meter
+    from homespun.text.tokenizer import KINDS
+
+    what = reading(
+        inputs, text_fields=text_fields or ("text",), encoding=encoding, columns=parts(columns), normalise=normalise
+    )
+    meter = Meter(inputs)
+    with Display(json=as_json) as display:
+        tokenizer = train_tokenizer(
+            what,
+            out,
+            kind=choice(kind, KINDS, "--kind"),
+            vocab_size=vocab_size,
+            lowercase=lowercase,
+            progress=counter(display, "reading for the tokenizer", meter),
+            meter=meter,
+        )
+    tell(
+        {
+            "tokenizer": str(out),
+            "kind": tokenizer.kind,
+            "vocab_size": tokenizer.vocab_size,
+            "fingerprint": tokenizer.fingerprint,
+        },
+        as_json,
+    )
+
+
+@corpus_app.command("build")
+def corpus_build(
+    inputs: Input,
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Folder or tokenizer.json.")],
+    out: Out,
+    text_fields: TextFields = None,
+    label_field: LabelField = None,
+    encoding: Encoding = None,
+    columns: Columns = None,
+    normalise: Normalise = True,
+    duplicates: Duplicates = "exact",
+    sentences: Annotated[
+        bool, typer.Option(help="Note where sentences end; next sentence prediction needs it.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Threads; by default one a core.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Encode your text once, into a memory-mapped token store. A killed build goes on where it was."""
+    from homespun.jobs.prepare import describe_corpus, make_corpus, reading
+    from homespun.report.console import Display
+    from homespun.report.show import counter
+    from homespun.text.sources import Meter
+
+    what = reading(
+        inputs,
+        text_fields=text_fields or ("text",),
+        label_field=label_field,
+        encoding=encoding,
+        columns=parts(columns),
+        normalise=normalise,
+        duplicates=choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
+    )
+    meter = Meter(inputs)
+    with Display(json=as_json) as display:
+        corpus = make_corpus(
+            what,
+            tokenizer,
+            out,
+            workers=workers,
+            sentences=sentences,
+            progress=counter(display, "building the corpus", meter),
+            meter=meter,
+        )
+    tell(describe_corpus(corpus, out), as_json)
+
+
+@corpus_app.command("lengths")
+def corpus_lengths(
+    corpus: Annotated[Path | None, typer.Argument(help="Corpus folder; or give --input with a tokenizer.")] = None,
+    inputs: Annotated[list[str] | None, typer.Option("--input", help="Labelled files, one split each.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="For --input.")] = None,
+    text_fields: TextFields = None,
+    label_field: LabelField = None,
+    encoding: Encoding = None,
+    columns: Columns = None,
+    as_json: Json = False,
+) -> None:
+    """Lengths in tokens by class and split: mean, median, minimum, maximum, and a histogram."""
+    from homespun.jobs.lengths import corpus_lengths, file_lengths
+
+    if (corpus is None) == (not inputs):
+        raise UserError("give either a corpus folder, or --input files with --tokenizer")
+    if corpus is not None:
+        rows = corpus_lengths(corpus)
+    else:
+        if tokenizer is None:
+            raise UserError("--input needs --tokenizer, to count tokens with")
+        rows = file_lengths(
+            inputs or [],
+            tokenizer,
+            text_fields=text_fields or ("text",),
+            label_field=label_field,
+            encoding=encoding,
+            columns=parts(columns),
+        )
+    if as_json:
+        tell({"lengths": rows}, as_json)
+        return
+    from homespun.report.show import print_lengths
+
+    print_lengths(rows)

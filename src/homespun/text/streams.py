@@ -1,0 +1,88 @@
+"""Streams of bytes: decompressed and downloaded, each of which says when it was cut short."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+from collections.abc import Callable
+from typing import Any, BinaryIO, cast
+
+
+class _Zstandard(io.RawIOBase):
+    """A stream of zstd frames that, unlike the library's own reader, says when it was cut short."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        import zstandard
+
+        self._stream = stream
+        self._new = zstandard.ZstdDecompressor().decompressobj
+        self._error = zstandard.ZstdError
+        self._frame = self._new()
+        self._begun = False
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            chunk = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame, self._begun = self._new(), False
+            chunk = chunk or self._stream.read(1 << 13)  # small: a bomb grows it ten thousand times
+            if not chunk:
+                if self._begun:
+                    raise EOFError("the compressed data has no end")
+                return 0
+            self._begun = True
+            try:
+                self._rest = self._frame.decompress(chunk)
+            except self._error as error:
+                raise EOFError(str(error)) from error
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+class _Response(io.RawIOBase):
+    """The body of an HTTP response that says when the connection broke before its end."""
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        count = int(self._response.readinto(buffer))
+        if count == 0 and len(buffer) and self._response.length:
+            raise EOFError(f"the connection broke {self._response.length:,} bytes before the end")
+        return count
+
+    def close(self) -> None:
+        self._response.close()
+        super().close()
+
+
+def download(url: str) -> BinaryIO:
+    """The body of an address, as a stream."""
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(url, headers={"User-Agent": "homespun"})
+    try:
+        response = urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:  # it holds the connection
+        error.close()
+        raise
+    return io.BufferedReader(_Response(response), 1 << 18)
+
+
+DECOMPRESSORS: dict[str, Callable[[BinaryIO], BinaryIO]] = {
+    ".gz": lambda stream: cast(BinaryIO, gzip.GzipFile(fileobj=stream)),
+    ".xz": lambda stream: cast(BinaryIO, lzma.LZMAFile(stream)),  # noqa: SIM115 - its caller closes the file below
+    ".bz2": lambda stream: cast(BinaryIO, bz2.BZ2File(stream)),
+    ".zst": lambda stream: io.BufferedReader(_Zstandard(stream), 1 << 18),
+}
