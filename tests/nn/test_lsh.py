@@ -292,13 +292,34 @@ def test_alone_is_as_in_a_batch_padded_by_many_chunks(before: int, after: int, n
 
 @pytest.mark.parametrize("num_hashes", [1, 2])
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_are_those_of_finite_differences(causal: bool, num_hashes: int) -> None:
-    kernel = lsh((4,), num_hashes, attend_across_buckets=not causal).double()
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_gradients_are_those_of_finite_differences(
+    dropout: float, causal: bool, num_hashes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("homespun.nn.kernels.lsh._AT_ONCE", LENGTH**2)  # a chunk at a time
+    kernel = lsh((4,), num_hashes, attend_across_buckets=not causal, dropout=dropout).double()
     keep = torch.arange(9) < torch.tensor([[9], [6]])
     mask = Mask(keep, causal=causal)
-    inputs = [heads(9, seed)[:, :1].requires_grad_() for seed in (1, 2)]
     kernel.rotations = kernel.rotations[:1]
-    assert torch.autograd.gradcheck(lambda *parts: kernel(*parts, mask), inputs)
+
+    def run(query_key: Tensor, value: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        found: Tensor = kernel(query_key, value, mask)
+        return found
+
+    assert torch.autograd.gradcheck(run, [heads(9, seed)[:, :1].requires_grad_() for seed in (1, 2)])
+
+
+@pytest.mark.parametrize("num_hashes", [1, 2])
+def test_mixed_precision_is_near_full_precision(num_hashes: int) -> None:
+    attention = SharedQueryKeyAttention(HIDDEN, HEADS, lsh((2,), num_hashes, Chunks(13)))
+    hidden = some(BATCH, 13, HIDDEN).float().requires_grad_()  # one chunk: buckets that differ change nothing
+    full = attention(hidden, Mask())
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = attention(hidden, Mask())
+    torch.testing.assert_close(mixed.float(), full, rtol=0.1, atol=0.02)
+    gradients = [torch.autograd.grad(y.float().sum(), hidden)[0] for y in (mixed, full)]
+    torch.testing.assert_close(*gradients, rtol=0.1, atol=0.05)
 
 
 @pytest.mark.parametrize("num_hashes", [1, 2])

