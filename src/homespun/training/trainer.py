@@ -22,7 +22,7 @@ from homespun.errors import UserError
 from homespun.nn.kernels.performer import redraw
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place, is_worth_compiling
+from homespun.training.devices import Place, is_worth_compiling, keep_freed_memory
 from homespun.training.interruption import Interruption
 from homespun.training.learner import Learner, NotFinite, Update
 from homespun.training.memory import PeakMemory
@@ -106,6 +106,8 @@ class Trainer:
         if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
             raise UserError("training runs on plain data-parallel processes; set FSDP and DeepSpeed off in accelerate")
         self.device, self.rank, self.world_size = place.device, place.rank, place.world_size
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.objective, self.loader, self.config, self.run = objective, loader, config, run
         self.progress = Progress()
         self.limits = Limits.of(config.budget, steps_per_epoch=loader.steps_per_epoch)
