@@ -1,18 +1,24 @@
 """Patterns: what an architecture lets each token see. They compose by union; none builds an n x n table by itself.
 
-A pattern answers two questions: whether one position may see another (`allowed`), which the dense reference asks of all
-pairs, and which blocks of keys a block of queries needs (`key_blocks`), which the blocked path gathers.
+A pattern answers two questions: whether one position may see another (`mask_mod`, and `allowed` for all heads at once),
+which the dense reference asks of all pairs, and which blocks of keys a block of queries needs (`key_blocks`), which the
+blocked path gathers.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Of indices of row, head, query and key, whether the query may see the key: the ``mask_mod`` of FlexAttention."""
 
 
 class Pattern(Protocol):
@@ -30,6 +36,13 @@ class Pattern(Protocol):
 
         Returns:
             bool of the broadcast shape, heads first.
+        """
+
+    def mask_mod(self, device: torch.device) -> MaskMod:
+        """The same of one head at a time, its tables on the device and nothing made in it, so that it can be compiled.
+
+        The indices have any shapes that broadcast against each other. Numbers are bound as defaults, which
+        `torch.compile` holds constant; those in a closure it makes arguments of the kernel.
         """
 
     @property
@@ -67,11 +80,26 @@ class Window:
         return len(self.dilation)
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        away = (query - key).abs()
-        if self.dilation == (1,):
-            return away <= self.radius
-        step = torch.tensor(self.dilation, device=away.device).view(-1, *[1] * (away.dim() - 1))
-        return (away <= self.radius * step) & (away % step == 0)
+        return _of_all_heads(self, query, key)
+
+    def mask_mod(self, device: torch.device) -> MaskMod:
+        radius, step = self.radius, self.dilation[0]
+        if self.heads == 1:
+
+            def same(
+                row: Tensor, head: Tensor, query: Tensor, key: Tensor, *, reach: int = radius * step, step: int = step
+            ) -> Tensor:
+                away = (query - key).abs()
+                return away <= reach if step == 1 else (away <= reach) & (away % step == 0)
+
+            return same
+        steps = torch.tensor(self.dilation, dtype=torch.int32, device=device)
+
+        def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor, *, radius: int = radius) -> Tensor:
+            away = (query - key).abs()
+            return (away <= radius * steps[head]) & (away % steps[head] == 0)
+
+        return seen
 
     @property
     def block_size(self) -> int:
@@ -103,8 +131,14 @@ class Band:
         return 1
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        behind = query - key
-        return (behind >= 0) & (behind < self.width)
+        return _of_all_heads(self, query, key)
+
+    def mask_mod(self, device: torch.device) -> MaskMod:
+
+        def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor, *, width: int = self.width) -> Tensor:
+            return (key <= query) & (query - key < width)
+
+        return seen
 
     @property
     def block_size(self) -> int:
@@ -134,8 +168,23 @@ class Blocks:
         return 1
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        away = key // self.size - query // self.size
-        return (away >= -self.before) & (away <= self.after)
+        return _of_all_heads(self, query, key)
+
+    def mask_mod(self, device: torch.device) -> MaskMod:
+        def seen(
+            row: Tensor,
+            head: Tensor,
+            query: Tensor,
+            key: Tensor,
+            *,
+            size: int = self.size,
+            before: int = self.before,
+            after: int = self.after,
+        ) -> Tensor:
+            away = key // size - query // size
+            return (away >= -before) & (away <= after)
+
+        return seen
 
     @property
     def block_size(self) -> int:
@@ -165,8 +214,10 @@ class PermutedBlocks:
         return len(self.permutations)
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        table = torch.tensor(self.permutations, device=query.device)
-        return _looked_up(table, query // self.size) == key // self.size
+        return _of_all_heads(self, query, key)
+
+    def mask_mod(self, device: torch.device) -> MaskMod:
+        return _blocks_of_table(self.size, torch.tensor(self.permutations)[..., None], device)
 
     @property
     def block_size(self) -> int:
@@ -210,10 +261,10 @@ class RandomBlocks:
         return cls(size, tuple(tuple(tuple(row) for row in head) for head in chosen.tolist()))
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        table = torch.tensor(self.table, device=query.device)  # (heads, blocks, drawn)
-        block = key // self.size
-        seen = [_looked_up(table[..., n], query // self.size) == block for n in range(table.shape[-1])]
-        return torch.stack(seen).any(0)
+        return _of_all_heads(self, query, key)
+
+    def mask_mod(self, device: torch.device) -> MaskMod:
+        return _blocks_of_table(self.size, torch.tensor(self.table), device)
 
     @property
     def block_size(self) -> int:
@@ -312,10 +363,27 @@ def neighbours(blocks: int, before: int, after: int) -> Tensor:
     return torch.where((place >= 0) & (place < blocks), place, -1)[None]
 
 
-def _looked_up(table: Tensor, block: Tensor) -> Tensor:
-    """(heads, *shape of ``block`` without its heads) entries of ``table`` (heads, blocks); -1 past its end."""
-    inside = block.clamp(max=table.shape[1] - 1)[0]
-    return torch.where(block < table.shape[1], table[:, inside], -1)
+def _of_all_heads(pattern: Pattern, query: Tensor, key: Tensor) -> Tensor:
+    """`Pattern.allowed` by the pattern's `mask_mod`."""
+    head = torch.arange(pattern.heads, device=query.device).view(-1, *[1] * (query.dim() - 1))
+    return pattern.mask_mod(query.device)(torch.zeros_like(head), head, query, key)
+
+
+def _blocks_of_table(size: int, table: Tensor, device: torch.device) -> MaskMod:
+    """Whether the key is in one of the blocks that a table (heads, blocks, n) names for the block of the query."""
+    # one more block, for all past the end of the table, that names none; copies, since the compiler trips over views
+    columns = [F.pad(column.int(), (0, 1), value=-1).to(device) for column in table.unbind(-1)]
+
+    def seen(
+        row: Tensor, head: Tensor, query: Tensor, key: Tensor, *, size: int = size, end: int = table.shape[1]
+    ) -> Tensor:
+        asking, block = (query // size).clamp(max=end), key // size
+        named = columns[0][head, asking] == block
+        for column in columns[1:]:
+            named = named | (column[head, asking] == block)
+        return named
+
+    return seen
 
 
 def _scaled(table: Tensor, own: int, length: int, size: int) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from homespun.nn.kernels import flex
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import Sparse
@@ -24,7 +25,8 @@ from homespun.nn.patterns import Sparse
 class Blocked(nn.Module):
     """``softmax(query key^T / sqrt(head_dim)) value`` over the keys that a union of patterns allows.
 
-    A cache of earlier keys, and texts so short that blocks save nothing, go the dense way.
+    A cache of earlier keys, and texts so short that blocks save nothing, go the dense way. Where a GPU can, it
+    goes the way of FlexAttention (`homespun.nn.kernels.flex`).
 
     Args:
         sparse: which places see each other.
@@ -40,6 +42,9 @@ class Blocked(nn.Module):
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
+        if flex.is_usable(self.sparse, query, key, mask, self.dropout if self.training else 0.0):
+            values: Tensor = flex.attend(self.sparse, query, key, value, mask)
+            return values
         own = mask.start == 0 and key.shape[-2] == query.shape[-2]
         plans = [
             make_plan(sparse, query.shape[-2], mask.causal, query.device) if own else None for sparse, _ in self.groups
