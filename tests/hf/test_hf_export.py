@@ -20,6 +20,7 @@ from homespun.models.config import ModelConfig
 from homespun.text.tokenizer import KINDS, Tokenizer
 
 TOKENIZER = bert_tokenizer()
+GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "type_vocab_size": 0}
 DISTILLED = {"type_vocab_size": 0, "layer_norm_eps": 1e-12}
 OFFSET = {"positions": {"kind": "learned", "offset": 2}, "type_vocab_size": 1}
 
@@ -68,7 +69,20 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
         {"kind": "pooled", "num_labels": 5, "hidden_act": "relu"},
         "DistilBertForSequenceClassification",
     ),
+    "distilbert-offset": (
+        DISTILLED | {"positions": {"kind": "learned", "offset": 2}},
+        {"kind": "pooled", "num_labels": 5, "hidden_act": "relu"},
+        "DistilBertForSequenceClassification",
+    ),
     "distilbert-tanh": (DISTILLED, {"kind": "pooled", "num_labels": 5}, "BertForSequenceClassification"),
+    "gpt2": (GPT2, None, "GPT2Model"),
+    "gpt2-lm": (GPT2, {"kind": "causal_lm"}, "GPT2LMHeadModel"),
+    "gpt2-offset": (GPT2 | {"positions": {"kind": "learned", "offset": 2}}, {"kind": "causal_lm"}, "GPT2LMHeadModel"),
+    "gpt-lm": (
+        GPT2 | {"residual": {"kind": "post"}, "hidden_act": "gelu_new", "intermediate_size": 132},
+        {"kind": "causal_lm"},
+        "OpenAIGPTLMHeadModel",
+    ),
     "longformer": (OFFSET | windows(0), None, "LongformerModel"),
     "longformer-mlm": (windows(0, radius=[2, 3, 4]), {"kind": "masked_lm"}, "LongformerForMaskedLM"),
     "longformer-pooled": (windows(1), {"kind": "pooled", "num_labels": 5}, "LongformerForSequenceClassification"),
@@ -169,7 +183,10 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
         (windows(0, dilation=2), "the nearest, longformer, has attention.patterns=["),
         (windows(0) | {"causal": True}, "the nearest, longformer, has causal=False"),
         ({"attention": {"kind": "performer"}}, "the nearest, bert, has attention.kind=full where this model has perf"),
-        ({"residual": {"kind": "pre"}}, "residual.kind=post where this model has pre"),
+        ({"residual": {"kind": "pre"}}, "the nearest, gpt2, has type_vocab_size=0 where this model has 2"),
+        (GPT2 | {"embedding_norm": True}, "the nearest, gpt2, has embedding_norm=False where this model has True"),
+        (GPT2 | {"residual": {"kind": "post"}}, "the nearest, openai-gpt, has intermediate_size=132"),
+        ({"embedding_norm": False}, "the nearest, bert, has embedding_norm=True where this model has False"),
         ({"residual": {"kind": "reversible", "streams": "copy"}}, "residual.kind=post where this model has reversible"),
         ({"causal": True}, "the nearest, bert, has causal=False where this model has True"),
         ({"positions": {"kind": "sinusoidal"}, "hidden_size": 44}, "sinusoidal"),

@@ -263,8 +263,8 @@ def test_no_config_and_no_weights(folder: Path) -> None:
     ("values", "words"),
     [
         (
-            {"model_type": "gpt2"},
-            "unknown model_type 'gpt2'; ours are bert, roberta, electra, longformer, big_bird, distilbert",
+            {"model_type": "mamba"},
+            "unknown model_type 'mamba'; ours are bert, roberta, electra, longformer, big_bird, ",
         ),
         ({"model_type": "REMOVED"}, "unknown model_type None"),
         ({"model_type": ["bert"]}, "unknown model_type"),
@@ -311,6 +311,45 @@ def test_blocks_that_are_refused(values: dict[str, Any], words: str, tmp_path: P
     save_hub_folder(tmp_path / "hf", attention={"kind": "sparse", "patterns": patterns, "everywhere": everywhere})
     edit_config(tmp_path / "hf", **values)
     assert words in refused(tmp_path / "hf")
+
+
+GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "type_vocab_size": 0}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"embd_pdrop": 0.25}, "embd_pdrop=0.25 and resid_pdrop=0.0 are one number here"),
+        ({"scale_attn_weights": False}, "scale_attn_weights=False is not supported, only True"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True is not supported"),
+        ({"n_embd": "wide"}, "hidden_size"),
+        ({"n_embd": [33], "n_inner": None}, "hidden_size"),
+        ({"n_positions": None}, "config.json describes (1024, 33)"),
+        ({"pad_token_id": [0]}, "pad_token_id must be a whole number"),
+    ],
+)
+def test_gpts_that_are_refused(values: dict[str, Any], words: str, tmp_path: Path) -> None:
+    save_hub_folder(tmp_path / "hf", kind="causal_lm", **GPT2)
+    edit_config(tmp_path / "hf", **values)
+    assert words in refused(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(("end", "pad"), [(7, 7), (50256, 0), (None, 0), ("x", 0)])
+def test_a_gpt_without_a_padding_token_pads_with_the_end_of_text(end: Any, pad: int, tmp_path: Path) -> None:
+    save_hub_folder(tmp_path / "hf", kind="causal_lm", **GPT2)
+    edit_config(tmp_path / "hf", pad_token_id=None, eos_token_id=end)
+    assert open_model(tmp_path / "hf").config.backbone.pad_token_id == pad
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (33, 98), (98, 33), (3, 33, 33)])
+def test_fused_matrices_of_the_wrong_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    save_hub_folder(tmp_path / "hf", kind="causal_lm", **GPT2)
+    for name in ("transformer.h.1.attn.c_attn.weight", "transformer.h.1.attn.c_attn.bias"):
+        edit_weights(tmp_path / "hf", lambda tensors, name=name: tensors.update({name: torch.zeros(shape)}))
+        assert f"{name} has shape" in refused(tmp_path / "hf")
+        edit_weights(tmp_path / "hf", lambda tensors, name=name: tensors.pop(name))
+        assert f"the first '{name}'" in refused(tmp_path / "hf")
+        save_hub_folder(tmp_path / "hf", kind="causal_lm", **GPT2)
 
 
 @pytest.mark.parametrize("window", [5, 0, -2, "wide", [4, 4, 3], [], True])

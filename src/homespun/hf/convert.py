@@ -32,13 +32,19 @@ def unchanged(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
 class Rule:
     """One name there, one name here. ``{i}`` stands for a number and ``{p}`` for ``weight`` or ``bias``.
 
-    ``to_ours`` and ``to_theirs`` change the tensor on its way; each undoes the other.
+    ``to_ours`` and ``to_theirs`` change the tensor on its way; each undoes the other. Several names here are equal
+    parts of the tensor that ``to_ours`` gives, along its first dimension.
     """
 
     theirs: str
-    ours: str
+    ours: str | tuple[str, ...]
     to_ours: Change = unchanged
     to_theirs: Change = unchanged
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names here."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
 
 
 @dataclass(frozen=True)
@@ -125,7 +131,11 @@ def to_ours(
             rule, match = rules[0]
             if not tensor.is_floating_point():
                 raise UserError(f"{source}: {name} is {tensor.dtype}; quantised weights cannot be opened")
-            weights[rule.ours.format(**match.groupdict())] = rule.to_ours(tensor, backbone)
+            changed, count = rule.to_ours(tensor, backbone), len(rule.parts)
+            # a number has no parts; that its shape is wrong is said where all shapes are looked at
+            parts = changed.tensor_split(count) if changed.dim() else (changed,) * count
+            for part, piece in zip(rule.parts, parts, strict=True):
+                weights[part.format(**match.groupdict())] = piece
         elif reasons := [drop.reason for drop in table.drops if re.fullmatch(drop.pattern, name)]:
             left.append(Leftover(name, reasons[0]))
         else:
@@ -137,10 +147,13 @@ def to_ours(
 
 def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: EncoderConfig) -> Weights:
     """Our tensors under their names, with the fills that they lack."""
-    weights = {}
-    for name, tensor in ours.items():
-        rule, theirs = _their_rule(table, name)
-        weights[theirs] = rule.to_theirs(tensor, backbone)
+    weights: Weights = {}
+    for name in ours:
+        rule, place = _their_rule(table, name)
+        theirs = rule.theirs.format(**place)
+        if theirs not in weights:  # else it was made with the first of its parts
+            pieces = [ours[part.format(**place)] for part in rule.parts]
+            weights[theirs] = rule.to_theirs(torch.cat(pieces) if len(pieces) > 1 else pieces[0], backbone)
     for fill in table.fills:
         made = fill.make(backbone)
         if made is not None:
@@ -150,14 +163,17 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: EncoderConfig)
 
 def their_name(table: Table, name: str) -> str:
     """What our tensor ``name`` is called on their side."""
-    return _their_rule(table, name)[1]
+    rule, place = _their_rule(table, name)
+    return rule.theirs.format(**place)
 
 
-def _their_rule(table: Table, name: str) -> tuple[Rule, str]:
+def _their_rule(table: Table, name: str) -> tuple[Rule, dict[str, str]]:
+    """The one rule that has this name of ours, and what its placeholders stand for."""
     found = [
-        (rule, rule.theirs.format(**match.groupdict()))
+        (rule, match.groupdict())
         for rule in table.rules
-        if (match := _pattern(rule.ours).fullmatch(name))
+        for part in rule.parts
+        if (match := _pattern(part).fullmatch(name))
     ]
     if len(found) != 1:
         raise RuntimeError(f"{name} matches {len(found)} rules: {[rule.ours for rule, _ in found]}")

@@ -36,6 +36,7 @@ class Encoder(nn.Module):
         input_size: width of what enters the layers.
         streams: how the layers are entered and run.
         final_norm: after the last layer.
+        layer_norm_eps: the epsilon of its norms, for heads that have one.
         causal: no token sees a later one; this makes it the stack of a decoder-only language model.
 
     Attributes:
@@ -51,10 +52,12 @@ class Encoder(nn.Module):
         input_size: int,
         streams: Streams,
         final_norm: nn.Module,
+        layer_norm_eps: float,
         causal: bool = False,
     ) -> None:
         super().__init__()
         self.hidden_size = input_size * streams.copies
+        self.layer_norm_eps = layer_norm_eps
         self.causal = causal
         self.gradient_checkpointing = False
         self.embeddings = embeddings
@@ -63,11 +66,6 @@ class Encoder(nn.Module):
         self.streams = streams
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
-
-    @property
-    def layer_norm_eps(self) -> float:
-        """The epsilon of its norms, for heads that have one."""
-        return float(self.embeddings.norm.eps)
 
     def forward(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden).

@@ -177,6 +177,7 @@ class EncoderConfig(Config):
     max_position_embeddings: int = Field(default=512, ge=1)
     type_vocab_size: int = Field(default=2, ge=0, description="segments; 0: none")
     layer_norm_eps: float = Field(default=1e-12, gt=0)
+    embedding_norm: bool = Field(default=True, description="normalise the embeddings (BERT); GPT-2 and Reformer do not")
     initializer_range: float = Field(default=0.02, gt=0)
     positions: PositionsConfig = LearnedPositionsConfig()
     attention: AttentionConfig = FullAttentionConfig()
@@ -214,8 +215,8 @@ class EncoderConfig(Config):
             self.vocab_size,
             size,
             positions=self.positions.build(self.max_position_embeddings, size),
+            norm=nn.LayerNorm(size, eps=self.layer_norm_eps) if self.embedding_norm else nn.Identity(),
             type_vocab_size=self.type_vocab_size,
-            layer_norm_eps=self.layer_norm_eps,
             dropout=self.hidden_dropout_prob,
             pad_token_id=self.pad_token_id,
         )
@@ -244,6 +245,7 @@ class EncoderConfig(Config):
             final_norm=self.residual.final_norm(
                 self.hidden_size * streams.copies, self.layer_norm_eps, self.hidden_dropout_prob
             ),
+            layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,
         )
         shared = set() if given is None else set(given.modules())

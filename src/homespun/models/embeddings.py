@@ -10,8 +10,9 @@ from homespun.nn.dropout import Dropout
 class Embeddings(nn.Module):
     """BERT's embeddings (Devlin et al. 2019, figure 2), with any `homespun.nn.positions`.
 
-    Without segments ``type_vocab_size`` is 0. The projection to another hidden size, where embeddings are factorised,
-    belongs to the backbone, so that ELECTRA's two models can share all of this.
+    Without segments ``type_vocab_size`` is 0; where nothing is normalised ``norm`` is the identity. The projection to
+    another hidden size, where embeddings are factorised, belongs to the backbone, so that ELECTRA's two models can
+    share all of this.
     """
 
     def __init__(
@@ -20,8 +21,8 @@ class Embeddings(nn.Module):
         embedding_size: int,
         *,
         positions: nn.Module,
+        norm: nn.Module,
         type_vocab_size: int,
-        layer_norm_eps: float,
         dropout: float,
         pad_token_id: int = 0,
     ) -> None:
@@ -30,7 +31,7 @@ class Embeddings(nn.Module):
         self.words = nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
         self.positions = positions
         self.segments = nn.Embedding(type_vocab_size, embedding_size) if type_vocab_size else None
-        self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
+        self.norm = norm
         self.dropout = Dropout(dropout)
 
     def forward(

@@ -4,7 +4,9 @@ from homespun.hf.families.bert import BERT
 from homespun.hf.families.big_bird import BIG_BIRD
 from homespun.hf.families.distilbert import DISTILBERT
 from homespun.hf.families.electra import ELECTRA
+from homespun.hf.families.gpt2 import GPT2
 from homespun.hf.families.longformer import LONGFORMER
+from homespun.hf.families.openai_gpt import OPENAI_GPT
 from homespun.hf.families.roberta import ROBERTA
 
-FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD, DISTILBERT)
+FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD, DISTILBERT, GPT2, OPENAI_GPT)

@@ -14,9 +14,8 @@ from homespun.hf.labels import classification
 from homespun.models.config import EncoderConfig, LearnedPositionsConfig
 
 
-def encoder_table(name: str, *, offset: Callable[[int], int] = lambda pad_token_id: 0) -> Table:
-    """The tensors of BERT's encoder, which RoBERTa and ELECTRA have too, under the family's ``name``."""
-    layer, own = f"{name}.encoder.layer.{{i}}", "backbone.layers.{i}"
+def learned_positions(theirs: str, *, offset: Callable[[int], int] = lambda pad_token_id: 0) -> Rule:
+    """The table of positions, which begins there after ``offset`` rows and here after any number."""
 
     def shift(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
         assert isinstance(backbone.positions, LearnedPositionsConfig)
@@ -26,14 +25,16 @@ def encoder_table(name: str, *, offset: Callable[[int], int] = lambda pad_token_
         unused = tensor.new_zeros(theirs, tensor.shape[1])  # rows before position 0: nothing reads them
         return torch.cat([unused, tensor[ours:]])
 
+    return Rule(theirs, "backbone.embeddings.positions.embedding.weight", to_theirs=shift)
+
+
+def encoder_table(name: str, *, offset: Callable[[int], int] = lambda pad_token_id: 0) -> Table:
+    """The tensors of BERT's encoder, which many families have too, under the family's ``name``."""
+    layer, own = f"{name}.encoder.layer.{{i}}", "backbone.layers.{i}"
     return Table(
         rules=(
             Rule(f"{name}.embeddings.word_embeddings.weight", "backbone.embeddings.words.weight"),
-            Rule(
-                f"{name}.embeddings.position_embeddings.weight",
-                "backbone.embeddings.positions.embedding.weight",
-                to_theirs=shift,
-            ),
+            learned_positions(f"{name}.embeddings.position_embeddings.weight", offset=offset),
             Rule(f"{name}.embeddings.token_type_embeddings.weight", "backbone.embeddings.segments.weight"),
             Rule(f"{name}.embeddings.LayerNorm.{{p}}", "backbone.embeddings.norm.{p}"),
             Rule(f"{layer}.attention.self.query.{{p}}", f"{own}.attention.sublayer.query.{{p}}"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.hf.convert import Copy, Drop, Rule, Table
+from homespun.hf.families.bert import learned_positions
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 
@@ -29,7 +30,7 @@ DISTILBERT = Family(
     table=Table(
         rules=(
             Rule("distilbert.embeddings.word_embeddings.weight", "backbone.embeddings.words.weight"),
-            Rule("distilbert.embeddings.position_embeddings.weight", "backbone.embeddings.positions.embedding.weight"),
+            learned_positions("distilbert.embeddings.position_embeddings.weight"),
             Rule("distilbert.embeddings.LayerNorm.{p}", "backbone.embeddings.norm.{p}"),
             Rule(f"{_LAYER}.attention.q_lin.{{p}}", f"{_OWN}.attention.sublayer.query.{{p}}"),
             Rule(f"{_LAYER}.attention.k_lin.{{p}}", f"{_OWN}.attention.sublayer.key.{{p}}"),

@@ -1,0 +1,135 @@
+"""GPT-2 (Radford et al. 2019): causal, normalised before the sublayers, embeddings not at all, one tied head.
+
+A GPT has no padding token of its own: where config.json names none, it is the end of text, with which texts are padded.
+As every padding token here, it is then not learned as an input.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from homespun.config import Tree
+from homespun.errors import UserError
+from homespun.hf.convert import Copy, Drop, Rule, Table
+from homespun.hf.families.bert import learned_positions
+from homespun.hf.family import Architecture, Family, headless
+from homespun.models.config import EncoderConfig
+
+_OWN = "backbone.layers.{i}"
+
+# what the configs of both GPTs assume, where it is the same, and our names for it
+DEFAULTS = {
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "resid_pdrop": 0.1,
+    "embd_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "layer_norm_epsilon": 1e-5,
+    "initializer_range": 0.02,
+    "pad_token_id": None,
+}
+NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "hidden_dropout_prob": "resid_pdrop",
+    "attention_probs_dropout_prob": "attn_pdrop",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+
+
+def turned(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
+    """A matrix there is (in, out), and (out, in) here; a bias is the same."""
+    return tensor.T if tensor.dim() == 2 else tensor
+
+
+def layer_rules(words: str, positions: str) -> tuple[Rule, ...]:
+    """Embeddings of these names, and the layers of both GPTs; queries, keys and values are one matrix there."""
+
+    def matrix(theirs: str, *ours: str) -> Rule:
+        names = tuple(f"{_OWN}.{name}.{{p}}" for name in ours)
+        return Rule(f"transformer.h.{{i}}.{theirs}.{{p}}", names, turned, turned)
+
+    return (
+        Rule(f"transformer.{words}.weight", "backbone.embeddings.words.weight"),
+        learned_positions(f"transformer.{positions}.weight"),
+        matrix("attn.c_attn", *(f"attention.sublayer.{part}" for part in ("query", "key", "value"))),
+        matrix("attn.c_proj", "attention.sublayer.output"),
+        Rule("transformer.h.{i}.ln_1.{p}", f"{_OWN}.attention.norm.{{p}}"),
+        matrix("mlp.c_fc", "feedforward.sublayer.inner"),
+        matrix("mlp.c_proj", "feedforward.sublayer.outer"),
+        Rule("transformer.h.{i}.ln_2.{p}", f"{_OWN}.feedforward.norm.{{p}}"),
+    )
+
+
+CAUSAL_MASK = Drop(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", "the order of time, not a weight")
+
+
+def decoder(settings: Tree) -> Tree:
+    """What both GPTs are, beside plain values.
+
+    Raises:
+        UserError: the dropout of the embeddings is not that of the layers.
+    """
+    if settings["embd_pdrop"] != settings["resid_pdrop"]:
+        raise UserError(
+            f"embd_pdrop={settings['embd_pdrop']!r} and resid_pdrop={settings['resid_pdrop']!r} are one number here, "
+            f"hidden_dropout_prob; write the same for both"
+        )
+    width = settings["n_embd"]
+    return {
+        "type_vocab_size": 0,
+        "embedding_norm": False,
+        "causal": True,
+        "intermediate_size": 4 * width if isinstance(width, int) else width,
+        "pad_token_id": _padding(settings),
+    }
+
+
+def _padding(settings: Tree) -> object:
+    if settings["pad_token_id"] is not None:
+        return settings["pad_token_id"]
+    end, size = settings.get("eos_token_id", 50256), settings["vocab_size"]
+    return end if isinstance(end, int) and isinstance(size, int) and 0 <= end < size else 0
+
+
+def causal_lm(name: str, words: str) -> Architecture:
+    """The class with a tied head."""
+    return Architecture(
+        name,
+        kind="causal_lm",
+        table=Table(copies=(Copy("lm_head.weight", of=f"transformer.{words}.weight"),)),
+        head=lambda settings: {"kind": "causal_lm"},
+        pipeline="text-generation",
+    )
+
+
+def _read(settings: Tree, kind: str | None) -> Tree:
+    fields = decoder(settings) | {"residual": {"kind": "pre"}}
+    return fields if settings["n_inner"] is None else fields | {"intermediate_size": settings["n_inner"]}
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    prefix="transformer.",
+    table=Table(
+        rules=(*layer_rules("wte", "wpe"), Rule("transformer.ln_f.{p}", "backbone.final_norm.{p}")),
+        drops=(CAUSAL_MASK,),
+    ),
+    architectures=(headless("GPT2Model", "transformer."), causal_lm("GPT2LMHeadModel", "wte")),
+    defaults=DEFAULTS
+    | {
+        "vocab_size": 50257,
+        "n_positions": 1024,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },
+    names=NAMES | {"hidden_act": "activation_function", "intermediate_size": "n_inner"},
+    read=_read,
+    write=lambda backbone: {"embd_pdrop": backbone.hidden_dropout_prob},
+    fixed={"scale_attn_weights": (None, True), "scale_attn_by_inverse_layer_idx": (None, False)},
+)
