@@ -71,6 +71,16 @@ def test_the_blocks_of_patterns_are_those_with_something_allowed(sparse: Sparse)
     assert torch.equal(flex.pattern_blocks(sparse, LONG, CPU), in_blocks(table))
 
 
+def test_blocks_of_other_documents_are_left_out() -> None:
+    documents = (torch.arange(LONG) // 256)[None]  # two blocks each, and the last of them not full
+    sparse = Sparse((Window(211),), Global(first=1))
+    mask = Mask(documents=documents)
+    blocks = flex.make_block_mask(sparse, mask, 1, LONG, CPU).to_dense().bool()
+    table = mask.dense(sparse, LONG, LONG, CPU)
+    assert table is not None
+    assert torch.equal(blocks, in_blocks(table))
+
+
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not compiled, and with gradients on a CPU, which the kernel does not have and its reference does."""

@@ -132,7 +132,7 @@ def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device:
     if mask.keep is not None:
         needed = needed & _in_blocks(mask.keep, False).any(-1)[:, None, None]
     if mask.documents is not None:
-        ends = torch.iinfo(torch.int64)
+        ends = torch.iinfo(torch.int32)  # padding goes through a float, which has no larger ends exactly
         first = _in_blocks(mask.documents, ends.max).amin(-1)[:, None]
         last = _in_blocks(mask.documents, ends.min).amax(-1)[:, None]
         needed = needed & (first[..., None] <= last[:, :, None]) & (first[:, :, None] <= last[..., None])
