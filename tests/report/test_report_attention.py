@@ -62,7 +62,7 @@ def test_exact_attention_is_drawn_as_its_table_has_it(attention: dict[str, Any],
         assert np.array_equal(union, table.any(0))
         assert seen.shares * (HEADS // len(seen.shares)) == pytest.approx(table.mean((1, 2)))
         cell = cell_size(length)
-        assert (cell == 1) == (length <= 256)
+        assert (cell == 1) == (length <= 128)
         for head, parts in enumerate(seen.parts):
             assert parts.keys() <= PARTS.keys()
             together = np.sum([*parts.values(), np.zeros((-(-length // cell),) * 2)], axis=0)  # no pair is of two parts
@@ -75,7 +75,7 @@ def test_exact_attention_is_drawn_as_its_table_has_it(attention: dict[str, Any],
 
 def test_the_parts_are_told_apart() -> None:
     config = config_of(ATTENTIONS["blocks"])
-    parts = look(attentions_of(config)[0], 16 * 9, config).parts[1]
+    parts = look(attentions_of(config)[0], 128, config).parts[1]
     assert parts.keys() == {"near", "random", "global"}
     assert parts["global"][:16].all()
     assert parts["global"][:, -16:].all()
@@ -107,6 +107,17 @@ def test_hashed_attention_is_tried_out(causal: bool) -> None:
     assert not torch.equal(table[0], table[1])
     seen = look(attentions_of(config)[0], 61, config)
     assert [part.keys() for part in seen.parts] == [{"content"}] * HEADS
+    assert np.array_equal(np.unpackbits(seen.union, axis=1, count=61).astype(bool), table.any(0).numpy())
+    assert [part["content"].sum() for part in seen.parts] == table.sum((1, 2)).tolist()
+    assert seen.order == "by bucket"
+
+
+def test_hashed_attention_is_drawn_in_the_order_of_its_buckets() -> None:
+    config = config_of({"kind": "lsh", "chunk_length": 8, "num_hashes": 1})
+    one, other = (part["content"] for part in look(attentions_of(config)[0], 64, config).parts)
+    query, key = np.ogrid[:64, :64]
+    assert np.array_equal(one > 0, ((query // 8 - key // 8) % 8 <= 1) & (query != key))
+    assert np.array_equal(one, other)
 
 
 def test_local_attention_is_no_matter_of_content() -> None:
@@ -150,7 +161,7 @@ def test_a_cell_of_the_reach_has_its_least_depth() -> None:
     depth[1, 1] = 2
     depth[520, 520] = 5
     cells = shallowest(depth)
-    assert cells.shape == (174, 174)
+    assert cells.shape == (105, 105)
     assert (cells[0, 0], cells[1, 1], cells[-1, -1]) == (2, 0, 5)
 
 

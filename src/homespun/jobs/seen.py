@@ -7,12 +7,13 @@ kernel is tried out: its output is linear in the values, so with the unit vector
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from homespun.models.config import EncoderConfig
 from homespun.nn.kernels.blocked import Blocked
@@ -24,8 +25,7 @@ from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL, RandomBlocks, Sparse
 
 CPU = torch.device("cpu")
-_CELLS = 256  # at most so many on a side of a panel
-_ROWS = 256  # of the table at a time
+_CELLS = 128  # at most so many on a side of a panel
 
 
 class MultiHead(Protocol):
@@ -47,18 +47,20 @@ class Seen:
             share of the pairs in each cell.
         union: (length, length / 8) uint8, packed bits: what some head sees.
         through: through what low-rank attention sees everything; empty for other attention.
+        order: in which the tokens stand in ``parts``, where it is not that of the text.
     """
 
     shares: list[float]
     parts: list[dict[str, np.ndarray]]
     union: np.ndarray
     through: str
+    order: str = ""
 
 
 def attentions_of(config: EncoderConfig) -> list[MultiHead]:
     """The attention of each layer of a model like this one."""
     # what a token sees needs no vocabulary and no feed-forward
-    small = {"vocab_size": config.pad_token_id + 1, "intermediate_size": 1, "embedding_size": 1}
+    small = {"vocab_size": config.pad_token_id + 1, "intermediate_size": 1}
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(config.seed)
         layers: Any = config.model_copy(update=small).build().eval().layers
@@ -68,25 +70,19 @@ def attentions_of(config: EncoderConfig) -> list[MultiHead]:
 def look(attention: MultiHead, length: int, config: EncoderConfig) -> Seen:
     """What one attention of a model sees in a text of ``length`` tokens."""
     kernel = attention.kernel
-    sparse, through, cell = _sparse(kernel), _through(kernel, length), cell_size(length)
-    rows = _ROWS // cell * cell
-    if sparse is None and not through:
-        table, name = tried_out(attention, length, config), "content" if isinstance(kernel, LSH) else "near"
-        tables: Iterator[dict[str, Tensor]] = ({name: piece} for piece in torch.split(table, rows, dim=1))
-    else:
-        tables = _exact(sparse or FULL, length, rows, causal=config.causal, full="compressed" if through else "full")
-    pooled: dict[str, list[np.ndarray]] = {}
-    unions, counts = [], []
-    for parts in tables:
-        together = torch.stack(list(parts.values())).any(0)  # (heads, rows, length)
-        unions.append(np.packbits(together.any(0).numpy(), axis=1))
-        counts.append(together.sum((-1, -2)))
-        for name, part in parts.items():
-            pooled.setdefault(name, []).append(_mean_of_cells(part.numpy(), cell))
-    shares = (torch.stack(counts).sum(0) / length**2).tolist()
-    joined = {name: np.concatenate(pieces, axis=1) for name, pieces in pooled.items()}
-    of_heads = [{name: part[head] for name, part in joined.items() if part[head].any()} for head in range(len(shares))]
-    return Seen(shares, of_heads, np.concatenate(unions), through)
+    sparse, through = _sparse(kernel), _through(kernel, length)
+    if sparse is not None or through:
+        parts = _exact(sparse or FULL, length, causal=config.causal, full="compressed" if through else "full")
+        return _pooled(parts, length, through)
+    table = tried_out(attention, length, config)
+    if not isinstance(kernel, LSH):
+        return _pooled(_pieces(table, "near"), length)
+    # in the order of the text it would be noise
+    order = _order_by_bucket(attention, kernel, length, config)[..., None]
+    sorted_table = table.gather(1, order.expand_as(table)).gather(2, order.mT.expand_as(table))
+    seen = _pooled(_pieces(sorted_table, "content"), length)
+    union = np.packbits(table.any(0).numpy(), axis=1)
+    return dataclasses.replace(seen, union=union, order="by bucket")
 
 
 def reach(unions: Sequence[np.ndarray], length: int) -> tuple[list[float], np.ndarray]:
@@ -119,7 +115,10 @@ def is_tried(attention: MultiHead) -> bool:
 
 def shows(attention: MultiHead, length: int, config: EncoderConfig) -> bool:
     """Whether in a text of this length a token sees at most a third, though something; or all of it by design."""
-    sparse = _sparse(attention.kernel)
+    kernel = attention.kernel
+    sparse = _sparse(kernel)
+    if isinstance(kernel, LSH):  # its chunks are its structure
+        return length >= 8 * kernel.chunks.length
     if is_tried(attention):
         table = tried_out(attention, length, config)
     elif sparse is None or not sparse.patterns:
@@ -160,13 +159,38 @@ def _through(kernel: nn.Module, length: int) -> str:
     return ""
 
 
-def _exact(sparse: Sparse, length: int, rows: int, *, causal: bool, full: str) -> Iterator[dict[str, Tensor]]:
-    """``rows`` of the dense table at a time, taken apart: a name of a part -> (heads, rows, length) bool."""
+def _pooled(tables: Iterable[dict[str, Tensor]], length: int, through: str = "") -> Seen:
+    """A few rows at a time, the tables become cells, shares and bits."""
+    pooled: dict[str, list[np.ndarray]] = {}
+    unions, counts = [], []
+    for parts in tables:
+        together = torch.stack(list(parts.values())).any(0)  # (heads, rows, length)
+        unions.append(np.packbits(together.any(0).numpy(), axis=1))
+        counts.append(together.sum((-1, -2)))
+        for name, part in parts.items():
+            pooled.setdefault(name, []).append(_mean_of_cells(part.numpy(), cell_size(length)))
+    shares = (torch.stack(counts).sum(0) / length**2).tolist()
+    joined = {name: np.concatenate(pieces, axis=1) for name, pieces in pooled.items()}
+    of_heads = [{name: part[head] for name, part in joined.items() if part[head].any()} for head in range(len(shares))]
+    return Seen(shares, of_heads, np.concatenate(unions), through)
+
+
+def _rows(length: int) -> int:
+    """How many rows of the table are worked on at a time: whole cells."""
+    return max(256 // cell_size(length), 1) * cell_size(length)
+
+
+def _pieces(table: Tensor, name: str) -> Iterator[dict[str, Tensor]]:
+    return ({name: piece} for piece in torch.split(table, _rows(table.shape[-1]), dim=1))
+
+
+def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[dict[str, Tensor]]:
+    """A few rows of the dense table at a time, taken apart: a name of a part -> (heads, rows, length) bool."""
     if sparse.everywhere is not None:  # what these tokens see may be computed elsewhere; they see it all the same
         sparse = dataclasses.replace(sparse, everywhere=dataclasses.replace(sparse.everywhere, queries=True))
     key = torch.arange(length)[None, None, :]
-    for start in range(0, length, rows):
-        query = torch.arange(start, min(start + rows, length))[None, :, None]
+    for start in range(0, length, _rows(length)):
+        query = torch.arange(start, min(start + _rows(length), length))[None, :, None]
         mask = Mask(causal=causal, start=start)
         table = mask.dense(sparse, query.shape[1], length, CPU)
         seen = (torch.ones(1, 1, length, dtype=torch.bool) if table is None else table[0]).expand(
@@ -187,15 +211,12 @@ def _exact(sparse: Sparse, length: int, rows: int, *, causal: bool, full: str) -
         yield parts
 
 
-@torch.no_grad()
 def tried_out(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:
     """(heads, length, length) bool: which keys have a part in the output of each query, for one random text.
 
     The unit vectors do not all fit into a head: it is called with as many as do, several times.
     """
-    hidden_size = attention.output.in_features
-    width = hidden_size // config.num_attention_heads
-    hidden = torch.randn(1, length, hidden_size, generator=torch.Generator().manual_seed(0))
+    width = attention.output.in_features // config.num_attention_heads
     pieces: list[Tensor] = []
     for start in range(0, length, width):
         units = torch.zeros(length, width)
@@ -208,11 +229,31 @@ def tried_out(attention: MultiHead, length: int, config: EncoderConfig) -> Tenso
         def take_out(_: nn.Module, given: Any, values: Tensor) -> None:
             pieces.append(values[0] != 0)
 
-        hooks = [attention.kernel.register_forward_pre_hook(put_in), attention.kernel.register_forward_hook(take_out)]
-        attention(hidden, Mask(causal=config.causal))
-        for hook in hooks:
-            hook.remove()
+        kernel = attention.kernel
+        hooks = [kernel.register_forward_pre_hook(put_in), kernel.register_forward_hook(take_out)]
+        _attend(attention, length, config, hooks)
     return torch.cat(pieces, dim=-1)[..., :length]
+
+
+def _order_by_bucket(attention: MultiHead, kernel: LSH, length: int, config: EncoderConfig) -> Tensor:
+    """(heads, length) int64: the tokens in the order in which the first round of hashing cuts them into chunks."""
+    found: list[Tensor] = []
+
+    def note(_: nn.Module, given: Any) -> None:
+        vectors, _, mask = given
+        found.append(kernel.buckets(vectors, mask)[0, 0].argsort(dim=-1, stable=True))
+
+    _attend(attention, length, config, [kernel.register_forward_pre_hook(note)])
+    return found[0]
+
+
+@torch.no_grad()
+def _attend(attention: MultiHead, length: int, config: EncoderConfig, hooks: Sequence[RemovableHandle]) -> None:
+    """Over the vectors of one random text, the same at every call; then the hooks are gone."""
+    hidden = torch.randn(1, length, attention.output.in_features, generator=torch.Generator().manual_seed(0))
+    attention(hidden, Mask(causal=config.causal))
+    for hook in hooks:
+        hook.remove()
 
 
 def _mean_of_cells(table: np.ndarray, cell: int) -> np.ndarray:

@@ -131,7 +131,7 @@ def _panels(seen: Sequence[Seen], chosen: Sequence[int], heads: int) -> list[lis
             which = "all heads" if len(alike) == len(layer.parts) else _numbered("head", [head + 1 for head in alike])
             which = "" if heads == 1 else f" · {which}"
             title = f"{_numbered('layer', numbers)}{which}"
-            panels.append(Panel(title, layer.shares[alike[0]], layer.parts[alike[0]], words))
+            panels.append(Panel(title, layer.shares[alike[0]], layer.parts[alike[0]], words, layer.order))
         groups.append(panels)
     return groups
 

@@ -24,7 +24,7 @@ PARTS = {
     "compressed": ("#56B4E9", "every token, compressed"),
     "near": ("#0072B2", "window or blocks"),
     "random": ("#E69F00", "random blocks"),
-    "content": ("#CC79A7", "chosen by content, for one random text"),
+    "content": ("#CC79A7", "chosen by content, in one random text"),
     "global": ("#009E73", "global tokens"),
 }
 _COLUMNS, _SIDE, _GAP, _LEFT, _RIGHT = 4, 1.66, 0.3, 0.6, 0.25  # panels in a row; inches: each, between, the margins
@@ -44,12 +44,14 @@ class Panel:
         parts: a name of `PARTS` -> (cells, cells) float: the share of the cell's pairs seen as that part; rows are
             queries, columns keys, and a cell stands for `Picture.cell` tokens each way.
         words: written across the panel.
+        order: in which the tokens stand on both axes, where it is not that of the text.
     """
 
     title: str
     share: float
     parts: Mapping[str, np.ndarray]
     words: str = ""
+    order: str = ""
 
 
 @dataclass(frozen=True)
@@ -161,31 +163,32 @@ def _draw_panel(axes: Axes, panel: Panel, picture: Picture, *, first: bool) -> N
     for name, (colour, _) in PARTS.items():
         if name in panel.parts:
             share = panel.parts[name][..., None]
-            alpha = np.where(share > 0, np.maximum(share, _FAINTEST), 0)
+            # few as they are, global tokens are what a picture is looked at for
+            alpha = np.where(share > 0, 1.0 if name == "global" else np.maximum(share, _FAINTEST), 0)
             image = image * (1 - alpha) + _rgb(colour) * alpha
     _show(axes, image, picture)
     axes.set_title(panel.title, fontsize=8.5, loc="left", pad=4)
-    _name_axes(axes, f"{percent(panel.share)} of pairs", first=first)
+    _name_axes(axes, f"{_percent(panel.share)} of pairs", first=first, order=panel.order)
     if panel.words:
         box = {"facecolor": CARD, "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.4"}
         axes.text(0.5, 0.5, panel.words, transform=axes.transAxes, ha="center", va="center", fontsize=8, bbox=box)
 
 
 def _draw_depth(axes: Axes, picture: Picture, *, first: bool) -> None:
-    palette = np.vstack([_rgb(CARD), _shades(len(picture.reached))])
+    palette = np.vstack([_rgb(CARD), _shades(picture)])
     _show(axes, palette[picture.depth], picture)
     axes.set_title("reached through depth", fontsize=8.5, loc="left", pad=4)
-    never = float((picture.depth == 0).mean())
-    _name_axes(axes, "" if picture.reached[-1] == 1 or not never else "pale: never", first=first)
+    _name_axes(axes, "" if picture.reached[-1] == 1 else "blank: never", first=first)
 
 
 def _draw_reached(axes: Axes, picture: Picture) -> None:
     """How much is reached after each layer, as bars in the colours of the panel beside them."""
     layers = range(1, len(picture.reached) + 1)
-    axes.bar(layers, picture.reached, width=0.62, color=_shades(len(layers)))
-    if len(layers) <= 12:
-        for layer, share in zip(layers, picture.reached, strict=True):
-            axes.text(layer, share + 0.025, percent(share).replace(".0", ""), ha="center", fontsize=7, color=INK)
+    axes.bar(layers, picture.reached, width=0.62, color=_shades(picture))
+    for layer, share, before in zip(layers, picture.reached, [0.0, *picture.reached], strict=False):
+        if share > before:  # said once
+            text = _percent(share) if len(layers) <= 8 else f"{100 * share:.0f}"
+            axes.text(layer, share + 0.025, text, ha="center", fontsize=7, color=INK)
     axes.set_title("pairs reached after each layer", fontsize=8.5, loc="left", pad=4)
     axes.set_xlabel("layer", fontsize=7.5, color=_GREY, labelpad=2)
     axes.set_xticks(layers, [str(layer) for layer in layers], fontsize=7)
@@ -196,8 +199,8 @@ def _draw_reached(axes: Axes, picture: Picture) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _name_axes(axes: Axes, note: str, *, first: bool) -> None:
-    axes.set_xlabel("key", loc="left", fontsize=7.5, color=_GREY, labelpad=2)
+def _name_axes(axes: Axes, note: str, *, first: bool, order: str = "") -> None:
+    axes.set_xlabel(f"key, {order}" if order else "key", loc="left", fontsize=7.5, color=_GREY, labelpad=2)
     axes.annotate(note, (1, 0), (0, -14.2), "axes fraction", "offset points", ha="right", va="top", fontsize=7.5)
     if first:
         axes.set_ylabel("query", loc="top", fontsize=7.5, color=_GREY, labelpad=2)
@@ -230,10 +233,16 @@ def _step(length: int) -> int:
     return int(max(1, length // 4 // size * size))
 
 
-def _shades(count: int) -> np.ndarray:
-    """(count, 3): from the colour of what is reached at once to that of what is reached last."""
-    steps = np.linspace(0, 1, max(count, 2))[:count, None]
-    return _rgb(_SHALLOW) * (1 - steps) + _rgb(_DEEP) * steps
+def _shades(picture: Picture) -> np.ndarray:
+    """(layers, 3): the colour of what each layer reaches first; after the last that adds anything it stays."""
+    last = max(int(picture.depth.max()), 1)
+    steps = np.minimum(np.arange(len(picture.reached)) / max(last - 1, 1), 1)[:, None]
+    shades: np.ndarray = _rgb(_SHALLOW) * (1 - steps) + _rgb(_DEEP) * steps
+    return shades
+
+
+def _percent(share: float) -> str:
+    return percent(share).replace(".0", "")
 
 
 def _rgb(colour: str) -> np.ndarray:
