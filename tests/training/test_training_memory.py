@@ -1,14 +1,15 @@
-"""What the process is told about its machine."""
+"""What becomes of memory that is freed."""
 
 from __future__ import annotations
 
 import platform
 import resource
 
+import psutil
 import pytest
 import torch
 
-from homespun.training.devices import keep_freed_memory
+from homespun.training.memory import give_back_freed_memory, keep_freed_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told to keep freed memory")
@@ -21,3 +22,6 @@ def test_freed_memory_is_used_again() -> None:
     for _ in range(5):
         torch.ones(size, dtype=torch.uint8)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before < size // resource.getpagesize() // 4
+    held = psutil.Process().memory_info().rss
+    give_back_freed_memory()
+    assert psutil.Process().memory_info().rss < held - size // 2
