@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 
 from torch import Tensor, nn
 
+from homespun.errors import UserError
 from homespun.models.embeddings import Embeddings
 from homespun.nn.masks import Mask
 from homespun.nn.residual import Streams
@@ -71,7 +72,7 @@ class Encoder(nn.Module):
         """(batch, seq) ids -> (batch, seq, hidden).
 
         Raises:
-            UserError: a sequence longer than ``max_position_embeddings``.
+            UserError: a sequence longer than ``max_position_embeddings``, or context of another shape than the ids.
         """
         hidden, mask = self._enter(input_ids, **context)
         recompute = self.gradient_checkpointing and self.training
@@ -96,6 +97,13 @@ class Encoder(nn.Module):
         documents: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
     ) -> tuple[Tensor, Mask]:
+        given = (attention_mask, token_type_ids, position_ids, documents, global_attention_mask)
+        for name, tensor in zip(Context.__annotations__, given, strict=True):
+            if tensor is not None and tensor.shape != input_ids.shape:
+                raise UserError(
+                    f"{name} has shape {tuple(tensor.shape)}, and input_ids {tuple(input_ids.shape)}; "
+                    f"it says something of each token, so the two must be alike"
+                )
         keep = None if attention_mask is None else attention_mask.bool()
         chosen = None if global_attention_mask is None else global_attention_mask.bool()
         mask = Mask(keep, causal=self.causal, documents=documents, chosen=chosen)

@@ -53,10 +53,13 @@ class WindowConfig(Config):
             )
         entry = self.dilation[shape.layer]
         steps = (entry,) if isinstance(entry, int) else tuple(entry)
-        if len(steps) not in (1, shape.num_attention_heads):
+        heads = shape.num_attention_heads
+        if len(steps) > 1 and len(steps) % heads == 0:  # ELECTRA's generator has fewer heads, and takes them evenly
+            steps = steps[:: len(steps) // heads]
+        if len(steps) not in (1, heads):
             raise UserError(
                 f"dilation has {len(steps)} numbers in layer {shape.layer + 1} for "
-                f"num_attention_heads={shape.num_attention_heads}; give one a head, or one number"
+                f"num_attention_heads={heads}; give one a head, or one number"
             )
         return steps
 
@@ -117,8 +120,6 @@ class PermutedBlocksConfig(Config):
 
     def build(self, shape: AttentionShape) -> Pattern:
         heads = shape.num_attention_heads
-        if len(self.shifts) > heads:
-            raise UserError(f"{len(self.shifts)} shifts for num_attention_heads={heads}; give at most one a head")
         shifts = [self.shifts[head * len(self.shifts) // heads] for head in range(heads)]
         permutations = tuple(tuple((i + shift) % self.blocks for i in range(self.blocks)) for shift in shifts)
         return PermutedBlocks(-(-shape.max_position_embeddings // self.blocks), permutations)
