@@ -33,6 +33,20 @@ SIZES: dict[str, Any] = {
     "attention_probs_dropout_prob": 0.0,
     "initializer_range": 0.3,  # large enough that activations, norms and their epsilon leave traces
 }
+# a Reformer of these sizes: 24 positions, which are whole chunks of both kinds, and all of them
+REFORMER: dict[str, Any] = {
+    "max_position_embeddings": 24,
+    "attn_layers": ["local", "lsh", "local"],
+    "attention_head_size": 3,
+    "axial_pos_shape": [4, 6],
+    "axial_pos_embds_dim": [12, 21],
+    "hash_seed": 11,
+    "num_hashes": 2,
+    "num_buckets": [2, 4],
+    "lsh_attn_chunk_length": 4,
+    "local_attn_chunk_length": 3,
+    "local_attention_probs_dropout_prob": 0.0,
+}
 LENGTHS = (19, 7, 13)
 
 

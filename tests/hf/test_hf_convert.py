@@ -3,40 +3,75 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from hf_peers import SIZES
+from hf_peers import REFORMER, SIZES
 
-from homespun.hf.convert import Rule, Table, their_name, to_ours, to_theirs
+from homespun.hf.convert import Rule, Table, Weights, their_name, to_ours, to_theirs
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
-from homespun.models.config import EncoderConfig
+from homespun.models.config import EncoderConfig, ModelConfig
 from homespun.models.store import weights_of
 
 CLASSES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
 NAMES = [architecture.name for _, architecture in CLASSES]
 
 
+# families whose rules are not all used by one config, or need more than the sizes
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "electra": [{"embedding_size": 21}],
+    "gpt2": [{"embd_pdrop": 0.0}],
+    "openai-gpt": [{"embd_pdrop": 0.0}],
+    "reformer": [REFORMER, REFORMER | {"axial_pos_embds": False}],
+}
+CAUSAL = {"ReformerModelWithLMHead": {"is_decoder": True, "attn_layers": ["local"] * 3}}
+
+
+def converted(family: Family, architecture: Architecture) -> Iterator[tuple[ModelConfig, Weights, Weights]]:
+    """Random models of a class, here and there."""
+    for variant in VARIANTS.get(family.model_type, [{}]):
+        sizes = {family.key(name): value for name, value in (SIZES | {"pad_token_id": 4}).items()}
+        settings = sizes | variant | CAUSAL.get(architecture.name, {})
+        settings |= {"architectures": [architecture.name], "id2label": {"0": "a", "1": "b", "2": "c"}}
+        _, config = family.read_config(settings, source="test")
+        ours = weights_of(config.build())
+        yield config, ours, to_theirs(family.table + architecture.table, ours, config.backbone)
+
+
 @pytest.mark.parametrize(("family", "architecture"), CLASSES, ids=NAMES)
-def test_a_table_is_its_own_inverse_and_every_rule_is_used(family: Family, architecture: Architecture) -> None:
-    narrow = {"embedding_size": 21} if "embedding_size" in family.defaults else {}
-    sizes = SIZES | narrow | {"pad_token_id": 4}
-    settings: dict[str, Any] = {family.key(name): value for name, value in sizes.items()}
-    settings |= {"embd_pdrop": 0.0, "architectures": [architecture.name], "id2label": {"0": "a", "1": "b", "2": "c"}}
-    _, config = family.read_config(settings, source="test")
+def test_a_table_is_its_own_inverse(family: Family, architecture: Architecture) -> None:
     table = family.table + architecture.table
-    ours = weights_of(config.build())
-    theirs = to_theirs(table, ours, config.backbone)
-    filled = {fill.name for fill in table.fills if fill.make(config.backbone) is not None}
-    assert theirs.keys() == {their_name(table, name) for name in ours} | filled
-    again, leftovers = to_ours(table, theirs, config.backbone, source="test")
-    assert {leftover.name for leftover in leftovers} == filled
-    assert again.keys() == ours.keys()
-    assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
-    for rule in table.rules:
-        assert any(re.fullmatch(re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(rule.theirs)), name) for name in theirs), rule
+    for config, ours, theirs in converted(family, architecture):
+        filled = {fill.name for fill in table.fills if fill.make(config.backbone) is not None}
+        assert theirs.keys() == {their_name(table, name) for name in ours} | filled
+        again, leftovers = to_ours(table, theirs, config.backbone, source="test")
+        assert {leftover.name for leftover in leftovers} == filled
+        assert again.keys() == ours.keys()
+        assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_every_rule_is_used(family: Family) -> None:
+    used: set[Rule] = set()
+    for architecture in family.architectures:
+        rules = (family.table + architecture.table).rules
+        names = {name for _, _, theirs in converted(family, architecture) for name in theirs}
+        patterns = {rule: re.sub(r"\\\{\w+\\\}", r"\\w+", re.escape(rule.theirs)) for rule in rules}
+        found = {rule for rule in rules if any(re.fullmatch(patterns[rule], name) for name in names)}
+        assert set(architecture.table.rules) <= found
+        used |= found
+    assert set(family.table.rules) <= used
+
+
+@pytest.mark.parametrize(("family", "architecture"), CLASSES, ids=NAMES)
+def test_a_config_is_read_as_it_was_written(family: Family, architecture: Architecture) -> None:
+    for config, _, _ in converted(family, architecture):
+        assert not family.differences(architecture, config)
+        _, again = family.read_config(family.write_config(architecture, config), source="test")
+        assert again == config
 
 
 def test_positions_that_begin_elsewhere_are_moved() -> None:

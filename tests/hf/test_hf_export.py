@@ -162,6 +162,50 @@ def test_tokens_that_are_global_here_and_not_there_are_said(first: int, head: An
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
 
 
+def reformer(*kinds: str, **settings: Any) -> dict[str, Any]:
+    one = {"local": {"kind": "local", "chunk_length": 3}, "lsh": {"kind": "lsh", "chunk_length": 4, "num_hashes": 2}}
+    return {
+        "attention": {"kind": "alternating", "cycle": [one[kind] for kind in kinds]} if kinds[1:] else one[kinds[0]],
+        "residual": {"kind": "reversible", "streams": "copy"},
+        "positions": {"kind": "axial", "shape": [5, 6], "sizes": [10, 23]},
+        "type_vocab_size": 0,
+        "embedding_norm": False,
+        "seed": 3,
+    } | settings
+
+
+UNTIED = {"kind": "causal_lm", "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "name", "words"),
+    [
+        (reformer("local", "lsh"), None, "ReformerModel", ["hashes", "first chunk"]),
+        (reformer("lsh"), UNTIED, "ReformerForMaskedLM", ["hashes", "first chunk"]),
+        (reformer("local", positions={"kind": "learned", "offset": 2}), UNTIED, "ReformerForMaskedLM", ["first chunk"]),
+        (reformer("local", causal=True), UNTIED, "ReformerModelWithLMHead", []),
+        (reformer("local", "lsh"), {"kind": "masked_lm"}, "ReformerModel", ["head 'mask", "hashes", "first chunk"]),
+        (reformer("lsh"), {"kind": "causal_lm"}, "ReformerModel", ["tie_word_embeddings=False", "hashes", "first"]),
+        (reformer("local"), {"kind": "pooled"}, "ReformerModel", ["head 'pooled' is in no", "first"]),
+    ],
+)
+def test_reformers(backbone: Any, head: Any, name: str, words: list[str], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, config = build(backbone, head)
+    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert report.architecture == name
+    assert [word in note for word, note in zip(words, report.notes, strict=True)] == [True] * len(words)
+    _, info = getattr(transformers, name).from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
+    given = inputs(pad_id=TOKENIZER.pad_id, segments=0)
+    again = open_model(tmp_path / "hf")
+    with torch.no_grad():
+        hidden = model.backbone(**given)
+        torch.testing.assert_close(again.model.backbone(**given), hidden, atol=1e-6, rtol=1e-6)
+        if again.config.head is not None:
+            torch.testing.assert_close(again.model(**given), model(**given), atol=1e-6, rtol=1e-6)
+
+
 def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Path) -> None:
     model, config = build({"hidden_act": "relu"}, {"kind": "discriminator"})
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
@@ -182,6 +226,11 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
         (blocks(5, after=0), "the nearest, big_bird, has attention.patterns=["),
         (windows(0, dilation=2), "the nearest, longformer, has attention.patterns=["),
         (windows(0) | {"causal": True}, "the nearest, longformer, has causal=False"),
+        (reformer("lsh", causal=True), "the nearest, reformer, has reformer: is_decoder=True with lsh layers"),
+        (
+            reformer("local", "local"),
+            "the nearest, reformer, has attention.kind=local where this model has alternating",
+        ),
         ({"attention": {"kind": "performer"}}, "the nearest, bert, has attention.kind=full where this model has perf"),
         ({"residual": {"kind": "pre"}}, "the nearest, gpt2, has type_vocab_size=0 where this model has 2"),
         (GPT2 | {"embedding_norm": True}, "the nearest, gpt2, has embedding_norm=False where this model has True"),

@@ -352,6 +352,44 @@ def test_fused_matrices_of_the_wrong_shape(shape: tuple[int, ...], tmp_path: Pat
         save_hub_folder(tmp_path / "hf", kind="causal_lm", **GPT2)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"attn_layers": ["local", "full"]}, "attn_layers=['local', 'full'] must be local and lsh"),
+        ({"attn_layers": []}, "attn_layers=[] must be"),
+        ({"attn_layers": "lsh"}, "attn_layers='lsh' must be"),
+        ({"attn_layers": [["lsh"]]}, "must be local and lsh"),
+        ({"is_decoder": True}, "is_decoder=True with lsh layers"),
+        ({"is_decoder": True, "attn_layers": ["local"] * 3}, "ReformerForMaskedLM has is_decoder=False, and not True"),
+        ({"attention_head_size": 5}, "attention_head_size=5 of num_attention_heads=11 is not the hidden_size=33"),
+        ({"lsh_attention_probs_dropout_prob": 0.25}, "lsh_attention_probs_dropout_prob=0.25 are one number here"),
+        ({"num_buckets": 3}, "even"),
+        ({"num_buckets": "many"}, "num_buckets"),
+        ({"axial_pos_shape": [2, 3]}, "axial positions"),
+        ({"axial_pos_shape": [2, 3, 4]}, "shape"),
+        ({"axial_pos_embds_dim": [2, 3]}, "axial positions"),
+        ({"hash_seed": "x"}, "seed"),
+    ],
+)
+def test_reformers_that_are_refused(values: dict[str, Any], words: str, tmp_path: Path) -> None:
+    config = ModelConfig.model_validate(
+        {
+            "backbone": SIZES
+            | {
+                "attention": {"kind": "alternating", "cycle": [{"kind": "local"}, {"kind": "lsh"}]},
+                "residual": {"kind": "reversible", "streams": "copy"},
+                "positions": {"kind": "axial", "shape": [5, 6], "sizes": [10, 23]},
+                "type_vocab_size": 0,
+                "embedding_norm": False,
+            },
+            "head": {"kind": "causal_lm", "tie_word_embeddings": False},
+        }
+    )
+    export_huggingface(tmp_path / "hf", config.build(), config, TOKENIZER)
+    edit_config(tmp_path / "hf", **values)
+    assert words in refused(tmp_path / "hf")
+
+
 @pytest.mark.parametrize("window", [5, 0, -2, "wide", [4, 4, 3], [], True])
 def test_windows_that_are_refused(window: Any, tmp_path: Path) -> None:
     everywhere = {"first": 0, "projections": True}

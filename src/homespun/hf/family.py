@@ -107,10 +107,6 @@ class Family:
         """What a field of ours is called in config.json."""
         return self.names.get(name, name)
 
-    def architecture(self, kind: str | None) -> Architecture | None:
-        """The class whose head is our ``kind``, if there is one."""
-        return next((a for a in self.architectures if a.kind == kind), None)
-
     def read_config(self, tree: Tree, *, source: str) -> tuple[Architecture, ModelConfig]:
         """The class that a config.json names, and our config of the same model.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homespun.hf.families import FAMILIES
@@ -23,43 +24,43 @@ def find_place(config: ModelConfig) -> tuple[Place | None, tuple[str, ...]]:
 
     A head that no class has is left out, and the backbone placed alone.
     """
-    whole = _nearest(config)
-    if whole is not None and not whole.differences:
-        return whole, whole.architecture.notes(config.backbone)
-    bare = _nearest(config.model_copy(update={"head": None}))
-    assert bare is not None  # every family has a class without a head
-    if bare.differences:
-        nearest = f"the nearest, {bare.family.model_type}, has {'; '.join(bare.differences)}"
+    bare = _places(config.model_copy(update={"head": None}), FAMILIES)
+    place = bare[0]
+    if place.differences:
+        nearest = f"the nearest, {place.family.model_type}, has {'; '.join(place.differences)}"
         return None, (f"no family of Hugging Face models has this encoder: {nearest}",)
-    assert config.head is not None
-    name = f"head {config.head.kind!r}"
-    if whole is None:
-        why = f"{name} is in no class of transformers"
-    else:
-        why = f"{name}: {whole.architecture.name} has {'; '.join(whole.differences)}"
-    return bare, (f"{why}; the backbone was exported without it", *bare.architecture.notes(config.backbone))
+    notes = []
+    if config.head is not None:
+        whole = _places(config, [other.family for other in bare if not other.differences])
+        if whole and not whole[0].differences:
+            place = whole[0]
+        else:
+            why = " is in no class of transformers with this encoder"
+            if whole:
+                why = f": {whole[0].architecture.name} has {'; '.join(whole[0].differences)}"
+            notes.append(f"head {config.head.kind!r}{why}; the backbone was exported without it")
+    return place, (*notes, *place.architecture.notes(config.backbone))
 
 
-def _nearest(config: ModelConfig) -> Place | None:
-    """The class that says most of the model; None where none has a head of its kind."""
+def _places(config: ModelConfig, families: Sequence[Family]) -> list[Place]:
+    """The classes with a head of its kind, the one that says most of the model first."""
     kind, backbone = None if config.head is None else config.head.kind, config.backbone
     shifted = isinstance(backbone.positions, LearnedPositionsConfig) and backbone.positions.offset > 0
 
-    def unlike(family: Family) -> tuple[bool, bool]:
-        # any family can hold any offset of positions, and most can do without segments: this is only a likeness
+    def distance(place: Place) -> tuple[int, int, bool, bool]:
         return (
-            (family.offset(backbone.pad_token_id) > 0) != shifted,
-            ("type_vocab_size" in family.defaults) != (backbone.type_vocab_size > 0),
+            # a part of another kind is further off than a part of another size
+            sum(".kind=" in difference for difference in place.differences),
+            len(place.differences),
+            # any family can hold any offset of positions, and most can do without segments: only a likeness
+            (place.family.offset(backbone.pad_token_id) > 0) != shifted,
+            ("type_vocab_size" in place.family.defaults) != (backbone.type_vocab_size > 0),
         )
 
     places = [
         Place(family, architecture, family.differences(architecture, config))
-        for family in sorted(FAMILIES, key=unlike)
-        if (architecture := family.architecture(kind)) is not None
+        for family in families
+        for architecture in family.architectures
+        if architecture.kind == kind
     ]
-    return min(places, key=_distance, default=None)
-
-
-def _distance(place: Place) -> tuple[int, int]:
-    # a part of another kind is further off than a part of another size
-    return sum(".kind=" in difference for difference in place.differences), len(place.differences)
+    return sorted(places, key=distance)

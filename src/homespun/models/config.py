@@ -308,12 +308,16 @@ class MaskedLMHeadConfig(Config):
 
 
 class CausalLMHeadConfig(Config):
-    """Hidden -> vocabulary through the tied embeddings alone (GPT-2)."""
+    """Hidden -> vocabulary through the embeddings alone (GPT-2), or others of their own (Reformer)."""
 
     kind: Literal["causal_lm"] = "causal_lm"
+    tie_word_embeddings: bool = Field(default=True, description="the same embeddings at both ends")
 
     def build(self, backbone: Encoder) -> nn.Module:
-        return CausalLMHead(backbone.hidden_size, backbone.embeddings.words)
+        words = backbone.embeddings.words
+        if not self.tie_word_embeddings:
+            words = nn.Embedding(words.num_embeddings, backbone.hidden_size)
+        return CausalLMHead(backbone.hidden_size, words)
 
 
 class DiscriminatorHeadConfig(Config):

@@ -43,7 +43,12 @@ class MaskedLMHead(nn.Module):
 
 
 class CausalLMHead(nn.Module):
-    """The tied word embeddings alone (GPT-2); a projection first where they are narrower than the stream."""
+    """The word embeddings alone (GPT-2); a projection first where they are narrower than the stream.
+
+    Args:
+        hidden_size: width of the stream.
+        words: the embeddings of the backbone, which are then tied, or others.
+    """
 
     bias: Tensor
 
@@ -52,8 +57,13 @@ class CausalLMHead(nn.Module):
         vocab_size, embedding_size = words.weight.shape
         narrow = embedding_size != hidden_size
         self.transform = nn.Linear(hidden_size, embedding_size) if narrow else nn.Identity()
-        self.weight = words.weight  # tied: the same parameter
+        self.words = words
         self.register_buffer("bias", torch.zeros(vocab_size), persistent=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """(vocab, embedding)."""
+        return self.words.weight
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(..., hidden) -> (..., vocab) logits."""

@@ -7,6 +7,7 @@ from homespun.hf.families.electra import ELECTRA
 from homespun.hf.families.gpt2 import GPT2
 from homespun.hf.families.longformer import LONGFORMER
 from homespun.hf.families.openai_gpt import OPENAI_GPT
+from homespun.hf.families.reformer import REFORMER
 from homespun.hf.families.roberta import ROBERTA
 
-FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD, DISTILBERT, GPT2, OPENAI_GPT)
+FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD, DISTILBERT, GPT2, OPENAI_GPT, REFORMER)

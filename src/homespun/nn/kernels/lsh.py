@@ -42,7 +42,8 @@ def draw_rotations(heads: int, head_dim: int, num_hashes: int, num_buckets: Sequ
     """
     factors = _even(num_buckets)
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(heads, head_dim, num_hashes, sum(factors) // 2, generator=generator)
+    # on the CPU also where the model is built on another device, or on none
+    return torch.randn(heads, head_dim, num_hashes, sum(factors) // 2, generator=generator, device="cpu")
 
 
 def _even(num_buckets: Sequence[int]) -> tuple[int, ...]:

@@ -1,0 +1,204 @@
+"""Reformer (Kitaev et al. 2020): local and hashed attention in turn, reversible layers, positions of two axes.
+
+The hashes are drawn there in every forward pass, all layers the same where ``hash_seed`` is given, and here once a
+layer, from ``seed``: what a token sees is then not the same, and a model trained with one is used with the other, as
+Reformers are made to be.
+
+Where it is causal, a hashed token sees earlier ones of its own bucket here and of neighbouring buckets there, so those
+are refused. A row closes to a ring at its last real token here, at the last place of its batch there: the same where
+less than a chunk is padded. Dropout stands in other places there, in the feed-forward and on words and positions apart.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from homespun.config import Tree
+from homespun.errors import UserError
+from homespun.hf.convert import Drop, Fill, Rule, Table
+from homespun.hf.families.bert import learned_positions
+from homespun.hf.family import Architecture, Family, headless
+from homespun.models.attentions import AlternatingAttentionConfig
+from homespun.models.attentions.local import LocalAttentionConfig
+from homespun.models.attentions.lsh import LSHAttentionConfig
+from homespun.models.config import AxialPositionsConfig, EncoderConfig
+
+_LAYER, _OWN = "reformer.encoder.layers.{i}", "backbone.layers.{i}"
+_AXES = "reformer.embeddings.position_embeddings.weights"
+_HASHED = "lsh"
+
+
+def _flat(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
+    return tensor.flatten(0, 1) if tensor.dim() == 3 else tensor
+
+
+def _read(settings: Tree, kind: str | None) -> Tree:
+    kinds, causal = settings["attn_layers"], settings["is_decoder"]
+    if not isinstance(kinds, list) or not kinds or not {*map(str, kinds)} <= {"local", _HASHED}:
+        raise UserError(f"attn_layers={kinds!r} must be local and lsh, one a layer")
+    if causal and _HASHED in kinds:
+        raise UserError("is_decoder=True with lsh layers: there a token sees what later ones decide; only local ones")
+    width, heads, size = (settings[key] for key in ("hidden_size", "num_attention_heads", "attention_head_size"))
+    if isinstance(heads, int) and isinstance(size, int) and heads * size != width:
+        raise UserError(
+            f"attention_head_size={size} of num_attention_heads={heads} is not the hidden_size={width}; "
+            f"only heads that fill it are supported"
+        )
+    names = [f"{kind}_attention_probs_dropout_prob" for kind in sorted(set(kinds))]
+    if settings[names[0]] != settings[names[-1]]:
+        raise UserError(
+            f"{names[0]}={settings[names[0]]!r} and {names[1]}={settings[names[1]]!r} are one number here, "
+            f"attention_probs_dropout_prob; write the same for both"
+        )
+    period = next(n for n in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % n] for i in range(len(kinds))))
+    cycle = [_attention(settings, kind) for kind in kinds[:period]]
+    fields = {
+        "type_vocab_size": 0,
+        "embedding_norm": False,
+        "residual": {"kind": "reversible", "streams": "copy"},
+        "causal": causal,
+        "num_hidden_layers": len(kinds),
+        "attention_probs_dropout_prob": settings[names[0]],
+        "attention": cycle[0] if len(cycle) == 1 else {"kind": "alternating", "cycle": cycle},
+        "seed": settings["hash_seed"] or 0,
+    }
+    if settings["axial_pos_embds"]:
+        axes = {"shape": settings["axial_pos_shape"], "sizes": settings["axial_pos_embds_dim"]}
+        fields["positions"] = {"kind": "axial"} | axes
+    return fields
+
+
+def _attention(settings: Tree, kind: str) -> Tree:
+    hashing = {"num_hashes": settings["num_hashes"], "num_buckets": settings["num_buckets"]}
+    return {
+        "kind": kind,
+        "chunk_length": settings[f"{kind}_attn_chunk_length"],
+        "num_chunks_before": settings[f"{kind}_num_chunks_before"],
+        "num_chunks_after": settings[f"{kind}_num_chunks_after"],
+    } | (hashing if kind == _HASHED else {})
+
+
+def _write(backbone: EncoderConfig) -> Tree:
+    attention = backbone.attention
+    cycle = attention.cycle if isinstance(attention, AlternatingAttentionConfig) else [attention]
+    kinds = [cycle[layer % len(cycle)].kind for layer in range(backbone.num_hidden_layers)]
+    settings: Tree = {
+        "attn_layers": [kind if kind == _HASHED else "local" for kind in kinds],
+        "attention_head_size": backbone.hidden_size // backbone.num_attention_heads,
+        "lsh_attention_probs_dropout_prob": backbone.attention_probs_dropout_prob,
+        "local_attention_probs_dropout_prob": backbone.attention_probs_dropout_prob,
+        "is_decoder": backbone.causal,
+        "hash_seed": backbone.seed,
+        "axial_pos_embds": False,
+    }
+    for own in reversed(cycle):
+        match own:
+            case LSHAttentionConfig() | LocalAttentionConfig():
+                settings |= {
+                    f"{own.kind}_attn_chunk_length": own.chunk_length,
+                    f"{own.kind}_num_chunks_before": own.num_chunks_before,
+                    f"{own.kind}_num_chunks_after": own.num_chunks_after,
+                }
+        match own:
+            case LSHAttentionConfig(num_hashes=hashes, num_buckets=buckets):
+                settings |= {"num_hashes": hashes, "num_buckets": buckets}
+    match backbone.positions:
+        case AxialPositionsConfig(shape=shape, sizes=sizes):
+            settings |= {"axial_pos_embds": True, "axial_pos_shape": [*shape], "axial_pos_embds_dim": [*sizes]}
+    return settings
+
+
+def _lm_head(name: str, pipeline: str, *, causal: bool) -> Architecture:
+    def head(settings: Tree) -> Tree:
+        if settings["is_decoder"] != causal:
+            raise UserError(f"{name} has is_decoder={causal}, and not {settings['is_decoder']!r}")
+        return {"kind": "causal_lm", "tie_word_embeddings": False}
+
+    return Architecture(
+        name,
+        kind="causal_lm",
+        table=Table(
+            rules=(Rule("lm_head.decoder.weight", "head.words.weight"),),
+            drops=(Drop(r"lm_head\.(decoder\.)?bias", "transformers does not add it"),),
+            fills=(Fill("lm_head.bias", lambda backbone: torch.zeros(backbone.vocab_size)),),
+        ),
+        head=head,
+        pipeline=pipeline,
+        notes=_graph,
+    )
+
+
+def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
+    hashes = (
+        "the hashes of attention are not those that this model was trained with: transformers draws its own, for every "
+        "layer the same",
+    )
+    ring = (
+        "in transformers the first chunk of a text looks back to the end of its batch, and here to its own end: they "
+        "differ where a chunk or more is padded",
+    )
+    return hashes * (_HASHED in _write(backbone)["attn_layers"]) + ring * (not backbone.causal)
+
+
+REFORMER = Family(
+    model_type="reformer",
+    prefix="reformer.",
+    table=Table(
+        rules=(
+            Rule("reformer.embeddings.word_embeddings.weight", "backbone.embeddings.words.weight"),
+            learned_positions("reformer.embeddings.position_embeddings.embedding.weight"),
+            Rule(f"{_AXES}.0", "backbone.embeddings.positions.row.weight", _flat, lambda tensor, _: tensor[:, None]),
+            Rule(f"{_AXES}.1", "backbone.embeddings.positions.column.weight", _flat, lambda tensor, _: tensor[None]),
+            Rule(f"{_LAYER}.attention.layer_norm.{{p}}", f"{_OWN}.attention.norm.{{p}}"),
+            *(
+                Rule(f"{_LAYER}.attention.self_attention.{part}.{{p}}", f"{_OWN}.attention.sublayer.{part}.{{p}}")
+                for part in ("query_key", "query", "key", "value")
+            ),
+            Rule(f"{_LAYER}.attention.output.dense.{{p}}", f"{_OWN}.attention.sublayer.output.{{p}}"),
+            Rule(f"{_LAYER}.feed_forward.layer_norm.{{p}}", f"{_OWN}.feedforward.norm.{{p}}"),
+            Rule(f"{_LAYER}.feed_forward.dense.dense.{{p}}", f"{_OWN}.feedforward.sublayer.inner.{{p}}"),
+            Rule(f"{_LAYER}.feed_forward.output.dense.{{p}}", f"{_OWN}.feedforward.sublayer.outer.{{p}}"),
+            Rule("reformer.encoder.layer_norm.{p}", "backbone.final_norm.0.{p}"),
+        ),
+        drops=(Drop(r"reformer\..*\.(self_)?mask_value_float(16|32)", "a constant, not a weight"),),
+    ),
+    architectures=(
+        headless("ReformerModel", "reformer.", notes=_graph),
+        _lm_head("ReformerForMaskedLM", "fill-mask", causal=False),
+        _lm_head("ReformerModelWithLMHead", "text-generation", causal=True),
+    ),
+    defaults={
+        "vocab_size": 320,
+        "hidden_size": 256,
+        "num_attention_heads": 12,
+        "attention_head_size": 64,
+        "attn_layers": ["local", "lsh"] * 3,
+        "feed_forward_size": 512,
+        "hidden_act": "relu",
+        "hidden_dropout_prob": 0.05,
+        "initializer_range": 0.02,
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 4096,
+        "pad_token_id": 0,
+        "is_decoder": False,
+        "axial_pos_embds": True,
+        "axial_pos_shape": [64, 64],
+        "axial_pos_embds_dim": [64, 192],
+        "hash_seed": None,
+        "num_hashes": 1,
+        "num_buckets": None,
+        "lsh_attn_chunk_length": 64,
+        "lsh_num_chunks_before": 1,
+        "lsh_num_chunks_after": 0,
+        "lsh_attention_probs_dropout_prob": 0.0,
+        "local_attn_chunk_length": 64,
+        "local_num_chunks_before": 1,
+        "local_num_chunks_after": 0,
+        "local_attention_probs_dropout_prob": 0.05,
+    },
+    names={"intermediate_size": "feed_forward_size"},
+    read=_read,
+    write=_write,
+    fixed={"is_decoder": (None, True, False)},
+)
