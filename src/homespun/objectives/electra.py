@@ -78,7 +78,8 @@ class Electra(Config):
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ElectraObjective:
         """The model side: ``model``'s backbone becomes the discriminator's."""
-        config = ModelConfig(backbone=model.backbone, head=DiscriminatorHeadConfig())
+        discriminates = DiscriminatorHeadConfig(hidden_act=model.backbone.hidden_act)
+        config = ModelConfig(backbone=model.backbone, head=discriminates)
         discriminator = config.build()
         backbone = self.generator(model.backbone).build(discriminator.backbone.embeddings)
         head = MaskedLMHeadConfig().build(backbone)

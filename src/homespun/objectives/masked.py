@@ -141,7 +141,8 @@ class MaskedLM(Config):
                 f"next sentence prediction needs two segments and the model has "
                 f"type_vocab_size={model.backbone.type_vocab_size}; set model.type_vocab_size=2"
             )
-        config = ModelConfig(backbone=model.backbone, head=MaskedLMHeadConfig())
+        head = MaskedLMHeadConfig(hidden_act=model.backbone.hidden_act)
+        config = ModelConfig(backbone=model.backbone, head=head)
         built = config.build()
         pairs = None
         if self.next_sentence:
