@@ -149,7 +149,7 @@ def test_tokens_that_are_global_here_and_not_there_are_said(first: int, head: An
     transformers = pytest.importorskip("transformers")
     model, config = build(windows(first), head)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
-    assert f"and this model {first}" in report.notes[-1]
+    assert f"and this model the first {first}: give it" in report.notes[-1]
     theirs = getattr(transformers, str(report.architecture)).from_pretrained(tmp_path / "hf").eval()
     given = inputs(pad_id=TOKENIZER.pad_id)
     mask = torch.zeros_like(given["input_ids"])

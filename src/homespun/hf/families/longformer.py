@@ -57,8 +57,8 @@ def _first_tokens(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
         match backbone.attention:
             case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first != own:
                 return (
-                    f"transformers makes {own} first tokens of a text global by itself and this model {first}: "
-                    f"give it a global_attention_mask with 1 at {first or 'none'} of them",
+                    f"transformers makes the first {own} tokens of a text global by itself and this model the first "
+                    f"{first}: give it a global_attention_mask with 1 at the first {first} and 0 at the others",
                 )
         return ()
 
