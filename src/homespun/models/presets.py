@@ -60,6 +60,7 @@ _SPARSE: dict[str, dict[str, Any]] = {
     "reformer": {
         "max_position_embeddings": 4096,
         "type_vocab_size": 0,
+        "embedding_norm": False,
         "hidden_act": "relu",
         "residual": {"kind": "reversible", "streams": "copy"},
         "attention": {"kind": "alternating", "cycle": [{"kind": "local"}, {"kind": "lsh"}]},
