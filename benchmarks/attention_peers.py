@@ -62,6 +62,7 @@ def _reformer(sizes: Sizes) -> Peer:
         attn_layers=["lsh"] * sizes.layers,
         num_attention_heads=sizes.heads,
         attention_head_size=sizes.hidden_size // sizes.heads,
+        feed_forward_size=4 * sizes.hidden_size,
         lsh_attn_chunk_length=64,
         num_hashes=1,
         axial_pos_embds=False,

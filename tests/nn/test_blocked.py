@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from homespun.nn.kernels.blocked import Blocked, make_plan
+from homespun.nn.attention import split_heads
+from homespun.nn.global_attention import GlobalAttention
+from homespun.nn.kernels.blocked import Blocked, find_everywhere, make_plan, see_all
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import Band, Blocks, Global, PermutedBlocks, RandomBlocks, Sparse, Window
@@ -59,3 +61,29 @@ def test_blocked_is_dense(
         found.append([values, *torch.autograd.grad(values, parts, upstream)])
     for ours, truth in zip(*found, strict=True):
         torch.testing.assert_close(ours, truth)
+
+
+@pytest.mark.parametrize("count", [1, HEAD_DIM], ids=["few", "many"])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one", "packed"])
+def test_few_global_tokens_are_projected_in_place_of_the_text(count: int, documents: Tensor | None) -> None:
+    """Against the definition: keys and values of all tokens under their own projections."""
+    torch.manual_seed(1)
+    width = HEADS * HEAD_DIM
+    attention = GlobalAttention(width, HEADS, Sparse((Window(19),), Global(first=count))).double()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    hidden = torch.randn(BATCH, LENGTH, width, dtype=torch.float64, requires_grad=True)
+    mask = Mask(KEEP, documents=documents)
+    everywhere = find_everywhere(attention.sparse, mask, BATCH, LENGTH, hidden.device)
+    assert everywhere is not None
+    parts = (attention.query_global, attention.key_global, attention.value_global)
+    query, key, value = (split_heads(part(hidden), HEADS) for part in parts)
+    index = everywhere.index[:, None, :, None].expand(-1, HEADS, -1, HEAD_DIM)
+    truth = see_all(query.gather(2, index), key, value, mask, everywhere, 0.0)
+    found = attention._see_all(query.gather(2, index), hidden, mask, everywhere)
+    torch.testing.assert_close(found, truth)
+    learns = [hidden, *(p for part in parts for p in part.parameters())]
+    upstream = torch.randn_like(truth)
+    gradients = [torch.autograd.grad(values, learns, upstream, retain_graph=True) for values in (found, truth)]
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from homespun.batch import Batch
 from homespun.data.rows import Row
+from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.masked import MaskedLM
@@ -231,3 +232,10 @@ def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
     for name in learnt:
         assert terms[name] < 0.1, terms
         assert terms[f"{name}_accuracy"] > 0.99, terms
+
+
+@every_kind
+def test_a_model_that_sees_the_wrong_way_is_refused(config: Any, tokenizer: Tokenizer) -> None:
+    model = tiny_model(tokenizer, causal=config.kind != "clm")
+    with pytest.raises(UserError, match="set model[.]causal="):
+        config.build(model, tokenizer)

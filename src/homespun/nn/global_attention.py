@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from homespun.nn.attention import split_heads
-from homespun.nn.kernels.blocked import Blocked, find_everywhere, see_all
+from homespun.nn.kernels.blocked import Blocked, Everywhere, find_everywhere, see_all, table_of_all
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import Sparse
 
@@ -49,15 +49,35 @@ class GlobalAttention(nn.Module):
         everywhere = find_everywhere(self.sparse, mask, batch, length, hidden.device)
         if everywhere is not None:
             index = everywhere.index[..., None].expand(-1, -1, width)
-            key, value = (self._heads(part(hidden)) for part in (self.key_global, self.value_global))
             query = self._heads(self.query_global(hidden.gather(1, index)))  # (batch, heads, n, head_dim)
-            dropout = self.kernel.dropout if self.training else 0.0
-            found = see_all(query, key, value, mask, everywhere, dropout).transpose(1, 2).flatten(2)
+            found = self._see_all(query, hidden, mask, everywhere).transpose(1, 2).flatten(2)
             if everywhere.real is not None:
                 found = torch.where(everywhere.real[..., None], found, values.gather(1, index))
             values = values.scatter(1, index, found)
         mixed: Tensor = self.output(values)
         return mixed
+
+    def _see_all(self, query: Tensor, hidden: Tensor, mask: Mask, everywhere: Everywhere) -> Tensor:
+        """(batch, heads, n, head_dim): what global tokens see of all of them."""
+        dropout = self.kernel.dropout if self.training else 0.0
+        batch, heads, count, head_dim = query.shape
+        if dropout or count >= head_dim:
+            key, value = (self._heads(part(hidden)) for part in (self.key_global, self.value_global))
+            return see_all(query, key, value, mask, everywhere, dropout)
+        # q (x W) = (q W) x and p (x W) = (p x) W: a few global tokens are projected, not the whole text, which is two
+        # of a layer's fourteen products of that size
+        keys, values = (part.weight.view(heads, head_dim, -1) for part in (self.key_global, self.value_global))
+        asked = (query @ keys * head_dim**-0.5).flatten(1, 2)  # (batch, heads * n, hidden)
+        scores = (asked @ hidden.transpose(1, 2)).view(batch, heads, count, -1)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        scores = scores + (query @ self.key_global.bias.view(heads, head_dim, 1)) * head_dim**-0.5
+        table = table_of_all(mask, everywhere, hidden.shape[1])
+        if table is not None:
+            scores = scores.masked_fill(~table, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1).to(hidden.dtype).flatten(1, 2)
+        seen = (weights @ hidden).view(batch, heads, count, -1) @ values.transpose(-1, -2)
+        seen = seen + self.value_global.bias.view(heads, 1, head_dim)
+        return seen if table is None else torch.where(table.any(-1, keepdim=True), seen, seen.new_zeros(()))
 
     def _heads(self, hidden: Tensor) -> Tensor:
         return split_heads(hidden, self.num_attention_heads)

@@ -24,7 +24,7 @@ from homespun.models.config import (
     initialise,
 )
 from homespun.models.heads import MaskedLMHead
-from homespun.objectives.masked import MaskTokens, at
+from homespun.objectives.masked import MaskTokens, at, needs_both_sides
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -77,7 +77,12 @@ class Electra(Config):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ElectraObjective:
-        """The model side: ``model``'s backbone becomes the discriminator's."""
+        """The model side: ``model``'s backbone becomes the discriminator's.
+
+        Raises:
+            UserError: the backbone is causal.
+        """
+        needs_both_sides(model, "electra")
         discriminates = DiscriminatorHeadConfig(hidden_act=model.backbone.hidden_act)
         config = ModelConfig(backbone=model.backbone, head=discriminates)
         discriminator = config.build()

@@ -134,8 +134,10 @@ class MaskedLM(Config):
         """The model side: ``model``'s backbone under a masked LM head.
 
         Raises:
-            UserError: the next sentence is to be predicted, and the backbone cannot tell two segments apart.
+            UserError: the backbone is causal, or the next sentence is to be predicted and it cannot tell two segments
+                apart.
         """
+        needs_both_sides(model, "mlm")
         if self.next_sentence and model.backbone.type_vocab_size < 2:
             raise UserError(
                 f"next sentence prediction needs two segments and the model has "
@@ -149,6 +151,12 @@ class MaskedLM(Config):
             pairs = NextSentenceHead(built.backbone.hidden_size)
             initialise(pairs.modules(), model.backbone.initializer_range)
         return MaskedLMObjective(built, config, pairs)
+
+
+def needs_both_sides(model: ModelConfig, kind: str) -> None:
+    """Raise a `UserError` where a causal model would have to fill a place from its left side alone."""
+    if model.backbone.causal:
+        raise UserError(f"objective {kind} fills places from both sides of them; set model.causal=false, or use clm")
 
 
 class MaskedLMObjective(nn.Module):

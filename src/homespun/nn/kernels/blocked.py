@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -65,12 +66,7 @@ class Blocked(nn.Module):
         self, plan: Plan | None, sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask
     ) -> Tensor:
         assert plan is not None
-        attend = functools.partial(_attend, plan, sparse, mask, self.dropout if self.training else 0.0)
-        if not torch.is_grad_enabled():
-            return attend(query, key, value)
-        # the gathered keys are several times the keys: they are gathered again in the backward pass, not kept for it
-        values: Tensor = checkpoint(attend, query, key, value, use_reentrant=False, preserve_rng_state=self.dropout > 0)
-        return values
+        return _attend(plan, sparse, mask, self.dropout if self.training else 0.0, query, key, value)
 
     def extra_repr(self) -> str:
         return f"{self.sparse}, dropout={self.dropout}"
@@ -176,13 +172,18 @@ def _attend(
         ("bias", plan, sparse.everywhere, batch, query.dtype),
         lambda: _bias(plan, mask, everywhere, batch, query.dtype),
     )
-    values = F.scaled_dot_product_attention(
-        _query_blocks(query, plan),
-        _key_blocks(key, plan, everywhere),
-        _key_blocks(value, plan, everywhere),
-        attn_mask=bias,
-        dropout_p=dropout,
-    )
+    if not torch.is_grad_enabled():
+        values = _in_blocks(query, key, value, plan, everywhere, bias, dropout)
+    elif query.device.type == "cpu" and not dropout and not torch.compiler.is_compiling():
+        values = _InBlocks.apply(query, key, value, plan, everywhere, bias)  # type: ignore[no-untyped-call]
+    else:
+        # the gathered keys are several times the keys: they are gathered again in the backward pass, not kept for it
+        values = checkpoint(
+            _in_blocks,
+            *(query, key, value, plan, everywhere, bias, dropout),
+            use_reentrant=False,
+            preserve_rng_state=dropout > 0,
+        )
     if sees is not None:
         values = torch.where(sees, values, values.new_zeros(()))
     if plan.heads == 1:  # (batch * blocks, heads, size, head_dim)
@@ -200,12 +201,74 @@ def _attend(
     return values.scatter(2, index, found)
 
 
+def _in_blocks(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: Plan,
+    everywhere: Everywhere | None,
+    bias: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """The values of each block of queries, in the layout of `_query_blocks`."""
+    blocks = _blocks(query, key, value, plan, everywhere)
+    return F.scaled_dot_product_attention(*blocks, attn_mask=bias, dropout_p=dropout)
+
+
+def _blocks(
+    query: Tensor, key: Tensor, value: Tensor, plan: Plan, everywhere: Everywhere | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _query_blocks(query, plan), _key_blocks(key, plan, everywhere), _key_blocks(value, plan, everywhere)
+
+
+class _InBlocks(torch.autograd.Function):
+    """`_in_blocks` on a CPU: keys and values are gathered again in the backward pass, attention is not made again.
+
+    The two halves of SDPA's fused path on a CPU, of which the first is what SDPA calls for such inputs.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        plan: Plan,
+        everywhere: Everywhere | None,
+        bias: Tensor | None,
+    ) -> Tensor:
+        blocks = _blocks(query, key, value, plan, everywhere)
+        values, totals = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*blocks, attn_mask=bias)
+        ctx.plan, ctx.everywhere, ctx.bias = plan, everywhere, bias
+        ctx.save_for_backward(query, key, value, values, totals)
+        result: Tensor = values
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        *parts, values, totals = ctx.saved_tensors
+        parts = [part.detach().requires_grad_() for part in parts]
+        with torch.enable_grad():
+            blocks = _blocks(parts[0], parts[1], parts[2], ctx.plan, ctx.everywhere)
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, *(block.detach() for block in blocks), values, totals, 0.0, False, attn_mask=ctx.bias
+        )
+        return *torch.autograd.grad(blocks, parts, gradients), None, None, None
+
+
 def see_all(query: Tensor, key: Tensor, value: Tensor, mask: Mask, everywhere: Everywhere, dropout: float) -> Tensor:
     """(batch, heads, n, head_dim): what the tokens everywhere see, of all keys that the data allows."""
-    index, keys = everywhere.index, key.shape[2]
+    table = table_of_all(mask, everywhere, key.shape[2])
+    values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout)
+    return values if table is None else torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
 
-    def allowed() -> Tensor | None:
-        tables = []
+
+def table_of_all(mask: Mask, everywhere: Everywhere, keys: int) -> Tensor | None:
+    """(batch or 1, 1, n or 1, keys) bool: what the data lets the tokens everywhere see; None: everything."""
+
+    def build() -> Tensor | None:
+        index, tables = everywhere.index, []
         if mask.causal:
             tables.append(torch.arange(keys, device=index.device) <= index[:, None, :, None])
         if mask.documents is not None:
@@ -215,9 +278,7 @@ def see_all(query: Tensor, key: Tensor, value: Tensor, mask: Mask, everywhere: E
             tables.append(mask.keep[:, None, None, :])
         return functools.reduce(torch.Tensor.__and__, tables) if tables else None
 
-    table = mask.once(("see all", everywhere), allowed)
-    values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout)
-    return values if table is None else torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
+    return mask.once(("all", everywhere), build)
 
 
 def _query_blocks(query: Tensor, plan: Plan) -> Tensor:
