@@ -3,8 +3,9 @@
 One text goes forward, the mean of what comes out is the loss, and backward, and AdamW makes its step, the same on both
 sides; the vocabulary is small, so that the layers are what is measured. Peers are as they come: `transformers` drops a
 tenth of the attention probabilities and of the hidden states, `linformer` and `performer-pytorch` drop nothing. Ours
-drops as much of the hidden states as the peer, and no attention probabilities. Freed memory is kept for the next step
-on both sides, as the trainer does.
+drops as much of the hidden states as the peer, and no attention probabilities. Each runs in a process of its own. Ours
+keeps freed memory for the next step, as our trainer does, where a plain loop gets fresh pages for every large tensor; a
+``careful_peer`` that keeps it too runs beside, but not of full attention: what it keeps leaves no room for the peer.
 
 ``--alone`` measures the attention module alone, forward and backward. ``--growth`` fits how time and memory of ours
 grow with the length, ``--crossover`` finds from which length on each of ours beats our full attention; in both, nothing
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.attention_peers import ALONE, PEERS
-from benchmarks.measure import by_turns, peak_bytes, peak_memory, seconds
+from benchmarks.measure import Apart, by_turns, peak_bytes, peak_memory, seconds
 from homespun.models.config import EncoderConfig
 from homespun.nn.masks import Mask
 from homespun.training.memory import keep_freed_memory
@@ -113,17 +114,24 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str, Any]:
     """Ours, the peers' and the ratios, each by the name of the attention."""
-    makers = {"ours": _our_attention, "peer": _peer_attention} if options.alone else {"ours": _ours, "peer": _peer}
-    results: dict[str, dict[str, Any]] = {"ours": {}, "peer": {}, "ratios": {}}
+    ours, peer = (_our_attention, _peer_attention) if options.alone else (_ours, _peer)
+    sides = {"ours": (ours, True), "peer": (peer, False), "careful_peer": (peer, True)}
+    results: dict[str, dict[str, Any]] = {side: {} for side in (*sides, "ratios")}
     for name in [options.only] if options.only else [*ALONE] if options.alone else NAMES:
-        peaks = {side: peak_memory(_peak, make, name, settings).result[-1] for side, make in makers.items()}
-        times = by_turns({side: _seconds(make, name, settings) for side, make in makers.items()}, options.rounds)
-        for side in makers:
-            results[side][name] = {"seconds": round(times[side], 4), "peak_bytes": peaks[side]}
-        results["ratios"][name] = {
-            "times_faster": round(times["peer"] / times["ours"], 3),
-            "peak_bytes": round(peaks["ours"] / peaks["peer"], 3),
-        }
+        there = {side: of for side, of in sides.items() if (name, side) != ("full", "careful_peer")}
+        contestants = {side: Apart(_seconds, make, name, settings, keep) for side, (make, keep) in there.items()}
+        times = by_turns(contestants, options.rounds)
+        for side, contestant in contestants.items():
+            contestant.close()
+            results[side][name] = {"seconds": round(times[side], 4), "peak_bytes": contestant.peak}
+        results["ratios"][name] = {}
+        for side, suffix in (("peer", ""), ("careful_peer", "_careful")):
+            if side in there:
+                ratio = contestants["ours"].peak / contestants[side].peak
+                results["ratios"][name] |= {
+                    f"times_faster{suffix}": round(times[side] / times["ours"], 3),
+                    f"peak_bytes{suffix}": round(ratio, 3),
+                }
     return results
 
 
@@ -168,8 +176,12 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def _seconds(make: Callable[[str, Settings], Step], name: str, settings: Settings) -> Callable[[], float]:
-    """Seconds of a step, each time it is called; short ones are repeated."""
+def _seconds(
+    make: Callable[[str, Settings], Step], name: str, settings: Settings, keep: bool = True
+) -> Callable[[], float]:
+    """Seconds of a step, each time it is called; short ones are repeated. ``keep``: freed memory, as our trainer."""
+    if keep:
+        keep_freed_memory()
     step = make(name, settings)
     steps = max(1, 2048 // settings.length)
     step(settings.length)
@@ -191,6 +203,7 @@ def _peak(make: Callable[[str, Settings], Step], name: str, settings: Settings, 
 
     Where there is a device, of its memory. No peer is given shorter ones: some choose what they are by the first text.
     """
+    keep_freed_memory()
     step = make(name, settings)
     peaks = []
     for length in (*shorter, settings.length):
@@ -237,7 +250,6 @@ def _peer_attention(name: str, settings: Settings) -> Step:
 def _training(model: nn.Module, forward: Callable[[Tensor], Tensor], settings: Settings) -> Step:
     """A step of training on random tokens."""
     torch.set_num_threads(settings.threads)
-    keep_freed_memory()
     model.to(settings.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     ids = torch.randint(5, VOCAB_SIZE, (1, max(settings.length, SHORT))).to(settings.device)

@@ -95,6 +95,52 @@ def _measured(pipe: Connection, function: Callable[..., Any], arguments: tuple[A
     pipe.send((before, peak_bytes(), result))
 
 
+class Apart:
+    """A contestant in a process of its own, where nothing of another reaches it: its heap, its settings, its peak.
+
+    Args:
+        make: of a module; called there with ``arguments``, it gives what each turn calls.
+
+    Attributes:
+        peak: bytes at the most, of that process, or of its part of a GPU, until its last turn was over.
+
+    Raises:
+        RuntimeError: from a turn: its process died.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[], float]], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_turns, args=(theirs, make, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.peak = 0
+
+    def __call__(self) -> float:
+        self._pipe.send(True)
+        try:
+            result, self.peak = self._pipe.recv()
+        except EOFError as error:
+            raise RuntimeError("a contestant failed in its process; see above") from error
+        return float(result)
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join()
+
+
+def _turns(pipe: Connection, make: Callable[..., Callable[[], float]], arguments: tuple[Any, ...]) -> None:
+    turn = make(*arguments)
+    try:
+        while pipe.recv():
+            result = turn()
+            device = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+            pipe.send((result, device or peak_bytes()))
+    except EOFError:  # it was closed
+        pass
+
+
 def peak_bytes() -> int:
     """The most resident memory that this process has held so far, in bytes."""
     try:

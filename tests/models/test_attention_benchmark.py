@@ -35,10 +35,10 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_ours_and_the_peer_are_measured() -> None:
     result = result_of("--length", "64", "--only", "longformer")
     assert (result["benchmark"], result["length"]) == ("attention", 64)
-    for side in ("ours", "peer"):
+    for side in ("ours", "peer", "careful_peer"):
         assert result[side]["longformer"]["seconds"] > 0
         assert result[side]["longformer"]["peak_bytes"] > 10**8
-    assert result["ratios"]["longformer"].keys() == {"times_faster", "peak_bytes"}
+    assert result["ratios"]["longformer"].keys() >= {"times_faster", "peak_bytes"}
 
 
 def test_the_crossover_is_told_and_drawn(tmp_path: Path) -> None:
