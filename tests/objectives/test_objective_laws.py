@@ -237,5 +237,5 @@ def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
 @every_kind
 def test_a_model_that_sees_the_wrong_way_is_refused(config: Any, tokenizer: Tokenizer) -> None:
     model = tiny_model(tokenizer, causal=config.kind != "clm")
-    with pytest.raises(UserError, match="set model[.]causal="):
+    with pytest.raises(UserError, match=r"set model\.causal="):
         config.build(model, tokenizer)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -149,3 +150,18 @@ def test_lengths_as_rows_and_as_nested_mappings(tmp_path: Path, finetuning: Make
     table = tables.lengths(nested, "lengths")
     assert table is not None
     assert [row[0] for row in table.cells()] == ["train / torch", "test / torch"]
+
+
+def test_nested_parts_of_an_architecture_are_words(tmp_path: Path, pretraining: Make) -> None:
+    record = read_run(pretraining(tmp_path / "sparse", steps=13))
+    attention = {
+        "kind": "sparse",
+        "patterns": [{"kind": "window", "radius": 16, "dilation": 2}, {"kind": "random_blocks", "size": 8, "count": 1}],
+        "everywhere": {"first": 1, "block": 0, "projections": False},
+    }
+    backbone = {"num_hidden_layers": 3, "hidden_size": 128, "attention": attention}
+    told = architecture(dataclasses.replace(record, config={"model": backbone}, result={}))
+    assert told == (
+        "3 layers × 128, sparse attention (window (radius 16, dilation 2) + random blocks (size 8, count 1), "
+        "everywhere (first 1))"
+    )

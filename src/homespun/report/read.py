@@ -290,9 +290,23 @@ def architecture(record: RunRecord) -> str | None:
     for part, usual in plain.items():
         tree = as_tree(backbone.get(part))
         if tree.get("kind", usual) != usual:
-            settings = ", ".join(f"{key} {value}" for key, value in tree.items() if key != "kind")
-            words.append(f"{tree['kind']} {part}" + (f" ({settings})" if settings else ""))
+            words.append(f"{tree['kind']} {part}{_settings(tree)}")
     return ", ".join(words)
+
+
+def _settings(tree: Mapping[str, Any]) -> str:
+    """`` (radius 16, dilation 2)``; parts that have a kind by it, nothing where there is nothing to say."""
+    words = []
+    for key, value in tree.items():
+        if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+            words.append(
+                " + ".join(f"{str(part.get('kind', key)).replace('_', ' ')}{_settings(part)}" for part in value)
+            )
+        elif isinstance(value, Mapping):
+            words.append(f"{key}{_settings(value)}")
+        elif key != "kind" and value not in (None, False):
+            words.append(f"{key.replace('_', ' ')} {value}" if value is not True else key.replace("_", " "))
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _find(tree: Tree, key: str) -> Tree | None:
