@@ -9,8 +9,8 @@ from torch import Tensor
 from homespun.nn.attention import split_heads
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.blocked import Blocked, find_everywhere, see_all
-from homespun.nn.kernels.plan import make_plan
 from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.kernels.plan import make_plan
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import Band, Blocks, Global, PermutedBlocks, RandomBlocks, Sparse, Window
 
