@@ -9,7 +9,7 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.models.attentions.shape import AttentionShape
+from homespun.models.attentions.shape import AttentionShape, of_layer
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.kernels.linformer import (
     ConvolvedProjection,
@@ -70,13 +70,9 @@ class LinformerAttentionConfig(Config):
         return LinearProjection(longest, k, heads=heads)
 
     def _k(self, layer: int) -> int:
-        if isinstance(self.k, int):
-            return self.k
-        if self.sharing == "layerwise" and len(set(self.k)) > 1:
+        if self.sharing == "layerwise" and isinstance(self.k, list) and len(set(self.k)) > 1:
             raise UserError(f"sharing=layerwise has one projection for all layers, so one k, not {self.k}; give one")
-        if layer >= len(self.k):
-            raise UserError(f"k has {len(self.k)} numbers and there is a layer {layer + 1}; give one a layer, or one")
-        return self.k[layer]
+        return of_layer(self.k, layer, "k")
 
     def _of_the_layer_before(self, shape: AttentionShape) -> Projection:
         if shape.previous is None:

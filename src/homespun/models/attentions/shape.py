@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from homespun.errors import UserError
+
 
 @dataclass(frozen=True)
 class AttentionShape:
@@ -31,3 +33,16 @@ class AttentionShape:
     dropout: float
     seed: int
     previous: nn.Module | None = None
+
+
+def of_layer(value: int | list[int], layer: int, name: str) -> int:
+    """What a setting that is one number, or one a layer, is in this layer.
+
+    Raises:
+        UserError: a list that ends before it.
+    """
+    if isinstance(value, int):
+        return value
+    if layer >= len(value):
+        raise UserError(f"{name} has {len(value)} numbers and there is a layer {layer + 1}; give one a layer, or one")
+    return value[layer]

@@ -9,7 +9,7 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.models.attentions.shape import AttentionShape
+from homespun.models.attentions.shape import AttentionShape, of_layer
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.blocked import Blocked
@@ -17,14 +17,6 @@ from homespun.nn.patterns import Band, Blocks, Global, Pattern, PermutedBlocks, 
 
 PerLayer = int | list[int]
 """One number for all layers, or one a layer."""
-
-
-def _of_layer(value: PerLayer, layer: int, name: str) -> int:
-    if isinstance(value, int):
-        return value
-    if layer >= len(value):
-        raise UserError(f"{name} has {len(value)} numbers and there is a layer {layer + 1}; give one a layer, or one")
-    return value[layer]
 
 
 class WindowConfig(Config):
@@ -37,7 +29,7 @@ class WindowConfig(Config):
     )
 
     def build(self, shape: AttentionShape) -> Pattern:
-        radius = _of_layer(self.radius, shape.layer, "radius")
+        radius = of_layer(self.radius, shape.layer, "radius")
         steps = self._dilation(shape)
         if radius < 1 or min(steps) < 1:
             raise UserError(f"a window needs a radius and a dilation of 1 or more, not {radius} and {min(steps)}")
