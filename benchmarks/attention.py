@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from benchmarks.attention_peers import ALONE, PEERS
 from benchmarks.measure import Apart, by_turns, peak_bytes, peak_memory, seconds
-from homespun.models.config import EncoderConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
 from homespun.training.memory import keep_freed_memory
 

@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from benchmarks.measure import by_turns, peak_bytes, peak_memory, seconds
 from homespun.batch import Batch, Draw
 from homespun.data.rows import Row
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.objectives.electra import Electra
 from homespun.text.tokenizer import Tokenizer
 

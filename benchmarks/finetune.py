@@ -29,7 +29,8 @@ from homespun.data.labelled import LabelledRows, Labels, read_labelled
 from homespun.data.loader import WINDOW, Loader
 from homespun.data.padding import pad
 from homespun.data.rows import Row
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.objectives.supervised import Classification
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import AdamW, Budget, ConstantSchedule, TrainConfig

@@ -13,7 +13,8 @@ from hf_peers import REFORMER, SIZES
 from homespun.hf.convert import Rule, Table, Weights, their_name, to_ours, to_theirs
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.store import weights_of
 
 CLASSES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -227,9 +228,13 @@ def test_gradients_are_theirs(pair: Pair) -> None:
 
 
 def test_a_text_alone_is_as_in_the_batch_there(pair: Pair) -> None:
-    model = pair.ours.stored.model.eval()
+    # in float64, as products of other shapes round otherwise, by how much depends on the machine; but not where hashes
+    # or blocks are drawn, which in float64 are other ones
+    draws = pair.theirs.config.model_type in ("reformer", "big_bird")
+    precision = torch.float32 if draws else torch.float64
+    model = copy.deepcopy(pair.ours.stored.model).to(precision).eval()
     with torch.no_grad():
-        together = pair.their_output(pair.theirs.eval())
+        together = pair.their_output(copy.deepcopy(pair.theirs).to(precision).eval())
         for row, length in enumerate(pair.lengths):
             alone = {name: tensor[row : row + 1, :length] for name, tensor in pair.inputs.items()}
             del alone["attention_mask"]

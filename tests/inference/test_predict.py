@@ -12,7 +12,8 @@ import torch
 import homespun.inference.predict
 from homespun.data.labelled import LabelledRows, Labels
 from homespun.inference.predict import Predictor, predict_logits, probabilities
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import ConvolutionalHeadConfig, FeedForwardHeadConfig
 
 LABELS = Labels(("a", "b", "c"))

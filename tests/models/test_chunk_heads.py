@@ -15,7 +15,8 @@ from homespun.data.long_inputs import ChunkMean, ChunkPool, HeadTail, Truncate, 
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.supervised import Classification, ClassificationObjective
 

@@ -15,16 +15,13 @@ from torch import Tensor, nn
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
+from homespun.models.attentions import AttentionConfig
 from homespun.models.backbone import Encoder
-from homespun.models.config import (
-    AttentionConfig,
-    EncoderConfig,
-    ModelConfig,
-    PositionsConfig,
-    ResidualConfig,
-    TokenHeadConfig,
-)
+from homespun.models.config import ModelConfig, TokenHeadConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.positions import PositionsConfig
 from homespun.models.presets import PRESETS
+from homespun.models.residual import ResidualConfig
 from homespun.nn.masks import Mask
 from homespun.nn.residual import OneStream
 

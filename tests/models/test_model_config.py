@@ -11,7 +11,8 @@ from torch import nn
 
 from homespun.config import dump, json_schema, validate
 from homespun.errors import UserError
-from homespun.models.config import EncoderConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.presets import PRESETS
 
 

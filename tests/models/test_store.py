@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from homespun.errors import UserError
-from homespun.models.config import EncoderConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.store import load_model, load_weights, save_model, weights_of
 from homespun.text.tokenizer import Tokenizer
 

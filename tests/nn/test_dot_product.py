@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -76,8 +77,8 @@ def test_a_row_that_sees_nothing_gives_zeros(dtype: torch.dtype) -> None:
 def test_zeros_whatever_the_fused_path_gives(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = torch.nn.functional.scaled_dot_product_attention
 
-    def careless(query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, dropout_p: float) -> Tensor:
-        values = fused(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p)
+    def careless(query: Tensor, key: Tensor, value: Tensor, *, attn_mask: Tensor, **options: Any) -> Tensor:
+        values = fused(query, key, value, attn_mask=attn_mask, **options)
         return values.masked_fill(~attn_mask.any(-1, keepdim=True), float("nan"))
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", careless)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from homespun.errors import UserError
 from homespun.models.attentions.linformer import LinformerAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
-from homespun.models.config import EncoderConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.kernels.linformer import (

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_language import draws, some_rows
 
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.presets import PRESETS
 from homespun.objectives.electra import Electra
 from homespun.objectives.masked import MaskedLM

@@ -10,7 +10,8 @@ from homespun.batch import Batch, Draw
 from homespun.data.labelled import Labels
 from homespun.data.rows import Row
 from homespun.models.backbone import Model
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.objectives.retrieval import Retrieval, RetrievalCollate, RetrievalObjective
 
 LABELS = Labels(("0", "1", "2"))

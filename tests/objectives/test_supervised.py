@@ -15,7 +15,8 @@ from homespun.batch import Batch, Loss
 from homespun.data.labelled import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import LinearHeadConfig, SequenceHeadConfig
 from homespun.objectives.supervised import Classification, ClassificationObjective
 

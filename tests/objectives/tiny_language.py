@@ -13,7 +13,8 @@ from torch import nn
 from homespun.batch import Batch, Draw, Loss
 from homespun.data.loader import Collate
 from homespun.data.rows import Row
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.text.tokenizer import Tokenizer
 
 WORDS = [chr(letter) * 2 for letter in range(ord("a"), ord("a") + 24)]

@@ -12,7 +12,7 @@ from training_parts import ROWS, Objective, TinyRows, events, make_trainer, trai
 
 from homespun.batch import Loss, Term
 from homespun.errors import UserError
-from homespun.models.config import EncoderConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.training.budget import Limits
 from homespun.training.config import Budget, LinearSchedule
 from homespun.training.devices import is_worth_compiling, number_type

@@ -10,20 +10,21 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from homespun.errors import UserError
-from homespun.models.config import EncoderConfig
+from homespun.models.config import BackboneConfig
 
 Weights = dict[str, Tensor]
-Change = Callable[[Tensor, EncoderConfig], Tensor]
+Change = Callable[[Tensor, Any], Tensor]  # and the config of the backbone, of the kind that the family has
 
 _PLACEHOLDERS = {"i": r"(?P<i>\d+)", "p": r"(?P<p>weight|bias)"}
 
 
-def unchanged(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
+def unchanged(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
     """The tensor is the same on both sides."""
     return tensor
 
@@ -68,7 +69,7 @@ class Fill:
     """A tensor that theirs must have and ours may lack: one that changes nothing, or ``None`` where ours has it."""
 
     name: str
-    make: Callable[[EncoderConfig], Tensor | None]
+    make: Callable[[Any], Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Leftover:
 
 
 def to_ours(
-    table: Table, theirs: Mapping[str, Tensor], backbone: EncoderConfig, *, source: str
+    table: Table, theirs: Mapping[str, Tensor], backbone: BackboneConfig, *, source: str
 ) -> tuple[Weights, tuple[Leftover, ...]]:
     """Their tensors under our names, and those that were left out.
 
@@ -145,7 +146,7 @@ def to_ours(
     return weights, tuple(left)
 
 
-def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: EncoderConfig) -> Weights:
+def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig) -> Weights:
     """Our tensors under their names, with the fills that they lack."""
     weights: Weights = {}
     for name in ours:

@@ -19,7 +19,7 @@ from homespun.hf.convert import to_theirs
 from homespun.hf.family import Architecture
 from homespun.hf.place import find_place
 from homespun.models.backbone import Model
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.store import weights_of
 from homespun.text.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ def export_huggingface(
         raise UserError(f"{folder} holds other things; export into a new or empty folder")
     # transformers finds padding by its id, so the id is the tokenizer's, which made the texts
     config = config.model_copy(
-        update={"backbone": config.backbone.model_copy(update={"pad_token_id": tokenizer.pad_id})}
+        update={"backbone": config.backbone.with_tokens(config.backbone.vocab_size, tokenizer.pad_id)}
     )
     place, notes = find_place(config)
     if place is None:
@@ -111,7 +111,7 @@ def export_beside(
     return asdict(export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels))
 
 
-def _complete_tokenizer(path: Path, backbone: EncoderConfig) -> None:
+def _complete_tokenizer(path: Path, backbone: BackboneConfig) -> None:
     """What transformers must know of the model when it makes its inputs: the length, and whether it has segments."""
     tree = json.loads(path.read_text(encoding="utf-8"))
     tree["model_max_length"] = backbone.max_position_embeddings

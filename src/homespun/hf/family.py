@@ -16,7 +16,8 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.convert import Drop, Table
 from homespun.hf.labels import unnamed, write_labels
-from homespun.models.config import EncoderConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 
 # Their other names for our activations. `gelu_fast` is the same tanh formula with its constants written out.
 _ACTIVATIONS = {
@@ -36,10 +37,16 @@ _FIXED: Mapping[str, tuple[Any, ...]] = {
 # Settings of ours that do not change what a model computes from its weights outside training.
 _FREE = frozenset(
     {
-        "backbone.pad_token_id",
-        "backbone.positions.offset",  # any family can hold any: the rows before position 0 are read by nothing
-        "backbone.feed_forward_chunk",
-        "backbone.seed",
+        *(
+            f"backbone.{stack}{name}"
+            for stack in ("", "encoder.", "decoder.")
+            for name in (
+                "pad_token_id",
+                "positions.offset",  # any family can hold any: the rows before position 0 are read by nothing
+                "feed_forward_chunk",
+                "seed",
+            )
+        ),
         "head.dropout",
         "head.input_dropout",
     }
@@ -66,7 +73,7 @@ class Architecture:
     head: Callable[[Tree], Tree | None]
     pipeline: str | None = None
     unsaid: frozenset[str] = frozenset()
-    notes: Callable[[EncoderConfig], tuple[str, ...]] = lambda backbone: ()
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()
 
     @property
     def classifies(self) -> bool:
@@ -86,6 +93,8 @@ class Family:
         defaults: the settings that config.json has, each with what transformers assumes where it does not say.
         names: of our fields, those that are called otherwise there. Every field whose key is in ``defaults`` is a plain
             value, the same on both sides.
+        decoder_names: the same of the decoder, of a family of encoders with one, whose backbone is then told by
+            ``read`` as ``{"encoder": ..., "decoder": ...}``; None: one stack.
         read: what of our backbone is not a plain value, from the settings and our kind of head.
         write: the same, the other way; what it cannot say it leaves as assumed.
         fixed: settings that change what a model computes, with the values that ours has, the last one to be named.
@@ -98,10 +107,23 @@ class Family:
     architectures: tuple[Architecture, ...]
     defaults: Mapping[str, Any]
     names: Mapping[str, str] = field(default_factory=dict)
+    decoder_names: Mapping[str, str] | None = None
     read: Callable[[Tree, str | None], Tree] = lambda settings, kind: {}
-    write: Callable[[EncoderConfig], Tree] = lambda backbone: {}
+    write: Callable[[Any], Tree] = lambda backbone: {}
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     offset: Callable[[int], int] = lambda pad_token_id: 0
+
+    @property
+    def backbone(self) -> str:
+        """The ``kind`` of our backbones that it has."""
+        return "encoder" if self.decoder_names is None else "encoder_decoder"
+
+    @property
+    def _stacks(self) -> dict[str, Mapping[str, str]]:
+        """The stacks of a backbone, by their names in it, and what their fields are called in config.json."""
+        return (
+            {"": self.names} if self.decoder_names is None else {"encoder": self.names, "decoder": self.decoder_names}
+        )
 
     def key(self, name: str) -> str:
         """What a field of ours is called in config.json."""
@@ -120,32 +142,48 @@ class Family:
         # a null is what the class assumes
         assumed = {key: default for key, default in self.defaults.items() if tree.get(key) is None}
         settings = tree | assumed
-        plain = {
-            name: settings[self.key(name)] for name in EncoderConfig.model_fields if self.key(name) in self.defaults
-        }
         try:
-            backbone = plain | self.read(settings, architecture.kind)
+            read = self.read(settings, architecture.kind)
             head = architecture.head(settings)
         except UserError as error:
             raise UserError(f"{source}: {error}") from error
-        for name in ("pad_token_id", "max_position_embeddings"):
-            if not isinstance(backbone[name], int) or isinstance(backbone[name], bool):
-                raise UserError(f"{source}: {self.key(name)} must be a whole number, not {backbone[name]!r}")
-        offset = self.offset(backbone["pad_token_id"])
-        backbone["max_position_embeddings"] -= offset
-        backbone = {"positions": {"kind": "learned", "offset": offset}} | backbone
-        backbone["hidden_act"] = activation(backbone["hidden_act"])
-        config = validate(ModelConfig, {"backbone": backbone, "head": head}, source=source)
+        stacks = {
+            name: self._read_stack(settings, names, read.get(name, {}) if name else read, source)
+            for name, names in self._stacks.items()
+        }
+        backbone = stacks[""] if "" in stacks else read | stacks
+        config = validate(ModelConfig, {"backbone": {"kind": self.backbone} | backbone, "head": head}, source=source)
         return architecture, config
+
+    def _read_stack(self, settings: Tree, names: Mapping[str, str], read: Tree, source: str) -> Tree:
+        plain = {
+            name: settings[names.get(name, name)]
+            for name in EncoderConfig.model_fields
+            if names.get(name, name) in self.defaults
+        }
+        stack = plain | read
+        for name in ("pad_token_id", "max_position_embeddings"):
+            if not isinstance(stack[name], int) or isinstance(stack[name], bool):
+                raise UserError(f"{source}: {names.get(name, name)} must be a whole number, not {stack[name]!r}")
+        offset = self.offset(stack["pad_token_id"])
+        stack["max_position_embeddings"] -= offset
+        stack["hidden_act"] = activation(stack["hidden_act"])
+        return {"positions": {"kind": "learned", "offset": offset}} | stack
 
     def write_config(self, architecture: Architecture, config: ModelConfig, *, labels: Labels | None = None) -> Tree:
         """The config.json of our model, as far as the family can say it; ``labels`` name the classes of its head."""
         backbone = config.backbone
-        own = backbone.model_dump(mode="json")
-        own["max_position_embeddings"] += self.offset(backbone.pad_token_id)
-        own["type_vocab_size"] = max(1, backbone.type_vocab_size)  # theirs cannot be without
-        own["embedding_size"] = backbone.embedding_size or backbone.hidden_size
-        plain = {self.key(name): value for name, value in own.items() if self.key(name) in self.defaults}
+        dumped = backbone.model_dump(mode="json")
+        plain: Tree = {}
+        for stack, names in self._stacks.items():
+            own = dumped[stack] if stack else dumped
+            own["max_position_embeddings"] += self.offset(backbone.pad_token_id)
+            own["type_vocab_size"] = max(1, own["type_vocab_size"])  # theirs cannot be without
+            own["embedding_size"] = own["embedding_size"] or own["hidden_size"]
+            # what both stacks call the same, the decoder cannot have otherwise; it is then found to differ
+            plain = {
+                names.get(name, name): value for name, value in own.items() if names.get(name, name) in self.defaults
+            } | plain
         settings = {**self.defaults, **plain, **self.write(backbone)}
         head = {} if config.head is None or architecture.kind is None else config.head.model_dump(mode="json")
         if "dropout" in head:
@@ -186,7 +224,7 @@ def headless(
     prefix: str,
     *drops: Drop,
     unsaid: frozenset[str] = frozenset(),
-    notes: Callable[[EncoderConfig], tuple[str, ...]] = lambda backbone: (),
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
 ) -> Architecture:
     """The class without a head: the tensors of heads in its files, and ``drops`` before them, are left out."""
     heads = Drop(rf"(?!{re.escape(prefix)}).*", "of a head, and the model is opened without")
@@ -208,7 +246,9 @@ def activation(name: object) -> str:
 
 def _comparable(config: ModelConfig) -> Tree:
     tree = config.model_dump()
-    tree["backbone"]["embedding_size"] = config.backbone.embedding_size or config.backbone.hidden_size
+    for stack in (tree["backbone"], tree["backbone"].get("encoder"), tree["backbone"].get("decoder")):
+        if stack is not None and "embedding_size" in stack:
+            stack["embedding_size"] = stack["embedding_size"] or stack["hidden_size"]
     return tree
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
-from homespun.models.config import LearnedPositionsConfig, ModelConfig
+from homespun.models.config import ModelConfig
+from homespun.models.positions import LearnedPositionsConfig
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ def find_place(config: ModelConfig) -> tuple[Place | None, tuple[str, ...]]:
     A head that no class has is left out, and the backbone placed alone.
     """
     bare = _places(config.model_copy(update={"head": None}), FAMILIES)
+    if not bare:
+        return None, (f"no family of Hugging Face models has a backbone of kind {config.backbone.kind!r}",)
     place = bare[0]
     if place.differences:
         nearest = f"the nearest, {place.family.model_type}, has {'; '.join(place.differences)}"
@@ -60,6 +63,7 @@ def _places(config: ModelConfig, families: Sequence[Family]) -> list[Place]:
     places = [
         Place(family, architecture, family.differences(architecture, config))
         for family in families
+        if family.backbone == backbone.kind
         for architecture in family.architectures
         if architecture.kind == kind
     ]

@@ -141,7 +141,7 @@ def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int) -> Backb
             f"lower the one or raise the other"
         )
     size = max(backbone.vocab_size, tokenizer.vocab_size)
-    return backbone.model_copy(update={"vocab_size": size, "pad_token_id": tokenizer.pad_id})
+    return backbone.with_tokens(size, tokenizer.pad_id)
 
 
 def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from homespun.models.config import EncoderConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.nn.kernels.blocked import Blocked
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.kernels.linformer import Linformer

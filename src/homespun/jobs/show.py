@@ -13,7 +13,8 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.recipe import PretrainRecipe, load_recipe, recipe_names
 from homespun.jobs.seen import MultiHead, Seen, attentions_of, cell_size, is_tried, look, reach, shallowest, shows
-from homespun.models.config import EncoderConfig
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.report.attention import Panel, Picture, draw_attention
 
 SHORTEST, LONGEST_TRIED = 32, 4096
@@ -89,10 +90,10 @@ def _config(source: str, overrides: Sequence[str]) -> EncoderConfig:
         recipe = load_recipe(source, overrides)
         if not isinstance(recipe, PretrainRecipe):
             raise UserError(f"recipe {source!r} has no model of its own; give the run that it is to start from")
-        return recipe.model
+        return ModelConfig(backbone=recipe.model).one_stack("the picture")
     if overrides:
         raise UserError(f"{overrides[0]!r}: only a recipe can be changed, and {source} is a model")
-    return open_model(source).config.backbone
+    return open_model(source).config.one_stack("the picture")
 
 
 def _chosen_layers(layers: Sequence[int] | None, count: int) -> list[int]:

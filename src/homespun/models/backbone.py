@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.models.embeddings import Embeddings
-from homespun.nn.masks import Mask
+from homespun.nn.cache import Cache
+from homespun.nn.masks import Mask, Source
 from homespun.nn.residual import Streams
 
 
@@ -107,14 +108,106 @@ class Encoder(nn.Module):
         keep = None if attention_mask is None else attention_mask.bool()
         chosen = None if global_attention_mask is None else global_attention_mask.bool()
         mask = Mask(keep, causal=self.causal, documents=documents, chosen=chosen)
-        vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
-        return self.streams.enter(self.projection(vectors)), mask
+        return self._embed(input_ids, token_type_ids, position_ids), mask
+
+    def _embed(
+        self, input_ids: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None, start: int = 0
+    ) -> Tensor:
+        vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids, start=start)
+        return self.streams.enter(self.projection(vectors))
+
+    def decode(
+        self,
+        input_ids: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        source: Source | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, hidden), reading a source, or going on from the tokens in a cache.
+
+        With a cache, ``attention_mask`` is of all tokens so far, (batch, cached + seq).
+
+        Raises:
+            UserError: more tokens than ``max_position_embeddings``.
+        """
+        start = 0 if cache is None else cache.length
+        keep = None if attention_mask is None else attention_mask.bool()
+        mask = Mask(keep, causal=self.causal, start=start, source=source, cache=cache)
+        hidden = self._embed(input_ids, None, None, start)
+        recompute = self.gradient_checkpointing and self.training and cache is None
+        result: Tensor = self.final_norm(self.streams.run(self.layers, hidden, mask, recompute=recompute))
+        if cache is not None:
+            cache.length = start + input_ids.shape[1]
+        return result
+
+
+class EncoderDecoder(nn.Module):
+    """An encoder, and a decoder that reads its vectors through cross-attention (Vaswani et al. 2017).
+
+    Attributes:
+        hidden_size: width of the decoder's vectors, which heads are built for.
+        layer_norm_eps: the epsilon of the decoder's norms.
+    """
+
+    def __init__(self, encoder: Encoder, decoder: Encoder) -> None:
+        super().__init__()
+        self.encoder, self.decoder = encoder, decoder
+        self.hidden_size, self.layer_norm_eps = decoder.hidden_size, decoder.layer_norm_eps
+        self.causal = False
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The decoder's, whose words are the encoder's too."""
+        return self.decoder.embeddings
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether both stacks compute layers again in the backward pass."""
+        return self.encoder.gradient_checkpointing
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, on: bool) -> None:
+        self.encoder.gradient_checkpointing = self.decoder.gradient_checkpointing = on
+
+    def encode(self, input_ids: Tensor, **context: Unpack[Context]) -> Source:
+        """(batch, source) ids -> what the decoder reads."""
+        attention_mask = context.get("attention_mask")
+        keep = None if attention_mask is None else attention_mask.bool()
+        return Source(self.encoder(input_ids, **context), Mask(keep))
+
+    def decode(
+        self,
+        decoder_input_ids: Tensor,
+        source: Source,
+        *,
+        decoder_attention_mask: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`."""
+        return self.decoder.decode(decoder_input_ids, attention_mask=decoder_attention_mask, source=source, cache=cache)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        *,
+        decoder_input_ids: Tensor,
+        decoder_attention_mask: Tensor | None = None,
+        **context: Unpack[Context],
+    ) -> Tensor:
+        """(batch, source) and (batch, seq) ids -> (batch, seq, hidden) of the decoder."""
+        return self.decode(
+            decoder_input_ids, self.encode(input_ids, **context), decoder_attention_mask=decoder_attention_mask
+        )
+
+
+Backbone = Encoder | EncoderDecoder
 
 
 class Model(nn.Module):
     """A backbone and its head: what training leaves, what `homespun.load` returns."""
 
-    def __init__(self, backbone: Encoder, head: nn.Module | None = None) -> None:
+    def __init__(self, backbone: Backbone, head: nn.Module | None = None) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
@@ -127,22 +220,29 @@ class Model(nn.Module):
         position_ids: Tensor | None = None,
         documents: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
         chunks: Tensor | None = None,
     ) -> Tensor:
         """The head's logits, or the hidden states (batch, seq, hidden) where there is no head.
 
-        With ``chunks`` (`Batch.chunks`) a head over whole texts gives logits (texts, labels).
+        An encoder-decoder wants ``decoder_input_ids`` (batch, target), and gives logits of those. With ``chunks``
+        (`Batch.chunks`) a head over whole texts gives logits (texts, labels).
         """
-        hidden: Tensor = self.backbone(
-            input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            documents=documents,
-            global_attention_mask=global_attention_mask,
-        )
+        given = {
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "documents": documents,
+            "global_attention_mask": global_attention_mask,
+            "decoder_input_ids": decoder_input_ids,
+            "decoder_attention_mask": decoder_attention_mask,
+        }
+        # each backbone takes what it knows of, and refuses the rest by name
+        hidden: Tensor = self.backbone(input_ids, **{name: t for name, t in given.items() if t is not None})
         if self.head is None:
             return hidden
         of_texts = () if chunks is None else (chunks,)  # token heads know of none
-        logits: Tensor = self.head(hidden, attention_mask, *of_texts)
+        real = attention_mask if decoder_input_ids is None else decoder_attention_mask
+        logits: Tensor = self.head(hidden, real, *of_texts)
         return logits

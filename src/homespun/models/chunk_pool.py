@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder
+from homespun.models.backbone import Backbone
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHead, SequenceHeadConfig, gather_chunks
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.dropout import Dropout
@@ -88,5 +88,5 @@ class ChunkPoolHeadConfig(Config):
     chunks: Annotated[int, Field(ge=1)] = 8
     layers: Annotated[int, Field(ge=1)] = 1
 
-    def build(self, backbone: Encoder) -> ChunkPoolHead:
+    def build(self, backbone: Backbone) -> ChunkPoolHead:
         return ChunkPoolHead(self.head.build(backbone), chunks=self.chunks, layers=self.layers)

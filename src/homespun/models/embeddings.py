@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor, nn
 
 from homespun.nn.dropout import Dropout
@@ -12,7 +15,8 @@ class Embeddings(nn.Module):
 
     Without segments ``type_vocab_size`` is 0; where nothing is normalised ``norm`` is the identity. The projection to
     another hidden size, where embeddings are factorised, belongs to the backbone, so that ELECTRA's two models can
-    share all of this.
+    share all of this. ``words`` are those of another stack, whose decoder this is; ``scale`` multiplies them by
+    ``sqrt(embedding_size)`` (Vaswani et al. 2017, section 3.4).
     """
 
     def __init__(
@@ -25,20 +29,37 @@ class Embeddings(nn.Module):
         type_vocab_size: int,
         dropout: float,
         pad_token_id: int = 0,
+        scale: bool = False,
+        words: nn.Embedding | None = None,
     ) -> None:
         super().__init__()
         self.embedding_size = embedding_size
-        self.words = nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
+        self.scale = math.sqrt(embedding_size) if scale else 1.0
+        self.words = words or nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
         self.positions = positions
         self.segments = nn.Embedding(type_vocab_size, embedding_size) if type_vocab_size else None
         self.norm = norm
         self.dropout = Dropout(dropout)
 
     def forward(
-        self, input_ids: Tensor, *, token_type_ids: Tensor | None = None, position_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        *,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        start: int = 0,
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, embedding). Segments are all 0 where none are given."""
-        vectors = self.words(input_ids) + self.positions(position_ids, input_ids.shape[1])
+        """(batch, seq) ids -> (batch, seq, embedding). Segments are all 0 where none are given.
+
+        Where no positions are given they count from ``start``.
+        """
+        length = start + input_ids.shape[1]
+        if position_ids is None and start:
+            position_ids = torch.arange(start, length, device=input_ids.device)[None]
+        words = self.words(input_ids)
+        if self.scale != 1.0:
+            words = words * self.scale
+        vectors = words + self.positions(position_ids, length)
         if self.segments is not None:
             if token_type_ids is None:
                 vectors = vectors + self.segments.weight[0]

@@ -48,17 +48,22 @@ class CausalLMHead(nn.Module):
     Args:
         hidden_size: width of the stream.
         words: the embeddings of the backbone, which are then tied, or others.
+        final_logits_bias: a number that is added to each logit is kept with the weights, and not learned (BART).
+        scaled: the vectors are multiplied by ``hidden_size^-0.5`` first (T5 1.0, whose words are large).
     """
 
     bias: Tensor
 
-    def __init__(self, hidden_size: int, words: nn.Embedding) -> None:
+    def __init__(
+        self, hidden_size: int, words: nn.Embedding, *, final_logits_bias: bool = False, scaled: bool = False
+    ) -> None:
         super().__init__()
         vocab_size, embedding_size = words.weight.shape
+        self.scale = hidden_size**-0.5 if scaled else 1.0
         narrow = embedding_size != hidden_size
         self.transform = nn.Linear(hidden_size, embedding_size) if narrow else nn.Identity()
         self.words = words
-        self.register_buffer("bias", torch.zeros(vocab_size), persistent=False)
+        self.register_buffer("bias", torch.zeros(vocab_size), persistent=final_logits_bias)
 
     @property
     def weight(self) -> Tensor:
@@ -67,11 +72,16 @@ class CausalLMHead(nn.Module):
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(..., hidden) -> (..., vocab) logits."""
-        return F.linear(self.transform(hidden), self.weight)
+        return F.linear(self.features(hidden), self.weight, self.bias)
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """(..., hidden) -> (..., embedding): what meets the word embeddings."""
+        features: Tensor = self.transform(hidden)
+        return features if self.scale == 1.0 else features * self.scale
 
     def predict(self, hidden: Tensor, labels: Tensor) -> Prediction:
         """(targets, hidden) against (targets,) labels, without ever holding all the logits."""
-        return predict_tokens(self.transform(hidden), self.weight, self.bias, labels)
+        return predict_tokens(self.features(hidden), self.weight, self.bias, labels)
 
 
 class DiscriminatorHead(nn.Module):

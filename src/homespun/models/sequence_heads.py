@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from homespun.config import Config
 from homespun.models.activation import Activation
-from homespun.models.backbone import Encoder
+from homespun.models.backbone import Backbone
 from homespun.nn.feedforward import ACTIVATIONS
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
@@ -205,7 +205,7 @@ class LinearHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: Encoder) -> LinearHead:
+    def build(self, backbone: Backbone) -> LinearHead:
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
@@ -216,7 +216,7 @@ class MeanHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: Encoder) -> MeanHead:
+    def build(self, backbone: Backbone) -> MeanHead:
         return MeanHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
@@ -228,7 +228,7 @@ class FeedForwardHeadConfig(Config):
     dropout: Probability = 0.1
     hidden_act: Activation = "gelu"
 
-    def build(self, backbone: Encoder) -> FeedForwardHead:
+    def build(self, backbone: Backbone) -> FeedForwardHead:
         activation = ACTIVATIONS[self.hidden_act]()
         return FeedForwardHead(backbone.hidden_size, self.num_labels, activation, dropout=self.dropout)
 
@@ -242,7 +242,7 @@ class PooledHeadConfig(Config):
     input_dropout: Probability = 0.0
     hidden_act: Activation = "tanh"
 
-    def build(self, backbone: Encoder) -> PooledHead:
+    def build(self, backbone: Backbone) -> PooledHead:
         return PooledHead(
             backbone.hidden_size,
             self.num_labels,
@@ -261,7 +261,7 @@ class ConvolutionalHeadConfig(Config):
     filter_sizes: Annotated[tuple[Width, ...], Field(min_length=1)] = (2, 3, 4)
     dropout: Probability = 0.1
 
-    def build(self, backbone: Encoder) -> ConvolutionalHead:
+    def build(self, backbone: Backbone) -> ConvolutionalHead:
         return ConvolutionalHead(
             backbone.hidden_size,
             self.num_labels,
@@ -279,7 +279,7 @@ class BiLSTMHeadConfig(Config):
     lstm_size: Width = 128
     dropout: Probability = 0.1
 
-    def build(self, backbone: Encoder) -> BiLSTMHead:
+    def build(self, backbone: Backbone) -> BiLSTMHead:
         return BiLSTMHead(backbone.hidden_size, self.num_labels, lstm_size=self.lstm_size, dropout=self.dropout)
 
 

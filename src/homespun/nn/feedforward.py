@@ -27,14 +27,26 @@ class FeedForward(nn.Module):
         chunk: positions of every row worked through at once; 0: all. The values are the same; of the wide
             intermediate vectors only those of one chunk exist, also in the backward pass, which computes the first
             half of each chunk again (Kitaev et al. 2020, section 3).
+        gated: a second inner projection, by which the activation of the first is multiplied (Shazeer 2020; T5 1.1).
+        bias: whether the projections have biases.
     """
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation: nn.Module, *, chunk: int = 0) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation: nn.Module,
+        *,
+        chunk: int = 0,
+        gated: bool = False,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         self.chunk = chunk
-        self.inner = nn.Linear(hidden_size, intermediate_size)
+        self.inner = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.gate = nn.Linear(hidden_size, intermediate_size, bias=bias) if gated else None
         self.activation = activation
-        self.outer = nn.Linear(intermediate_size, hidden_size)
+        self.outer = nn.Linear(intermediate_size, hidden_size, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., seq, hidden) -> (..., seq, hidden)."""
@@ -49,5 +61,8 @@ class FeedForward(nn.Module):
         return torch.cat([self._apply_to(part) for part in parts], -2)
 
     def _apply_to(self, hidden: Tensor) -> Tensor:
-        result: Tensor = self.outer(self.activation(self.inner(hidden)))
+        inner = self.activation(self.inner(hidden))
+        if self.gate is not None:
+            inner = inner * self.gate(hidden)
+        result: Tensor = self.outer(inner)
         return result

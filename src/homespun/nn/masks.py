@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from homespun.nn.cache import Cache
 from homespun.nn.patterns import Global, Sparse
 
 T = TypeVar("T")
@@ -28,6 +29,8 @@ class Mask:
         start: the position of the first query; above zero when earlier keys come from a cache.
         documents: (batch, keys) int64; tokens see those of the same number only; None when a row is one document.
         chosen: (batch, keys) bool: tokens that see and are seen by all, where the architecture has such tokens.
+        source: what a decoder reads; None for a stack that stands alone.
+        cache: keys and values of earlier tokens, to which those of this call are added.
     """
 
     keep: Tensor | None = None
@@ -35,6 +38,8 @@ class Mask:
     start: int = 0
     documents: Tensor | None = None
     chosen: Tensor | None = None
+    source: Source | None = None
+    cache: Cache | None = None
     _built: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, name: Hashable, build: Callable[[], T]) -> T:
@@ -101,3 +106,12 @@ class Mask:
             length = real.new_full((number.shape[0], int(number.max()) + 1), -1)
             last = length.scatter_reduce(1, number, real.expand_as(number), "amax").gather(1, number)
         return (last >= 0) & (inside // block == last // block)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a decoder reads: the vectors of its encoder, and which of them are of real tokens."""
+
+    hidden: Tensor
+    """(batch, source, hidden)"""
+    mask: Mask

@@ -40,8 +40,33 @@ class LearnedPositions(nn.Module):
         return vectors
 
 
+class NoPositions(nn.Module):
+    """Nothing is added: the attention knows of places itself (T5, DeBERTa).
+
+    Raises:
+        UserError: in `forward`, for a sequence longer than ``max_position_embeddings``.
+    """
+
+    nothing: Tensor
+
+    def __init__(self, max_position_embeddings: int) -> None:
+        super().__init__()
+        self.max_position_embeddings = max_position_embeddings
+        self.register_buffer("nothing", torch.zeros(1, 1, 1), persistent=False)
+
+    def forward(self, position_ids: Tensor | None, length: int) -> Tensor:
+        """(1, 1, 1) zero, whatever the positions."""
+        _check(length, self.max_position_embeddings)
+        return self.nothing
+
+
 class SinusoidalPositions(nn.Module):
     """Sines and cosines of falling frequency, not learned (Vaswani et al. 2017, section 3.5).
+
+    Args:
+        max_position_embeddings: the longest sequence.
+        embedding_size: width of a position's vector.
+        halves: all sines come before all cosines (PEGASUS); else they take turns.
 
     Raises:
         UserError: in `forward`, for a sequence longer than ``max_position_embeddings``; at building, for an odd size.
@@ -49,14 +74,15 @@ class SinusoidalPositions(nn.Module):
 
     table: Tensor
 
-    def __init__(self, max_position_embeddings: int, embedding_size: int) -> None:
+    def __init__(self, max_position_embeddings: int, embedding_size: int, *, halves: bool = False) -> None:
         super().__init__()
         if embedding_size % 2:
             raise UserError(f"sinusoidal positions need an even embedding_size, not {embedding_size}")
         self.max_position_embeddings = max_position_embeddings
         place = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None]
         frequency = torch.exp(torch.arange(0, embedding_size, 2) * (-math.log(10000.0) / embedding_size))
-        table = torch.stack([torch.sin(place * frequency), torch.cos(place * frequency)], dim=-1).flatten(1)
+        parts = torch.sin(place * frequency), torch.cos(place * frequency)
+        table = torch.cat(parts, dim=-1) if halves else torch.stack(parts, dim=-1).flatten(1)
         self.register_buffer("table", table.float(), persistent=False)
 
     def forward(self, position_ids: Tensor | None, length: int) -> Tensor:

@@ -38,15 +38,21 @@ class PreNorm(nn.Module):
 
 
 class Layer(nn.Module):
-    """One transformer layer: mixing between tokens, then the feed-forward at each, both wired to the stream."""
+    """One transformer layer: mixing between tokens, then the feed-forward at each, both wired to the stream.
 
-    def __init__(self, attention: nn.Module, feedforward: nn.Module) -> None:
+    A decoder's layer looks at the source between the two, by its ``cross_attention``.
+    """
+
+    def __init__(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None = None) -> None:
         super().__init__()
-        self.attention, self.feedforward = attention, feedforward
+        self.attention, self.feedforward, self.cross_attention = attention, feedforward, cross_attention
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
-        result: Tensor = self.feedforward(self.attention(hidden, mask))
+        hidden = self.attention(hidden, mask)
+        if self.cross_attention is not None:
+            hidden = self.cross_attention(hidden, mask)
+        result: Tensor = self.feedforward(hidden)
         return result
 
 

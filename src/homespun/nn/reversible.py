@@ -42,17 +42,28 @@ class Branch(nn.Module):
 
 
 class ReversibleLayer(nn.Module):
-    """One layer on two streams that stand side by side. Called alone it is plain; `TwoStreams` runs a stack of them."""
+    """One layer on two streams that stand side by side. Called alone it is plain; `TwoStreams` runs a stack of them.
 
-    def __init__(self, attention: nn.Module, feedforward: nn.Module) -> None:
+    A decoder's layer looks at the source between the two, by its ``cross_attention``: then it has three steps, and what
+    comes out are the streams in the other order.
+    """
+
+    def __init__(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None = None) -> None:
         super().__init__()
-        self.attention, self.feedforward = attention, feedforward
+        self.attention, self.feedforward, self.cross_attention = attention, feedforward, cross_attention
+
+    def steps(self, mask: Mask) -> Iterator[tuple[nn.Module, tuple[Mask, ...]]]:
+        """What is added in turn, and what it is given beside its stream."""
+        yield self.attention, (mask,)
+        if self.cross_attention is not None:
+            yield self.cross_attention, (mask,)
+        yield self.feedforward, ()
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         """(batch, seq, 2 width) -> (batch, seq, 2 width)."""
         first, second = hidden.chunk(2, -1)
-        first = first + self.attention(second, mask)
-        second = second + self.feedforward(first)
+        for module, arguments in self.steps(mask):
+            first, second = second, first + module(second, *arguments)
         return torch.cat([first, second], -1)
 
 
@@ -134,8 +145,10 @@ def _recomputed(layers: Iterable[Any], hidden: Tensor, mask: Mask) -> Tensor:
     first, second = hidden.chunk(2, -1)
     back = _Streams()
     for layer in layers:
-        for module, arguments in ((layer.attention, (mask,)), (layer.feedforward, ())):
+        for module, arguments in layer.steps(mask):
             learns = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            if arguments and mask.source is not None and mask.source.hidden.requires_grad:
+                learns.append(mask.source.hidden)  # the encoder learns through it
             first, second = second, _Step.apply(module, arguments, back, first, second, *learns)  # type: ignore[no-untyped-call]
     return torch.cat(_End.apply(back, first, second), -1)  # type: ignore[no-untyped-call]
 

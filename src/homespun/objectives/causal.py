@@ -65,7 +65,7 @@ class CausalLM(Config):
         Raises:
             UserError: the backbone lets tokens see later ones.
         """
-        if not model.backbone.causal:
+        if not model.one_stack("objective clm").causal:
             raise UserError(
                 "objective clm needs a causal model, or tokens would see their labels; set model.causal=true"
             )

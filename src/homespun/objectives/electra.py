@@ -16,13 +16,8 @@ from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.rows import PackedRows, Rows
 from homespun.models.backbone import Model
-from homespun.models.config import (
-    BackboneConfig,
-    DiscriminatorHeadConfig,
-    MaskedLMHeadConfig,
-    ModelConfig,
-    initialise,
-)
+from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import MaskedLMHead
 from homespun.objectives.masked import MaskTokens, at, needs_both_sides
 from homespun.text.tokenizer import Tokenizer
@@ -59,7 +54,7 @@ class Electra(Config):
             token_terms=("discriminator", "discriminator_accuracy"),
         )
 
-    def generator(self, backbone: BackboneConfig) -> BackboneConfig:
+    def generator(self, backbone: EncoderConfig) -> EncoderConfig:
         """The generator's config: the discriminator's, narrower, its heads as wide as before where that divides."""
         layer = backbone.residual.layer_size(backbone.hidden_size)
         narrow = max(1, round(layer * self.generator_size))
@@ -82,11 +77,11 @@ class Electra(Config):
         Raises:
             UserError: the backbone is causal.
         """
-        needs_both_sides(model, "electra")
-        discriminates = DiscriminatorHeadConfig(hidden_act=model.backbone.hidden_act)
+        stack = needs_both_sides(model, "electra")
+        discriminates = DiscriminatorHeadConfig(hidden_act=stack.hidden_act)
         config = ModelConfig(backbone=model.backbone, head=discriminates)
         discriminator = config.build()
-        backbone = self.generator(model.backbone).build(discriminator.backbone.embeddings)
+        backbone = self.generator(stack).build(discriminator.backbone.embeddings)
         head = MaskedLMHeadConfig().build(backbone)
         initialise(head.modules(), model.backbone.initializer_range)
         return ElectraObjective(Model(backbone, head), discriminator, config, weight=self.discriminator_weight)

@@ -19,7 +19,8 @@ from homespun.data.padding import pad
 from homespun.data.rows import PackedRows, PairRows, Row, Rows
 from homespun.errors import UserError
 from homespun.models.backbone import Model
-from homespun.models.config import MaskedLMHeadConfig, ModelConfig, initialise
+from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import MaskedLMHead, NextSentenceHead
 from homespun.objectives.noise import choose_positions, replace
 from homespun.text.tokenizer import Tokenizer
@@ -137,13 +138,13 @@ class MaskedLM(Config):
             UserError: the backbone is causal, or the next sentence is to be predicted and it cannot tell two segments
                 apart.
         """
-        needs_both_sides(model, "mlm")
+        backbone = needs_both_sides(model, "mlm")
         if self.next_sentence and model.backbone.type_vocab_size < 2:
             raise UserError(
                 f"next sentence prediction needs two segments and the model has "
                 f"type_vocab_size={model.backbone.type_vocab_size}; set model.type_vocab_size=2"
             )
-        head = MaskedLMHeadConfig(hidden_act=model.backbone.hidden_act)
+        head = MaskedLMHeadConfig(hidden_act=backbone.hidden_act)
         config = ModelConfig(backbone=model.backbone, head=head)
         built = config.build()
         pairs = None
@@ -153,10 +154,16 @@ class MaskedLM(Config):
         return MaskedLMObjective(built, config, pairs)
 
 
-def needs_both_sides(model: ModelConfig, kind: str) -> None:
-    """Raise a `UserError` where a causal model would have to fill a place from its left side alone."""
-    if model.backbone.causal:
+def needs_both_sides(model: ModelConfig, kind: str) -> EncoderConfig:
+    """The backbone, one stack that sees both sides of a place.
+
+    Raises:
+        UserError: it is another, such as a causal one, which would have to fill a place from its left side alone.
+    """
+    backbone = model.one_stack(f"objective {kind}")
+    if backbone.causal:
         raise UserError(f"objective {kind} fills places from both sides of them; set model.causal=false, or use clm")
+    return backbone
 
 
 class MaskedLMObjective(nn.Module):

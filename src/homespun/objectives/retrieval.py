@@ -18,7 +18,8 @@ from homespun.data.labelled import Labels
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.models.backbone import Model
-from homespun.models.config import ModelConfig, initialise
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import initialise
 
 
 class Retrieval(Config):

@@ -21,7 +21,8 @@ from homespun.data.rows import Row
 from homespun.errors import UserError, nearest
 from homespun.models.backbone import Model
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
-from homespun.models.config import ModelConfig, initialise
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import initialise
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 
 ClassWeight = Annotated[float, Field(gt=0)]

@@ -11,7 +11,8 @@ from homespun.config import Tree
 from homespun.hf.convert import Copy, Drop, Fill, Rule, Table
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
-from homespun.models.config import EncoderConfig, LearnedPositionsConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.positions import LearnedPositionsConfig
 
 
 def learned_positions(theirs: str, *, offset: Callable[[int], int] = lambda pad_token_id: 0) -> Rule:

@@ -25,7 +25,7 @@ from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.sparse import BlocksConfig, RandomBlocksConfig, SparseAttentionConfig
-from homespun.models.config import EncoderConfig
+from homespun.models.encoder import EncoderConfig
 
 # classes that have a pooler and do not use it
 _POOLER = Table(

@@ -13,7 +13,7 @@ from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table
 from homespun.hf.families.bert import learned_positions
 from homespun.hf.family import Architecture, Family, headless
-from homespun.models.config import EncoderConfig
+from homespun.models.encoder import EncoderConfig
 
 _OWN = "backbone.layers.{i}"
 

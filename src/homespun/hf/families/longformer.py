@@ -20,7 +20,7 @@ from homespun.hf.families.roberta import (
 )
 from homespun.hf.family import Architecture, Family, headless
 from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig, WindowConfig
-from homespun.models.config import EncoderConfig
+from homespun.models.encoder import EncoderConfig
 
 _LAYER, _OWN = "longformer.encoder.layer.{i}.attention.self", "backbone.layers.{i}.attention.sublayer"
 _FIRST = frozenset({"backbone.attention.everywhere.first"})

@@ -6,7 +6,7 @@ from homespun.config import Tree
 from homespun.hf.convert import Table
 from homespun.hf.families.gpt2 import CAUSAL_MASK, DEFAULTS, NAMES, causal_lm, decoder, layer_rules
 from homespun.hf.family import Family, headless
-from homespun.models.config import EncoderConfig
+from homespun.models.encoder import EncoderConfig
 
 
 def _read(settings: Tree, kind: str | None) -> Tree:

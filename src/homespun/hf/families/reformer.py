@@ -22,7 +22,8 @@ from homespun.hf.family import Architecture, Family, headless
 from homespun.models.attentions import AlternatingAttentionConfig
 from homespun.models.attentions.local import LocalAttentionConfig
 from homespun.models.attentions.lsh import LSHAttentionConfig
-from homespun.models.config import AxialPositionsConfig, EncoderConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.positions import AxialPositionsConfig
 
 _LAYER, _OWN = "reformer.encoder.layers.{i}", "backbone.layers.{i}"
 _AXES = "reformer.embeddings.position_embeddings.weights"

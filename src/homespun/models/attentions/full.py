@@ -19,5 +19,7 @@ class FullAttentionConfig(Config):
     separates_documents: ClassVar[bool] = True
 
     def build(self, shape: AttentionShape) -> nn.Module:
-        kernel = DotProduct(dropout=shape.dropout)
-        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel)
+        kernel = DotProduct(dropout=shape.dropout, scaled=shape.scaled)
+        return MultiHeadAttention(
+            shape.hidden_size, shape.num_attention_heads, kernel, head_size=shape.head_size, bias=shape.bias
+        )

@@ -39,6 +39,7 @@ class LinformerAttentionConfig(Config):
     separates_documents: ClassVar[bool] = False
 
     def build(self, shape: AttentionShape) -> nn.Module:
+        shape.check_plain("linformer")
         if shape.causal:
             raise UserError(
                 "linformer cannot be causal: each projected key is made of all tokens; "
@@ -50,7 +51,7 @@ class LinformerAttentionConfig(Config):
             key = self._projection(shape)
             value = self._projection(shape) if self.sharing in ("none", "headwise") else key
         kernel = Linformer(key, value, dropout=shape.dropout)
-        attention = MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel)
+        attention = MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel, bias=shape.bias)
         # sums over places that are the same in all heads may come before the products with the weights; others not
         summed = self.sharing != "none" and self.projection != "convolved"
         return LinformerAttention(attention) if summed else attention

@@ -35,6 +35,7 @@ class LSHAttentionConfig(Config):
     separates_documents: ClassVar[bool] = True
 
     def build(self, shape: AttentionShape) -> nn.Module:
+        shape.check_plain("LSH")
         factors = self._factors(shape.max_position_embeddings)
         heads = shape.num_attention_heads
         rotations = draw_rotations(

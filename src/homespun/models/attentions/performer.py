@@ -31,6 +31,7 @@ class PerformerAttentionConfig(Config):
     separates_documents: ClassVar[bool] = False
 
     def build(self, shape: AttentionShape) -> nn.Module:
+        shape.check_plain("performer")
         if shape.dropout:
             raise UserError(
                 f"performer has no attention probabilities to drop (attention_probs_dropout_prob={shape.dropout}); "
@@ -45,4 +46,4 @@ class PerformerAttentionConfig(Config):
             seed=shape.seed,
             layer=shape.layer,
         )
-        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel)
+        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel, bias=shape.bias)

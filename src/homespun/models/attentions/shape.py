@@ -22,6 +22,9 @@ class AttentionShape:
         dropout: of the attention probabilities, in training.
         seed: of what is drawn once for the model's life (random blocks, hash rotations, random features); mix in
             ``layer`` where layers should differ.
+        head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
+        bias: whether projections have biases, where the attention's paper leaves that open.
+        scaled: whether scores are divided by ``sqrt(head_size)``.
         previous: what the same config built for the layer before, for parts shared between layers; None in the first.
     """
 
@@ -32,7 +35,24 @@ class AttentionShape:
     causal: bool
     dropout: float
     seed: int
+    head_size: int = 0
+    bias: bool = True
+    scaled: bool = True
     previous: nn.Module | None = None
+
+    def check_plain(self, kind: str) -> None:
+        """For an attention whose heads are equal parts of the stream, with scaled scores.
+
+        Raises:
+            UserError: something else is asked for.
+        """
+        if self.head_size and self.head_size * self.num_attention_heads != self.hidden_size:
+            raise UserError(
+                f"{kind} attention has heads of hidden_size / num_attention_heads, not of head_size={self.head_size}; "
+                f"leave head_size out"
+            )
+        if not self.scaled:
+            raise UserError(f"{kind} attention scales its scores; leave scale_attn_weights out")
 
 
 def of_layer(value: int | list[int], layer: int, name: str) -> int:

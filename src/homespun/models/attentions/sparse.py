@@ -139,6 +139,7 @@ class SparseAttentionConfig(Config):
     separates_documents: ClassVar[bool] = True
 
     def build(self, shape: AttentionShape) -> nn.Module:
+        shape.check_plain("sparse")
         if self.everywhere is None:
             sparse = Sparse(tuple(pattern.build(shape) for pattern in self.patterns))
         else:
@@ -147,4 +148,4 @@ class SparseAttentionConfig(Config):
             if self.everywhere.projections:
                 return GlobalAttention(shape.hidden_size, shape.num_attention_heads, sparse, dropout=shape.dropout)
         kernel = Blocked(sparse, dropout=shape.dropout)
-        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel)
+        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel, bias=shape.bias)

@@ -19,12 +19,14 @@ class DotProduct(nn.Module):
         sparse: which places see each other; all of them by default.
         dropout: of the attention probabilities, in training. Above zero, SDPA on a CPU falls back to a path that
             holds the whole table of probabilities.
+        scaled: divide by ``sqrt(head_dim)``; T5 does not.
     """
 
-    def __init__(self, sparse: Sparse = FULL, *, dropout: float = 0.0) -> None:
+    def __init__(self, sparse: Sparse = FULL, *, dropout: float = 0.0, scaled: bool = True) -> None:
         super().__init__()
         self.sparse = sparse
         self.dropout = dropout
+        self.scale = None if scaled else 1.0  # None: SDPA divides by sqrt(head_dim)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         """(batch, heads, queries, head_dim) from queries, and (batch, heads, keys, head_dim) keys and values."""
@@ -32,9 +34,11 @@ class DotProduct(nn.Module):
         dropout = self.dropout if self.training else 0.0
         plain = not self.sparse.patterns and mask.keep is None and mask.documents is None
         if plain and mask.causal and mask.start == 0 and queries == keys:  # SDPA's own causal path needs no table
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+            return F.scaled_dot_product_attention(
+                query, key, value, dropout_p=dropout, is_causal=True, scale=self.scale
+            )
         table = mask.dense(self.sparse, queries, keys, query.device)
-        values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout)
+        values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout, scale=self.scale)
         if table is None:
             return values
         # the fused paths differ in what they give for a row with nothing to see

@@ -1,0 +1,227 @@
+"""The config of one stack: BERT, RoBERTa, ELECTRA, GPT and their relatives. It builds modules; they never see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from torch import nn
+
+from homespun.config import Config
+from homespun.errors import UserError, nearest
+from homespun.models.activation import Activation
+from homespun.models.attentions import AttentionConfig
+from homespun.models.attentions.full import FullAttentionConfig
+from homespun.models.attentions.shape import AttentionShape
+from homespun.models.backbone import Encoder
+from homespun.models.embeddings import Embeddings
+from homespun.models.positions import LearnedPositionsConfig, PositionsConfig
+from homespun.models.presets import PRESETS
+from homespun.models.residual import PostResidualConfig, ResidualConfig
+from homespun.nn.cross_attention import CrossAttention
+from homespun.nn.dropout import Dropout
+from homespun.nn.feedforward import ACTIVATIONS, FeedForward
+from homespun.nn.kernels.dot_product import DotProduct
+
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
+
+
+def name_presets(schema: dict[str, Any]) -> None:
+    # a preset is gone once it is read, so it is no field; editors should offer it all the same
+    preset = {"type": "string", "enum": [*PRESETS], "description": "a named size; other fields win over it"}
+    schema["properties"] = {"preset": preset, **schema["properties"]}
+
+
+def with_preset(tree: Any) -> Any:
+    """A mapping with its ``preset``, where it has one, written out; other fields win over it.
+
+    Raises:
+        UserError: there is no such preset.
+    """
+    if not isinstance(tree, dict) or "preset" not in tree:
+        return tree
+    name = tree["preset"]
+    if not isinstance(name, str) or name not in PRESETS:
+        raise UserError(f"unknown preset {name!r}{nearest(str(name), PRESETS)}")
+    return PRESETS[name] | {key: value for key, value in tree.items() if key != "preset"}
+
+
+class EncoderConfig(Config):
+    """BERT, RoBERTa, ELECTRA and their relatives: one stack whose parts are exchanged here.
+
+    ``preset`` names a size in `homespun.models.presets`; other fields given beside it win over it.
+    """
+
+    model_config = ConfigDict(json_schema_extra=name_presets)
+    kind: Literal["encoder"] = "encoder"
+    vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
+    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
+    hidden_size: int = Field(default=256, ge=1)
+    embedding_size: int = Field(default=0, ge=0, description="width of the embeddings; 0: hidden_size")
+    num_hidden_layers: int = Field(default=4, ge=1)
+    num_attention_heads: int = Field(default=4, ge=1)
+    num_hidden_groups: int = Field(
+        default=0, ge=0, description="layers with weights of their own, the others repeat them (ALBERT: 1); 0: all"
+    )
+    head_size: int = Field(default=0, ge=0, description="width of a head; 0: hidden_size / num_attention_heads")
+    intermediate_size: int = Field(default=1024, ge=1)
+    gated_feed_forward: bool = Field(default=False, description="a second inner projection as a gate (T5 1.1)")
+    feed_forward_chunk: int = Field(
+        default=0, ge=0, description="positions the feed-forward works through at once, to save memory; 0: all"
+    )
+    hidden_act: Activation = "gelu"
+    hidden_dropout_prob: float = Field(default=0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(
+        default=0.0, ge=0, lt=1, description="off by default: no fast attention path on a CPU has it"
+    )
+    max_position_embeddings: int = Field(default=512, ge=1)
+    type_vocab_size: int = Field(default=2, ge=0, description="segments; 0: none")
+    layer_norm_eps: float = Field(default=1e-12, gt=0)
+    norm: Literal["layer_norm", "rms_norm"] = Field(default="layer_norm", description="T5 has rms_norm")
+    attention_bias: bool = Field(default=True, description="projections of the attention have biases")
+    mlp_bias: bool = Field(default=True, description="projections of the feed-forward have biases")
+    scale_attn_weights: bool = Field(default=True, description="scores are divided by sqrt(head_size); T5's are not")
+    scale_embedding: bool = Field(default=False, description="word vectors times sqrt(embedding_size) (PEGASUS)")
+    embedding_norm: bool = Field(default=True, description="normalise the embeddings (BERT); GPT-2 and Reformer do not")
+    initializer_range: float = Field(default=0.02, gt=0)
+    positions: PositionsConfig = LearnedPositionsConfig()
+    attention: AttentionConfig = FullAttentionConfig()
+    residual: ResidualConfig = PostResidualConfig()
+    causal: bool = Field(default=False, description="no token sees a later one")
+    seed: int = Field(
+        default=0, ge=0, description="of what an attention draws once: random blocks, hash rotations, random features"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, tree: Any) -> Any:
+        return with_preset(tree)
+
+    @model_validator(mode="after")
+    def _heads(self) -> EncoderConfig:
+        size = self.residual.layer_size(self.hidden_size)
+        if self.num_hidden_groups and self.num_hidden_layers % self.num_hidden_groups:
+            raise ValueError(
+                f"num_hidden_layers={self.num_hidden_layers} is not a multiple of "
+                f"num_hidden_groups={self.num_hidden_groups}"
+            )
+        if not self.head_size and size % self.num_attention_heads:
+            halved = "" if size == self.hidden_size else f", {size} in a reversible stream,"
+            raise ValueError(
+                f"hidden_size={self.hidden_size}{halved} is not a multiple of "
+                f"num_attention_heads={self.num_attention_heads}"
+            )
+        return self
+
+    def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings:
+        """The embeddings alone, so that ELECTRA's generator can share its discriminator's.
+
+        ``words``: those of another stack, to share only them.
+        """
+        size = self.embedding_size or self.hidden_size
+        return Embeddings(
+            self.vocab_size,
+            size,
+            positions=self.positions.build(self.max_position_embeddings, size),
+            norm=self._norm(size) if self.embedding_norm else nn.Identity(),
+            type_vocab_size=self.type_vocab_size,
+            dropout=self.hidden_dropout_prob,
+            pad_token_id=self.pad_token_id,
+            scale=self.scale_embedding,
+            words=words,
+        )
+
+    def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderConfig:
+        """The same for another vocabulary."""
+        return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
+
+    def _norm(self, size: int) -> nn.Module:
+        return NORMS[self.norm](size, eps=self.layer_norm_eps)
+
+    def build(self, embeddings: Embeddings | None = None, *, source_size: int = 0) -> Encoder:
+        """The encoder, initialised as BERT's is: normal with ``initializer_range``, biases zero, norms one.
+
+        Args:
+            embeddings: those of another model, to share them.
+            source_size: width of the vectors that every layer looks at by cross-attention; 0: there are none.
+
+        Raises:
+            UserError: the vocabulary is empty, or the padding token is not in it.
+        """
+        if not self.vocab_size:
+            raise UserError("vocab_size is 0: give the size of the tokenizer's vocabulary")
+        if self.pad_token_id >= self.vocab_size:
+            raise UserError(
+                f"pad_token_id={self.pad_token_id} is not in a vocabulary of vocab_size={self.vocab_size}; "
+                f"give the tokenizer's own"
+            )
+        given = embeddings
+        embeddings = self.build_embeddings() if embeddings is None else embeddings
+        streams = self.residual.build_streams()
+        encoder = Encoder(
+            embeddings,
+            self._layers(source_size),
+            input_size=self.hidden_size,
+            streams=streams,
+            final_norm=self.residual.final_norm(
+                self._norm(self.hidden_size * streams.copies), self.hidden_dropout_prob
+            ),
+            layer_norm_eps=self.layer_norm_eps,
+            causal=self.causal,
+        )
+        # of a decoder, only the words are another's
+        shared = set() if given is None else {given.words} if source_size else set(given.modules())
+        initialise((m for m in encoder.modules() if m not in shared), self.initializer_range)
+        return encoder
+
+    def _layers(self, source_size: int) -> list[nn.Module]:
+        size = self.residual.layer_size(self.hidden_size)
+
+        def wire(sublayer: nn.Module) -> nn.Module:
+            return self.residual.wire(sublayer, self._norm(size), Dropout(self.hidden_dropout_prob))
+
+        layers: list[nn.Module] = []
+        attention = None
+        own = self.num_hidden_groups or self.num_hidden_layers
+        for number in range(own):
+            shape = AttentionShape(
+                hidden_size=size,
+                num_attention_heads=self.num_attention_heads,
+                max_position_embeddings=self.max_position_embeddings,
+                layer=number,
+                causal=self.causal,
+                dropout=self.attention_probs_dropout_prob,
+                seed=self.seed,
+                head_size=self.head_size,
+                bias=self.attention_bias,
+                scaled=self.scale_attn_weights,
+                previous=attention,
+            )
+            attention = self.attention.build(shape)
+            feedforward = FeedForward(
+                size,
+                self.intermediate_size,
+                ACTIVATIONS[self.hidden_act](),
+                chunk=self.feed_forward_chunk,
+                gated=self.gated_feed_forward,
+                bias=self.mlp_bias,
+            )
+            cross = wire(self._cross_attention(size, source_size)) if source_size else None
+            layers.append(self.residual.layer(wire(attention), wire(feedforward), cross))
+        return [layers[number * own // self.num_hidden_layers] for number in range(self.num_hidden_layers)]
+
+    def _cross_attention(self, size: int, source_size: int) -> nn.Module:
+        kernel = DotProduct(dropout=self.attention_probs_dropout_prob, scaled=self.scale_attn_weights)
+        return CrossAttention(
+            size, source_size, self.num_attention_heads, kernel, head_size=self.head_size, bias=self.attention_bias
+        )
+
+
+def initialise(modules: Any, initializer_range: float) -> None:
+    """Linear and embedding weights normal with this deviation, biases zero, norms one."""
+    for module in modules:
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=initializer_range)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,144 @@
+"""The config of an encoder and a decoder that reads what it has read: the 2017 Transformer, BART, T5, PEGASUS, LED."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from homespun.config import Config
+from homespun.errors import UserError
+from homespun.models.attentions import AttentionConfig
+from homespun.models.backbone import EncoderDecoder
+from homespun.models.encoder import EncoderConfig, name_presets, with_preset
+from homespun.models.positions import PositionsConfig
+
+_OWN = ("kind", "attention", "causal")  # what a decoder does not take over from its encoder
+
+
+class EncoderDecoderConfig(Config):
+    """Two stacks over the same word embeddings. ``decoder`` is what is not the same as in ``encoder``.
+
+    The decoder is causal and its attention full, unless it says so otherwise; each of its layers looks at the encoder's
+    vectors besides. Any attention may stand in either (LED: Longformer's in the encoder).
+    """
+
+    model_config = ConfigDict(json_schema_extra=name_presets)
+    kind: Literal["encoder_decoder"] = "encoder_decoder"
+    encoder: EncoderConfig = EncoderConfig()
+    decoder: EncoderConfig = EncoderConfig(causal=True)
+    decoder_start_token_id: int = Field(default=0, ge=0, description="what stands before the first token to write")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _complete(cls, tree: Any) -> Any:
+        tree = with_preset(tree)
+        if not isinstance(tree, dict):
+            return tree
+        encoder, decoder = (tree.get(name, {}) for name in ("encoder", "decoder"))
+        if not isinstance(encoder, (dict, EncoderConfig)) or not isinstance(decoder, dict):
+            return tree
+        given = EncoderConfig.model_validate(encoder)
+        taken = {name: value for name, value in given.model_dump().items() if name not in _OWN}
+        return tree | {"encoder": given, "decoder": taken | {"causal": True} | decoder}
+
+    @model_validator(mode="after")
+    def _fits(self) -> EncoderDecoderConfig:
+        if not self.decoder.causal or self.encoder.causal:
+            raise ValueError("a decoder is causal and its encoder is not; leave `causal` out of both")
+        for name in ("vocab_size", "pad_token_id", "embedding_size"):
+            ours, theirs = getattr(self.encoder, name), getattr(self.decoder, name)
+            if ours != theirs:
+                raise ValueError(f"both stacks share their word embeddings, but {name} is {ours} and {theirs}")
+        if not self.encoder.embedding_size and self.encoder.hidden_size != self.decoder.hidden_size:
+            raise ValueError(
+                f"both stacks share their word embeddings, but hidden_size is {self.encoder.hidden_size} and "
+                f"{self.decoder.hidden_size}; give embedding_size"
+            )
+        return self
+
+    @property
+    def vocab_size(self) -> int:
+        """Of both."""
+        return self.encoder.vocab_size
+
+    @property
+    def pad_token_id(self) -> int:
+        """Of both."""
+        return self.encoder.pad_token_id
+
+    @property
+    def embedding_size(self) -> int:
+        """Of both; 0: hidden_size."""
+        return self.encoder.embedding_size
+
+    @property
+    def type_vocab_size(self) -> int:
+        """The encoder's."""
+        return self.encoder.type_vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        """The decoder's, which heads stand on."""
+        return self.decoder.hidden_size
+
+    @property
+    def initializer_range(self) -> float:
+        """The decoder's, which heads stand on."""
+        return self.decoder.initializer_range
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest text to read."""
+        return self.encoder.max_position_embeddings
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Of both stacks together."""
+        return self.encoder.num_hidden_layers + self.decoder.num_hidden_layers
+
+    @property
+    def num_attention_heads(self) -> int:
+        """The encoder's."""
+        return self.encoder.num_attention_heads
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """The encoder's."""
+        return self.encoder.attention
+
+    @property
+    def positions(self) -> PositionsConfig:
+        """The encoder's."""
+        return self.encoder.positions
+
+    @property
+    def causal(self) -> bool:
+        """Whether it is a language model by itself: it is not, it wants something to read."""
+        return False
+
+    @property
+    def seed(self) -> int:
+        """Of what the encoder draws once."""
+        return self.encoder.seed
+
+    def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderDecoderConfig:
+        """The same for another vocabulary."""
+        stacks = {name: getattr(self, name).with_tokens(vocab_size, pad_token_id) for name in ("encoder", "decoder")}
+        return self.model_copy(update=stacks)
+
+    def build(self) -> EncoderDecoder:
+        """Both stacks, each initialised as `EncoderConfig.build` says.
+
+        Raises:
+            UserError: what a stack cannot be, or ``decoder_start_token_id`` is not in the vocabulary.
+        """
+        encoder = self.encoder.build()
+        if self.decoder_start_token_id >= self.vocab_size:
+            raise UserError(
+                f"decoder_start_token_id={self.decoder_start_token_id} is not in a vocabulary of "
+                f"vocab_size={self.vocab_size}"
+            )
+        embeddings = self.decoder.build_embeddings(words=encoder.embeddings.words)
+        decoder = self.decoder.build(embeddings, source_size=encoder.hidden_size)
+        return EncoderDecoder(encoder, decoder)

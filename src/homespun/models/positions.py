@@ -1,0 +1,61 @@
+"""The configs of positions: where a token stands, and how its vector is told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+from torch import nn
+
+from homespun.config import Config
+from homespun.nn.positions import AxialPositions, LearnedPositions, NoPositions, SinusoidalPositions
+
+
+class LearnedPositionsConfig(Config):
+    """One learned vector a position; ``offset`` unused rows come first (RoBERTa: padding id + 1)."""
+
+    kind: Literal["learned"] = "learned"
+    offset: int = Field(default=0, ge=0)
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return LearnedPositions(max_position_embeddings, embedding_size, offset=self.offset)
+
+
+class SinusoidalPositionsConfig(Config):
+    """Fixed sines and cosines (Vaswani et al. 2017)."""
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    halves: bool = Field(default=False, description="all sines before all cosines (PEGASUS), not by turns")
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return SinusoidalPositions(max_position_embeddings, embedding_size, halves=self.halves)
+
+
+class AxialPositionsConfig(Config):
+    """Learned vectors of the rows and columns of a grid, for long inputs (Reformer)."""
+
+    kind: Literal["axial"] = "axial"
+    shape: tuple[PositiveInt, PositiveInt] = Field(
+        description="rows and columns; their product is at least max_position_embeddings"
+    )
+    sizes: tuple[PositiveInt, PositiveInt] = Field(
+        description="widths of their vectors; they sum to the width of the embeddings"
+    )
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return AxialPositions(max_position_embeddings, embedding_size, shape=self.shape, sizes=self.sizes)
+
+
+class NoPositionsConfig(Config):
+    """None: the attention knows of places itself (T5, DeBERTa)."""
+
+    kind: Literal["none"] = "none"
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return NoPositions(max_position_embeddings)
+
+
+PositionsConfig = Annotated[
+    LearnedPositionsConfig | SinusoidalPositionsConfig | AxialPositionsConfig | NoPositionsConfig,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,95 @@
+"""The configs of residual wiring: how sublayers join the stream, and how a stack of layers is entered and run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import nn
+
+from homespun.config import Config
+from homespun.errors import UserError
+from homespun.nn.dropout import Dropout
+from homespun.nn.residual import Layer, OneStream, PostNorm, PreNorm, Streams
+from homespun.nn.reversible import Branch, ReversibleLayer, TwoStreams
+
+
+class PostResidualConfig(Config):
+    """Normalise after the sum (BERT)."""
+
+    kind: Literal["post"] = "post"
+
+    def layer_size(self, hidden_size: int) -> int:
+        """The width that layers work at."""
+        return hidden_size
+
+    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
+        return PostNorm(sublayer, norm, dropout)
+
+    def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
+        return Layer(attention, feedforward, cross_attention)
+
+    def build_streams(self) -> Streams:
+        return OneStream()
+
+    def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
+        return nn.Identity()
+
+
+class PreResidualConfig(Config):
+    """Normalise before the sublayer, and once more at the end of the stack (GPT-2)."""
+
+    kind: Literal["pre"] = "pre"
+    final_dropout: bool = Field(default=False, description="drop out after the last norm too (T5)")
+
+    def layer_size(self, hidden_size: int) -> int:
+        """The width that layers work at."""
+        return hidden_size
+
+    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
+        return PreNorm(sublayer, norm, dropout)
+
+    def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
+        return Layer(attention, feedforward, cross_attention)
+
+    def build_streams(self) -> Streams:
+        return OneStream()
+
+    def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
+        return nn.Sequential(norm, Dropout(dropout)) if self.final_dropout else norm
+
+
+class ReversibleResidualConfig(Config):
+    """Two streams whose activations the backward pass recomputes: memory does not grow with depth, a third more time.
+
+    ``streams: split`` gives each stream half of ``hidden_size`` (document 000, section 4.3.3); ``copy`` gives each all
+    of it, and heads twice that (Reformer). Normalised before the sublayer and once more at the end.
+    """
+
+    kind: Literal["reversible"] = "reversible"
+    streams: Literal["split", "copy"] = "split"
+
+    def layer_size(self, hidden_size: int) -> int:
+        """The width that layers work at."""
+        if self.streams == "copy":
+            return hidden_size
+        if hidden_size % 2:
+            raise UserError(f"hidden_size={hidden_size} has no half for reversible streams; choose an even number")
+        return hidden_size // 2
+
+    def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
+        return Branch(sublayer, norm, dropout)
+
+    def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
+        return ReversibleLayer(attention, feedforward, cross_attention)
+
+    def build_streams(self) -> Streams:
+        return TwoStreams(copies=2 if self.streams == "copy" else 1)
+
+    def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
+        return nn.Sequential(norm, Dropout(dropout))
+
+
+ResidualConfig = Annotated[
+    PostResidualConfig | PreResidualConfig | ReversibleResidualConfig, Field(discriminator="kind")
+]
