@@ -1,0 +1,166 @@
+"""One model on both sides, ours and that of transformers, and what must be the same of the two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_peers import fix_random_blocks
+
+from homespun.hf.convert import to_ours
+from homespun.hf.export import export_huggingface
+from homespun.hf.families import FAMILIES
+from homespun.hf.open import Opened, open_huggingface
+from homespun.nn.kernels.blocked import Blocked
+from homespun.nn.kernels.lsh import LSH, draw_rotations
+from homespun.nn.patterns import RandomBlocks, Sparse
+from homespun.text.tokenizer import Tokenizer
+
+transformers = pytest.importorskip("transformers")
+
+# what their files hold and ours has no place for
+POOLER = {"pooler.dense.weight", "pooler.dense.bias"}
+LINEAR_POOLER = {"pooler.weight", "pooler.bias"}
+NEXT_SENTENCE = {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}
+LEFT_OUT = {
+    "BertModel": POOLER,
+    "RobertaModel": POOLER,
+    "LongformerModel": POOLER,
+    "BigBirdModel": LINEAR_POOLER,
+    "BertForPreTraining": POOLER | NEXT_SENTENCE,
+    "BigBirdForPreTraining": LINEAR_POOLER | NEXT_SENTENCE,
+    "BigBirdForMaskedLM": LINEAR_POOLER,
+    "BigBirdForSequenceClassification": LINEAR_POOLER,
+    "ReformerForMaskedLM": {"lm_head.bias"},
+    "ReformerModelWithLMHead": {"lm_head.bias"},
+}
+# classes that make a pooler of their own unless told not to
+POOLED = ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel")
+# what is written for classes of which only a part is ours, or which are those of an older family
+SAME = {
+    "BertForPreTraining": "BertForMaskedLM",
+    "BigBirdForPreTraining": "BigBirdForMaskedLM",
+}
+
+
+@dataclass
+class Pair:
+    """One model on both sides."""
+
+    cls: Any
+    theirs: Any
+    ours: Opened
+    folder: Path
+    tokenizer: Tokenizer
+    lengths: tuple[int, ...]
+    inputs: dict[str, torch.Tensor]
+    random_blocks: bool = False
+
+    def share_random_blocks(self) -> None:
+        """Give ours the random blocks that theirs draws, and theirs the same in evaluation."""
+        self.random_blocks = True
+        tables = fix_random_blocks(self.theirs, max(self.lengths))
+        for layer, heads in zip(self.ours.stored.model.backbone.layers, tables, strict=True):
+            attention = layer.attention.sublayer
+            blocks, random = attention.kernel.sparse.patterns
+            none = (-1,) * len(heads[0][0])
+            table = tuple((none, *(tuple(row) for row in head), none) for head in heads)
+            patterns = (blocks, RandomBlocks(random.size, table))
+            attention.kernel = Blocked(Sparse(patterns, attention.kernel.sparse.everywhere))
+
+    def share_hashes(self) -> None:
+        """Give ours the rotations that theirs draws from its seed, for every layer the same."""
+        seed = self.theirs.config.hash_seed
+        for layer in self.ours.stored.model.backbone.layers:
+            kernel = layer.attention.sublayer.kernel
+            if isinstance(kernel, LSH):
+                heads, size, rounds, _ = kernel.rotations.shape
+                kernel.rotations = draw_rotations(heads, size, rounds, kernel.num_buckets, seed=seed)
+
+    def their_output(self, model: Any) -> torch.Tensor:
+        result = model(**self.inputs)
+        for name in ("logits", "prediction_logits", "last_hidden_state"):
+            if name in result:
+                output: torch.Tensor = result[name]
+                return output
+        raise AssertionError(list(result))
+
+    def our_output(self) -> torch.Tensor:
+        output: torch.Tensor = self.ours.stored.model(**self.inputs)
+        return output
+
+    def real(self, output: torch.Tensor) -> torch.Tensor:
+        """Of one vector or number a token, those of real tokens; what is one row a text as it is."""
+        side = "decoder_attention_mask" if "decoder_attention_mask" in self.inputs else "attention_mask"
+        keep = self.inputs[side].bool()
+        return output[keep] if output.shape[:2] == keep.shape else output
+
+
+def check_logits(pair: Pair, training: bool) -> None:
+    """Logits, or hidden states, of real tokens."""
+    pair.theirs.train(training)
+    pair.ours.stored.model.train(training)
+    with torch.no_grad():
+        expected, found = pair.real(pair.their_output(pair.theirs)), pair.real(pair.our_output())
+    assert expected.std() > 0.1
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def check_gradients(pair: Pair) -> None:
+    """Of every parameter, of one loss."""
+    pair.theirs.train().zero_grad()
+    model = pair.ours.stored.model.train()
+    model.zero_grad()
+    outputs = [pair.real(pair.their_output(pair.theirs)), pair.real(pair.our_output())]
+    direction = torch.randn(outputs[0].shape, generator=torch.Generator().manual_seed(7))
+    for output in outputs:
+        (output * direction).sum().backward()
+    given = {name: p.grad for name, p in pair.theirs.named_parameters() if p.grad is not None}
+    family = next(f for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
+    architecture = next(a for a in family.architectures if a.name == pair.cls.__name__)
+    if architecture.kind is None:
+        given = {family.prefix + name: gradient for name, gradient in given.items()}
+    table = family.table + architecture.table  # what holds of the weights holds of their gradients
+    expected, _ = to_ours(table, given, pair.ours.stored.config.backbone, source="gradients")
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert found.keys() == expected.keys()
+    # the gradient of a key's bias is zero but for rounding, whose size is that of the other gradients
+    floor = 1e-6 * max(gradient.abs().max().item() for gradient in expected.values())
+    for name, gradient in expected.items():
+        error = (found[name] - gradient).abs().max().item()
+        assert error <= 1e-4 * gradient.abs().max().item() + floor, name
+
+
+def check_way_back(pair: Pair, tmp_path: Path) -> None:
+    """Our export loads there, with nothing missing or unexpected, and is the same model."""
+    stored = pair.ours.stored
+    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, pair.tokenizer, labels=stored.labels)
+    same = SAME.get(pair.cls.__name__, pair.cls.__name__)
+    assert report.architecture == same
+    cls = getattr(transformers, same)
+    bare = {"add_pooling_layer": False} if same in POOLED else {}
+    back, info = cls.from_pretrained(tmp_path / "hf", output_loading_info=True, **bare)
+    assert not any(info.values()), info
+    if pair.random_blocks:
+        fix_random_blocks(back, max(pair.lengths))
+    with torch.no_grad():
+        expected = pair.real(pair.their_output(pair.theirs.eval()))
+        # what is exported pads as its tokenizer does, whatever the first config said
+        padding = pair.inputs["attention_mask"] == 0
+        repadded = pair.inputs["input_ids"].masked_fill(padding, pair.tokenizer.pad_id)
+        other = replace(pair, inputs=pair.inputs | {"input_ids": repadded})
+        found = pair.real(other.their_output(back.eval()))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    if stored.config.backbone.pad_token_id == pair.tokenizer.pad_id:
+        assert open_huggingface(tmp_path / "hf").stored.config == stored.config
+
+
+def check_left_out(pair: Pair) -> None:
+    """Every tensor of the files is taken along, or its reason is given."""
+    prefix = next(f.prefix for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
+    reasons = {leftover.name.removeprefix(prefix): leftover.reason for leftover in pair.ours.leftovers}
+    assert reasons.keys() == LEFT_OUT.get(pair.cls.__name__, set())
+    assert all(reasons.values())
