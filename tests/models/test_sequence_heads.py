@@ -12,7 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from homespun.models.sequence_heads import (
     BiLSTMHeadConfig,
     ConvolutionalHeadConfig,
+    LastTokenHeadConfig,
     LinearHeadConfig,
+    PooledHeadConfig,
     SequenceHeadConfig,
 )
 
@@ -90,13 +92,28 @@ def test_every_parameter_learns(kind: type[Any]) -> None:
         assert parameter.grad.any(), name
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k.model_fields["kind"].default in {"mean", "cnn", "bilstm"}])
+@pytest.mark.parametrize(
+    "kind", [k for k in KINDS if k.model_fields["kind"].default in {"mean", "last", "cnn", "bilstm"}]
+)
 def test_heads_over_all_tokens_see_the_last_one(kind: type[Any]) -> None:
     module = head(kind).eval()
     hidden, mask = batch()
     changed = hidden.clone()
     changed[0, LENGTHS[0] - 1] += 5
     assert not torch.allclose(module(changed, mask)[0], module(hidden, mask)[0])
+
+
+def test_the_last_token_is_the_last_real_one() -> None:
+    module = head(LastTokenHeadConfig, dropout=0.0)
+    hidden, mask = batch()
+    last = torch.stack([hidden[row, length - 1] for row, length in enumerate(LENGTHS)])
+    torch.testing.assert_close(module(hidden, mask), last @ module.classifier.weight.T)
+
+
+def test_the_pooled_vector_may_have_a_width_of_its_own() -> None:
+    module = head(PooledHeadConfig, pooler_size=7, dropout=0.0)
+    assert module.dense.weight.shape == (7, HIDDEN)
+    assert module(*batch()).shape == (len(LENGTHS), LABELS)
 
 
 def test_a_filter_reads_zeros_beyond_the_end() -> None:

@@ -16,6 +16,7 @@ from homespun.models.encoder import EncoderConfig, initialise, with_preset
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
 from homespun.models.sequence_heads import SequenceHeadConfig
+from homespun.models.token_heads import TokenTaskHeadConfig
 from homespun.nn.feedforward import ACTIVATIONS
 
 
@@ -71,7 +72,9 @@ class DiscriminatorHeadConfig(Config):
 
 
 TokenHeadConfig = MaskedLMHeadConfig | CausalLMHeadConfig | DiscriminatorHeadConfig
-HeadConfig = Annotated[TokenHeadConfig | SequenceHeadConfig | ChunkPoolHeadConfig, Field(discriminator="kind")]
+HeadConfig = Annotated[
+    TokenHeadConfig | TokenTaskHeadConfig | SequenceHeadConfig | ChunkPoolHeadConfig, Field(discriminator="kind")
+]
 
 
 class ModelConfig(Config):

@@ -92,6 +92,26 @@ class MeanHead(nn.Module):
         return _by_text(logits, chunks)
 
 
+class LastTokenHead(nn.Module):
+    """Last real token -> dropout -> linear without bias: for causal models, whose last token alone sees all (GPT-2)."""
+
+    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.classifier = nn.Linear(hidden_size, num_labels, bias=False)
+
+    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        if attention_mask is None:
+            return hidden[:, -1]
+        places = torch.arange(hidden.shape[1], device=hidden.device)
+        last = (places * attention_mask).argmax(dim=1)  # (batch,), 0 where all is padding
+        return hidden[torch.arange(len(hidden), device=hidden.device), last]
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
+        return _by_text(logits, chunks)
+
+
 class FeedForwardHead(nn.Module):
     """[CLS] -> dropout -> dense -> activation -> dropout -> linear: ELECTRA's own (Clark et al. 2020), with GELU."""
 
@@ -115,18 +135,25 @@ class PooledHead(nn.Module):
     """[CLS] -> dropout -> dense -> tanh -> dropout -> linear: BERT's pooler and classifier (Devlin et al. 2019).
 
     BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it. DistilBERT
-    is BERT with a ReLU for the tanh.
+    is BERT with a ReLU for the tanh. Reformer's two streams are pooled to the width of one (``pooler_size``).
     """
 
     def __init__(
-        self, hidden_size: int, num_labels: int, activation: nn.Module, *, dropout: float, input_dropout: float
+        self,
+        hidden_size: int,
+        num_labels: int,
+        activation: nn.Module,
+        *,
+        pooler_size: int,
+        dropout: float,
+        input_dropout: float,
     ) -> None:
         super().__init__()
         self.input_dropout = nn.Dropout(input_dropout)
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = nn.Linear(hidden_size, pooler_size)
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(hidden_size, num_labels)
+        self.classifier = nn.Linear(pooler_size, num_labels)
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         features: Tensor = self.activation(self.dense(self.input_dropout(hidden[:, 0])))
@@ -220,6 +247,17 @@ class MeanHeadConfig(Config):
         return MeanHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
+class LastTokenHeadConfig(Config):
+    """`LastTokenHead`."""
+
+    kind: Literal["last"] = "last"
+    num_labels: NumLabels = 2
+    dropout: Probability = 0.1
+
+    def build(self, backbone: Backbone) -> LastTokenHead:
+        return LastTokenHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
+
+
 class FeedForwardHeadConfig(Config):
     """`FeedForwardHead`."""
 
@@ -241,12 +279,14 @@ class PooledHeadConfig(Config):
     dropout: Probability = 0.1
     input_dropout: Probability = 0.0
     hidden_act: Activation = "tanh"
+    pooler_size: Annotated[int, Field(ge=0, description="width of the dense layer; 0: that of the vectors")] = 0
 
     def build(self, backbone: Backbone) -> PooledHead:
         return PooledHead(
             backbone.hidden_size,
             self.num_labels,
             ACTIVATIONS[self.hidden_act](),
+            pooler_size=self.pooler_size or backbone.hidden_size,
             dropout=self.dropout,
             input_dropout=self.input_dropout,
         )
@@ -286,6 +326,7 @@ class BiLSTMHeadConfig(Config):
 SequenceHeadConfig = Annotated[
     LinearHeadConfig
     | MeanHeadConfig
+    | LastTokenHeadConfig
     | FeedForwardHeadConfig
     | PooledHeadConfig
     | ConvolutionalHeadConfig
