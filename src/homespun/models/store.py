@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from homespun.config import validate
 from homespun.data.labelled import Labels
@@ -27,6 +29,13 @@ from homespun.models.config import ModelConfig
 from homespun.text.tokenizer import Tokenizer
 
 FORMAT = 1
+_DRAWS = frozenset(
+    {
+        *(init.normal_, init.uniform_, init.trunc_normal_, init.orthogonal_),
+        *(init.kaiming_normal_, init.kaiming_uniform_, init.xavier_normal_, init.xavier_uniform_),
+        *(torch.Tensor.normal_, torch.Tensor.uniform_),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,23 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             seen.add(id(tensor))
             weights[name] = tensor.detach().contiguous()
     return weights
+
+
+class _Undrawn(TorchFunctionMode):
+    """Parameters keep what the memory held instead of random numbers; buffers are drawn as always."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensor = kwargs["tensor"] if "tensor" in kwargs else args[0] if args else None
+        if function in _DRAWS and isinstance(tensor, torch.nn.Parameter):
+            return tensor
+        return function(*args, **kwargs)
+
+
+def build_undrawn(config: ModelConfig) -> Model:
+    """The model, to be filled with `load_weights` at once: its weights are not drawn, and take no memory until then."""
+    with _Undrawn():
+        return config.build()
 
 
 def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, source: str) -> None:
@@ -137,7 +163,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Sto
     tokenizer = Tokenizer.load(folder)
     if tokenizer.fingerprint != description["tokenizer"]:
         raise UserError(f"{folder} holds another tokenizer than its model was made with")
-    model = config.build()
+    model = build_undrawn(config)
     try:
         tensors = load_file(weights)
     except SafetensorError as error:

@@ -51,7 +51,8 @@ class Mask:
 
     def dense(self, sparse: Sparse, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """(batch or 1, heads or 1, queries or 1, keys) bool, or None when everything is allowed."""
-        return self.once(("dense", sparse, queries, keys), lambda: self._dense(sparse, queries, keys, device))
+        name = ("dense", sparse, str(queries), str(keys))  # in a graph under export they are symbols, without a hash
+        return self.once(name, lambda: self._dense(sparse, queries, keys, device))
 
     def _dense(self, sparse: Sparse, queries: int, keys: int, device: torch.device) -> Tensor | None:
         query = torch.arange(self.start, self.start + queries, device=device)[None, :, None]
@@ -79,7 +80,7 @@ class Mask:
 
     def members(self, everywhere: Global, keys: int, device: torch.device) -> Tensor:
         """(batch or 1, keys) bool: the tokens that see and are seen by all; counted inside each document."""
-        return self.once(("members", everywhere, keys), lambda: self._members(everywhere, keys, device))
+        return self.once(("members", everywhere, str(keys)), lambda: self._members(everywhere, keys, device))
 
     def _members(self, everywhere: Global, keys: int, device: torch.device) -> Tensor:
         place = torch.arange(keys, device=device)[None]  # (1, keys)
