@@ -29,6 +29,7 @@ from homespun.text.vocabularies import (
     Kind,
     TextStream,
 )
+from homespun.text.vocabulary_files import engine_from_files, refuse_duplicates, with_special_tokens
 
 __all__ = ["KINDS", "SPECIAL_TOKENS", "Kind", "Tokenizer"]
 
@@ -127,15 +128,19 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a folder that `save` or transformers wrote, or of a bare ``tokenizer.json`` of any origin.
 
-        The tokens of each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json`` beside it name,
+        A folder without ``tokenizer.json`` may have ``vocab.txt``, or ``vocab.json`` and ``merges.txt``. The tokens of each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json`` beside it name,
         and otherwise those with a usual name. A role nobody has is an error only when it is asked for.
 
         Raises:
-            UserError: no such file, or not a tokenizer.
+            UserError: no such file, or not a tokenizer, or one with an entry twice.
         """
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
+            older = engine_from_files(path) if path.is_dir() else None
+            if older is not None:
+                roles = _roles_of(json.loads(older.to_str()), older.get_vocab(), path)
+                return cls(with_special_tokens(older, roles), roles)
             what = "a folder without tokenizer.json" if path.is_dir() else "no such file or folder"
             raise UserError(
                 f"cannot load a tokenizer from {path}: {what}; "
@@ -147,15 +152,8 @@ class Tokenizer:
             tree = json.loads(content)
         except Exception as error:  # `tokenizers` raises bare Exception for a file that it does not understand
             raise UserError(f"{file} is not a tokenizer.json: {_first_line(error)}") from error
-        vocabulary = engine.get_vocab(with_added_tokens=True)
-        named = _named_roles(file.parent)
-        roles = {}
-        for role in ROLES:
-            candidates = [named[role]] if role in named else [*USUAL_NAMES[role], *_model_unknown(role, tree)]
-            present = [token for token in candidates if token in vocabulary]
-            if present:
-                roles[role] = present[0]
-        return cls(content, roles)
+        refuse_duplicates(content, source=str(file))
+        return cls(content, _roles_of(tree, engine.get_vocab(with_added_tokens=True), file.parent))
 
     def save(self, folder: str | Path) -> None:
         """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
@@ -188,6 +186,16 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ``ids``, any iterable of integers."""
         return str(self._engine.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+
+    @property
+    def content(self) -> str:
+        """The tokenizer.json."""
+        return self._content
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The token of each of `ROLES` that it has."""
+        return dict(self._roles)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -268,6 +276,18 @@ def _kind_of(tree: dict[str, Any]) -> Kind:
         return "bpe" if '"ByteLevel"' in steps else "bpe-characters"
     kinds: dict[str, Kind] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "words"}
     return kinds[name]
+
+
+def _roles_of(tree: dict[str, Any], vocabulary: Mapping[str, int], folder: Path) -> dict[str, str]:
+    """The token of each role that the vocabulary has: the one that is named, or the one with a usual name."""
+    named = _named_roles(folder)
+    roles = {}
+    for role in ROLES:
+        candidates = [named[role]] if role in named else [*USUAL_NAMES[role], *_model_unknown(role, tree)]
+        present = [token for token in candidates if token in vocabulary]
+        if present:
+            roles[role] = present[0]
+    return roles
 
 
 def _named_roles(folder: Path) -> dict[str, str]:
