@@ -128,8 +128,9 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a folder that `save` or transformers wrote, or of a bare ``tokenizer.json`` of any origin.
 
-        A folder without ``tokenizer.json`` may have ``vocab.txt``, or ``vocab.json`` and ``merges.txt``. The tokens of each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json`` beside it name,
-        and otherwise those with a usual name. A role nobody has is an error only when it is asked for.
+        A folder without ``tokenizer.json`` may have ``vocab.txt``, or ``vocab.json`` and ``merges.txt``. The tokens of
+        each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json`` beside it name, and otherwise
+        those with a usual name. A role nobody has is an error only when it is asked for.
 
         Raises:
             UserError: no such file, or not a tokenizer, or one with an entry twice.

@@ -1,0 +1,127 @@
+"""Vocabularies of before tokenizer.json, read as transformers reads them, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homespun.errors import UserError
+from homespun.text.tokenizer import Tokenizer
+
+TEXTS = ["The quick brown fox, who's café naïve; jumps 12.5 times.", "the LAZY dog  sleeps\n over 中文 there"] * 7
+
+
+def files_of(folder: Path, kind: Any, **config: Any) -> Tokenizer:
+    """The older files of a trained tokenizer."""
+    folder.mkdir(exist_ok=True)
+    trained = Tokenizer.train(TEXTS, kind=kind, vocab_size=120 if kind == "wordpiece" else 285)
+    trained.save(folder / "whole")
+    tree = json.loads((folder / "whole" / "tokenizer.json").read_text())
+    tokens = sorted(tree["model"]["vocab"], key=tree["model"]["vocab"].__getitem__)
+    if kind == "wordpiece":
+        (folder / "vocab.txt").write_text("\n".join(tokens) + "\n", encoding="utf-8")
+    else:
+        (folder / "vocab.json").write_text(json.dumps(tree["model"]["vocab"]))
+        merges = [" ".join(pair) for pair in tree["model"]["merges"]]
+        (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return trained
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        Tokenizer.load(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("config", [{}, {"do_lower_case": False}, {"do_lower_case": False, "strip_accents": True}])
+def test_wordpiece_as_transformers_reads_it(config: dict[str, Any], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    files_of(tmp_path / "old", "wordpiece", **config)
+    ours = Tokenizer.load(tmp_path / "old")
+    assert (ours.kind, ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id) == ("wordpiece", 0, 2, 3, 4)
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path / "old")
+    found = [ids.tolist() for ids in ours.encode_batch(TEXTS[:2])]
+    assert found == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:2]]
+    ours.save(tmp_path / "new")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert exported(*TEXTS[:2])["input_ids"] == theirs(*TEXTS[:2])["input_ids"]
+    assert Tokenizer.load(tmp_path / "new").fingerprint == ours.fingerprint
+
+
+def test_byte_pairs_as_transformers_reads_them(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    names |= {"bos_token": "[CLS]", "eos_token": "[SEP]", "mask_token": "[MASK]"}
+    trained = files_of(tmp_path / "old", "bpe", **names)
+    ours = Tokenizer.load(tmp_path / "old")
+    assert (ours.kind, ours.pad_id, ours.mask_id, ours.vocab_size) == ("bpe", 0, 4, trained.vocab_size)
+    theirs = transformers.RobertaTokenizer.from_pretrained(tmp_path / "old")
+    ids = [found.tolist() for found in ours.encode_batch(TEXTS[:2])]
+    assert ids == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:2]]
+    assert ids == [found.tolist() for found in trained.encode_batch(TEXTS[:2])]
+    assert ours.decode(ids[1]) == TEXTS[1]
+    ours.save(tmp_path / "new")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert exported(*TEXTS[:2])["input_ids"] == theirs(*TEXTS[:2])["input_ids"]
+
+
+def test_what_is_refused_of_a_word_list(tmp_path: Path) -> None:
+    files_of(tmp_path, "wordpiece")
+    tokens = (tmp_path / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    (tmp_path / "vocab.txt").write_text("\n".join([*tokens, tokens[31]]), encoding="utf-8")
+    assert f"vocab.txt has {tokens[31]!r} twice" in refused(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens[5:]), encoding="utf-8")
+    assert "no '[UNK]'" in refused(tmp_path)
+    (tmp_path / "vocab.txt").write_bytes(b"\xff\xfe\x00")
+    assert "cannot be read" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "merges", "words"),
+    [
+        ('{"a": 0, "b": 1, "a": 2}', "", "has 'a' twice"),
+        ('{"a": 0, "b": 0}', "", "gives 'a' and 'b' the same number, 0"),
+        ('{"a": 0, "b</w>": 1}', "", "is no vocabulary of bytes"),
+        ('["a"]', "", "must map tokens to their numbers"),
+        ("{", "", "cannot be read as JSON"),
+        (None, "one", "'one' is not a pair"),
+        (None, "never there", "does not fit vocab.json"),
+    ],
+)
+def test_what_is_refused_of_byte_pairs(vocabulary: str | None, merges: str, words: str, tmp_path: Path) -> None:
+    files_of(tmp_path, "bpe")
+    if vocabulary is not None:
+        (tmp_path / "vocab.json").write_text(vocabulary)
+    (tmp_path / "merges.txt").write_text(merges)
+    assert words in refused(tmp_path)
+
+
+def test_sentence_pieces_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "spiece.model").write_bytes(b"\x0a\x05")
+    assert "spiece.model of SentencePiece" in refused(tmp_path)
+    assert "tokenizer.json" in refused(tmp_path)
+
+
+def test_a_tokenizer_json_with_an_entry_twice_is_refused(tmp_path: Path) -> None:
+    trained = Tokenizer.train(TEXTS, kind="wordpiece", vocab_size=120)
+    trained.save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    whole = path.read_text(encoding="utf-8")
+    assert '"quick"' not in whole.split('"vocab"')[0]
+    token = json.loads(whole)["model"]["vocab"]
+    name = next(name for name, number in token.items() if number == 60)
+    path.write_text(whole.replace(f'"{name}": 60', f'"{name}": 60, "{name}": 61'), encoding="utf-8")
+    assert f"has {name!r} twice" in refused(tmp_path)
+    path.write_text(whole.replace(f'"{name}": 60', f'"{name}": 59'), encoding="utf-8")
+    assert "the same number, 59" in refused(tmp_path)
+    pieces = Tokenizer.train(TEXTS, kind="unigram", vocab_size=47)
+    pieces.save(tmp_path)
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    tree["model"]["vocab"].append(tree["model"]["vocab"][31])
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    assert "twice" in refused(tmp_path)
