@@ -61,6 +61,12 @@ ATTENTIONS: dict[str, list[dict[str, Any]]] = {
         {"chunk_length": 4, "num_hashes": 2, "num_buckets": [2, 4]},
         {"chunk_length": 2, "num_hashes": 3, "num_buckets": 2, "num_chunks_before": 2, "num_chunks_after": 1},
     ],
+    "disentangled": [
+        {"key_bias": False},
+        {"position_buckets": 6, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+        {"pos_att_type": ["c2p"], "max_relative_positions": 5},
+        {"pos_att_type": ["p2c"], "max_relative_positions": 23, "position_buckets": 8},
+    ],
     "alternating": [{"cycle": [{"kind": "full"}, {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}]}],
 }
 # and of other parts that have more than one way, or need more than their kind

@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import nn
 
 from homespun.config import Config
+from homespun.models.attentions.disentangled import DisentangledAttentionConfig
 from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.linformer import LinformerAttentionConfig
 from homespun.models.attentions.local import LocalAttentionConfig
@@ -50,6 +51,7 @@ AttentionConfig = Annotated[
     | PerformerAttentionConfig
     | LocalAttentionConfig
     | LSHAttentionConfig
+    | DisentangledAttentionConfig
     | AlternatingAttentionConfig,
     Field(discriminator="kind"),
 ]

@@ -25,6 +25,8 @@ class AttentionShape:
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
         bias: whether projections have biases, where the attention's paper leaves that open.
         scaled: whether scores are divided by ``sqrt(head_size)``.
+        hidden_dropout: of vectors, in training, where the attention has some of its own.
+        layer_norm_eps: the epsilon of its norms, where it has any.
         previous: what the same config built for the layer before, for parts shared between layers; None in the first.
     """
 
@@ -38,6 +40,8 @@ class AttentionShape:
     head_size: int = 0
     bias: bool = True
     scaled: bool = True
+    hidden_dropout: float = 0.0
+    layer_norm_eps: float = 1e-12
     previous: nn.Module | None = None
 
     def check_plain(self, kind: str) -> None:

@@ -1,0 +1,218 @@
+"""Disentangled attention: content and place have scores of their own (He et al. 2021, DeBERTa, section 3.1)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.errors import UserError
+from homespun.nn.attention import inner_size, split_heads
+from homespun.nn.masks import Mask
+from homespun.nn.patterns import FULL, Sparse
+
+
+def log_buckets(distance: Tensor, *, buckets: int, maximum: int) -> Tensor:
+    """Int64 distances -> int64 buckets of the same sign: each its own up to ``buckets / 2``, then ever wider ones.
+
+    Args:
+        distance: query's place less key's, any shape.
+        buckets: as many as there are on either side (DeBERTa V2: 256).
+        maximum: the distance that the last bucket is reached at.
+    """
+    near = buckets // 2
+    size = distance.abs().clamp(min=near)  # the near ones keep their distance below
+    # in float32, as checkpoints were trained: where a bucket ends hangs on how the logarithm is rounded
+    share = torch.log(size / near) / torch.log(torch.tensor((maximum - 1) / near))
+    far = torch.ceil(share * (near - 1)).long() + near
+    return torch.where(distance.abs() <= near, distance, far * distance.sign())
+
+
+class RelativeEmbeddings(nn.Module):
+    """A learned vector for each distance between two tokens, the same ones in all layers.
+
+    Distances beyond ``span`` have the vector of the last one.
+
+    Args:
+        hidden_size: width of a vector.
+        max_position_embeddings: the longest input.
+        span: distances on either side that have vectors of their own, or buckets of distances.
+        maximum: where distances share buckets, the one at which the last is reached; 0: every distance is its own.
+        norm: of the vectors.
+    """
+
+    rows: Tensor
+
+    def __init__(
+        self, hidden_size: int, max_position_embeddings: int, *, span: int, maximum: int, norm: nn.Module
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2 * span, hidden_size)
+        self.norm = norm
+        self.longest = max_position_embeddings
+        distance = torch.arange(-self.longest, self.longest, device="cpu")
+        place = log_buckets(distance, buckets=span, maximum=maximum) if maximum else distance
+        rows = (place + span).clamp(0, 2 * span - 1)
+        self._rows: list[int] = rows.tolist()
+        self.register_buffer("rows", rows.to(self.embedding.weight.device), persistent=False)
+
+    def forward(self, queries: int, keys: int, start: int) -> tuple[Tensor, Tensor]:
+        """What is needed for queries at ``start, start + 1, ...`` and keys from 0.
+
+        Returns:
+            (distinct, hidden) vectors, and which of them is that of each distance from ``start - keys`` up to
+            ``start + queries - 1``, (queries + keys,) int64.
+        """
+        first = self.longest + start - keys
+        last = first + queries + keys
+        low, high = self._rows[first], self._rows[last - 1]  # they never fall
+        vectors: Tensor = self.norm(self.embedding.weight[low : high + 1])
+        return vectors, self.rows[first:last] - low
+
+
+class AddedScores(nn.Module):
+    """``softmax(scale * query key^T + added) value``: a kernel that is given a part of the scores.
+
+    A query that may see nothing gives zeros, not NaN.
+
+    Args:
+        scale: of the products.
+        dropout: of the attention probabilities, in training.
+    """
+
+    sparse: Sparse = FULL
+
+    def __init__(self, *, scale: float, dropout: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.dropout = dropout
+
+    def forward(self, query: Tensor, key: Tensor, added: Tensor, value: Tensor, mask: Mask) -> Tensor:
+        """(batch, heads, queries, head_dim) values; ``added`` is (batch, heads, queries, keys)."""
+        table = mask.dense(self.sparse, query.shape[-2], key.shape[-2], query.device)
+        dropout = self.dropout if self.training else 0.0
+        if table is not None:  # not -inf, of which a whole row would make NaN
+            added = added.masked_fill(~table, torch.finfo(added.dtype).min)
+        values = F.scaled_dot_product_attention(query, key, value, attn_mask=added, dropout_p=dropout, scale=self.scale)
+        if table is None:
+            return values
+        return torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}"
+
+
+class DisentangledAttention(nn.Module):
+    """``softmax((content to content + content to place + place to content) / sqrt(terms * head_size)) value``.
+
+    A query scores each key by what stands there, by how far away it stands (``c2p``: the query against a key made of
+    the distance), and the key scores the query's distance in turn (``p2c``: the key against a query made of it). A
+    token that may see nothing gets zeros before the last projection.
+
+    Args:
+        hidden_size: width of the stream that it reads and writes.
+        num_attention_heads: heads.
+        relative: `RelativeEmbeddings`, which layers share.
+        pos_att_type: ``c2p``, ``p2c`` or both.
+        share_att_key: distances go through the projections of the content (V2); else through their own.
+        head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
+        bias: whether projections have biases.
+        key_bias: whether those to keys have, where there are any; V1 has none there.
+        scaled: divide the scores.
+        dropout: of the attention probabilities, in training.
+        relative_dropout: of the vectors of distances, in training.
+
+    Raises:
+        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        relative: RelativeEmbeddings,
+        *,
+        pos_att_type: tuple[str, ...] = ("c2p", "p2c"),
+        share_att_key: bool = False,
+        head_size: int = 0,
+        bias: bool = True,
+        key_bias: bool = True,
+        scaled: bool = True,
+        dropout: float = 0.0,
+        relative_dropout: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.num_attention_heads = num_attention_heads
+        width = inner_size(hidden_size, num_attention_heads, head_size)
+        self.query = nn.Linear(hidden_size, width, bias=bias)
+        self.key = nn.Linear(hidden_size, width, bias=bias and key_bias)
+        self.value = nn.Linear(hidden_size, width, bias=bias)
+        self.output = nn.Linear(width, hidden_size, bias=bias)
+        self.relative = relative
+        self.relative_dropout = relative_dropout
+        self.position_key = self.position_query = None
+        if "c2p" in pos_att_type:
+            self.position_key = self.key if share_att_key else nn.Linear(hidden_size, width, bias=bias and key_bias)
+        if "p2c" in pos_att_type:
+            self.position_query = self.query if share_att_key else nn.Linear(hidden_size, width, bias=bias)
+        terms = 1 + len(pos_att_type)
+        self.scale = 1 / math.sqrt(width // num_attention_heads * terms) if scaled else 1.0
+        self.kernel = AddedScores(scale=self.scale, dropout=dropout)
+
+    def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
+        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        query, key, value = (
+            split_heads(part(hidden), self.num_attention_heads) for part in (self.query, self.key, self.value)
+        )
+        if mask.cache is not None:
+            key, value = mask.cache.extend(self, key, value)
+        added = self._place_scores(query, key, mask.start)
+        values: Tensor = self.kernel(query, key, added, value, mask)  # (batch, heads, seq, head_dim)
+        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
+        return mixed
+
+    def _place_scores(self, query: Tensor, key: Tensor, start: int) -> Tensor:
+        """(batch, heads, queries, keys), divided as the others are: what is added to the scores of the content."""
+        queries, keys = query.shape[-2], key.shape[-2]
+        vectors, index = self.relative(queries, keys, start)
+        vectors = self.relative_dropout(vectors)
+        terms = []
+        if self.position_key is not None:  # distances fall along the keys
+            against = self._at(self.position_key(vectors), index.flip(0))
+            terms.append(skewed(query @ against, first=queries - 1, length=keys))
+        if self.position_query is not None:  # and rise along the queries
+            against = self._at(self.position_query(vectors), index)
+            terms.append(skewed(key @ against, first=keys, length=queries).transpose(-1, -2))
+        return terms[0] + terms[1] if len(terms) == 2 else terms[0]
+
+    def _at(self, projected: Tensor, index: Tensor) -> Tensor:
+        """(distinct, width) -> (heads, head_size, distances), divided already."""
+        of_heads = (projected * self.scale).view(projected.shape[0], self.num_attention_heads, -1)
+        return of_heads.index_select(0, index).permute(1, 2, 0)
+
+
+def skewed(scores: Tensor, *, first: int, length: int) -> Tensor:
+    """Row i of (..., rows, width) from column ``first - i`` on: (..., rows, length), without copying.
+
+    Scores of distances become scores of tokens, one place further with every row. ``length + rows`` is the width.
+    """
+    rows, width = scores.shape[-2:]
+    # in a row that is one shorter, all that follows stands one place further to the right in each
+    flat = scores.flatten(-2)[..., first : first + rows * (width - 1)]
+    return flat.view(*scores.shape[:-2], rows, width - 1)[..., :length]
+
+
+def check_buckets(buckets: int, maximum: int, longest: int) -> None:
+    """Whether every distance of a text of ``longest`` tokens has a bucket.
+
+    Raises:
+        UserError: the last of the near ones lies beyond ``maximum``.
+    """
+    near = buckets // 2
+    if longest - 1 > near and maximum - 1 <= near:
+        raise UserError(
+            f"position_buckets={buckets} keep distances up to {near} apart, so max_relative_positions={maximum} must "
+            f"be at least {near + 2}; raise it, or take fewer buckets"
+        )
