@@ -29,23 +29,40 @@ def unchanged(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
     return tensor
 
 
+def one_by_one(backbone: BackboneConfig) -> int:
+    """Layers have the same numbers on both sides."""
+    return 1
+
+
 @dataclass(frozen=True)
 class Rule:
     """One name there, one name here. ``{i}`` stands for a number and ``{p}`` for ``weight`` or ``bias``.
 
     ``to_ours`` and ``to_theirs`` change the tensor on its way; each undoes the other. Several names here are equal
-    parts of the tensor that ``to_ours`` gives, along its first dimension.
+    parts of the tensor that ``to_ours`` gives, along its first dimension. ``{i}`` here is ``stride`` times the one
+    there: layers that share their weights are one there, and here named by the first of them.
     """
 
     theirs: str
     ours: str | tuple[str, ...]
     to_ours: Change = unchanged
     to_theirs: Change = unchanged
+    stride: Callable[[Any], int] = one_by_one
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The names here."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    def place_here(self, match: re.Match[str], backbone: BackboneConfig) -> dict[str, str]:
+        """What the placeholders of a name there stand for here."""
+        place = match.groupdict()
+        return place | {"i": str(int(place["i"]) * self.stride(backbone))} if "i" in place else place
+
+    def place_there(self, match: re.Match[str], backbone: BackboneConfig) -> dict[str, str]:
+        """What the placeholders of a name here stand for there."""
+        place = match.groupdict()
+        return place | {"i": str(int(place["i"]) // self.stride(backbone))} if "i" in place else place
 
 
 @dataclass(frozen=True)
@@ -132,11 +149,12 @@ def to_ours(
             rule, match = rules[0]
             if not tensor.is_floating_point():
                 raise UserError(f"{source}: {name} is {tensor.dtype}; quantised weights cannot be opened")
+            place = rule.place_here(match, backbone)
             changed, count = rule.to_ours(tensor, backbone), len(rule.parts)
             # a number has no parts; that its shape is wrong is said where all shapes are looked at
             parts = changed.tensor_split(count) if changed.dim() else (changed,) * count
             for part, piece in zip(rule.parts, parts, strict=True):
-                weights[part.format(**match.groupdict())] = piece
+                weights[part.format(**place)] = piece
         elif reasons := [drop.reason for drop in table.drops if re.fullmatch(drop.pattern, name)]:
             left.append(Leftover(name, reasons[0]))
         else:
@@ -150,10 +168,10 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig
     """Our tensors under their names, with the fills that they lack."""
     weights: Weights = {}
     for name in ours:
-        rule, place = _their_rule(table, name)
-        theirs = rule.theirs.format(**place)
+        rule, match = _their_rule(table, name)
+        theirs = rule.theirs.format(**rule.place_there(match, backbone))
         if theirs not in weights:  # else it was made with the first of its parts
-            pieces = [ours[part.format(**place)] for part in rule.parts]
+            pieces = [ours[part.format(**match.groupdict())] for part in rule.parts]
             weights[theirs] = rule.to_theirs(torch.cat(pieces) if len(pieces) > 1 else pieces[0], backbone)
     for fill in table.fills:
         made = fill.make(backbone)
@@ -162,20 +180,15 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig
     return weights
 
 
-def their_name(table: Table, name: str) -> str:
+def their_name(table: Table, name: str, backbone: BackboneConfig) -> str:
     """What our tensor ``name`` is called on their side."""
-    rule, place = _their_rule(table, name)
-    return rule.theirs.format(**place)
+    rule, match = _their_rule(table, name)
+    return rule.theirs.format(**rule.place_there(match, backbone))
 
 
-def _their_rule(table: Table, name: str) -> tuple[Rule, dict[str, str]]:
-    """The one rule that has this name of ours, and what its placeholders stand for."""
-    found = [
-        (rule, match.groupdict())
-        for rule in table.rules
-        for part in rule.parts
-        if (match := _pattern(part).fullmatch(name))
-    ]
+def _their_rule(table: Table, name: str) -> tuple[Rule, re.Match[str]]:
+    """The one rule that has this name of ours, and where its placeholders stand in it."""
+    found = [(rule, match) for rule in table.rules for part in rule.parts if (match := _pattern(part).fullmatch(name))]
     if len(found) != 1:
         raise RuntimeError(f"{name} matches {len(found)} rules: {[rule.ours for rule, _ in found]}")
     return found[0]

@@ -79,7 +79,7 @@ def export_huggingface(
     if architecture.kind is None:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
     theirs = to_theirs(family.table + architecture.table, weights, config.backbone)
-    if architecture.kind is None:  # files of the class without a head name their tensors from the inside
+    if architecture.bare:  # files of the class without a head name their tensors from the inside
         theirs = {name.removeprefix(family.prefix): tensor for name, tensor in theirs.items()}
     tree["dtype"] = str(model.backbone.embeddings.words.weight.dtype).removeprefix("torch.")
 

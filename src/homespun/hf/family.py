@@ -65,6 +65,7 @@ class Architecture:
         pipeline: the hub's word for what it does.
         unsaid: settings of ours, by their path, that config.json has no place for and ``notes`` speaks of.
         notes: what its user should know, of a backbone.
+        dropout: what config.json calls the dropout of its head.
     """
 
     name: str
@@ -74,11 +75,17 @@ class Architecture:
     pipeline: str | None = None
     unsaid: frozenset[str] = frozenset()
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()
+    dropout: str = "classifier_dropout"
 
     @property
     def classifies(self) -> bool:
-        """Whether its logits are those of classes, named in config.json."""
-        return self.pipeline == "text-classification"
+        """Whether its logits are those of classes, named in config.json: of texts or of tokens."""
+        return self.pipeline in ("text-classification", "token-classification")
+
+    @property
+    def bare(self) -> bool:
+        """Whether its files name the backbone's tensors without the family's prefix."""
+        return self.kind in (None, "pooler")
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,14 @@ class Family:
             UserError: a class or a setting that ours does not have, or a value of the wrong kind.
         """
         architecture = self._named(tree, source)
+        return architecture, self.read_as(architecture, tree, source=source)
+
+    def read_as(self, architecture: Architecture, tree: Tree, *, source: str) -> ModelConfig:
+        """Our config of a model as one of the classes here, whichever config.json names.
+
+        Raises:
+            UserError: a setting that ours does not have, or a value of the wrong kind.
+        """
         for key, allowed in {**_FIXED, **self.fixed}.items():
             if tree.get(key, allowed[0]) not in allowed:
                 raise UserError(f"{source}: {key}={tree[key]!r} is not supported, only {allowed[-1]!r}")
@@ -152,8 +167,7 @@ class Family:
             for name, names in self._stacks.items()
         }
         backbone = stacks[""] if "" in stacks else read | stacks
-        config = validate(ModelConfig, {"backbone": {"kind": self.backbone} | backbone, "head": head}, source=source)
-        return architecture, config
+        return validate(ModelConfig, {"backbone": {"kind": self.backbone} | backbone, "head": head}, source=source)
 
     def _read_stack(self, settings: Tree, names: Mapping[str, str], read: Tree, source: str) -> Tree:
         plain = {
@@ -187,7 +201,7 @@ class Family:
         settings = {**self.defaults, **plain, **self.write(backbone)}
         head = {} if config.head is None or architecture.kind is None else config.head.model_dump(mode="json")
         if "dropout" in head:
-            settings[self.key("classifier_dropout")] = head["dropout"]
+            settings[self.key(architecture.dropout)] = head["dropout"]
         if architecture.classifies:
             settings |= write_labels(labels or unnamed(head["num_labels"]))
         return {"architectures": [architecture.name], "model_type": self.model_type} | settings
@@ -195,7 +209,7 @@ class Family:
     def differences(self, architecture: Architecture, config: ModelConfig) -> list[str]:
         """What of our model its config.json would not say, in words; empty where it is the same model."""
         try:
-            _, there = self.read_config(self.write_config(architecture, config), source=self.model_type)
+            there = self.read_as(architecture, self.write_config(architecture, config), source=self.model_type)
         except UserError as error:  # such as a head of one class, which there is a regression
             return [str(error)]
         return [
@@ -249,6 +263,7 @@ def _comparable(config: ModelConfig) -> Tree:
     for stack in (tree["backbone"], tree["backbone"].get("encoder"), tree["backbone"].get("decoder")):
         if stack is not None and "embedding_size" in stack:
             stack["embedding_size"] = stack["embedding_size"] or stack["hidden_size"]
+            stack["num_hidden_groups"] = stack["num_hidden_groups"] or stack["num_hidden_layers"]
     return tree
 
 

@@ -108,7 +108,7 @@ def _family_of(tree: Tree, *, source: str) -> Family:
 
 def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) -> None:
     """That the tensors are those of the config, before memory is taken for it; errors have the names of the file."""
-    layers = config.backbone.num_hidden_layers
+    layers = config.backbone.own_layers
     if layers > len(weights):  # before a model of that depth is built
         raise UserError(f"{source} has weights of at most {len(weights)} layers; config.json describes {layers}")
     if config.backbone.pad_token_id >= config.backbone.vocab_size:
@@ -118,14 +118,16 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
         )
     with torch.device("meta"):
         wanted = weights_of(config.build())
-    if missing := [their_name(table, name) for name in sorted(wanted.keys() - weights.keys())]:
+    if missing := [their_name(table, name, config.backbone) for name in sorted(wanted.keys() - weights.keys())]:
         raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
-    if extra := [their_name(table, name) for name in sorted(weights.keys() - wanted.keys())]:
+    if extra := [their_name(table, name, config.backbone) for name in sorted(weights.keys() - wanted.keys())]:
         raise UserError(f"{source}: {len(extra)} tensors are more than config.json describes, the first {extra[0]!r}")
     for name, tensor in wanted.items():
         if weights[name].shape != tensor.shape:
             given, own = tuple(weights[name].shape), tuple(tensor.shape)
-            raise UserError(f"{source}: {their_name(table, name)} has shape {given}; config.json describes {own}")
+            raise UserError(
+                f"{source}: {their_name(table, name, config.backbone)} has shape {given}; config.json describes {own}"
+            )
 
 
 def _download(name: str) -> Path:

@@ -132,6 +132,11 @@ class EncoderConfig(Config):
             words=words,
         )
 
+    @property
+    def own_layers(self) -> int:
+        """Layers with weights of their own."""
+        return self.num_hidden_groups or self.num_hidden_layers
+
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderConfig:
         """The same for another vocabulary."""
         return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
@@ -183,7 +188,7 @@ class EncoderConfig(Config):
 
         layers: list[nn.Module] = []
         attention = None
-        own = self.num_hidden_groups or self.num_hidden_layers
+        own = self.own_layers
         for number in range(own):
             shape = AttentionShape(
                 hidden_size=size,
@@ -196,8 +201,6 @@ class EncoderConfig(Config):
                 head_size=self.head_size,
                 bias=self.attention_bias,
                 scaled=self.scale_attn_weights,
-                hidden_dropout=self.hidden_dropout_prob,
-                layer_norm_eps=self.layer_norm_eps,
                 previous=attention,
             )
             attention = self.attention.build(shape)

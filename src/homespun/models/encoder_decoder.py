@@ -98,6 +98,11 @@ class EncoderDecoderConfig(Config):
         return self.encoder.num_hidden_layers + self.decoder.num_hidden_layers
 
     @property
+    def own_layers(self) -> int:
+        """Layers with weights of their own, of both stacks together."""
+        return self.encoder.own_layers + self.decoder.own_layers
+
+    @property
     def num_attention_heads(self) -> int:
         """The encoder's."""
         return self.encoder.num_attention_heads
