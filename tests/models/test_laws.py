@@ -67,6 +67,7 @@ ATTENTIONS: dict[str, list[dict[str, Any]]] = {
         {"pos_att_type": ["c2p"], "max_relative_positions": 5},
         {"pos_att_type": ["p2c"], "max_relative_positions": 23, "position_buckets": 8},
     ],
+    "relative_bias": [{"num_buckets": 6, "max_distance": 5}],
     "alternating": [{"cycle": [{"kind": "full"}, {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}]}],
 }
 # and of other parts that have more than one way, or need more than their kind

@@ -15,6 +15,7 @@ from homespun.models.attentions.linformer import LinformerAttentionConfig
 from homespun.models.attentions.local import LocalAttentionConfig
 from homespun.models.attentions.lsh import LSHAttentionConfig
 from homespun.models.attentions.performer import PerformerAttentionConfig
+from homespun.models.attentions.relative_bias import RelativeBiasAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
 from homespun.models.attentions.sparse import SparseAttentionConfig
 
@@ -24,7 +25,8 @@ OneAttention = Annotated[
     | LinformerAttentionConfig
     | PerformerAttentionConfig
     | LocalAttentionConfig
-    | LSHAttentionConfig,
+    | LSHAttentionConfig
+    | RelativeBiasAttentionConfig,
     Field(discriminator="kind"),
 ]
 
@@ -52,6 +54,7 @@ AttentionConfig = Annotated[
     | LocalAttentionConfig
     | LSHAttentionConfig
     | DisentangledAttentionConfig
+    | RelativeBiasAttentionConfig
     | AlternatingAttentionConfig,
     Field(discriminator="kind"),
 ]
