@@ -17,12 +17,12 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf import open as opening
 from homespun.hf.export import export_huggingface
-from homespun.hf.open import open_huggingface, open_model
+from homespun.hf.open import open_any, open_huggingface, open_model
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model
+from homespun.models.store import save_model, weights_of
 
 TOKENIZER = bert_tokenizer()
-WEIGHTS = "model.safetensors"
+WEIGHTS, TORCH = "model.safetensors", "pytorch_model.bin"
 
 
 def save_hub_folder(folder: Path, kind: str = "masked_lm", **backbone: Any) -> None:
@@ -100,10 +100,10 @@ def test_a_hub_name_is_fetched_without_what_is_not_read(folder: Path, monkeypatc
     monkeypatch.setattr(opening, "snapshot_download", fetch)
     torch.testing.assert_close(logits("someone/model"), logits(folder))
     assert [name for name, _ in asked] == ["someone/model"]
-    assert "pytorch_model.bin" not in asked[0][1]
+    assert not [pattern for pattern in asked[0][1] if ".bin" in pattern]
     (folder / WEIGHTS).unlink()
     assert "has no weights" in refused("someone/model")
-    assert asked[-1] == ("someone/model", ["pytorch_model.bin"])
+    assert asked[-1] == ("someone/model", ["pytorch_model*.bin", "pytorch_model.bin.index.json"])
 
 
 def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,18 +119,33 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 # the forms of the weights
 
 
-def shard(folder: Path) -> dict[str, str]:
+def shard(folder: Path, whole: str = WEIGHTS, save: Callable[[Any, Path], None] = save_file) -> dict[str, str]:
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
-    places = {name: f"model-{1 + n % 2:05}-of-00002.safetensors" for n, name in enumerate(sorted(tensors))}
+    name, _, suffix = whole.partition(".")
+    places = {key: f"{name}-{1 + n % 2:05}-of-00002.{suffix}" for n, key in enumerate(sorted(tensors))}
     for file in set(places.values()):
-        save_file({name: tensors[name] for name in tensors if places[name] == file}, folder / file)
-    write_index(folder, places)
+        save({key: tensors[key] for key in tensors if places[key] == file}, folder / file)
+    write_index(folder, places, whole)
     return places
 
 
-def write_index(folder: Path, places: Any) -> None:
-    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+def write_index(folder: Path, places: Any, whole: str = WEIGHTS) -> None:
+    (folder / f"{whole}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def test_shards_of_torch_files_stay_in_their_folder_and_hold_no_code(folder: Path, tmp_path: Path) -> None:
+    expected = logits(folder)
+    shutil.copy(folder / WEIGHTS, folder.parent / "outside.bin")
+    places = shard(folder, TORCH, torch.save)
+    torch.testing.assert_close(logits(folder), expected, atol=0, rtol=0)
+    for name in ("../outside.bin", "/etc/passwd.bin", "sub/x.bin", "model.safetensors"):
+        write_index(folder, dict.fromkeys(places, name), TORCH)
+        assert "in the same folder" in refused(folder)
+    write_index(folder, places, TORCH)
+    torch.save({"bert.x": Malicious(tmp_path / "ran")}, folder / min(places.values()))
+    assert "holds code" in refused(folder)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_shards_torch_files_and_half_precision_are_the_same_model(folder: Path) -> None:
@@ -162,11 +177,21 @@ def test_old_names_tied_copies_and_buffers(folder: Path) -> None:
 
     edit_weights(folder, age)
     torch.testing.assert_close(logits(folder), expected, atol=0, rtol=0)
-    assert {leftover.name for leftover in open_huggingface(folder).leftovers} == {
+    opened = open_huggingface(folder)
+    left = {leftover.name: leftover.reason for leftover in opened.leftovers}
+    assert left.keys() == {
         "cls.predictions.decoder.weight",
         "bert.embeddings.position_ids",
         "bert.pooler.dense.bias",
     }
+    assert left["cls.predictions.decoder.weight"] == "tied to bert.embeddings.word_embeddings.weight"
+    # every tensor of the file has its place, under its own name
+    assert opened.mapped.keys() | left.keys() == load_file(folder / WEIGHTS).keys()
+    assert not opened.mapped.keys() & left.keys()
+    assert opened.mapped["cls.predictions.decoder.bias"] == ("head.bias",)
+    assert opened.mapped["bert.embeddings.LayerNorm.gamma"] == ("backbone.embeddings.norm.weight",)
+    ours = [name for names in opened.mapped.values() for name in names]
+    assert sorted(ours) == sorted(weights_of(opened.stored.model))
 
 
 def test_the_model_without_its_head(folder: Path) -> None:
@@ -179,6 +204,55 @@ def test_the_model_without_its_head(folder: Path) -> None:
         assert all(leftover.name.startswith("cls.predictions.") for leftover in opened.leftovers)
         found = opened.stored.model(**inputs(pad_id=0))
         torch.testing.assert_close(found, expected(**inputs(pad_id=0)), atol=0, rtol=0)
+
+
+def test_the_head_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    opened = open_huggingface(folder, head=None)
+    assert opened.architecture == "BertModel"
+    assert opened.stored.config.head is None
+    assert all(leftover.name.startswith("cls.predictions.") for leftover in opened.leftovers)
+    assert open_huggingface(folder, head="masked_lm").architecture == "BertForMaskedLM"
+    with pytest.raises(UserError, match=r"bert has no head 'lstm'; there are .*masked_lm.*, and none"):
+        open_huggingface(folder, head="lstm")
+    with pytest.raises(UserError, match=r"'cls.predictions.bias' and 4 more tensors have no place"):
+        open_huggingface(folder, head="pooled")
+    # of our own folders too
+    save_model(tmp_path / "model", opened.stored.model, opened.stored.config, TOKENIZER)
+    with pytest.raises(UserError, match="has no head, and not the head 'masked_lm'"):
+        open_model(tmp_path / "model", head="masked_lm")
+    whole = open_model(folder)
+    save_model(tmp_path / "model", whole.model, whole.config, TOKENIZER)
+    assert open_model(tmp_path / "model", head="masked_lm").config.head is not None
+    bare = open_any(tmp_path / "model", head=None)
+    assert bare.stored.config.head is None
+    assert {leftover.name.partition(".")[0] for leftover in bare.leftovers} == {"head"}
+    given = inputs(pad_id=0)
+    with torch.no_grad():
+        torch.testing.assert_close(bare.stored.model(**given), opened.stored.model(**given), atol=0, rtol=0)
+
+
+def test_loading_draws_nothing_and_leaves_the_generator_alone(folder: Path) -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    open_model(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_files_of_before_archives_are_read(folder: Path) -> None:
+    expected = logits(folder)
+    torch.save(load_file(folder / WEIGHTS), folder / TORCH, _use_new_zipfile_serialization=False)
+    (folder / WEIGHTS).unlink()
+    torch.testing.assert_close(logits(folder), expected, atol=0, rtol=0)
+
+
+def test_a_tokenizer_in_the_files_of_before(folder: Path) -> None:
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "tokenizer.json").unlink()
+    words = sorted(vocabulary, key=vocabulary.__getitem__)
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    assert open_model(folder).tokenizer.vocab_size == 89
+    (folder / "vocab.txt").write_text("\n".join([*words, words[17]]) + "\n")
+    assert "twice" in refused(folder)
 
 
 def test_a_config_that_says_little_is_read_as_transformers_does(tmp_path: Path) -> None:

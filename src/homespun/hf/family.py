@@ -19,6 +19,8 @@ from homespun.hf.labels import unnamed, write_labels
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 
+STORED = "stored"  # the head that the files are said to have, whatever it is
+
 # Their other names for our activations. `gelu_fast` is the same tanh formula with its constants written out.
 _ACTIVATIONS = {
     "gelu_python": "gelu",
@@ -136,13 +138,13 @@ class Family:
         """What a field of ours is called in config.json."""
         return self.names.get(name, name)
 
-    def read_config(self, tree: Tree, *, source: str) -> tuple[Architecture, ModelConfig]:
-        """The class that a config.json names, and our config of the same model.
+    def read_config(self, tree: Tree, *, source: str, head: str | None = STORED) -> tuple[Architecture, ModelConfig]:
+        """The class that a config.json names, or the one with a ``head`` of this kind, and our config of the model.
 
         Raises:
             UserError: a class or a setting that ours does not have, or a value of the wrong kind.
         """
-        architecture = self._named(tree, source)
+        architecture = self._named(tree, source) if head == STORED else self._with_head(tree, head, source)
         return architecture, self.read_as(architecture, tree, source=source)
 
     def read_as(self, architecture: Architecture, tree: Tree, *, source: str) -> ModelConfig:
@@ -219,6 +221,14 @@ class Family:
             # a table of one segment, of zeros, is the same model as none
             and not (path == "backbone.type_vocab_size" and (own, other) == (0, 1))
         ]
+
+    def _with_head(self, tree: Tree, head: str | None, source: str) -> Architecture:
+        found = [a for a in self.architectures if a.kind == head]
+        if not found:
+            kinds = sorted({a.kind for a in self.architectures if a.kind is not None})
+            raise UserError(f"{source}: {self.model_type} has no head {head!r}; there are {', '.join(kinds)}, and none")
+        named = [a for a in found if a.name in (tree.get("architectures") or ())]
+        return (named or found)[0]
 
     def _named(self, tree: Tree, source: str) -> Architecture:
         names = tree.get("architectures") or [a.name for a in self.architectures if a.kind is None]

@@ -13,46 +13,64 @@ from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Leftover, Table, Weights, their_name, to_ours
 from homespun.hf.families import FAMILIES
-from homespun.hf.family import Family
+from homespun.hf.family import STORED, Family
 from homespun.hf.labels import read_labels
-from homespun.hf.weights import TORCH, has_weights, read_json, read_weights
+from homespun.hf.weights import FILES, has_weights, modern, read_json, read_weights
 from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
-from homespun.models.store import Stored, load_model, load_weights, weights_of
+from homespun.models.store import Stored, build_undrawn, load_model, load_weights, weights_of
 from homespun.text.tokenizer import Tokenizer
 
 _NATIVE, _FOREIGN = "homespun.json", "config.json"
+_OF_A_HEAD = "of a head, and the model is opened without"
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A Hugging Face model, and the tensors of its files that were not taken along."""
+    """A model, and what became of the tensors of its files.
+
+    Args:
+        stored: the model.
+        architecture: its class in transformers; None: it is a model of our own.
+        mapped: names in the files, and our names of what each holds.
+        leftovers: the tensors of the files that were not taken along, each with a reason.
+        notes: in what the model differs from the one in the files.
+    """
 
     stored: Stored
-    architecture: str
+    architecture: str | None
+    mapped: dict[str, tuple[str, ...]]
     leftovers: tuple[Leftover, ...]
+    notes: tuple[str, ...]
 
 
-def open_model(source: str | Path) -> Stored:
-    """The model in ``source``, in evaluation mode, on the CPU.
+def open_model(source: str | Path, *, head: str | None = STORED) -> Stored:
+    """The model in ``source``, in evaluation mode, on the CPU; see `open_any`."""
+    return open_any(source, head=head).stored
+
+
+def open_any(source: str | Path, *, head: str | None = STORED) -> Opened:
+    """The model in ``source``, in evaluation mode, on the CPU, and what became of its tensors.
 
     Args:
         source: a run directory, a ``model/`` folder, a folder that ``save_pretrained`` or `export_huggingface` wrote,
             or a name on the Hugging Face hub, which is downloaded once. A folder of that name comes first.
+        head: the ``kind`` of the head to open it with, which must be in the files; None: without a head; by default
+            the head that the files are said to have.
 
     Raises:
         UserError: there is no model, or it cannot be opened; says which, and the way out.
     """
     folder = Path(source).expanduser()
     if not folder.exists():
-        return open_huggingface(_download(str(source))).stored
+        return open_huggingface(_download(str(source)), head=head)
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give the folder of the model or of the run")
     for place in (folder, folder / "model"):
         if (place / _NATIVE).is_file():
-            return load_model(place)
+            return _open_native(place, head)
     if (folder / _FOREIGN).is_file():
-        return open_huggingface(folder).stored
+        return open_huggingface(folder, head=head)
     if (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is a run that has no model/ yet; finish it with --resume")
     if (folder / "state.json").is_file():
@@ -63,8 +81,31 @@ def open_model(source: str | Path) -> Stored:
     raise UserError(f"{folder} holds no model: neither model/, nor {_NATIVE}, nor {_FOREIGN} of Hugging Face")
 
 
-def open_huggingface(folder: str | Path) -> Opened:
-    """The model in a Hugging Face folder: ``config.json``, weights, ``tokenizer.json``. No code of it is ever run.
+def _open_native(folder: Path, head: str | None) -> Opened:
+    stored = load_model(folder)
+    names = list(weights_of(stored.model))
+    kind = None if stored.config.head is None else stored.config.head.kind
+    left: tuple[Leftover, ...] = ()
+    if head is None and kind is not None:
+        bare = Model(stored.model.backbone).eval()
+        stored = Stored(bare, stored.config.model_copy(update={"head": None}), stored.tokenizer, None, stored.task)
+        kept = weights_of(bare).keys()
+        left = tuple(Leftover(name, _OF_A_HEAD) for name in names if name not in kept)
+        names = [name for name in names if name in kept]
+    elif head not in (STORED, kind):
+        raise UserError(f"{folder} has {f'a head {kind!r}' if kind else 'no head'}, and not the head {head!r}")
+    return Opened(stored, None, {name: (name,) for name in names}, left, ())
+
+
+def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened:
+    """The model in a Hugging Face folder: ``config.json``, weights, tokenizer. No code of it is ever run.
+
+    Loading takes the memory of the model and, while it lasts, at most the size of the files: tensors are mapped from
+    the disk and copied one by one, and no weight is drawn at random beforehand.
+
+    Args:
+        folder: the folder.
+        head: as in `open_any`.
 
     Raises:
         UserError: a file is missing, cut short or refused; the model is of no family of ours; a tensor is missing, left
@@ -74,12 +115,14 @@ def open_huggingface(folder: str | Path) -> Opened:
     path = folder / _FOREIGN
     tree = read_json(path)
     family = _family_of(tree, source=str(path))
-    architecture, config = family.read_config(tree, source=str(path))
+    architecture, config = family.read_config(tree, source=str(path), head=head)
     table = family.table + architecture.table
-    weights = read_weights(folder)
-    if not any(name.startswith(family.prefix) for name in weights):
-        weights = {family.prefix + name: tensor for name, tensor in weights.items()}
-    converted, leftovers = to_ours(table, weights, config.backbone, source=str(folder))
+    written = read_weights(folder)
+    # files of the class without a head name their tensors from the inside
+    prefix = "" if any(modern(name).startswith(family.prefix) for name in written) else family.prefix
+    there = {prefix + modern(name): name for name in written}
+    theirs = {name: written[original] for name, original in there.items()}
+    converted, leftovers = to_ours(table, theirs, config.backbone, source=str(folder))
     _check(table, converted, config, source=str(folder))
     tokenizer = Tokenizer.load(folder)
     if tokenizer.vocab_size > config.backbone.vocab_size:
@@ -87,13 +130,29 @@ def open_huggingface(folder: str | Path) -> Opened:
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model embeds "
             f"{config.backbone.vocab_size}; this is the tokenizer of another model"
         )
-    model = config.build()
+    model = build_undrawn(config)
     load_weights(model, converted, source=str(folder))
     labels = read_labels(tree) if architecture.classifies else None
     # where texts and labels stand is not written there: the plain names of the columns, unless others are given
     task = {"length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}
-    stored = Stored(model.eval(), config, tokenizer, labels, task)
-    return Opened(stored, architecture.name, leftovers)
+    return Opened(
+        Stored(model.eval(), config, tokenizer, labels, task),
+        architecture.name,
+        _mapped(table, converted, there, config),
+        tuple(Leftover(there[left.name], left.reason) for left in leftovers),
+        architecture.notes(config.backbone),
+    )
+
+
+def _mapped(table: Table, converted: Weights, there: dict[str, str], config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Our names of what each tensor of the files holds; ``there`` are the names in the files, by those of today."""
+    copies = {copy.of: copy.name for copy in table.copies}
+    mapped: dict[str, tuple[str, ...]] = {}
+    for ours in converted:
+        name = their_name(table, ours, config.backbone)
+        original = there[name if name in there else copies[name]]  # a tied tensor may be there as its copy alone
+        mapped[original] = (*mapped.get(original, ()), ours)
+    return mapped
 
 
 def _family_of(tree: Tree, *, source: str) -> Family:
@@ -136,10 +195,12 @@ def _download(name: str) -> Path:
         raise UserError(f"there is no folder {name}, and it is not a name on the Hugging Face hub either")
     try:
         # none but the files that are read, and the torch file only where there is nothing better
-        top = ["config.json", "*token*.json", "model*.safetensors", "model.safetensors.index.json"]
+        best, *others = FILES
+        top = [_FOREIGN, "*token*.json", "vocab.txt", "vocab.json", "merges.txt", *best]
         folder = Path(snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
-        if not has_weights(folder):
-            folder = Path(snapshot_download(name, allow_patterns=[TORCH], ignore_patterns=["*/*"]))
+        for files in others:
+            if not has_weights(folder):
+                folder = Path(snapshot_download(name, allow_patterns=list(files), ignore_patterns=["*/*"]))
     except Exception as error:  # the errors of the network have other classes in each version of the client
         reason = str(error).strip().splitlines()
         raise UserError(

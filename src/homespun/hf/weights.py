@@ -1,8 +1,9 @@
-"""The weights of a Hugging Face folder: safetensors whole or in shards, or a torch file read as data alone."""
+"""The weights of a Hugging Face folder: safetensors or torch files, whole or in shards; a torch file as data alone."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +15,31 @@ from torch import Tensor
 from homespun.errors import UserError
 from homespun.hf.convert import Weights
 
-WHOLE, SHARDED, TORCH = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+WHOLE, TORCH = "model.safetensors", "pytorch_model.bin"
+_INDEX = ".index.json"
+_SAFE_FILES = ("model*.safetensors", WHOLE + _INDEX)
+_TORCH_FILES = ("pytorch_model*.bin", TORCH + _INDEX)
+FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of the files of each form, the better form first
 
 
 def has_weights(folder: Path) -> bool:
     """Whether one of the files that `read_weights` reads is there."""
-    return any((folder / name).is_file() for name in (WHOLE, SHARDED, TORCH))
+    return any((folder / name).is_file() for name in (WHOLE, WHOLE + _INDEX, TORCH, TORCH + _INDEX))
 
 
 def read_weights(folder: Path) -> Weights:
-    """All tensors by name, on the CPU.
+    """All tensors by name, on the CPU, mapped from the disk: none takes memory before it is read.
 
     Raises:
         UserError: there are no weights; a file is cut short or holds more than tensors; the index of the shards names
             a file elsewhere, or one that lacks what the index says.
     """
-    if (folder / WHOLE).is_file():
-        weights = _read_safetensors(folder / WHOLE)
-    elif (folder / SHARDED).is_file():
-        weights = _read_shards(folder / SHARDED)
-    elif (folder / TORCH).is_file():
-        weights = _read_torch(folder / TORCH)
-    else:
-        raise UserError(f"{folder} has no weights: neither {WHOLE}, nor {SHARDED} with its shards, nor {TORCH}")
-    return {_modern(name): tensor for name, tensor in weights.items()}
+    for name, read in ((WHOLE, _read_safetensors), (TORCH, _read_torch)):
+        if (folder / name).is_file():
+            return read(folder / name)
+        if (folder / (name + _INDEX)).is_file():
+            return _read_shards(folder / (name + _INDEX), Path(name).suffix, read)
+    raise UserError(f"{folder} has no weights: neither {WHOLE} nor {TORCH}, whole or as {_INDEX} with its shards")
 
 
 def _read_safetensors(path: Path) -> Weights:
@@ -47,18 +49,18 @@ def _read_safetensors(path: Path) -> Weights:
         raise UserError(f"{path} cannot be read, it was cut short or altered: {error}") from error
 
 
-def _read_shards(index: Path) -> Weights:
+def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> Weights:
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise UserError(f"{index} has no weight_map from tensors to files")
     weights: Weights = {}
     for name in sorted(set(places.values())):
         # a plain name only: an index may come from anyone, and must not reach out of its folder
-        if Path(name).name != name or "\\" in name or not name.endswith(".safetensors"):
-            raise UserError(f"{index} names the file {name!r}; shards are safetensors files in the same folder")
+        if Path(name).name != name or "\\" in name or not name.endswith(suffix):
+            raise UserError(f"{index} names the file {name!r}; shards are {suffix} files in the same folder")
         if not (index.parent / name).is_file():
             raise UserError(f"{index} names {name}, which is not there; fetch the missing shard")
-        weights |= _read_safetensors(index.parent / name)
+        weights |= read(index.parent / name)
     if weights.keys() != places.keys():
         first = min(weights.keys() ^ places.keys())
         raise UserError(f"{index} and its shards differ on which tensors there are, the first {first!r}")
@@ -67,7 +69,9 @@ def _read_shards(index: Path) -> Weights:
 
 def _read_torch(path: Path) -> Weights:
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as stream:
+            mapped = stream.read(4) == b"PK\x03\x04"  # files of before torch 1.6 are no archives, and cannot be mapped
+        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # torch has no one class for a file cut short, and one of pickle's for code in it
         raise UserError(
             f"{path} was refused: it is cut short, or holds code beside tensors; get the model as safetensors"
@@ -77,8 +81,8 @@ def _read_torch(path: Path) -> Weights:
     return {str(name): tensor for name, tensor in content.items()}
 
 
-def _modern(name: str) -> str:
-    # the first BERT checkpoints, still the ones on the hub, name the parts of a norm as TensorFlow did
+def modern(name: str) -> str:
+    """What a tensor is called today: the first BERT checkpoints name the parts of a norm as TensorFlow did."""
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         if name.endswith(old):
             return name.removesuffix(old) + new
