@@ -44,11 +44,11 @@ class CrossAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """(batch, seq, hidden) -> (batch, seq, hidden); of streams, (batch, streams, seq, hidden), each looks."""
         source = mask.source
         if source is None:
             raise ValueError("cross-attention without a source: the mask of a decoder has one")
-        query = split_heads(self.query(hidden), self.num_attention_heads)
+        query = split_heads(self.query(hidden).flatten(1, -2), self.num_attention_heads)
 
         def project() -> tuple[Tensor, Tensor]:
             key, value = (split_heads(part(source.hidden), self.num_attention_heads) for part in (self.key, self.value))
@@ -56,5 +56,5 @@ class CrossAttention(nn.Module):
 
         key, value = project() if mask.cache is None else mask.cache.once(self, project)
         values: Tensor = self.kernel(query, key, value, source.mask)  # (batch, heads, seq, head_dim)
-        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
-        return mixed
+        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, streams * seq, hidden)
+        return mixed.view_as(hidden)
