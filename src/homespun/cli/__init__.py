@@ -35,18 +35,31 @@ def pretrain(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe, or a .yaml file.")],
     overrides: Overrides = None,
     out: Out = Path("runs/pretrain"),
-    start_from: Annotated[str | None, typer.Option("--from", help="Run or model whose backbone to start from.")] = None,
+    start_from: Annotated[
+        str | None, typer.Option("--from", help="Run or model to go on from; model.KEY=VALUE then change it.")
+    ] = None,
+    generator: Annotated[
+        str | None, typer.Option("--generator", help="Beside --from: the generator of objective electra.")
+    ] = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Pretrain a model on a corpus."""
+    """Pretrain a model on a corpus, or go on with one."""
+    from homespun.jobs.adapt import changes_in
     from homespun.jobs.pretrain import pretrain as job
     from homespun.jobs.recipe import pretrain_recipe
     from homespun.report.console import Display
 
+    of_recipe, changes = (overrides or [], {}) if start_from is None else changes_in(overrides or [])
     with Display(json=as_json) as display:
         result = job(
-            pretrain_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume, display=display
+            pretrain_recipe(recipe, of_recipe),
+            out,
+            start_from=start_from,
+            changes=changes,
+            generator=generator,
+            resume=resume,
+            display=display,
         )
     tell_run(result, out, as_json)
 

@@ -23,7 +23,7 @@ from homespun.cli.options import (
 )
 from homespun.errors import UserError
 
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.")
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or extend one.")
 corpus_app = typer.Typer(no_args_is_help=True, help="Build a corpus of tokens, and look at it.")
 
 
@@ -66,6 +66,46 @@ def tokenizer_train(
             "tokenizer": str(out),
             "kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
+            "fingerprint": tokenizer.fingerprint,
+        },
+        as_json,
+    )
+
+
+@tokenizer_app.command("extend")
+def tokenizer_extend(
+    source: Annotated[str, typer.Argument(help="Run or model whose tokenizer to extend, or a tokenizer's folder.")],
+    inputs: Input,
+    out: Out,
+    add: Annotated[int, typer.Option("--add", help="Words to add: those that save the most tokens.")],
+    text_fields: TextFields = None,
+    encoding: Encoding = None,
+    columns: Columns = None,
+    normalise: Normalise = True,
+    as_json: Json = False,
+) -> None:
+    """Add words of your text to the tokenizer of a model; `pretrain --from` that model then knows them."""
+    from homespun.jobs.adapt import extend_tokenizer
+    from homespun.jobs.prepare import reading
+    from homespun.report.console import Display
+    from homespun.report.show import counter
+    from homespun.text.sources import Meter
+
+    what = reading(
+        inputs, text_fields=text_fields or ("text",), encoding=encoding, columns=parts(columns), normalise=normalise
+    )
+    meter = Meter(inputs)
+    with Display(json=as_json) as display:
+        tokenizer, words = extend_tokenizer(
+            source, what, out, add=add, progress=counter(display, "reading for new words", meter), meter=meter
+        )
+    shown = [tokenizer.decode([tokenizer.vocab_size - len(words) + n]).strip() for n in range(len(words))]
+    tell(
+        {
+            "tokenizer": str(out),
+            "vocab_size": tokenizer.vocab_size,
+            "tokens_saved": sum(word.gain for word in words),
+            "words": shown if as_json else f"{', '.join(shown[:12])}{' ...' if len(shown) > 12 else ''}",
             "fingerprint": tokenizer.fingerprint,
         },
         as_json,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from homespun.data.loader import Loader
 from homespun.data.rows import JoinedRows, Rows
 from homespun.errors import UserError
 from homespun.hf.export import export_beside
-from homespun.hf.open import open_model
+from homespun.jobs.adapt import record, start
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.models.config import BackboneConfig, ModelConfig
-from homespun.models.store import load_weights, save_model, weights_of
+from homespun.models.store import save_model
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
@@ -34,6 +35,8 @@ def pretrain(
     out: str | Path,
     *,
     start_from: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    generator: str | None = None,
     resume: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
@@ -42,8 +45,12 @@ def pretrain(
     Args:
         recipe: see `homespun.jobs.recipe.pretrain_recipe`.
         out: a new folder, or with ``resume`` a run that was stopped, or that is given a larger budget.
-        start_from: a run, a ``model/`` folder, or a Hugging Face folder or name whose backbone to go on from; its
-            tokenizer must be the corpus's.
+        start_from: a run, a ``model/`` folder, or a Hugging Face folder or name to go on from, in place of the
+            recipe's model: its backbone, and its head where that is the objective's. Its tokenizer must be the
+            corpus's, or the corpus's an extension of it (`homespun.jobs.adapt.extend_tokenizer`).
+        changes: to that backbone: what `homespun.models.stretch.CHANGEABLE` names, such as
+            ``{"max_position_embeddings": 4096}``. How far its outputs moved is in the result's ``adaptation``.
+        generator: the same for the generator of objective electra, which is fresh where none is given.
         resume: go on with the run in ``out``.
         display: where progress is shown; nowhere by default.
 
@@ -55,21 +62,18 @@ def pretrain(
         raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
     corpus = Corpus.open(recipe.data.corpus)
     tokenizer = corpus.tokenizer
-    stored = None if start_from is None else open_model(start_from)
-    if stored is not None and stored.tokenizer.fingerprint != tokenizer.fingerprint:
-        raise UserError(
-            f"{start_from} has tokenizer {stored.tokenizer.fingerprint}, corpus {recipe.data.corpus} has "
-            f"{tokenizer.fingerprint}; build the corpus with --tokenizer {start_from}"
-        )
-    wanted = _drawn(recipe) if stored is None else stored.config.backbone
-    backbone = fitted(wanted, tokenizer, recipe.data.length)
+    begin = None
+    if start_from is not None:
+        begin = start(start_from, tokenizer, corpus=recipe.data.corpus, changes=changes, generator=generator)
+    elif changes or generator is not None:
+        raise UserError("changes to a checkpoint and --generator want --from, the checkpoint")
+    backbone = fitted(_drawn(recipe) if begin is None else begin.backbone, tokenizer, recipe.data.length)
     recipe = recipe.model_copy(update={"model": backbone})
     training, validation = pretraining_rows(recipe, corpus)
 
     config = recipe.train
-    objective = _seeded_build(recipe, backbone, tokenizer)
-    if stored is not None:
-        load_weights(objective.product()[0].backbone, weights_of(stored.model.backbone), source=str(start_from))
+    objective = _seeded_build(recipe, ModelConfig(backbone=backbone) if begin is None else begin.config, tokenizer)
+    origins = None if begin is None else begin.fill(objective)
     place = Place.here()
     run = Run.create(out, recipe, resume=resume, main=place.is_main)
     collate = recipe.objective.collate(tokenizer)
@@ -85,6 +89,18 @@ def pretrain(
     )
     # the held-out rows keep one set of masks, that of epoch 0, so that their losses compare over time
     held_out = Loader(validation, collate, batch_size=config.micro_batch_size or config.batch_size, seed=config.seed)
+    adaptation = None
+    if begin is not None and origins is not None and place.is_main:
+        objective.to(place.device)
+        adaptation = record(
+            run.path,
+            begin,
+            origins,
+            evaluate=lambda: evaluate_loss(objective, held_out.once(), place.device),
+            held_out=validation,
+            corpus=corpus,
+            model=objective.product()[0],
+        )
     trainer = Trainer(
         objective,
         loader,
@@ -111,6 +127,8 @@ def pretrain(
             "validation_rows": len(validation),
         },
     }
+    if adaptation is not None:
+        result |= {"adaptation": adaptation}
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result
@@ -181,8 +199,8 @@ class FirstRows:
         return self.rows[index]
 
 
-def _seeded_build(recipe: PretrainRecipe, backbone: BackboneConfig, tokenizer: Tokenizer) -> Any:
+def _seeded_build(recipe: PretrainRecipe, model: ModelConfig, tokenizer: Tokenizer) -> Any:
     import torch
 
     torch.manual_seed(recipe.train.seed)
-    return recipe.objective.build(ModelConfig(backbone=backbone), tokenizer)
+    return recipe.objective.build(model, tokenizer)

@@ -60,7 +60,7 @@ class CausalLM(Config):
         return NextTokens(tokenizer.pad_id)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> CausalLMObjective:
-        """The model side: ``model``'s backbone under a causal LM head.
+        """The model side: ``model``'s backbone under a causal LM head, its own where it has one.
 
         Raises:
             UserError: the backbone lets tokens see later ones.
@@ -69,7 +69,8 @@ class CausalLM(Config):
             raise UserError(
                 "objective clm needs a causal model, or tokens would see their labels; set model.causal=true"
             )
-        config = ModelConfig(backbone=model.backbone, head=CausalLMHeadConfig())
+        own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
+        config = ModelConfig(backbone=model.backbone, head=own or CausalLMHeadConfig())
         return CausalLMObjective(config.build(), config)
 
 

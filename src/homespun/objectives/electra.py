@@ -72,19 +72,27 @@ class Electra(Config):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ElectraObjective:
-        """The model side: ``model``'s backbone becomes the discriminator's.
+        """The model side: ``model``'s backbone becomes the discriminator's, and its head too where it is one.
 
         Raises:
             UserError: the backbone is causal.
         """
         stack = needs_both_sides(model, "electra")
-        discriminates = DiscriminatorHeadConfig(hidden_act=stack.hidden_act)
+        own = model.head if isinstance(model.head, DiscriminatorHeadConfig) else None
+        discriminates = own or DiscriminatorHeadConfig(hidden_act=stack.hidden_act)
         config = ModelConfig(backbone=model.backbone, head=discriminates)
         discriminator = config.build()
-        backbone = self.generator(stack).build(discriminator.backbone.embeddings)
-        head = MaskedLMHeadConfig().build(backbone)
+        small, fills = self.generator(stack), MaskedLMHeadConfig()
+        backbone = small.build(discriminator.backbone.embeddings)
+        head = fills.build(backbone)
         initialise(head.modules(), model.backbone.initializer_range)
-        return ElectraObjective(Model(backbone, head), discriminator, config, weight=self.discriminator_weight)
+        return ElectraObjective(
+            Model(backbone, head),
+            discriminator,
+            config,
+            generator_config=ModelConfig(backbone=small, head=fills),
+            weight=self.discriminator_weight,
+        )
 
 
 class ElectraObjective(nn.Module):
@@ -94,8 +102,17 @@ class ElectraObjective(nn.Module):
     happens to be the original counts as original.
     """
 
-    def __init__(self, generator: Model, discriminator: Model, config: ModelConfig, *, weight: float) -> None:
+    def __init__(
+        self,
+        generator: Model,
+        discriminator: Model,
+        config: ModelConfig,
+        *,
+        generator_config: ModelConfig,
+        weight: float,
+    ) -> None:
         super().__init__()
+        self.generator_config = generator_config
         self.generator = generator
         self.discriminator = discriminator
         self.config = config

@@ -132,7 +132,7 @@ class MaskedLM(Config):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective:
-        """The model side: ``model``'s backbone under a masked LM head.
+        """The model side: ``model``'s backbone under a masked LM head, its own where it has one.
 
         Raises:
             UserError: the backbone is causal, or the next sentence is to be predicted and it cannot tell two segments
@@ -144,7 +144,8 @@ class MaskedLM(Config):
                 f"next sentence prediction needs two segments and the model has "
                 f"type_vocab_size={model.backbone.type_vocab_size}; set model.type_vocab_size=2"
             )
-        head = MaskedLMHeadConfig(hidden_act=backbone.hidden_act)
+        own = model.head if isinstance(model.head, MaskedLMHeadConfig) else None
+        head = own or MaskedLMHeadConfig(hidden_act=backbone.hidden_act)
         config = ModelConfig(backbone=model.backbone, head=head)
         built = config.build()
         pairs = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from homespun.report import plots, summary, tables
+from homespun.report.adaptation import adaptations
 from homespun.report.confusion import Confusion, confusion, mistakes
 from homespun.report.plots import Plot
 from homespun.report.read import RunRecord, comparable, config_text
@@ -128,6 +129,7 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
     chapters = [
         Chapter("Results", _tabular(tables.results(records))),
         Chapter("Resources and losses", _tabular(tables.resources(records), *tables.losses(records))),
+        Chapter("What it went on from", _tabular(*adaptations(records))),
         Chapter("Curves", _curves(records)),
         Chapter("Which classes are told apart", _classes(records)),
         Chapter("Lengths", _lengths(records)),

@@ -1,0 +1,316 @@
+"""Going on from a checkpoint: on other text, with more words, for longer texts, with another attention or depth.
+
+What changed is measured before any training, written into the run as ``adaptation.json``, and shown in its report.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from homespun.config import Tree, override
+from homespun.data.corpus import Corpus, Progress
+from homespun.data.padding import pad
+from homespun.data.rows import Row, Rows
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.jobs.prepare import Reading
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.store import Stored
+from homespun.models.stretch import Origins, carry, changed_backbone
+from homespun.objectives.electra import ElectraObjective
+from homespun.text.extend import NewWords, Word, extend, new_words
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.checkpoint import write_file
+from homespun.training.validation import Evaluation
+
+FILE = "adaptation.json"
+_ROWS = 16  # held-out rows on which outputs are compared: 16 of 512 tokens fix a mean cosine to three digits
+_AT_ONCE = 4
+_SAMPLE_TOKENS = 200_000  # of held-out text, to count its words
+
+
+@dataclass(frozen=True)
+class Start:
+    """What an adapted run begins with.
+
+    Attributes:
+        source: where the checkpoint lies.
+        stored: the checkpoint.
+        backbone: its config with the changes, and with the corpus's vocabulary.
+        words: what the corpus's tokenizer has beyond the checkpoint's.
+        generator: of an ELECTRA, where one was given.
+    """
+
+    source: str
+    stored: Stored
+    backbone: EncoderConfig
+    words: NewWords
+    generator: Stored | None = None
+
+    @property
+    def config(self) -> ModelConfig:
+        """The changed backbone, under the checkpoint's head."""
+        return self.stored.config.model_copy(update={"backbone": self.backbone})
+
+    def fill(self, objective: Any) -> Origins:
+        """Give the model of an objective, just built, what it can take of the checkpoint.
+
+        Raises:
+            UserError: a generator that does not fit, or a length that a tensor cannot follow.
+        """
+        model, config = objective.product()
+        origins = carry(self.stored, model, config, words=self.words)
+        if self.generator is not None:
+            _take_generator(objective, self.generator, self.words)
+        return origins
+
+
+def changes_in(overrides: Sequence[str]) -> tuple[list[str], Tree]:
+    """A recipe's overrides beside ``--from``: those that are of the recipe, and those that change the checkpoint."""
+    of_model = [one for one in overrides if one.startswith("model.") or one.partition("=")[0] == "model"]
+    changes = override({}, of_model).get("model", {})
+    if not isinstance(changes, dict):
+        raise UserError(f"model={changes!r} is not a mapping; write model.KEY=VALUE")
+    return [one for one in overrides if one not in of_model], changes
+
+
+def start(
+    source: str,
+    tokenizer: Tokenizer,
+    *,
+    corpus: str,
+    changes: Mapping[str, Any] | None = None,
+    generator: str | None = None,
+) -> Start:
+    """The checkpoint in ``source``, ready to go on with ``tokenizer``.
+
+    Raises:
+        UserError: no checkpoint; one with a decoder; a tokenizer that is neither its own nor an extension of it;
+            changes that cannot be made.
+    """
+    stored = open_model(source)
+    stack = stored.config.one_stack("pretraining that goes on from a checkpoint")
+    words = _beyond(stored, tokenizer, source, corpus)
+    backbone = changed_backbone(stack, changes or {})
+    backbone = backbone.with_tokens(max(backbone.vocab_size, tokenizer.vocab_size), tokenizer.pad_id)
+    given = None
+    if generator is not None:
+        given = open_model(generator)
+        given.config.one_stack("a generator")
+        if given.tokenizer.fingerprint != stored.tokenizer.fingerprint:
+            raise UserError(f"{generator} has another tokenizer than {source}; a generator shares the words")
+    return Start(str(source), stored, backbone, words, given)
+
+
+def _beyond(stored: Stored, tokenizer: Tokenizer, source: str, corpus: str) -> NewWords:
+    words = new_words(stored.tokenizer, tokenizer)
+    if words is None:
+        raise UserError(
+            f"{source} has tokenizer {stored.tokenizer.fingerprint}, corpus {corpus} has {tokenizer.fingerprint}, "
+            f"which is not an extension of it; build the corpus with the tokenizer of {source}, or with one that "
+            f"`homespun tokenizer extend {source}` makes"
+        )
+    return words
+
+
+def _take_generator(objective: Any, given: Stored, words: NewWords) -> None:
+    if not isinstance(objective, ElectraObjective):
+        raise UserError("--generator is for objective electra, which has one")
+    wanted = objective.generator_config
+    theirs = given.config.backbone
+    for name in ("embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        ours, other = getattr(wanted.backbone, name), getattr(theirs, name)
+        if name == "embedding_size":
+            ours, other = ours or wanted.backbone.hidden_size, other or theirs.hidden_size
+        if ours != other:
+            raise UserError(
+                f"the generator given has {name}={other} and this recipe's has {ours}; set objective.generator_size "
+                f"and objective.generator_layers to its size, or leave --generator out"
+            )
+    # its embeddings are the discriminator's, which has taken its own: they stay
+    shared = {name: t.clone() for name, t in objective.discriminator.backbone.embeddings.state_dict().items()}
+    carry(given, objective.generator, wanted, words=words)
+    objective.discriminator.backbone.embeddings.load_state_dict(shared)
+
+
+def extend_tokenizer(
+    source: str | Path,
+    reading: Reading,
+    out: str | Path,
+    *,
+    add: int,
+    progress: Progress | None = None,
+    meter: Any = None,
+) -> tuple[Tokenizer, list[Word]]:
+    """The tokenizer of a checkpoint (or a tokenizer's folder) with ``add`` words of what is read, saved in ``out``.
+
+    Raises:
+        UserError: no tokenizer there, too few words, or ``out`` holds something else.
+    """
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()) and not (folder / "tokenizer.json").exists():
+        raise UserError(f"{folder} exists and is not a tokenizer; give another --out")
+    tokenizer = tokenizer_of(source)
+
+    def texts() -> Iterator[str]:
+        done = 0
+        for number, document in enumerate(reading.documents(meter), start=1):
+            done += len(document.text)
+            if progress is not None and number % 256 == 0:
+                progress(done, number)
+            yield document.text
+
+    extended, words = extend(tokenizer, texts(), add)
+    extended.save(folder)
+    return extended, words
+
+
+def tokenizer_of(source: str | Path) -> Tokenizer:
+    """The tokenizer of a run, of a model in any form, or of a tokenizer's own folder."""
+    folder = Path(source).expanduser()
+    for place in (folder, folder / "model"):
+        if (place / "tokenizer.json").is_file():
+            return Tokenizer.load(place)
+    return Tokenizer.load(folder) if folder.is_file() else open_model(source).tokenizer
+
+
+def record(
+    path: Path,
+    begin: Start,
+    origins: Origins,
+    *,
+    evaluate: Callable[[], Evaluation],
+    held_out: Rows,
+    corpus: Corpus,
+    model: Model,
+) -> Tree:
+    """What is changed, measured before any training; from ``adaptation.json`` where the run has it already."""
+    file = path / FILE
+    if file.is_file():
+        told = json.loads(file.read_text(encoding="utf-8"))
+        assert isinstance(told, dict)
+        return told
+    before = begin.stored.config.one_stack("an adaptation")
+    loss = evaluate()
+    told = {
+        "start_from": begin.source,
+        "loss": loss.loss,
+        "losses": loss.losses,
+        "vocabulary": _pair(before.vocab_size, begin.backbone.vocab_size) | {"new_words": len(begin.words.pieces)},
+        "tokens_per_word": _tokens_per_word(corpus, begin.stored.tokenizer),
+        "num_hidden_layers": _pair(before.num_hidden_layers, begin.backbone.num_hidden_layers),
+        "layers": list(origins.layers),
+        "max_position_embeddings": _pair(before.max_position_embeddings, begin.backbone.max_position_embeddings),
+        "attention": _pair(before.attention.kind, begin.backbone.attention.kind),
+        "moved": _moved(begin, model.backbone, held_out),
+        "tensors": told_of(origins),
+    }
+    write_file(file, json.dumps(told, indent=1, ensure_ascii=False))
+    return told
+
+
+def told_of(origins: Origins) -> Tree:
+    """The tensors by where they came from: how many, and of those not simply copied each with its story."""
+    return {
+        "copied": len(origins.copied),
+        "changed": dict(origins.changed),
+        "fresh": list(origins.fresh),
+        "left": list(origins.left),
+    }
+
+
+def _pair(before: Any, after: Any) -> Tree:
+    return {"before": before, "after": after}
+
+
+def _tokens_per_word(corpus: Corpus, before: Tokenizer) -> Tree:
+    """Over the beginning of the corpus: tokens a word (between white space) with either tokenizer."""
+    after = corpus.tokenizer
+    counts: Counter[str] = Counter()
+    for index in range(len(corpus)):
+        ids = corpus.tokens(index)
+        text = after.decode(ids)
+        counts["words"] += len(text.split())
+        counts["after"] += len(ids)
+        counts["before"] += len(before.encode_batch([text])[0])
+        if counts["after"] >= _SAMPLE_TOKENS:
+            break
+    words = max(1, counts["words"])
+    return _pair(counts["before"] / words, counts["after"] / words)
+
+
+def _moved(begin: Start, after: nn.Module, held_out: Rows) -> list[Tree]:
+    """How far the hidden states are from the checkpoint's: at its own length, and at the new one, where the checkpoint
+    reads one piece after the other. Empty where nothing but the vocabulary changed.
+    """
+    old = begin.stored.config.one_stack("an adaptation")
+    if begin.backbone.with_tokens(old.vocab_size, old.pad_token_id) == old:
+        return []
+    # new words cannot be read by the checkpoint as it is: it gets them too, and nothing else
+    same = old.with_tokens(begin.backbone.vocab_size, begin.backbone.pad_token_id)
+    config = ModelConfig(backbone=same)
+    with torch.random.fork_rng(devices=[]):
+        before = config.build()
+    carry(begin.stored, before, config, words=begin.words)
+    apart = old.attention.separates_documents and begin.backbone.attention.separates_documents
+    rows = [_plain(held_out[index], apart) for index in range(min(_ROWS, len(held_out)))]
+    longest = max(len(row.input_ids) for row in rows)
+    own = min(longest, old.max_position_embeddings, begin.backbone.max_position_embeddings)
+    told = []
+    for length in sorted({own, min(longest, begin.backbone.max_position_embeddings)}):
+        piece = min(length, old.max_position_embeddings)
+        told.append({"tokens": length, "pieces": -(-length // piece)} | _distance(before, after, rows, length, piece))
+    return told
+
+
+def _plain(row: Row, apart: bool) -> Row:
+    return row if apart else dataclasses.replace(row, documents=None)
+
+
+@torch.no_grad()
+def _distance(before: Model, after: nn.Module, rows: Sequence[Row], length: int, piece: int) -> Tree:
+    was_training = after.training
+    device = next(after.parameters()).device
+    before.to(device).eval()
+    after.eval()
+    cosine = distance = 0.0
+    tokens = 0
+    for first in range(0, len(rows), _AT_ONCE):
+        some = [_cut(row, 0, length) for row in rows[first : first + _AT_ONCE]]
+        ours = _read(after, some, device)
+        for row, mine in zip(some, ours, strict=True):
+            parts = [_cut(row, at, at + piece) for at in range(0, len(row.input_ids), piece)]
+            theirs = torch.cat([_read(before.backbone, [part], device)[0] for part in parts])
+            cosine += float(torch.cosine_similarity(mine, theirs, dim=-1).sum())
+            distance += float(((mine - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-12)).sum())
+            tokens += len(mine)
+    after.train(was_training)
+    return {"cosine": cosine / tokens, "relative_distance": distance / tokens, "rows": len(rows)}
+
+
+def _cut(row: Row, begin: int, end: int) -> Row:
+    documents, segments = row.documents, row.token_type_ids
+    return dataclasses.replace(
+        row,
+        input_ids=row.input_ids[begin:end],
+        documents=None if documents is None else documents[begin:end] - documents[begin],
+        token_type_ids=None if segments is None else segments[begin:end],
+    )
+
+
+def _read(backbone: nn.Module, rows: Sequence[Row], device: torch.device) -> list[Tensor]:
+    """The hidden states of each row, (tokens, hidden)."""
+    batch = pad(rows, 0).to(device)
+    hidden = backbone(batch.input_ids, **batch.context).double()
+    return [vectors[: len(row.input_ids)] for vectors, row in zip(hidden, rows, strict=True)]

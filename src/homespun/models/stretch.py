@@ -1,0 +1,237 @@
+"""A checkpoint in another shape: longer positions, another attention, more or fewer layers, new words.
+
+Every tensor of the new model is the checkpoint's own, one made of it, or fresh; `Origins` says which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homespun.config import Config, validate
+from homespun.errors import UserError, nearest
+from homespun.models.attentions import AttentionConfig
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.store import Stored, weights_of
+from homespun.text.extend import NewWords
+
+CHANGEABLE = (
+    "max_position_embeddings",
+    "attention",
+    "num_hidden_layers",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "feed_forward_chunk",
+    "seed",
+)
+"""What of a checkpoint's backbone may be changed; its widths are what its weights are."""
+
+# Longformer's global projections begin as the local ones (Beltagy et al. 2020, section 5), shared queries and keys as
+# the queries, and the other way round
+_INSTEAD = {
+    "query_global": "query",
+    "key_global": "key",
+    "value_global": "value",
+    "query_key": "query",
+    "query": "query_key",
+    "key": "query_key",
+}
+_WORDS = ("backbone.embeddings.words.weight", "head.words.weight", "head.bias")
+_POSITIONS = "backbone.embeddings.positions."
+_LAYER = re.compile(r"^(backbone\.layers\.)(\d+)(\..+)$")
+
+
+@dataclass(frozen=True)
+class Origins:
+    """Where the tensors of a model came from, by their names.
+
+    Attributes:
+        copied: the checkpoint's own, under the same name.
+        changed: made of the checkpoint's, and how.
+        fresh: newly drawn, or zero, for want of anything to begin with.
+        left: of the checkpoint, and in no use any more.
+        layers: which layer of the checkpoint each layer is.
+    """
+
+    copied: tuple[str, ...] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
+    fresh: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+
+
+def stretch(
+    stored: Stored, *, max_position_embeddings: int | None = None, attention: AttentionConfig | None = None
+) -> Stored:
+    """The model for longer texts, as Longformer and LED were made: learned positions are copied over and over, and
+    another attention begins with the projections of the one before (Beltagy et al. 2020, section 5).
+
+    It is meant to be trained on. With the same length and attention it is the same model to the bit. A smaller
+    ``max_position_embeddings`` cuts the positions.
+
+    Args:
+        stored: what `homespun.hf.open.open_model` returns.
+        max_position_embeddings: the longest text, in tokens; as before where not given.
+        attention: as before where not given.
+
+    Raises:
+        UserError: an encoder with a decoder; a length that a tensor of the model cannot follow; an attention that the
+            model cannot have.
+    """
+    given = {"max_position_embeddings": max_position_embeddings, "attention": attention}
+    return carried(stored, {name: value for name, value in given.items() if value is not None})[0]
+
+
+def carried(stored: Stored, changes: Mapping[str, Any]) -> tuple[Stored, Origins]:
+    """The model with ``changes`` to its backbone's config, and where its tensors came from.
+
+    Raises:
+        UserError: see `changed_backbone` and `carry`.
+    """
+    backbone = changed_backbone(stored.config.one_stack("stretching a checkpoint"), changes)
+    config = stored.config.model_copy(update={"backbone": backbone})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(backbone.seed)
+        model = config.build().eval()
+    origins = carry(stored, model, config)
+    task = dict(stored.task)
+    if isinstance(task.get("length"), int):
+        task["length"] = min(task["length"], backbone.max_position_embeddings)
+    return replace(stored, model=model, config=config, task=task), origins
+
+
+def changed_backbone(backbone: EncoderConfig, changes: Mapping[str, Any]) -> EncoderConfig:
+    """The config with ``changes``. Settings of an attention of the same kind are changed singly.
+
+    Raises:
+        UserError: something that a checkpoint's weights decide, or a value that is not allowed.
+    """
+    if wrong := [name for name in changes if name not in CHANGEABLE]:
+        known = nearest(wrong[0], CHANGEABLE) if wrong[0] not in EncoderConfig.model_fields else ""
+        raise UserError(
+            f"model.{wrong[0]} cannot be set beside a checkpoint, whose weights decide it{known}; "
+            f"these can: {', '.join(CHANGEABLE)}"
+        )
+    tree = backbone.model_dump()
+    given = {name: value.model_dump() if isinstance(value, Config) else value for name, value in changes.items()}
+    attention = given.get("attention")
+    if isinstance(attention, dict) and attention.get("kind", tree["attention"]["kind"]) == tree["attention"]["kind"]:
+        given["attention"] = tree["attention"] | attention
+    if backbone.positions.kind == "axial" and isinstance(longest := given.get("max_position_embeddings"), int):
+        rows, columns = backbone.positions.shape
+        tree["positions"] = tree["positions"] | {"shape": (max(rows, -(-longest // columns)), columns)}
+    return validate(EncoderConfig, tree | given, source="model")
+
+
+def layers_of(layers: int, wanted: int) -> tuple[int, ...]:
+    """Which of ``layers`` each of ``wanted`` is: fewer are spaced evenly from the first to the last (Shleifer and Rush
+    2020, section 3.1), of more each stands several times in a row.
+    """
+    if wanted >= layers:
+        return tuple(number * layers // wanted for number in range(wanted))
+    return tuple(round(number * (layers - 1) / max(1, wanted - 1)) for number in range(wanted))
+
+
+def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords | None = None) -> Origins:
+    """Fill ``model``, just built from ``config``, with what it can take of ``stored``.
+
+    The head is taken where it is of the same kind.
+
+    Args:
+        words: new ones of the vocabulary; each begins as the mean of the pieces it was made of, in the embeddings and
+            in the output.
+
+    Raises:
+        UserError: an encoder with a decoder; another length that a tensor of the model cannot follow.
+    """
+    before, after = (c.one_stack("going on from a checkpoint") for c in (stored.config, config))
+    kinds = [None if c.head is None else c.head.kind for c in (stored.config, config)]
+    source = {
+        name: tensor.detach()
+        for name, tensor in stored.model.state_dict().items()
+        if kinds[0] == kinds[1] or not name.startswith("head.")
+    }
+    layers = layers_of(before.num_hidden_layers, after.num_hidden_layers)
+    copied, changed, fresh, used = [], {}, [], set()
+    with torch.no_grad():
+        for name, tensor in weights_of(model).items():
+            origin = _origin(name, source, layers)
+            if origin is not None and ".kernel." in name and before.attention != after.attention:
+                origin = None  # of another kernel, whatever its name
+            if origin is None:
+                fresh.append(name)
+                continue
+            used.add(origin)
+            made, how = _fitted(name, source[origin], tensor.shape, before, words)
+            if made.shape != tensor.shape:
+                if before.attention == after.attention:
+                    raise UserError(
+                        f"{name} has shape {tuple(made.shape)} and would need {tuple(tensor.shape)}: nothing is known "
+                        f"to make it of; keep max_position_embeddings={before.max_position_embeddings}, or give "
+                        f"another attention"
+                    )
+                fresh.append(name)
+                continue
+            tensor.copy_(made)
+            told = [*([] if origin == name else [f"from {origin}"]), *([how] if how else [])]
+            if told:
+                changed[name] = ", ".join(told)
+            else:
+                copied.append(name)
+    left = [name for name in weights_of(stored.model) if name not in used]
+    return Origins(tuple(copied), changed, tuple(fresh), tuple(left), layers)
+
+
+def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) -> str | None:
+    """The tensor of the checkpoint that this one begins as."""
+    if match := _LAYER.match(name):
+        name = f"{match[1]}{layers[int(match[2])]}{match[3]}"
+    if name in source:
+        return name
+    *path, part, kind = name.split(".")
+    other = ".".join([*path, _INSTEAD.get(part, part), kind])
+    return other if other in source else None
+
+
+def _fitted(
+    name: str, tensor: Tensor, shape: torch.Size, before: EncoderConfig, words: NewWords | None
+) -> tuple[Tensor, str]:
+    """The tensor in its new shape where that can be had, and how; other shapes are left as they are."""
+    if name in _WORDS and words is not None and words.pieces and len(tensor) == before.vocab_size:
+        return _with_words(tensor, shape[0], words), f"{len(words.pieces)} new rows, each the mean of its pieces"
+    if tensor.shape == shape:
+        return tensor, ""
+    if name == f"{_POSITIONS}embedding.weight" and before.positions.kind == "learned":
+        offset = before.positions.offset
+        made = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])
+        return made, _told(len(tensor) - offset, shape[0] - offset, "positions")
+    if name == f"{_POSITIONS}row.weight":
+        return _repeated(tensor, shape[0]), _told(len(tensor), shape[0], "rows")
+    if name.endswith("_projection.weight") and ".kernel." in name and tensor.shape[:-1] == shape[:-1]:
+        made = _repeated(tensor.transpose(0, -1), shape[-1]).transpose(0, -1)
+        return made, _told(tensor.shape[-1], shape[-1], "places")
+    return tensor, ""
+
+
+def _repeated(rows: Tensor, count: int) -> Tensor:
+    """The rows over and over, until there are ``count``."""
+    return rows[torch.arange(count, device=rows.device) % len(rows)]
+
+
+def _told(before: int, after: int, what: str) -> str:
+    return f"{before} {what} copied over and over to {after}" if after > before else f"cut to {after} {what}"
+
+
+def _with_words(rows: Tensor, count: int, words: NewWords) -> Tensor:
+    made = rows.new_zeros((count, *rows.shape[1:]))
+    made[: len(rows)] = rows
+    for number, pieces in enumerate(words.pieces, start=words.first):
+        made[number] = rows[list(pieces)].double().mean(0).to(rows.dtype)
+    return made
