@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +9,7 @@ from homespun.nn.attention import inner_size, split_heads
 from homespun.nn.dropout import Dropout
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL
+from homespun.nn.relative_bias import bucket_of
 
 
 class NgramAttention(nn.Module):
@@ -95,7 +94,10 @@ class NgramAttention(nn.Module):
     def _predict(
         self, query: Tensor, key: Tensor, value: Tensor, biases: Tensor, keys: Tensor, values: Tensor, mask: Mask
     ) -> Tensor:
-        """(batch, heads, streams, seq, head_dim) of the predicting streams: what each takes of the main one and itself."""
+        """(batch, heads, streams, seq, head_dim) of the predicting streams: what each takes of the main one and itself.
+
+        It is asked by ``query``; ``key`` and ``value`` are their own, ``keys`` and ``values`` those of the main one.
+        """
         streams, queries, main = query.shape[2], query.shape[3], keys.shape[2]
 
         def build() -> Tensor:
@@ -118,9 +120,10 @@ class NgramAttention(nn.Module):
 
         def build() -> Tensor:
             place = torch.arange(mask.start + ahead, mask.start + ahead + queries, device=biases.device)
-            distances = (place[:, None] - torch.arange(keys, device=biases.device)).clamp(min=0)
-            every = torch.arange(mask.start + ahead + queries, device=biases.device)
-            return distance_buckets(every, self.num_buckets, self.relative_max_distance)[distances]
+            distance = torch.arange(keys, device=biases.device) - place[:, None]
+            return bucket_of(
+                distance, num_buckets=self.num_buckets, max_distance=self.relative_max_distance, causal=True
+            )
 
         name = "distance buckets", self.num_buckets, self.relative_max_distance, queries, keys, ahead
         buckets = mask.once(name, build)  # (seq, keys)
@@ -140,15 +143,6 @@ class NgramAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"num_buckets={self.num_buckets}, relative_max_distance={self.relative_max_distance}"
-
-
-def distance_buckets(distances: Tensor, num_buckets: int, max_distance: int) -> Tensor:
-    """Distances back, 0 and more -> int64 buckets: half of them one distance each, half by the logarithm of it."""
-    exact = num_buckets // 2
-    # the order of these sums, in float32, decides where rounding puts the ends of a bucket
-    grown = torch.log(distances.float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
-    grown = (exact + grown).clamp(max=num_buckets - 1)
-    return torch.where(distances < exact, distances, grown.clamp(min=0).long())
 
 
 def _masked(scores: Tensor, seen: Tensor) -> Tensor:

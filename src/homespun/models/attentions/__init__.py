@@ -14,6 +14,7 @@ from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.linformer import LinformerAttentionConfig
 from homespun.models.attentions.local import LocalAttentionConfig
 from homespun.models.attentions.lsh import LSHAttentionConfig
+from homespun.models.attentions.ngram import NgramAttentionConfig
 from homespun.models.attentions.performer import PerformerAttentionConfig
 from homespun.models.attentions.relative_bias import RelativeBiasAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
@@ -26,6 +27,7 @@ OneAttention = Annotated[
     | PerformerAttentionConfig
     | LocalAttentionConfig
     | LSHAttentionConfig
+    | NgramAttentionConfig
     | RelativeBiasAttentionConfig,
     Field(discriminator="kind"),
 ]
@@ -53,6 +55,7 @@ AttentionConfig = Annotated[
     | PerformerAttentionConfig
     | LocalAttentionConfig
     | LSHAttentionConfig
+    | NgramAttentionConfig
     | DisentangledAttentionConfig
     | RelativeBiasAttentionConfig
     | AlternatingAttentionConfig,
