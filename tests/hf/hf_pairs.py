@@ -149,9 +149,14 @@ def check_way_back(pair: Pair, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = pair.real(pair.their_output(pair.theirs.eval()))
         # what is exported pads as its tokenizer does, whatever the first config said
-        padding = pair.inputs["attention_mask"] == 0
-        repadded = pair.inputs["input_ids"].masked_fill(padding, pair.tokenizer.pad_id)
-        other = replace(pair, inputs=pair.inputs | {"input_ids": repadded})
+        repadded = {
+            f"{side}input_ids": pair.inputs[f"{side}input_ids"].masked_fill(
+                pair.inputs[f"{side}attention_mask"] == 0, pair.tokenizer.pad_id
+            )
+            for side in ("", "decoder_")
+            if f"{side}input_ids" in pair.inputs
+        }
+        other = replace(pair, inputs=pair.inputs | repadded)
         found = pair.real(other.their_output(back.eval()))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     if stored.config.backbone.pad_token_id == pair.tokenizer.pad_id:

@@ -47,6 +47,8 @@ REFORMER: dict[str, Any] = {
     "local_attn_chunk_length": 3,
     "local_attention_probs_dropout_prob": 0.0,
 }
+# the decoder of a family whose settings are named as BART's
+DECODER: dict[str, Any] = {"decoder_layers": 2, "decoder_attention_heads": 3, "decoder_ffn_dim": 41}
 LENGTHS = (19, 7, 13)
 
 
@@ -75,9 +77,14 @@ def their_model(cls: Any, **settings: Any) -> Any:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:  # a table that is computed, such as PEGASUS's positions
+                continue
             noise = torch.randn(parameter.shape, generator=generator) * 0.3
             norm = name.endswith("weight") and parameter.dim() == 1
             parameter.copy_(1 + noise if norm else noise)
+        for name, buffer in model.named_buffers():
+            if name == "final_logits_bias":
+                buffer.normal_(generator=generator)
     return model.eval()
 
 
@@ -107,16 +114,22 @@ def fix_random_blocks(model: Any, length: int) -> list[list[Any]]:
 
 
 def inputs(
-    *, pad_id: int, segments: int = 2, vocab_size: int = 89, lengths: tuple[int, ...] = LENGTHS
+    *, pad_id: int, segments: int = 2, vocab_size: int = 89, lengths: tuple[int, ...] = LENGTHS, seed: int = 5
 ) -> dict[str, torch.Tensor]:
     """Texts of these lengths, padded on the right; token types where there are any segments."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     keep = torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]
     ids = torch.randint(7, vocab_size, keep.shape, generator=generator).masked_fill(~keep, pad_id)
     given = {"input_ids": ids, "attention_mask": keep.long()}
     if segments:
         given["token_type_ids"] = torch.randint(0, segments, keep.shape, generator=generator).masked_fill(~keep, 0)
     return given
+
+
+def decoder_inputs(*, pad_id: int, vocab_size: int = 89, lengths: tuple[int, ...] = (11, 17, 5)) -> dict[str, Any]:
+    """What the decoder reads beside the texts of `inputs`: others, of other lengths."""
+    given = inputs(pad_id=pad_id, segments=0, vocab_size=vocab_size, lengths=lengths, seed=7)
+    return {f"decoder_{name}": tensor for name, tensor in given.items()}
 
 
 def chosen(given: dict[str, torch.Tensor]) -> torch.Tensor:

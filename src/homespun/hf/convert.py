@@ -65,6 +65,30 @@ class Rule:
         return place | {"i": str(int(place["i"]) // self.stride(backbone))} if "i" in place else place
 
 
+def in_stack(stack: str, *rules: Rule) -> tuple[Rule, ...]:
+    """Rules of one stack, for that of a backbone of two which is called so: their names there as they are given."""
+
+    def placed(name: str) -> str:
+        return name.replace("backbone.", f"backbone.{stack}.", 1)
+
+    def inside(change: Change) -> Change:
+        return lambda tensor, backbone: change(tensor, getattr(backbone, stack))
+
+    def counted(stride: Callable[[Any], int]) -> Callable[[Any], int]:
+        return lambda backbone: stride(getattr(backbone, stack))
+
+    return tuple(
+        Rule(
+            rule.theirs,
+            placed(rule.ours) if isinstance(rule.ours, str) else tuple(placed(part) for part in rule.ours),
+            inside(rule.to_ours),
+            inside(rule.to_theirs),
+            counted(rule.stride),
+        )
+        for rule in rules
+    )
+
+
 @dataclass(frozen=True)
 class Copy:
     """A tied tensor: ``name`` holds the same values as ``of``, of which one is enough."""
@@ -83,7 +107,10 @@ class Drop:
 
 @dataclass(frozen=True)
 class Fill:
-    """A tensor that theirs must have and ours may lack: one that changes nothing, or ``None`` where ours has it."""
+    """A tensor that theirs must have and ours may lack: one that changes nothing, made where no rule gives it.
+
+    ``None`` is no tensor.
+    """
 
     name: str
     make: Callable[[Any], Tensor | None]
@@ -174,7 +201,7 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig
             pieces = [ours[part.format(**match.groupdict())] for part in rule.parts]
             weights[theirs] = rule.to_theirs(torch.cat(pieces) if len(pieces) > 1 else pieces[0], backbone)
     for fill in table.fills:
-        made = fill.make(backbone)
+        made = None if fill.name in weights else fill.make(backbone)
         if made is not None:
             weights[fill.name] = made
     return weights

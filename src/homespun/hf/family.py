@@ -18,6 +18,7 @@ from homespun.hf.convert import Drop, Table
 from homespun.hf.labels import unnamed, write_labels
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import NAMED_TOKENS
 
 STORED = "stored"  # the head that the files are said to have, whatever it is
 
@@ -103,7 +104,8 @@ class Family:
         names: of our fields, those that are called otherwise there. Every field whose key is in ``defaults`` is a plain
             value, the same on both sides.
         decoder_names: the same of the decoder, of a family of encoders with one, whose backbone is then told by
-            ``read`` as ``{"encoder": ..., "decoder": ...}``; None: one stack.
+            ``read`` as ``{"encoder": ..., "decoder": ...}``; None: one stack. Tokens that its config names
+            (``decoder_start_token_id``, ...) are plain values too.
         read: what of our backbone is not a plain value, from the settings and our kind of head.
         write: the same, the other way; what it cannot say it leaves as assumed.
         fixed: settings that change what a model computes, with the values that ours has, the last one to be named.
@@ -133,6 +135,11 @@ class Family:
         return (
             {"": self.names} if self.decoder_names is None else {"encoder": self.names, "decoder": self.decoder_names}
         )
+
+    @property
+    def _tokens(self) -> tuple[str, ...]:
+        """The fields of a backbone of two stacks that name a token and that config.json has too."""
+        return () if self.decoder_names is None else tuple(name for name in NAMED_TOKENS if name in self.defaults)
 
     def key(self, name: str) -> str:
         """What a field of ours is called in config.json."""
@@ -168,7 +175,9 @@ class Family:
             name: self._read_stack(settings, names, read.get(name, {}) if name else read, source)
             for name, names in self._stacks.items()
         }
-        backbone = stacks[""] if "" in stacks else read | stacks
+        # unlike other settings, a null is no token here
+        tokens = {name: tree.get(name, self.defaults[name]) for name in self._tokens}
+        backbone = stacks[""] if "" in stacks else tokens | read | stacks
         return validate(ModelConfig, {"backbone": {"kind": self.backbone} | backbone, "head": head}, source=source)
 
     def _read_stack(self, settings: Tree, names: Mapping[str, str], read: Tree, source: str) -> Tree:
@@ -200,6 +209,7 @@ class Family:
             plain = {
                 names.get(name, name): value for name, value in own.items() if names.get(name, name) in self.defaults
             } | plain
+        plain |= {name: dumped[name] for name in self._tokens}
         settings = {**self.defaults, **plain, **self.write(backbone)}
         head = {} if config.head is None or architecture.kind is None else config.head.model_dump(mode="json")
         if "dropout" in head:

@@ -145,14 +145,18 @@ class Encoder(nn.Module):
 class EncoderDecoder(nn.Module):
     """An encoder, and a decoder that reads its vectors through cross-attention (Vaswani et al. 2017).
 
+    Args:
+        decoder_start_token_id: what the decoder reads before the first token.
+
     Attributes:
         hidden_size: width of the decoder's vectors, which heads are built for.
         layer_norm_eps: the epsilon of the decoder's norms.
     """
 
-    def __init__(self, encoder: Encoder, decoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, decoder: Encoder, *, decoder_start_token_id: int = 0) -> None:
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
+        self.decoder_start_token_id = decoder_start_token_id
         self.hidden_size, self.layer_norm_eps = decoder.hidden_size, decoder.layer_norm_eps
         self.causal = False
 
@@ -191,11 +195,19 @@ class EncoderDecoder(nn.Module):
         self,
         input_ids: Tensor,
         *,
-        decoder_input_ids: Tensor,
+        decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         **context: Unpack[Context],
     ) -> Tensor:
-        """(batch, source) and (batch, seq) ids -> (batch, seq, hidden) of the decoder."""
+        """(batch, source) and (batch, seq) ids -> (batch, seq, hidden) of the decoder.
+
+        Where the decoder is given nothing, it reads the same text as the encoder, one place later: so BART classifies
+        (Lewis et al. 2020, section 3.1).
+        """
+        if decoder_input_ids is None:
+            decoder_input_ids = input_ids.roll(1, dims=1)
+            decoder_input_ids[:, 0] = self.decoder_start_token_id
+            decoder_attention_mask = context.get("attention_mask")
         return self.decode(
             decoder_input_ids, self.encode(input_ids, **context), decoder_attention_mask=decoder_attention_mask
         )
@@ -226,7 +238,7 @@ class Model(nn.Module):
     ) -> Tensor:
         """The head's logits, or the hidden states (batch, seq, hidden) where there is no head.
 
-        An encoder-decoder wants ``decoder_input_ids`` (batch, target), and gives logits of those. With ``chunks``
+        An encoder-decoder gives logits of ``decoder_input_ids`` (batch, target), or of the text itself. With ``chunks``
         (`Batch.chunks`) a head over whole texts gives logits (texts, labels).
         """
         given = {

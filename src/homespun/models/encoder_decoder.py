@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -14,6 +14,7 @@ from homespun.models.encoder import EncoderConfig, name_presets, with_preset
 from homespun.models.positions import PositionsConfig
 
 _OWN = ("kind", "attention", "causal")  # what a decoder does not take over from its encoder
+TokenId = Annotated[int, Field(ge=0)]
 
 
 class EncoderDecoderConfig(Config):
@@ -28,6 +29,10 @@ class EncoderDecoderConfig(Config):
     encoder: EncoderConfig = EncoderConfig()
     decoder: EncoderConfig = EncoderConfig(causal=True)
     decoder_start_token_id: int = Field(default=0, ge=0, description="what stands before the first token to write")
+    bos_token_id: TokenId | None = Field(default=None, description="begins a text, where its family says so")
+    eos_token_id: TokenId | None = Field(default=None, description="ends a text, where its family says so")
+    forced_bos_token_id: TokenId | None = Field(default=None, description="written first, whatever is likely")
+    forced_eos_token_id: TokenId | None = Field(default=None, description="written last where the length ends a text")
 
     @model_validator(mode="before")
     @classmethod
@@ -136,14 +141,19 @@ class EncoderDecoderConfig(Config):
         """Both stacks, each initialised as `EncoderConfig.build` says.
 
         Raises:
-            UserError: what a stack cannot be, or ``decoder_start_token_id`` is not in the vocabulary.
+            UserError: what a stack cannot be, or one of the tokens named here is not in the vocabulary.
         """
         encoder = self.encoder.build()
-        if self.decoder_start_token_id >= self.vocab_size:
-            raise UserError(
-                f"decoder_start_token_id={self.decoder_start_token_id} is not in a vocabulary of "
-                f"vocab_size={self.vocab_size}"
-            )
+        for name in NAMED_TOKENS:
+            token = getattr(self, name)
+            if token is not None and token >= self.vocab_size:
+                raise UserError(
+                    f"{name}={token} is not in a vocabulary of vocab_size={self.vocab_size}; give the tokenizer's own"
+                )
         embeddings = self.decoder.build_embeddings(words=encoder.embeddings.words)
         decoder = self.decoder.build(embeddings, source_size=encoder.hidden_size)
-        return EncoderDecoder(encoder, decoder)
+        return EncoderDecoder(encoder, decoder, decoder_start_token_id=self.decoder_start_token_id)
+
+
+NAMED_TOKENS = tuple(name for name in EncoderDecoderConfig.model_fields if name.endswith("_token_id"))
+"""Fields that name a token of the vocabulary."""

@@ -1,5 +1,6 @@
 """The families of Hugging Face models, one table a file; a new family is a new file and a name here."""
 
+from homespun.hf.families.bart import BART
 from homespun.hf.families.bert import BERT
 from homespun.hf.families.big_bird import BIG_BIRD
 from homespun.hf.families.distilbert import DISTILBERT
@@ -10,4 +11,4 @@ from homespun.hf.families.openai_gpt import OPENAI_GPT
 from homespun.hf.families.reformer import REFORMER
 from homespun.hf.families.roberta import ROBERTA
 
-FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD, DISTILBERT, GPT2, OPENAI_GPT, REFORMER)
+FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD, DISTILBERT, GPT2, OPENAI_GPT, REFORMER, BART)

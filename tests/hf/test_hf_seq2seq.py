@@ -1,0 +1,107 @@
+"""Parity with transformers of the families with a decoder: padding on both sides, short sources and long ones."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_pairs import Pair, check_gradients, check_left_out, check_logits, check_way_back
+from hf_peers import DECODER, LENGTHS, bert_tokenizer, decoder_inputs, inputs, their_model
+
+from homespun.hf.open import open_huggingface
+from homespun.models.backbone import EncoderDecoder
+from homespun.nn.cache import Cache
+
+transformers = pytest.importorskip("transformers")
+
+SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 5, "decoder_start_token_id": 6}
+BART = DECODER | SPECIAL | {"forced_eos_token_id": 5}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bart": ("BartModel", BART),
+    "bart-relu": ("BartModel", BART | {"hidden_act": "relu", "pad_token_id": 1, "decoder_layers": 3}),
+    "bart-lm": ("BartForConditionalGeneration", BART | {"scale_embedding": True}),
+    "bart-lm-long": (
+        "BartForConditionalGeneration",
+        BART | {"max_position_embeddings": 137, "forced_eos_token_id": None},
+    ),
+}
+# beyond what a small window or a few blocks reach
+LONG = (131, 23, 87)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    name, settings = CASES[request.param]
+    folder = tmp_path_factory.mktemp("theirs")
+    cls = getattr(transformers, name)
+    theirs = their_model(cls, **settings)
+    theirs.save_pretrained(folder)
+    tokenizer = bert_tokenizer()
+    tokenizer.save(folder)
+    lengths = LONG if "long" in request.param else LENGTHS
+    pad = theirs.config.pad_token_id
+    given = inputs(pad_id=pad, segments=0, lengths=lengths) | decoder_inputs(pad_id=pad)
+    return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_logits_are_theirs(pair: Pair, training: bool) -> None:
+    check_logits(pair, training)
+
+
+def test_gradients_are_theirs(pair: Pair) -> None:
+    check_gradients(pair)
+
+
+def test_a_text_alone_is_as_in_the_batch_there(pair: Pair) -> None:
+    # in float64, as products of other shapes round otherwise
+    model = copy.deepcopy(pair.ours.stored.model).double().eval()
+    given = pair.inputs
+    with torch.no_grad():
+        together = pair.their_output(copy.deepcopy(pair.theirs.eval()).double())
+        for row in range(len(pair.lengths)):
+            alone = {}
+            for side in ("", "decoder_"):
+                length = int(given[f"{side}attention_mask"][row].sum())
+                alone[f"{side}input_ids"] = given[f"{side}input_ids"][row : row + 1, :length]
+            found = model(**alone)[0]
+            torch.testing.assert_close(found, together[row, : len(found)], atol=1e-5, rtol=1e-5)
+
+
+def test_token_by_token_from_a_cache_is_theirs(pair: Pair) -> None:
+    model = pair.ours.stored.model.eval()
+    assert isinstance(model.backbone, EncoderDecoder)
+    given = pair.inputs
+    with torch.no_grad():
+        expected = pair.their_output(pair.theirs.eval())
+        source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
+        cache, keep = Cache(), given["decoder_attention_mask"]
+        for place in range(keep.shape[1]):
+            token = given["decoder_input_ids"][:, place : place + 1]
+            hidden = model.backbone.decode(token, source, decoder_attention_mask=keep[:, : place + 1], cache=cache)
+            found = hidden if model.head is None else model.head(hidden)
+            real = keep[:, place].bool()
+            torch.testing.assert_close(found[real, 0], expected[real, place], atol=1e-5, rtol=1e-5)
+
+
+def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
+    check_way_back(pair, tmp_path)
+
+
+def test_what_was_left_out_is_said(pair: Pair) -> None:
+    check_left_out(pair)
+
+
+def test_named_tokens_are_carried_both_ways(pair: Pair) -> None:
+    backbone = pair.ours.stored.config.backbone.model_dump()
+    for name in (
+        "decoder_start_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+    ):
+        assert backbone[name] == getattr(pair.theirs.config, name, None)
