@@ -1,0 +1,37 @@
+"""A small batch by which two forms of a model are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from homespun.models.backbone import Encoder, Model
+from homespun.models.config import ModelConfig
+
+
+def small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int] = (23, 17)) -> dict[str, Tensor]:
+    """Random tokens in two texts of at most these lengths, padded to the longer; for a decoder some to decode."""
+    backbone = config.backbone
+    generator = torch.Generator().manual_seed(0)
+
+    def texts(prefix: str, longest: int, shortest: int) -> dict[str, Tensor]:
+        keep = torch.arange(longest)[None] < torch.tensor([longest, shortest])[:, None]
+        ids = torch.randint(backbone.vocab_size, keep.shape, generator=generator)
+        return {
+            f"{prefix}input_ids": ids.masked_fill(~keep, backbone.pad_token_id),
+            f"{prefix}attention_mask": keep.long(),
+        }
+
+    longest, shortest = (min(length, backbone.max_position_embeddings) for length in lengths)
+    given = texts("", longest, shortest)
+    if not isinstance(model.backbone, Encoder):  # it wants something to decode as well
+        given |= texts("decoder_", min(7, longest), min(5, longest))
+    return given
+
+
+def of_real_tokens(result: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+    """What a model gives of ``given``, without what it gives of padding, which is nobody's concern."""
+    keep = given.get("decoder_attention_mask", given["attention_mask"]).bool()
+    return result[keep] if result.shape[:2] == keep.shape else result

@@ -1,0 +1,134 @@
+"""A model from one form to another: Hugging Face folders and hub names, runs, ``model/`` folders; checked, and told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from homespun.errors import UserError
+from homespun.hf.export import export_huggingface
+from homespun.hf.family import STORED
+from homespun.hf.open import Opened, open_any
+from homespun.inference.compare import of_real_tokens, small_batch
+from homespun.models.backbone import Model
+from homespun.models.store import Stored, save_model, weights_of
+
+Form = Literal["homespun", "hf"]
+FORMS: tuple[Form, ...] = ("homespun", "hf")
+REPORT = "conversion.json"
+_MARKS = {"homespun": "homespun.json", "hf": "config.json"}  # the file that tells a folder of each form
+_TOLERANCE = 1e-5  # of the largest value: maps that multiply a tensor and divide it again may round
+
+
+def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head: str | None = STORED) -> dict[str, Any]:
+    """Write the model in ``source`` in another form, load it again, and compare the two on a small batch.
+
+    Args:
+        source: what `homespun.hf.open.open_any` opens.
+        out: a new or empty folder, or one of this form, which is replaced.
+        to: ``homespun``, a ``model/`` folder, or ``hf``, a folder that transformers opens.
+        head: as in `open_any`.
+
+    Returns:
+        What ``conversion.json`` holds, in the folder: ``source``, ``out``, ``to``, ``architecture`` there and here,
+        ``parameters``, ``mapped`` {their name: [ours]}, ``dropped`` {name: reason}, ``new`` {name: reason},
+        ``notes``, ``check`` {what was compared, the largest difference}.
+
+    Raises:
+        UserError: there is no such model, or no form of it; ``out`` holds something else.
+    """
+    out = Path(out)
+    _refuse_other_things(out, Path(source), to)
+    opened = open_any(source, head=head)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+        made = Path(temporary) / "made"
+        notes = _write(made, opened.stored, to)
+        back = open_any(made)
+        check = compare(opened.stored, back.stored)
+        report = {
+            "source": str(source),
+            "out": str(out),
+            "to": to,
+            "architecture": {"from": opened.architecture, "to": back.architecture},
+            "parameters": sum(tensor.numel() for tensor in weights_of(back.stored.model).values()),
+            **_tensors(opened, back),
+            "notes": [*opened.notes, *(note for note in notes if note not in opened.notes)],
+            "check": check,
+        }
+        (made / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if out.exists():
+            shutil.move(out, Path(temporary) / "replaced")
+        os.replace(made, out)
+    return report
+
+
+def compare(one: Stored, other: Stored) -> dict[str, Any]:
+    """The largest difference of two models on two texts of random tokens, the second one padded.
+
+    Where only one has a head, the hidden states are compared.
+
+    Raises:
+        RuntimeError: they are not the same model.
+    """
+    given = small_batch(one.model, one.config)
+    headless = one.config.head is None or other.config.head is None
+    with torch.no_grad():
+        results = [_hidden(m, given) if headless else m(**given) for m in (one.model, other.model)]
+    mine, back = (of_real_tokens(result, given) for result in results)
+    difference = float((mine - back).abs().max())
+    what = "hidden states" if headless else "logits"
+    if not difference <= _TOLERANCE * max(1.0, float(mine.abs().max())):
+        raise RuntimeError(
+            f"the {what} of the model that was written differ by {difference:g} from those of its source"
+        )
+    lengths = given["attention_mask"].sum(1).tolist()
+    return {"compared": what, "lengths": lengths, "largest_difference": difference}
+
+
+def _hidden(model: Model, given: Mapping[str, Tensor]) -> Tensor:
+    return Model(model.backbone).eval()(**given)  # type: ignore[no-any-return]
+
+
+def _write(folder: Path, stored: Stored, to: Form) -> tuple[str, ...]:
+    if to == "homespun":
+        save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
+        return ()
+    report = export_huggingface(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels)
+    if report.folder is None:
+        raise UserError(f"{report.notes[0]}; `homespun export MODEL --to onnx --out FILE` writes it for other programs")
+    return report.notes
+
+
+def _refuse_other_things(out: Path, source: Path, to: Form) -> None:
+    if to not in FORMS:
+        raise UserError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
+    if out.exists() and source.exists() and (out.samefile(source) or out.resolve() in source.resolve().parents):
+        raise UserError(f"{out} holds the model itself; give another folder")
+    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
+    if not empty and not (out / _MARKS[to]).is_file():
+        raise UserError(f"{out} holds other things; give a new or empty folder")
+
+
+def _tensors(opened: Opened, back: Opened) -> dict[str, Any]:
+    """What became of the tensors of the source, and which of the result are not from it."""
+    dropped = {left.name: left.reason for left in opened.leftovers}
+    kept = {name for names in back.mapped.values() for name in names}
+    here = {name: names for name, names in opened.mapped.items() if kept.issuperset(names)}
+    lost = dict.fromkeys(opened.mapped.keys() - here.keys(), "of a head that the result has no place for")
+    # in a folder for transformers stands what its classes must have, and what reading it again leaves out
+    new = {left.name: f"{left.reason}; constant, for transformers" for left in back.leftovers}
+    written = {ours: name for name, names in back.mapped.items() for ours in names}
+    mapped = {
+        name: list(names) if back.architecture is None else sorted({written[ours] for ours in names})
+        for name, names in here.items()
+    }
+    return {"mapped": mapped, "dropped": dropped | lost, "new": new}

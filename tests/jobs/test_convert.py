@@ -1,0 +1,195 @@
+"""`homespun convert`: there and back, checked and told; what is refused; nothing is half written or overwritten."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs_world import run
+from safetensors.torch import load_file, save_file
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "hf"))
+
+from hf_peers import SIZES, bert_tokenizer, inputs
+
+from homespun.cli import app
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
+from homespun.hf.export import export_huggingface
+from homespun.hf.open import open_any, open_model
+from homespun.jobs import convert as job
+from homespun.jobs.convert import compare, convert
+from homespun.models.config import ModelConfig
+from homespun.models.store import save_model, weights_of
+from homespun.report.conversion import by_layers
+
+TOKENIZER = bert_tokenizer()
+SEQ2SEQ = {
+    "backbone": {
+        "kind": "encoder_decoder",
+        "encoder": {**SIZES, "num_hidden_layers": 2, "type_vocab_size": 0},
+        "decoder": {"num_hidden_layers": 1, "intermediate_size": 53},
+    },
+    "head": {"kind": "causal_lm"},
+}
+
+
+def bert(folder: Path, head: Any = None) -> Path:
+    """A Hugging Face folder of a checkpoint as they are: with a pooler that nobody asked for, and a tied copy."""
+    config = ModelConfig.model_validate({"backbone": SIZES, "head": head or {"kind": "masked_lm"}})
+    torch.manual_seed(13)
+    export_huggingface(folder, config.build(), config, TOKENIZER)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.pooler.dense.weight"] = torch.randn(33, 33)
+    tensors["bert.pooler.dense.bias"] = torch.randn(33)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_there_and_back_is_the_same_model_and_every_tensor_is_told(tmp_path: Path) -> None:
+    source = bert(tmp_path / "hf")
+    told = run("convert", source, "--out", tmp_path / "ours")
+    assert told == json.loads((tmp_path / "ours" / "conversion.json").read_text())
+    names = load_file(source / "model.safetensors").keys()
+    assert told["mapped"].keys() | told["dropped"].keys() == names
+    assert not told["mapped"].keys() & told["dropped"].keys()
+    assert told["dropped"].keys() == {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    assert told["new"] == {}
+    model = open_model(tmp_path / "ours").model
+    assert sorted(ours for many in told["mapped"].values() for ours in many) == sorted(weights_of(model))
+    assert told["check"] == {"compared": "logits", "lengths": [23, 17], "largest_difference": 0.0}
+    assert told["parameters"] == sum(p.numel() for p in model.parameters())
+
+    back = run("convert", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
+    assert back["architecture"] == {"from": None, "to": "BertForMaskedLM"}
+    first, second = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "again"))
+    assert second.keys() == names - told["dropped"].keys()
+    for name, tensor in second.items():
+        torch.testing.assert_close(tensor, first[name], atol=0, rtol=0)
+    for folder in (tmp_path / "ours", tmp_path / "again"):
+        with torch.no_grad():
+            found, expected = (open_model(place).model(**inputs(pad_id=0)) for place in (folder, source))
+        torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def test_what_transformers_must_have_is_new(tmp_path: Path) -> None:
+    patterns = [{"kind": "blocks", "size": 5}, {"kind": "random_blocks", "size": 5, "count": 2}]
+    attention = {"kind": "sparse", "patterns": patterns, "everywhere": {"first": 0, "block": 5}}
+    config = ModelConfig.model_validate({"backbone": SIZES | {"attention": attention}, "head": {"kind": "masked_lm"}})
+    save_model(tmp_path / "model", config.build(), config, TOKENIZER)
+    told = convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    assert told["new"].keys() == {"bert.pooler.weight", "bert.pooler.bias"}
+    assert all("constant" in why for why in told["new"].values())
+    assert told["dropped"] == {}
+    assert any("random blocks" in note for note in told["notes"])
+
+
+def test_a_head_that_no_class_has_is_left_out(tmp_path: Path) -> None:
+    config = ModelConfig.model_validate({"backbone": SIZES, "head": {"kind": "cnn", "num_labels": 3}})
+    save_model(tmp_path / "model", config.build(), config, TOKENIZER, labels=Labels(("a", "b", "c")))
+    told = convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    assert told["architecture"]["to"] == "BertModel"
+    assert all(name.startswith("head.") for name in told["dropped"])
+    assert told["dropped"]
+    assert told["new"] == {}
+    assert told["check"]["compared"] == "hidden states"
+    assert any("head 'cnn'" in note for note in told["notes"])
+    assert "head 'cnn'" in (tmp_path / "hf" / "README.md").read_text()
+
+
+def test_labels_and_task_travel(tmp_path: Path) -> None:
+    config = ModelConfig.model_validate({"backbone": SIZES, "head": {"kind": "pooled", "num_labels": 3}})
+    labels, task = Labels(("a", "b", "c")), {"length": 19, "text": "story", "label": "topic"}
+    save_model(tmp_path / "run" / "model", config.build(), config, TOKENIZER, labels=labels, task=task)
+    convert(tmp_path / "run", tmp_path / "copy")
+    stored = open_model(tmp_path / "copy")
+    assert (stored.labels, stored.task) == (labels, task)
+    convert(tmp_path / "run", tmp_path / "hf", to="hf")
+    assert open_model(tmp_path / "hf").labels == labels
+
+
+def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
+    config = ModelConfig.model_validate(SEQ2SEQ)
+    save_model(tmp_path / "model", config.build(), config, TOKENIZER)
+    told = convert(tmp_path / "model", tmp_path / "copy")
+    assert told["check"]["largest_difference"] == 0.0
+    bare = convert(tmp_path / "model", tmp_path / "bare", head=None)
+    assert bare["check"]["compared"] == "hidden states"
+
+
+def test_a_head_is_opened_by_its_kind(tmp_path: Path) -> None:
+    source = bert(tmp_path / "hf")
+    told = run("convert", source, "--out", tmp_path / "bare", "--head", "none")
+    assert told["architecture"]["from"] == "BertModel"
+    assert open_model(tmp_path / "bare").config.head is None
+
+
+def test_what_no_family_has_is_one_line_that_offers_onnx(tmp_path: Path) -> None:
+    sizes = SIZES | {"attention": {"kind": "performer", "num_features": 7}}
+    config = ModelConfig.model_validate({"backbone": sizes, "head": {"kind": "masked_lm"}})
+    save_model(tmp_path / "model", config.build(), config, TOKENIZER)
+    with pytest.raises(UserError, match=r"no family of Hugging Face models .* --to onnx"):
+        convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
+    source = bert(tmp_path / "hf")
+    before = (source / "model.safetensors").read_bytes()
+    for out, to in ((source, "hf"), (tmp_path, "homespun"), (source.parent / "." / "hf", "homespun")):
+        with pytest.raises(UserError, match="holds the model itself"):
+            convert(source, out, to=to)  # type: ignore[arg-type]
+    other = bert(tmp_path / "other")
+    with pytest.raises(UserError, match="holds other things"):
+        convert(source, other)
+    (tmp_path / "file").write_text("dear")
+    with pytest.raises(UserError, match="holds other things"):
+        convert(source, tmp_path / "file")
+    with pytest.raises(UserError, match="--to must be one of homespun, hf, not 'onnx'"):
+        app(["convert", str(source), "--out", str(tmp_path / "x"), "--to", "onnx"], standalone_mode=False)
+    assert (source / "model.safetensors").read_bytes() == before
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):  # into an empty folder, and over its own work
+        convert(source, tmp_path / "empty")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "hf", "other"]
+
+
+def test_a_model_that_comes_back_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = bert(tmp_path / "hf")
+
+    def spoil(folder: Path, **given: Any) -> Any:
+        opened = open_any(folder, **given)
+        if folder != source:
+            with torch.no_grad():
+                opened.stored.model.backbone.embeddings.words.weight.add_(0.01 * torch.randn(97, 33))
+        return opened
+
+    monkeypatch.setattr(job, "open_any", spoil)
+    with pytest.raises(RuntimeError, match="differ by"):
+        convert(source, tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_nan_is_not_the_same_model(tmp_path: Path) -> None:
+    stored = open_model(bert(tmp_path / "hf"))
+    with torch.no_grad():
+        stored.model.backbone.embeddings.words.weight.fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="differ by nan"):
+        compare(stored, stored)
+
+
+def test_the_printed_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = bert(tmp_path / "hf")
+    app(["convert", str(source), "--out", str(tmp_path / "ours")], standalone_mode=False)
+    printed = capsys.readouterr().out
+    for words in ("{0-2}", "Left out", "pooler", "checked", "parameters"):
+        assert words in printed
+
+
+def test_rows_of_names_by_layers() -> None:
+    rows = [("h.0.x", "layers.0.x", "layers.0.y"), ("h.1.x", "layers.2.x", "layers.2.y"), ("a2.w", "b")]
+    assert by_layers(rows) == [(("h.{0-1}.x", "layers.{0-2}.x", "layers.{0-2}.y"), 2), (("a2.w", "b"), 1)]
