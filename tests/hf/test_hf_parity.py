@@ -24,6 +24,9 @@ from homespun.hf.open import open_huggingface
 transformers = pytest.importorskip("transformers")
 
 BLOCKS: dict[str, Any] = {"block_size": 4, "max_position_embeddings": 137}
+# both terms of place, and no positions in the input, as in all released checkpoints
+DEBERTA: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
+DEBERTA_V3 = DEBERTA | {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 GPT: dict[str, Any] = {"embd_pdrop": 0.0, "pad_token_id": 0, "hidden_act": "gelu"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
@@ -57,6 +60,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "big_bird-classification": (
         "BigBirdForSequenceClassification",
         {"num_random_blocks": 1, "num_labels": 5, "hidden_act": "gelu_new"} | BLOCKS,
+    ),
+    "deberta": ("DebertaModel", DEBERTA | {"type_vocab_size": 0}),
+    "deberta-c2p": ("DebertaModel", DEBERTA | {"pos_att_type": "c2p", "max_relative_positions": 5}),
+    "deberta-positions": ("DebertaModel", DEBERTA | {"pos_att_type": "p2c", "position_biased_input": True}),
+    "deberta-mlm": ("DebertaForMaskedLM", DEBERTA | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "deberta-mlm-new": ("DebertaForMaskedLM", DEBERTA | {"legacy": False}),
+    "deberta-classification": ("DebertaForSequenceClassification", DEBERTA | {"num_labels": 5}),
+    "deberta_v2": ("DebertaV2Model", DEBERTA),
+    "deberta_v2-c2p": ("DebertaV2Model", DEBERTA | {"pos_att_type": "c2p|p2c", "max_relative_positions": 7}),
+    "deberta_v3": ("DebertaV2Model", DEBERTA_V3 | {"type_vocab_size": 0}),
+    "deberta_v3-p2c": ("DebertaV2Model", DEBERTA_V3 | {"pos_att_type": ["p2c"], "position_biased_input": True}),
+    "deberta_v3-mlm": ("DebertaV2ForMaskedLM", DEBERTA_V3 | {"hidden_act": "relu"}),
+    "deberta_v3-mlm-new": ("DebertaV2ForMaskedLM", DEBERTA_V3 | {"legacy": False, "max_relative_positions": 17}),
+    "deberta_v3-classification": (
+        "DebertaV2ForSequenceClassification",
+        DEBERTA_V3 | {"num_labels": 3, "pooler_hidden_act": "tanh", "cls_dropout": 0.0},
     ),
     "distilbert": ("DistilBertModel", {}),
     "distilbert-sinusoidal": ("DistilBertModel", {"sinusoidal_pos_embds": True, "hidden_act": "relu"}),

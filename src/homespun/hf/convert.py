@@ -34,13 +34,19 @@ def one_by_one(backbone: BackboneConfig) -> int:
     return 1
 
 
+def always(backbone: BackboneConfig) -> bool:
+    """Whatever the backbone."""
+    return True
+
+
 @dataclass(frozen=True)
 class Rule:
     """One name there, one name here. ``{i}`` stands for a number and ``{p}`` for ``weight`` or ``bias``.
 
     ``to_ours`` and ``to_theirs`` change the tensor on its way; each undoes the other. Several names here are equal
     parts of the tensor that ``to_ours`` gives, along its first dimension. ``{i}`` here is ``stride`` times the one
-    there: layers that share their weights are one there, and here named by the first of them.
+    there: layers that share their weights are one there, and here named by the first of them. A rule with a ``when``
+    is there only for backbones of which that is true; the name is then free for a drop.
     """
 
     theirs: str
@@ -48,6 +54,7 @@ class Rule:
     to_ours: Change = unchanged
     to_theirs: Change = unchanged
     stride: Callable[[Any], int] = one_by_one
+    when: Callable[[Any], bool] = always
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -169,7 +176,11 @@ def to_ours(
     weights: Weights = {}
     unknown = []
     for name, tensor in given.items():
-        rules = [(rule, match) for rule in table.rules if (match := _pattern(rule.theirs).fullmatch(name))]
+        rules = [
+            (rule, match)
+            for rule in table.rules
+            if rule.when(backbone) and (match := _pattern(rule.theirs).fullmatch(name))
+        ]
         if len(rules) > 1:
             raise RuntimeError(f"{name} matches {len(rules)} rules: {[rule.theirs for rule, _ in rules]}")
         if rules:
@@ -195,7 +206,7 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig
     """Our tensors under their names, with the fills that they lack."""
     weights: Weights = {}
     for name in ours:
-        rule, match = _their_rule(table, name)
+        rule, match = _their_rule(table, name, backbone)
         theirs = rule.theirs.format(**rule.place_there(match, backbone))
         if theirs not in weights:  # else it was made with the first of its parts
             pieces = [ours[part.format(**match.groupdict())] for part in rule.parts]
@@ -209,13 +220,18 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig
 
 def their_name(table: Table, name: str, backbone: BackboneConfig) -> str:
     """What our tensor ``name`` is called on their side."""
-    rule, match = _their_rule(table, name)
+    rule, match = _their_rule(table, name, backbone)
     return rule.theirs.format(**rule.place_there(match, backbone))
 
 
-def _their_rule(table: Table, name: str) -> tuple[Rule, re.Match[str]]:
+def _their_rule(table: Table, name: str, backbone: BackboneConfig) -> tuple[Rule, re.Match[str]]:
     """The one rule that has this name of ours, and where its placeholders stand in it."""
-    found = [(rule, match) for rule in table.rules for part in rule.parts if (match := _pattern(part).fullmatch(name))]
+    found = [
+        (rule, match)
+        for rule in table.rules
+        for part in rule.parts
+        if (match := _pattern(part).fullmatch(name)) and rule.when(backbone)
+    ]
     if len(found) != 1:
         raise RuntimeError(f"{name} matches {len(found)} rules: {[rule.ours for rule, _ in found]}")
     return found[0]

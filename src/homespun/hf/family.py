@@ -69,6 +69,7 @@ class Architecture:
         unsaid: settings of ours, by their path, that config.json has no place for and ``notes`` speaks of.
         notes: what its user should know, of a backbone.
         dropout: what config.json calls the dropout of its head.
+        write: what else of our head's settings config.json has a place for.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Architecture:
     unsaid: frozenset[str] = frozenset()
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()
     dropout: str = "classifier_dropout"
+    write: Callable[[Tree], Tree] = lambda head: {}
 
     @property
     def classifies(self) -> bool:
@@ -214,6 +216,7 @@ class Family:
         head = {} if config.head is None or architecture.kind is None else config.head.model_dump(mode="json")
         if "dropout" in head:
             settings[self.key(architecture.dropout)] = head["dropout"]
+        settings |= architecture.write(head)
         if architecture.classifies:
             settings |= write_labels(labels or unnamed(head["num_labels"]))
         return {"architectures": [architecture.name], "model_type": self.model_type} | settings

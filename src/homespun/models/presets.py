@@ -66,6 +66,36 @@ _SPARSE: dict[str, dict[str, Any]] = {
         "attention": {"kind": "alternating", "cycle": [{"kind": "local"}, {"kind": "lsh"}]},
     },
 }
+# The numbers of the released checkpoints; V3's small has base's width.
+_DEBERTA: dict[str, Any] = {"positions": {"kind": "none"}, "type_vocab_size": 0, "layer_norm_eps": 1e-7}
+_DEBERTA_V1 = _DEBERTA | {"attention": {"kind": "disentangled", "key_bias": False}}
+_DEBERTA_V3 = _DEBERTA | {
+    "attention": {
+        "kind": "disentangled",
+        "position_buckets": 256,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    },
+}
+# Of two stacks. T5's small is the released one; 1.1's feed-forward is `gated_feed_forward` with `gelu_new`.
+_T5: dict[str, Any] = {
+    "type_vocab_size": 0,
+    "hidden_act": "relu",
+    "norm": "rms_norm",
+    "layer_norm_eps": 1e-6,
+    "embedding_norm": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "scale_attn_weights": False,
+    "positions": {"kind": "none"},
+    "attention": {"kind": "relative_bias"},
+    "residual": {"kind": "pre", "final_dropout": True},
+}
+_T5_SIZES: dict[str, dict[str, Any]] = {
+    "tiny": _SIZES["tiny"],
+    "mini": _SIZES["mini"],
+    "small": _SIZES["small"] | {"num_hidden_layers": 6},
+}
 # Document 000, section 5.3: the set {W, D, r, N_seq, N_heads, N_blocks, d_model} is the window (twice the radius), the
 # dilation, `residual`, `max_position_embeddings`, `num_attention_heads`, `num_hidden_layers` and `hidden_size` here;
 # G_size, the generator's width, is ELECTRA's `generator_size`.
@@ -85,6 +115,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     **{f"roberta-{size}": values | _ROBERTA for size, values in _SIZES.items()},
     **{f"electra-{size}": values for size, values in _ELECTRA.items()},
     **{f"{name}-{size}": _SIZES[size] | parts for name, parts in _SPARSE.items() for size in ("mini", "base")},
+    **{f"deberta-{size}": _SIZES[size] | _DEBERTA_V1 for size in ("mini", "base")},
+    "deberta-v3-mini": _SIZES["mini"] | _DEBERTA_V3,
+    "deberta-v3-small": _SIZES["base"] | {"num_hidden_layers": 6} | _DEBERTA_V3,
+    "deberta-v3-base": _SIZES["base"] | _DEBERTA_V3,
+    **{
+        f"t5-{size}": {
+            "kind": "encoder_decoder",
+            "encoder": values | _T5,
+            "decoder": {"attention": _T5["attention"]},
+            "learned_padding": True,
+        }
+        for size, values in _T5_SIZES.items()
+    },
     "dilated-bert-small": _DILATED,
     "reversible-dilated-bert-small": _DILATED | {"residual": {"kind": "reversible", "streams": "split"}},
 }

@@ -25,7 +25,7 @@ def log_buckets(distance: Tensor, *, buckets: int, maximum: int) -> Tensor:
     near = buckets // 2
     size = distance.abs().clamp(min=near)  # the near ones keep their distance below
     # in float32, as checkpoints were trained: where a bucket ends hangs on how the logarithm is rounded
-    share = torch.log(size / near) / torch.log(torch.tensor((maximum - 1) / near))
+    share = torch.log(size / near) / torch.log(torch.tensor((maximum - 1) / near, device=distance.device))
     far = torch.ceil(share * (near - 1)).long() + near
     return torch.where(distance.abs() <= near, distance, far * distance.sign())
 

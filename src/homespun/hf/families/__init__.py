@@ -3,6 +3,8 @@
 from homespun.hf.families.bart import BART
 from homespun.hf.families.bert import BERT
 from homespun.hf.families.big_bird import BIG_BIRD
+from homespun.hf.families.deberta import DEBERTA
+from homespun.hf.families.deberta_v2 import DEBERTA_V2
 from homespun.hf.families.distilbert import DISTILBERT
 from homespun.hf.families.electra import ELECTRA
 from homespun.hf.families.gpt2 import GPT2
@@ -11,4 +13,17 @@ from homespun.hf.families.openai_gpt import OPENAI_GPT
 from homespun.hf.families.reformer import REFORMER
 from homespun.hf.families.roberta import ROBERTA
 
-FAMILIES = (BERT, ROBERTA, ELECTRA, LONGFORMER, BIG_BIRD, DISTILBERT, GPT2, OPENAI_GPT, REFORMER, BART)
+FAMILIES = (
+    BERT,
+    ROBERTA,
+    ELECTRA,
+    DEBERTA,
+    DEBERTA_V2,
+    LONGFORMER,
+    BIG_BIRD,
+    DISTILBERT,
+    GPT2,
+    OPENAI_GPT,
+    REFORMER,
+    BART,
+)
