@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.models.embeddings import Embeddings
+from homespun.models.prophet import PredictingStreams
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
 from homespun.nn.residual import Streams
@@ -80,6 +82,19 @@ class Encoder(nn.Module):
         result: Tensor = self.final_norm(self.streams.run(self.layers, hidden, mask, recompute=recompute))
         return result
 
+    def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, layers * hidden): the last layers' vectors, the last at the end.
+
+        As in ``hidden_states`` of `transformers`, the last norm of a pre-norm stack is on the last layer's alone.
+        """
+        hidden, mask = self._enter(input_ids, **context)
+        recompute = self.gradient_checkpointing and self.training
+        first = len(self.layers) - layers + 1
+        states = [self.streams.run(self.layers[:first], hidden, mask, recompute=recompute)]
+        for layer in self.layers[first:]:
+            states.append(self.streams.run([layer], states[-1], mask, recompute=recompute))
+        return torch.cat([*states[:-1], self.final_norm(states[-1])], dim=-1)
+
     def hidden_states(self, input_ids: Tensor, **context: Unpack[Context]) -> Iterator[Tensor]:
         """The stream before the layers and after every one, each (batch, seq, hidden), as they are made."""
         hidden, mask = self._enter(input_ids, **context)
@@ -108,13 +123,8 @@ class Encoder(nn.Module):
         keep = None if attention_mask is None else attention_mask.bool()
         chosen = None if global_attention_mask is None else global_attention_mask.bool()
         mask = Mask(keep, causal=self.causal, documents=documents, chosen=chosen)
-        return self._embed(input_ids, token_type_ids, position_ids), mask
-
-    def _embed(
-        self, input_ids: Tensor, token_type_ids: Tensor | None, position_ids: Tensor | None, start: int = 0
-    ) -> Tensor:
-        vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids, start=start)
-        return self.streams.enter(self.projection(vectors))
+        vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
+        return self.streams.enter(self.projection(vectors)), mask
 
     def decode(
         self,
@@ -131,14 +141,29 @@ class Encoder(nn.Module):
         Raises:
             UserError: more tokens than ``max_position_embeddings``.
         """
+        vectors = self.embeddings(input_ids, start=0 if cache is None else cache.length)
+        return self.decode_vectors(vectors, attention_mask=attention_mask, source=source, cache=cache)
+
+    def decode_vectors(
+        self,
+        vectors: Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        source: Source | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(batch, seq, embedding) of tokens -> (batch, seq, hidden): what `decode` does after its embeddings.
+
+        Layers whose attention has streams take (batch, streams, seq, embedding) likewise.
+        """
         start = 0 if cache is None else cache.length
         keep = None if attention_mask is None else attention_mask.bool()
         mask = Mask(keep, causal=self.causal, start=start, source=source, cache=cache)
-        hidden = self._embed(input_ids, None, None, start)
+        hidden = self.streams.enter(self.projection(vectors))
         recompute = self.gradient_checkpointing and self.training and cache is None
         result: Tensor = self.final_norm(self.streams.run(self.layers, hidden, mask, recompute=recompute))
         if cache is not None:
-            cache.length = start + input_ids.shape[1]
+            cache.length = start + vectors.shape[-2]
         return result
 
 
@@ -147,15 +172,23 @@ class EncoderDecoder(nn.Module):
 
     Args:
         decoder_start_token_id: what the decoder reads before the first token.
+        predicting: streams beside that of the decoder, of which the first is then what it gives (ProphetNet).
 
     Attributes:
         hidden_size: width of the decoder's vectors, which heads are built for.
         layer_norm_eps: the epsilon of the decoder's norms.
     """
 
-    def __init__(self, encoder: Encoder, decoder: Encoder, *, decoder_start_token_id: int = 0) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        decoder: Encoder,
+        *,
+        decoder_start_token_id: int = 0,
+        predicting: PredictingStreams | None = None,
+    ) -> None:
         super().__init__()
-        self.encoder, self.decoder = encoder, decoder
+        self.encoder, self.decoder, self.predicting = encoder, decoder, predicting
         self.decoder_start_token_id = decoder_start_token_id
         self.hidden_size, self.layer_norm_eps = decoder.hidden_size, decoder.layer_norm_eps
         self.causal = False
@@ -189,7 +222,39 @@ class EncoderDecoder(nn.Module):
         cache: Cache | None = None,
     ) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`."""
+        if self.predicting is not None:
+            return self._streams(self.predicting, 1, decoder_input_ids, source, decoder_attention_mask, cache)[:, 0]
         return self.decoder.decode(decoder_input_ids, attention_mask=decoder_attention_mask, source=source, cache=cache)
+
+    def streams(
+        self, decoder_input_ids: Tensor, source: Source, *, decoder_attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """(batch, seq) ids -> (batch, ngram, seq, hidden): what each stream predicts the next token from.
+
+        The first are those of `decode`; see `PredictingStreams`.
+
+        Raises:
+            UserError: the decoder has no such streams.
+        """
+        if self.predicting is None:
+            raise UserError("this decoder has no streams that predict several tokens ahead; give the model ngram: 2")
+        return self._streams(
+            self.predicting, self.predicting.ngram, decoder_input_ids, source, decoder_attention_mask, None
+        )
+
+    def _streams(
+        self,
+        predicting: PredictingStreams,
+        streams: int,
+        input_ids: Tensor,
+        source: Source,
+        attention_mask: Tensor | None,
+        cache: Cache | None,
+    ) -> Tensor:
+        start = 0 if cache is None else cache.length
+        vectors = predicting(self.decoder.embeddings, input_ids, streams=streams, start=start)
+        hidden = self.decoder.decode_vectors(vectors, attention_mask=attention_mask, source=source, cache=cache)
+        return hidden[:, 1:]
 
     def forward(
         self,
@@ -216,13 +281,26 @@ class EncoderDecoder(nn.Module):
 Backbone = Encoder | EncoderDecoder
 
 
+class Reader(Protocol):
+    """How a model reads its backbone: ids and their context -> the vectors that the head is given."""
+
+    def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor: ...
+
+
+def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
+    """(batch, seq) ids -> (batch, seq, hidden): what the backbone gives."""
+    hidden: Tensor = backbone(input_ids, **context)
+    return hidden
+
+
 class Model(nn.Module):
     """A backbone and its head: what training leaves, what `homespun.load` returns."""
 
-    def __init__(self, backbone: Backbone, head: nn.Module | None = None) -> None:
+    def __init__(self, backbone: Backbone, head: nn.Module | None = None, *, reader: Reader = last_layer) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.reader = reader
 
     def forward(
         self,
@@ -251,7 +329,7 @@ class Model(nn.Module):
             "decoder_attention_mask": decoder_attention_mask,
         }
         # each backbone takes what it knows of, and refuses the rest by name
-        hidden: Tensor = self.backbone(input_ids, **{name: t for name, t in given.items() if t is not None})
+        hidden = self.reader(self.backbone, input_ids, **{name: t for name, t in given.items() if t is not None})
         if self.head is None:
             return hidden
         of_texts = () if chunks is None else (chunks,)  # token heads know of none

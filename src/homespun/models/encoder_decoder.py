@@ -10,8 +10,9 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.attentions import AttentionConfig
 from homespun.models.backbone import EncoderDecoder
-from homespun.models.encoder import EncoderConfig, name_presets, with_preset
+from homespun.models.encoder import EncoderConfig, initialise, name_presets, with_preset
 from homespun.models.positions import PositionsConfig
+from homespun.models.prophet import PredictingStreams
 
 _OWN = ("kind", "attention", "causal")  # what a decoder does not take over from its encoder
 TokenId = Annotated[int, Field(ge=0)]
@@ -34,6 +35,13 @@ class EncoderDecoderConfig(Config):
     forced_bos_token_id: TokenId | None = Field(default=None, description="written first, whatever is likely")
     forced_eos_token_id: TokenId | None = Field(default=None, description="written last where the length ends a text")
 
+    learned_padding: bool = Field(
+        default=False, description="the vector of the padding token learns; in T5 it begins what is written"
+    )
+    ngram: int = Field(
+        default=0, ge=0, description="streams that predict a token from ever further back (ProphetNet); 0: none"
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, tree: Any) -> Any:
@@ -45,12 +53,18 @@ class EncoderDecoderConfig(Config):
             return tree
         given = EncoderConfig.model_validate(encoder)
         taken = {name: value for name, value in given.model_dump().items() if name not in _OWN}
-        return tree | {"encoder": given, "decoder": taken | {"causal": True} | decoder}
+        own = {"causal": True} | ({"attention": {"kind": "ngram"}} if tree.get("ngram") else {})
+        return tree | {"encoder": given, "decoder": taken | own | decoder}
 
     @model_validator(mode="after")
     def _fits(self) -> EncoderDecoderConfig:
         if not self.decoder.causal or self.encoder.causal:
             raise ValueError("a decoder is causal and its encoder is not; leave `causal` out of both")
+        if self.ngram and self.decoder.attention.kind != "ngram":
+            raise ValueError(
+                f"ngram={self.ngram} streams in a decoder of {self.decoder.attention.kind} attention; only ngram "
+                f"attention has streams, leave the decoder's out or take ngram: 0"
+            )
         for name in ("vocab_size", "pad_token_id", "embedding_size"):
             ours, theirs = getattr(self.encoder, name), getattr(self.decoder, name)
             if ours != theirs:
@@ -144,6 +158,8 @@ class EncoderDecoderConfig(Config):
             UserError: what a stack cannot be, or one of the tokens named here is not in the vocabulary.
         """
         encoder = self.encoder.build()
+        if self.learned_padding:
+            encoder.embeddings.words.padding_idx = None
         for name in NAMED_TOKENS:
             token = getattr(self, name)
             if token is not None and token >= self.vocab_size:
@@ -152,7 +168,20 @@ class EncoderDecoderConfig(Config):
                 )
         embeddings = self.decoder.build_embeddings(words=encoder.embeddings.words)
         decoder = self.decoder.build(embeddings, source_size=encoder.hidden_size)
-        return EncoderDecoder(encoder, decoder, decoder_start_token_id=self.decoder_start_token_id)
+        return EncoderDecoder(
+            encoder, decoder, decoder_start_token_id=self.decoder_start_token_id, predicting=self._predicting()
+        )
+
+    def _predicting(self) -> PredictingStreams | None:
+        if not self.ngram:
+            return None
+        predicting = PredictingStreams(
+            self.ngram,
+            self.decoder.embedding_size or self.decoder.hidden_size,
+            max_position_embeddings=self.decoder.max_position_embeddings,
+        )
+        initialise(predicting.modules(), self.decoder.initializer_range)
+        return predicting
 
 
 NAMED_TOKENS = tuple(name for name in EncoderDecoderConfig.model_fields if name.endswith("_token_id"))
