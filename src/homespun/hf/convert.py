@@ -84,6 +84,9 @@ def in_stack(stack: str, *rules: Rule) -> tuple[Rule, ...]:
     def counted(stride: Callable[[Any], int]) -> Callable[[Any], int]:
         return lambda backbone: stride(getattr(backbone, stack))
 
+    def asked(when: Callable[[Any], bool]) -> Callable[[Any], bool]:
+        return lambda backbone: when(getattr(backbone, stack))
+
     return tuple(
         Rule(
             rule.theirs,
@@ -91,6 +94,7 @@ def in_stack(stack: str, *rules: Rule) -> tuple[Rule, ...]:
             inside(rule.to_ours),
             inside(rule.to_theirs),
             counted(rule.stride),
+            asked(rule.when),
         )
         for rule in rules
     )
