@@ -1,0 +1,258 @@
+"""Stretching: the same bits where nothing changes, positions over and over, projections that begin as others were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from homespun.errors import UserError
+from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.store import Stored
+from homespun.models.stretch import CHANGEABLE, carried, carry, layers_of, stretch
+from homespun.text.extend import NewWords
+from homespun.text.tokenizer import Tokenizer
+
+WINDOW = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 29}]}
+GLOBAL = WINDOW | {"everywhere": {"first": 1, "projections": True}}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["the quick brown fox jumps over the lazy dog"] * 3, kind="words", vocab_size=12)
+
+
+def made(tokenizer: Tokenizer, **given: Any) -> Stored:
+    sizes = {"hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 17}
+    tree = sizes | {"vocab_size": 13, "max_position_embeddings": 23} | given
+    config = ModelConfig(backbone=EncoderConfig.model_validate(tree), head=MaskedLMHeadConfig())
+    torch.manual_seed(5)
+    model = config.build().eval()
+    with torch.no_grad():  # biases and norms too: what is zero or one would hide a mistake
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return Stored(model, config, tokenizer, task={"length": 19})
+
+
+def ids(length: int) -> torch.Tensor:
+    return torch.randint(5, 12, (2, length), generator=torch.Generator().manual_seed(length))
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        {"kind": "full"},
+        GLOBAL,
+        {"kind": "sparse", "patterns": [{"kind": "random_blocks", "size": 3, "count": 1}]},
+        {"kind": "linformer", "k": 5},
+        {"kind": "linformer", "k": 5, "projection": "convolved"},
+        {"kind": "performer"},
+        {"kind": "lsh", "chunk_length": 7},
+        {"kind": "alternating", "cycle": [{"kind": "local", "chunk_length": 7}, {"kind": "lsh", "chunk_length": 7}]},
+    ],
+)
+def test_with_the_same_length_and_attention_the_bits_are_the_same(
+    tokenizer: Tokenizer, attention: dict[str, Any]
+) -> None:
+    stored = made(tokenizer, attention=attention)
+    backbone = stored.config.one_stack("this test")
+    for again in (
+        stretch(stored),
+        stretch(stored, max_position_embeddings=23, attention=backbone.attention),
+    ):
+        assert again.config == stored.config
+        assert again.task == stored.task
+        assert not again.model.training
+        assert torch.equal(again.model(ids(19)), stored.model(ids(19)))
+    assert carried(stored, {})[1].fresh == ()
+
+
+@pytest.mark.parametrize("kind", ["learned", "offset", "sinusoidal", "none", "axial"])
+@pytest.mark.parametrize("longer", [61, 13])
+def test_positions_are_copied_over_and_over_or_cut(tokenizer: Tokenizer, kind: str, longer: int) -> None:
+    positions: dict[str, Any] = {"kind": kind}
+    if kind == "offset":
+        positions = {"kind": "learned", "offset": 2}
+    if kind == "axial":
+        positions |= {"shape": (5, 5), "sizes": (9, 13)}
+    stored = made(tokenizer, positions=positions)
+    stretched, origins = carried(stored, {"max_position_embeddings": longer})
+    assert stretched.config.backbone.max_position_embeddings == longer
+    short = min(longer, 23)
+    assert torch.equal(stretched.model(ids(short)), stored.model(ids(short)))
+    assert stretched.task == {"length": min(19, longer)}
+    old, new = stored.model.state_dict(), stretched.model.state_dict()
+    name = "backbone.embeddings.positions.embedding.weight"
+    if kind in ("learned", "offset"):
+        offset = 2 if kind == "offset" else 0
+        assert torch.equal(new[name][:offset], old[name][:offset])
+        for place in range(longer):
+            assert torch.equal(new[name][offset + place], old[name][offset + place % 23])
+        assert list(origins.changed) == [name]
+    if kind == "axial" and longer == 61:
+        assert torch.equal(
+            stretched.model.backbone.embeddings.positions(torch.arange(61)[None], 61),
+            stored.model.backbone.embeddings.positions(torch.arange(61)[None] % 25, 23),
+        )
+    stretched.model(ids(longer))
+    with pytest.raises(UserError, match=f"max_position_embeddings={longer}"):
+        stretched.model(ids(longer + 1))
+
+
+@pytest.mark.parametrize("attention", [WINDOW, GLOBAL], ids=["window", "global"])
+def test_a_window_over_the_whole_text_is_full_attention_to_rounding(
+    tokenizer: Tokenizer, attention: dict[str, Any]
+) -> None:
+    stored = made(tokenizer)
+    stretched, origins = carried(stored, {"attention": attention})
+    assert origins.fresh == ()
+    torch.testing.assert_close(stretched.model(ids(23)), stored.model(ids(23)), rtol=1e-5, atol=1e-5)
+    # and a narrow one is not: the test above would not see a window that is never looked at
+    narrow = carried(stored, {"attention": attention | {"patterns": [{"kind": "window", "radius": 2}]}})[0]
+    assert not torch.allclose(narrow.model(ids(23)), stored.model(ids(23)), rtol=1e-5, atol=1e-5)
+
+
+def test_projections_of_global_tokens_begin_as_the_local_ones(tokenizer: Tokenizer) -> None:
+    stretched, origins = carried(made(tokenizer), {"attention": GLOBAL})
+    weights = stretched.model.state_dict()
+    for layer in range(3):
+        stem = f"backbone.layers.{layer}.attention.sublayer."
+        for part in ("query", "key", "value"):
+            assert torch.equal(weights[f"{stem}{part}_global.weight"], weights[f"{stem}{part}.weight"])
+            assert torch.equal(weights[f"{stem}{part}_global.bias"], weights[f"{stem}{part}.bias"])
+            assert origins.changed[f"{stem}{part}_global.bias"] == f"from {stem}{part}.bias"
+
+
+def test_shared_queries_and_keys_begin_as_the_queries_and_the_way_back(tokenizer: Tokenizer) -> None:
+    stored = made(tokenizer)
+    shared, origins = carried(stored, {"attention": {"kind": "lsh", "chunk_length": 7}})
+    stem = "backbone.layers.1.attention.sublayer."
+    old, new = stored.model.state_dict(), shared.model.state_dict()
+    assert torch.equal(new[f"{stem}query_key.weight"], old[f"{stem}query.weight"])
+    assert f"{stem}key.weight" in origins.left
+    back, origins = carried(shared, {"attention": {"kind": "full"}})
+    new = back.model.state_dict()
+    assert torch.equal(new[f"{stem}key.weight"], old[f"{stem}query.weight"])
+    assert f"{stem}key.bias" in origins.fresh
+    assert not new[f"{stem}key.bias"].any()
+
+
+@pytest.mark.parametrize("kind", ["linformer", "performer"])
+def test_what_starts_fresh_is_named(tokenizer: Tokenizer, kind: str) -> None:
+    stored = made(tokenizer)
+    changes = {"attention": {"kind": kind} | ({"k": 5} if kind == "linformer" else {})}
+    stretched, origins = carried(stored, changes)
+    assert all(".kernel." in name for name in origins.fresh)
+    assert bool(origins.fresh) == (kind == "linformer")
+    assert len(origins.copied) + len(origins.fresh) == len(origins.copied + origins.fresh)
+    assert torch.equal(carried(stored, changes)[0].model(ids(11)), stretched.model(ids(11)))
+
+
+def test_linformers_sums_go_on_over_the_new_places(tokenizer: Tokenizer) -> None:
+    stored = made(tokenizer, attention={"kind": "linformer", "k": 5})
+    longer = stretch(stored, max_position_embeddings=47)
+    torch.testing.assert_close(longer.model(ids(23)), stored.model(ids(23)), rtol=1e-5, atol=1e-5)
+    name = "backbone.layers.2.attention.sublayer.kernel.value_projection.weight"
+    old, new = stored.model.state_dict()[name], longer.model.state_dict()[name]
+    assert torch.equal(new[..., 23:46], old)
+
+
+@pytest.mark.parametrize(
+    ("layers", "wanted", "expected"),
+    [
+        (12, 6, (0, 2, 4, 7, 9, 11)),
+        (3, 3, (0, 1, 2)),
+        (3, 7, (0, 0, 0, 1, 1, 2, 2)),
+        (2, 4, (0, 0, 1, 1)),
+        (5, 1, (0,)),
+    ],
+)
+def test_layers_are_copied_or_dropped_evenly(layers: int, wanted: int, expected: tuple[int, ...]) -> None:
+    assert layers_of(layers, wanted) == expected
+
+
+def test_another_depth_has_the_checkpoints_layers(tokenizer: Tokenizer) -> None:
+    stored = made(tokenizer)
+    deeper, origins = carried(stored, {"num_hidden_layers": 7})
+    assert origins.layers == (0, 0, 0, 1, 1, 2, 2)
+    assert origins.fresh == ()
+    for layer, origin in zip(deeper.model.backbone.layers, origins.layers, strict=True):
+        other = stored.model.backbone.layers[origin].state_dict()
+        assert all(torch.equal(tensor, other[name]) for name, tensor in layer.state_dict().items())
+    shallow, origins = carried(stored, {"num_hidden_layers": 2})
+    assert origins.layers == (0, 2)
+    assert all(name.startswith("backbone.layers.1.") for name in origins.left)
+    assert origins.left
+    shallow.model(ids(7))
+
+
+def test_repeated_layers_stay_repeated(tokenizer: Tokenizer) -> None:
+    stored = made(tokenizer, num_hidden_layers=4, num_hidden_groups=2)
+    deeper, _ = carried(stored, {"num_hidden_layers": 6})
+    layers, own = deeper.model.backbone.layers, stored.model.backbone.layers
+    assert layers[0] is layers[2]
+    for layer, origin in ((0, 0), (5, 3)):
+        other = own[origin].state_dict()
+        assert all(torch.equal(tensor, other[name]) for name, tensor in layers[layer].state_dict().items())
+
+
+def test_new_words_are_the_mean_of_their_pieces(tokenizer: Tokenizer) -> None:
+    stored = made(tokenizer)  # 13 rows for 12 tokens: padded, as released checkpoints are
+    words = NewWords(12, ((5, 7, 11), (6,)))
+    backbone = stored.config.one_stack("this test").with_tokens(14, 0)
+    config = stored.config.model_copy(update={"backbone": backbone})
+    model = config.build().eval()
+    origins = carry(stored, model, config, words=words)
+    old, new = stored.model.state_dict(), model.state_dict()
+    for name in ("backbone.embeddings.words.weight", "head.bias"):
+        assert torch.equal(new[name][:12], old[name][:12])
+        torch.testing.assert_close(new[name][12], old[name][[5, 7, 11]].mean(0))
+        assert torch.equal(new[name][13], old[name][6])
+        assert "2 new rows" in origins.changed[name]
+    assert torch.equal(model(ids(9))[..., :12], stored.model(ids(9))[..., :12])
+
+
+def test_a_head_of_another_kind_is_not_taken(tokenizer: Tokenizer) -> None:
+    stored = made(tokenizer)
+    config = ModelConfig(backbone=stored.config.backbone, head=DiscriminatorHeadConfig())
+    origins = carry(stored, config.build(), config)
+    assert origins.fresh
+    assert all(name.startswith("head.") for name in origins.fresh)
+    assert "head.transform.weight" in origins.left
+
+
+MISTAKES = {
+    "a width": ({}, {"hidden_size": 44}, "model.hidden_size cannot be set beside a checkpoint"),
+    "a misspelt one": ({}, {"atention": {}}, "did you mean 'attention'"),
+    "no layer": ({}, {"num_hidden_layers": 0}, "num_hidden_layers: Input should be greater than or equal to 1"),
+    "no length": ({}, {"max_position_embeddings": 0}, "max_position_embeddings"),
+    "groups": ({"num_hidden_groups": 3}, {"num_hidden_layers": 4}, "not a multiple of num_hidden_groups"),
+    "no such kind": ({}, {"attention": {"kind": "spare"}}, "unknown kind 'spare'; did you mean 'sparse'"),
+    "what cannot follow": (
+        {"attention": {"kind": "linformer", "k": 5, "projection": "convolved"}},
+        {"max_position_embeddings": 61},
+        "keep max_position_embeddings=23, or give another attention",
+    ),
+    "causal": ({"causal": True}, {"attention": {"kind": "linformer", "k": 5}}, "linformer cannot be causal"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_told(tokenizer: Tokenizer, mistake: str) -> None:
+    given, changes, message = MISTAKES[mistake]
+    with pytest.raises(UserError, match=message) as error:
+        carried(made(tokenizer, **given), changes)
+    assert "\n" not in str(error.value)
+
+
+def test_an_encoder_with_a_decoder_is_refused(tokenizer: Tokenizer) -> None:
+    sizes = {"vocab_size": 13, "hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = ModelConfig.model_validate({"backbone": {"kind": "encoder_decoder", "encoder": sizes}})
+    with pytest.raises(UserError, match="one stack"):
+        stretch(Stored(config.build(), config, tokenizer), max_position_embeddings=997)
+
+
+def test_every_changeable_setting_is_one() -> None:
+    assert set(CHANGEABLE) <= set(EncoderConfig.model_fields)
