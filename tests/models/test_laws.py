@@ -121,6 +121,8 @@ def variants() -> dict[str, EncoderConfig]:
     for positions in examples(PositionsConfig):
         configs[positions["kind"]] = EncoderConfig.model_validate(SIZES | {"positions": positions})
     for preset, fields in PRESETS.items():
+        if "encoder" in fields:  # of two stacks
+            continue
         narrow: dict[str, Any] = {"embedding_size": 14} if fields.get("embedding_size", 0) else {}
         attention = fields.get("attention", {})
         if "k" in attention:  # as many as fit

@@ -46,9 +46,11 @@ def test_presets_have_the_published_sizes(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_a_config(preset: str) -> None:
-    config = encoder(preset=preset)
-    assert config.hidden_size == PRESETS[preset]["hidden_size"]
-    assert encoder(**config.model_dump()) == config  # written out, it no longer needs its preset
+    config = validate(ModelConfig, {"backbone": {"preset": preset}}, source="model")
+    fields = PRESETS[preset]
+    assert config.backbone.hidden_size == fields.get("encoder", fields)["hidden_size"]
+    # written out, it no longer needs its preset
+    assert validate(ModelConfig, config.model_dump(), source="model") == config
 
 
 def test_fields_beside_a_preset_win() -> None:

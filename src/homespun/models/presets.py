@@ -96,6 +96,12 @@ _T5_SIZES: dict[str, dict[str, Any]] = {
     "mini": _SIZES["mini"],
     "small": _SIZES["small"] | {"num_hidden_layers": 6},
 }
+# ProphetNet's positions begin after the padding id's row.
+_PROPHETNET: dict[str, Any] = {
+    "positions": {"kind": "learned", "offset": 1},
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-5,
+}
 # Document 000, section 5.3: the set {W, D, r, N_seq, N_heads, N_blocks, d_model} is the window (twice the radius), the
 # dilation, `residual`, `max_position_embeddings`, `num_attention_heads`, `num_hidden_layers` and `hidden_size` here;
 # G_size, the generator's width, is ELECTRA's `generator_size`.
@@ -127,6 +133,10 @@ PRESETS: dict[str, dict[str, Any]] = {
             "learned_padding": True,
         }
         for size, values in _T5_SIZES.items()
+    },
+    **{
+        f"prophetnet-{size}": {"kind": "encoder_decoder", "ngram": 2, "encoder": _SIZES[size] | _PROPHETNET}
+        for size in ("tiny", "mini")
     },
     "dilated-bert-small": _DILATED,
     "reversible-dilated-bert-small": _DILATED | {"residual": {"kind": "reversible", "streams": "split"}},

@@ -1,0 +1,287 @@
+"""A decoder with predicting streams: what each of them sees, beside the laws of every model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from homespun.config import validate
+from homespun.errors import UserError
+from homespun.models.attentions.ngram import NgramAttentionConfig
+from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.nn.cache import Cache
+from homespun.nn.masks import Mask
+from homespun.nn.ngram_attention import NgramAttention
+
+VOCAB, SOURCE, SEQ, MAXIMUM, NGRAM = 53, 13, 11, 17, 3
+ENCODER: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 44,
+    "num_attention_heads": 2,
+    "intermediate_size": 23,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": MAXIMUM,
+    "initializer_range": 0.3,  # attention far from uniform, so that what a token sees shows in its vector
+}
+DECODER: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 11,
+    "attention": {"kind": "ngram", "num_buckets": 6, "relative_max_distance": 9},
+}
+
+
+def config(**fields: Any) -> EncoderDecoderConfig:
+    tree = {"ngram": NGRAM, "encoder": ENCODER, "decoder": DECODER} | fields
+    return validate(EncoderDecoderConfig, tree, source="model")
+
+
+def build(seed: int = 1, **fields: Any) -> EncoderDecoder:
+    torch.manual_seed(seed)
+    return config(**fields).build().eval()
+
+
+def some_ids(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def changed(ids: Tensor, place: int) -> Tensor:
+    other = ids.clone()
+    other[:, place] = (ids[:, place] - 5 + 17) % (VOCAB - 5) + 5
+    return other
+
+
+EVERY_WIRING = pytest.mark.parametrize("residual", [{"kind": "post"}, {"kind": "pre"}, {"kind": "reversible"}], ids=str)
+
+
+@EVERY_WIRING
+def test_each_stream_sees_exactly_the_tokens_that_it_predicts_from(residual: dict[str, str]) -> None:
+    model = build(encoder=ENCODER | {"residual": residual}).double()
+    ids, source = some_ids(2, SEQ), model.encode(some_ids(2, SOURCE, seed=2))
+    plain = model.streams(ids, source)
+    assert plain.shape == (2, NGRAM, SEQ, model.hidden_size)
+    for place in range(SEQ):
+        moved = (model.streams(changed(ids, place), source) - plain).abs().amax((0, 3)) > 1e-9  # (ngram, seq)
+        for stream in range(NGRAM):
+            # the first token of the main stream is seen from everywhere
+            expected = [place <= asking - stream or place == 0 for asking in range(SEQ)]
+            assert moved[stream].tolist() == expected, f"stream {stream}, token {place}"
+
+
+def test_streams_differ_and_the_first_is_what_decoding_gives() -> None:
+    model, ids = build(), some_ids(2, SEQ)
+    source = model.encode(some_ids(2, SOURCE, seed=2))
+    streams = model.streams(ids, source)
+    torch.testing.assert_close(streams[:, 0], model.decode(ids, source))
+    torch.testing.assert_close(streams[:, 0], model(some_ids(2, SOURCE, seed=2), decoder_input_ids=ids))
+    # also at the first token, where all see the same and only their own vectors differ; rounding is 1e-6
+    assert bool(((streams[:, 1:] - streams[:, :1]).abs().amax(-1) > 1e-3).all())
+
+
+def test_the_main_stream_is_an_ordinary_decoder_and_sees_no_other() -> None:
+    torch.manual_seed(1)
+    attention = NgramAttention(44, 4, num_buckets=6, relative_max_distance=9)
+    hidden, mask = torch.randn(2, 1 + NGRAM, SEQ, 44), Mask(causal=True)
+    alone, together = attention(hidden[:, 0], mask), attention(hidden, mask)
+    torch.testing.assert_close(together[:, 0], alone)
+    for stream in range(1, 1 + NGRAM):
+        other = hidden.clone()
+        other[:, stream] += 1.0
+        moved = (attention(other, mask) - together).abs().amax((0, 2, 3)) > 1e-6
+        assert moved.tolist() == [asked == stream for asked in range(1 + NGRAM)]
+
+
+def test_attention_is_the_sum_written_out() -> None:
+    """Against the definition, one query at a time."""
+    torch.manual_seed(1)
+    heads, size = 4, 11
+    attention = NgramAttention(44, heads, num_buckets=6, relative_max_distance=9).double()
+    hidden = torch.randn(1, 1 + NGRAM, SEQ, 44, dtype=torch.float64)
+    found = attention(hidden, Mask(causal=True))
+    query, key, value = (
+        part(hidden[0]).unflatten(-1, (heads, size)) for part in (attention.query, attention.key, attention.value)
+    )
+    biases = attention.relative(hidden[0]).unflatten(-1, (6, heads))
+    bucket = [0, 1, 2, 3, 3, 4, 4, 5, 5, 5, 5, 5]  # of a distance: exact below 3, then by the logarithm, 9 in the last
+    for stream in range(1 + NGRAM):
+        for place in range(SEQ):
+            ahead = 1 if stream else 0
+            last = place - max(0, stream - 1)
+            seen = [(0, k, place + ahead - k) for k in range(max(last, 0) + 1)] + [(stream, place, 0)] * ahead
+            mixed = []
+            for head in range(heads):
+                scores = torch.stack(
+                    [
+                        query[stream, place, head] @ key[s, k, head] / size**0.5
+                        + biases[stream, place, bucket[distance], head]
+                        for s, k, distance in seen
+                    ]
+                )
+                weights = scores.softmax(0)
+                mixed.append(sum(weight * value[s, k, head] for weight, (s, k, _) in zip(weights, seen, strict=True)))
+            torch.testing.assert_close(found[0, stream, place], attention.output(torch.cat(mixed)))
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_padding_does_not_leak_and_alone_is_as_in_a_batch(training: bool) -> None:
+    dropped = ENCODER | {"hidden_dropout_prob": 0.0}
+    model = build(encoder=dropped).train(training)
+    sources, targets = (SOURCE, 7, 2), (5, SEQ, 1)
+    keep = torch.arange(SOURCE) < torch.tensor(sources)[:, None]
+    decoder_keep = torch.arange(SEQ) < torch.tensor(targets)[:, None]
+    ids, decoder_ids = some_ids(3, SOURCE), some_ids(3, SEQ, seed=2)
+    source = model.encode(ids.where(keep, 0), attention_mask=keep)
+    streams = model.streams(decoder_ids.where(decoder_keep, 0), source, decoder_attention_mask=decoder_keep)
+    garbage = model.encode(ids.where(keep, some_ids(3, SOURCE, seed=3)), attention_mask=keep)
+    other_ids = decoder_ids.where(decoder_keep, some_ids(3, SEQ, seed=4))
+    other = model.streams(other_ids, garbage, decoder_attention_mask=decoder_keep.long())
+    for row, (before, length) in enumerate(zip(sources, targets, strict=True)):
+        torch.testing.assert_close(streams[row, :, :length], other[row, :, :length], rtol=0, atol=0)
+        own = model.encode(ids[row : row + 1, :before])
+        alone = model.streams(decoder_ids[row : row + 1, :length], own)
+        torch.testing.assert_close(streams[row : row + 1, :, :length], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_fully_masked_row_gives_no_nan() -> None:
+    keep = torch.tensor([[True], [False]])
+    model = build().train()
+    source = model.encode(some_ids(2, SOURCE), attention_mask=keep.expand(2, SOURCE))
+    streams = model.streams(some_ids(2, SEQ), source, decoder_attention_mask=keep.expand(2, SEQ))
+    assert streams.isfinite().all()
+    streams.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, f"{name} learns nothing"
+        assert parameter.grad.isfinite().all(), name
+
+
+@EVERY_WIRING
+def test_decoding_from_a_cache_is_decoding_all(residual: dict[str, str]) -> None:
+    model = build(encoder=ENCODER | {"residual": residual})
+    keep = torch.arange(SOURCE) < torch.tensor([[SOURCE], [7]])
+    # a row that is padded before its text, too
+    decoder_keep = torch.arange(SEQ) >= torch.tensor([[0], [3]])
+    ids = some_ids(2, SEQ, seed=2)
+    with torch.no_grad():
+        source = model.encode(some_ids(2, SOURCE), attention_mask=keep)
+        full = model.decode(ids, source, decoder_attention_mask=decoder_keep)
+        cache, parts, start = Cache(), [], 0
+        for length in (1, 4, 1, 2, 3):
+            end = start + length
+            attention_mask = decoder_keep[:, :end]
+            parts.append(model.decode(ids[:, start:end], source, decoder_attention_mask=attention_mask, cache=cache))
+            start = end
+    assert cache.length == SEQ
+    torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-5, atol=1e-5)
+
+
+def test_decoding_computes_the_main_stream_and_one_other() -> None:
+    model, shapes = build(), []
+    model.decoder.layers[0].register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
+    source = model.encode(some_ids(2, SOURCE))
+    model.decode(some_ids(2, 1), source, cache=Cache())
+    model.streams(some_ids(2, SEQ), source)
+    assert shapes == [(2, 2, 1, 44), (2, 1 + NGRAM, SEQ, 44)]
+
+
+def test_any_length_up_to_the_maximum() -> None:
+    model = build()
+    source = model.encode(some_ids(2, MAXIMUM))
+    for length in (1, 2, 5, MAXIMUM - 1, MAXIMUM):
+        assert model.streams(some_ids(2, length), source).shape == (2, NGRAM, length, 44)
+    with pytest.raises(UserError, match=f"sequence of {MAXIMUM + 1} tokens exceeds max_position_embeddings={MAXIMUM}"):
+        model.streams(some_ids(2, MAXIMUM + 1), source)
+
+
+def test_dropout_acts_in_training_alone_and_on_every_stream() -> None:
+    probability = {"attention_probs_dropout_prob": 0.3, "hidden_dropout_prob": 0.0}
+    model = build(encoder=ENCODER | probability)
+    ids, source = some_ids(2, SEQ), model.encode(some_ids(2, SOURCE))
+    with torch.no_grad():
+        assert torch.equal(model.streams(ids, source), model.streams(ids, source))
+        model.decoder.train()
+        differs = (model.streams(ids, source) - model.streams(ids, source)).abs().amax((0, 2, 3)) > 1e-4
+    assert differs.all()
+
+
+@EVERY_WIRING
+def test_gradient_checkpointing_changes_nothing(residual: dict[str, str]) -> None:
+    model, ids, found = build(encoder=ENCODER | {"residual": residual}).train(), some_ids(2, SEQ), []
+    for model.gradient_checkpointing in (False, True):
+        model.zero_grad()
+        torch.manual_seed(3)
+        streams = model.streams(ids, model.encode(some_ids(2, SOURCE)))
+        streams.square().sum().backward()
+        found.append([streams.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    for plain, checkpointed in zip(*found, strict=True):
+        torch.testing.assert_close(plain, checkpointed, rtol=1e-6, atol=1e-6)
+
+
+def test_save_and_load_restore_the_bits(tmp_path: Path) -> None:
+    whole = validate(ModelConfig, {"backbone": config().model_dump(), "head": {"kind": "causal_lm"}}, source="model")
+    models: list[Model] = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        models.append(whole.build().eval())
+    saved, loaded = models
+    save_file(dict(saved.named_parameters()), tmp_path / "model.safetensors")
+    ids, decoder_ids = some_ids(2, SOURCE), some_ids(2, SEQ, seed=2)
+    assert not torch.equal(saved(ids, decoder_input_ids=decoder_ids), loaded(ids, decoder_input_ids=decoder_ids))
+    stored = load_file(tmp_path / "model.safetensors")
+    with torch.no_grad():
+        for name, parameter in loaded.named_parameters():
+            parameter.copy_(stored.pop(name))
+    assert not stored
+    assert torch.equal(saved(ids, decoder_input_ids=decoder_ids), loaded(ids, decoder_input_ids=decoder_ids))
+
+
+def test_a_config_written_out_is_the_same_config() -> None:
+    assert validate(EncoderDecoderConfig, config().model_dump(mode="json"), source="model") == config()
+    plain = validate(EncoderDecoderConfig, {"ngram": 2, "encoder": ENCODER}, source="model")
+    assert plain.decoder.attention == NgramAttentionConfig()
+
+
+@pytest.mark.parametrize("preset", ["prophetnet-tiny", "prophetnet-mini"])
+def test_presets_have_streams(preset: str) -> None:
+    tree = {"backbone": {"preset": preset}, "head": {"kind": "causal_lm"}}
+    backbone = validate(ModelConfig, tree, source="model").backbone.with_tokens(VOCAB, 0)
+    assert isinstance(backbone, EncoderDecoderConfig)
+    model = backbone.build()
+    streams = model.streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
+    assert streams.shape == (2, 2, SEQ, backbone.hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"decoder": {"attention": {"kind": "full"}}}, "ngram=3 streams in a decoder of full attention"),
+        (
+            {"decoder": {"attention": {"kind": "ngram", "num_buckets": 8, "relative_max_distance": 4}}},
+            "relative_max_distance=4 lies within the 4 exact buckets of num_buckets=8",
+        ),
+        ({"ngram": -1}, "ngram"),
+    ],
+)
+def test_mistakes_are_said(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        config(**fields)
+
+
+def test_an_ordinary_decoder_has_no_streams() -> None:
+    torch.manual_seed(1)
+    model = config(ngram=0, decoder={}).build()
+    with pytest.raises(UserError, match="no streams that predict several tokens ahead"):
+        model.streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
+
+
+def test_distances_are_to_earlier_tokens() -> None:
+    with pytest.raises(UserError, match="ngram attention is causal only"):
+        EncoderConfig.model_validate(ENCODER | {"attention": {"kind": "ngram"}}).build()
+    with pytest.raises(ValueError, match="without a causal mask"):
+        NgramAttention(44, 4, num_buckets=6, relative_max_distance=9)(torch.randn(2, SEQ, 44), Mask())
