@@ -201,6 +201,8 @@ class EncoderConfig(Config):
                 head_size=self.head_size,
                 bias=self.attention_bias,
                 scaled=self.scale_attn_weights,
+                hidden_dropout=self.hidden_dropout_prob,
+                layer_norm_eps=self.layer_norm_eps,
                 previous=attention,
             )
             attention = self.attention.build(shape)
