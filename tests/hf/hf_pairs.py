@@ -13,6 +13,7 @@ from hf_peers import fix_random_blocks
 from homespun.hf.convert import to_ours
 from homespun.hf.export import export_huggingface
 from homespun.hf.families import FAMILIES
+from homespun.hf.family import STORED
 from homespun.hf.open import Opened, open_huggingface
 from homespun.nn.kernels.blocked import Blocked
 from homespun.nn.kernels.lsh import LSH, draw_rotations
@@ -24,25 +25,30 @@ transformers = pytest.importorskip("transformers")
 # what their files hold and ours has no place for
 POOLER = {"pooler.dense.weight", "pooler.dense.bias"}
 LINEAR_POOLER = {"pooler.weight", "pooler.bias"}
+SENTENCE_ORDER = {"sop_classifier.classifier.weight", "sop_classifier.classifier.bias"}
 NEXT_SENTENCE = {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}
 LEFT_OUT = {
     "BertModel": POOLER,
     "RobertaModel": POOLER,
     "LongformerModel": POOLER,
     "BigBirdModel": LINEAR_POOLER,
+    "AlbertModel": LINEAR_POOLER,
+    "AlbertForPreTraining": LINEAR_POOLER | SENTENCE_ORDER,
     "BertForPreTraining": POOLER | NEXT_SENTENCE,
     "BigBirdForPreTraining": LINEAR_POOLER | NEXT_SENTENCE,
     "BigBirdForMaskedLM": LINEAR_POOLER,
     "BigBirdForSequenceClassification": LINEAR_POOLER,
+    "BigBirdForTokenClassification": LINEAR_POOLER,
     "ReformerForMaskedLM": {"lm_head.bias"},
     "ReformerModelWithLMHead": {"lm_head.bias"},
 }
 # classes that make a pooler of their own unless told not to
-POOLED = ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel")
+POOLED = ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel", "AlbertModel")
 # what is written for classes of which only a part is ours, or which are those of an older family
 SAME = {
     "BertForPreTraining": "BertForMaskedLM",
     "BigBirdForPreTraining": "BigBirdForMaskedLM",
+    "AlbertForPreTraining": "AlbertForMaskedLM",
 }
 
 
@@ -80,9 +86,18 @@ class Pair:
                 heads, size, rounds, _ = kernel.rotations.shape
                 kernel.rotations = draw_rotations(heads, size, rounds, kernel.num_buckets, seed=seed)
 
+    @property
+    def head(self) -> str | None:
+        """The kind of ours."""
+        config = self.ours.stored.config.head
+        return None if config is None else config.kind
+
     def their_output(self, model: Any) -> torch.Tensor:
         result = model(**self.inputs)
-        for name in ("logits", "prediction_logits", "last_hidden_state"):
+        if "start_logits" in result:
+            return torch.stack([result["start_logits"], result["end_logits"]], dim=-1)
+        pooled = ["pooler_output"] if self.head == "pooler" else []
+        for name in (*pooled, "logits", "prediction_logits", "last_hidden_state"):
             if name in result:
                 output: torch.Tensor = result[name]
                 return output
@@ -120,8 +135,9 @@ def check_gradients(pair: Pair) -> None:
         (output * direction).sum().backward()
     given = {name: p.grad for name, p in pair.theirs.named_parameters() if p.grad is not None}
     family = next(f for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
-    architecture = next(a for a in family.architectures if a.name == pair.cls.__name__)
-    if architecture.kind is None:
+    classes = [a for a in family.architectures if a.name == pair.cls.__name__]
+    architecture = next(a for a in classes if a.kind == pair.head)
+    if architecture.bare:
         given = {family.prefix + name: gradient for name, gradient in given.items()}
     table = family.table + architecture.table  # what holds of the weights holds of their gradients
     expected, _ = to_ours(table, given, pair.ours.stored.config.backbone, source="gradients")
@@ -141,7 +157,7 @@ def check_way_back(pair: Pair, tmp_path: Path) -> None:
     same = SAME.get(pair.cls.__name__, pair.cls.__name__)
     assert report.architecture == same
     cls = getattr(transformers, same)
-    bare = {"add_pooling_layer": False} if same in POOLED else {}
+    bare = {"add_pooling_layer": False} if same in POOLED and pair.head is None else {}
     back, info = cls.from_pretrained(tmp_path / "hf", output_loading_info=True, **bare)
     assert not any(info.values()), info
     if pair.random_blocks:
@@ -160,12 +176,13 @@ def check_way_back(pair: Pair, tmp_path: Path) -> None:
         found = pair.real(other.their_output(back.eval()))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     if stored.config.backbone.pad_token_id == pair.tokenizer.pad_id:
-        assert open_huggingface(tmp_path / "hf").stored.config == stored.config
+        head = "pooler" if pair.head == "pooler" else STORED
+        assert open_huggingface(tmp_path / "hf", head=head).stored.config == stored.config
 
 
 def check_left_out(pair: Pair) -> None:
     """Every tensor of the files is taken along, or its reason is given."""
     prefix = next(f.prefix for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
     reasons = {leftover.name.removeprefix(prefix): leftover.reason for leftover in pair.ours.leftovers}
-    assert reasons.keys() == LEFT_OUT.get(pair.cls.__name__, set())
+    assert reasons.keys() == (set() if pair.head == "pooler" else LEFT_OUT.get(pair.cls.__name__, set()))
     assert all(reasons.values())

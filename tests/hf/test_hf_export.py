@@ -54,6 +54,15 @@ PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "electra-discriminator": ({"embedding_size": 21}, {"kind": "discriminator"}, "ElectraForPreTraining"),
     "electra-generator": ({"embedding_size": 21}, {"kind": "masked_lm"}, "ElectraForMaskedLM"),
     "electra-ffn": ({"embedding_size": 21}, {"kind": "ffn", "num_labels": 5}, "ElectraForSequenceClassification"),
+    "bert-labels": ({}, {"kind": "token_classification", "num_labels": 5}, "BertForTokenClassification"),
+    "bert-pooler": ({}, {"kind": "pooler"}, "BertModel"),
+    "albert": ({"num_hidden_groups": 1}, None, "AlbertModel"),
+    "albert-mlm": ({"num_hidden_groups": 1, "type_vocab_size": 0}, {"kind": "masked_lm"}, "AlbertForMaskedLM"),
+    "albert-pooled": (
+        {"num_hidden_groups": 2, "num_hidden_layers": 4, "embedding_size": 21},
+        {"kind": "pooled", "num_labels": 5},
+        "AlbertForSequenceClassification",
+    ),
     "big_bird": (blocks(5), None, "BigBirdModel"),
     "big_bird-mlm": (blocks(5), {"kind": "masked_lm"}, "BigBirdForMaskedLM"),
     "big_bird-ffn": (blocks(5), {"kind": "ffn", "num_labels": 5}, "BigBirdForSequenceClassification"),
@@ -102,7 +111,7 @@ def test_ours_there_and_back(place: str, tmp_path: Path) -> None:
     model, config = build(backbone, head)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert report.architecture == name
-    pooler = name in ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel")
+    pooler = head is None and name in ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel", "AlbertModel")
     graph = place.startswith("big_bird") and place != "big_bird-full"
     assert [("pooler" in note) for note in report.notes] == [True] * pooler + [False, False] * graph
     theirs, info = getattr(transformers, name).from_pretrained(
@@ -116,8 +125,11 @@ def test_ours_there_and_back(place: str, tmp_path: Path) -> None:
     with torch.no_grad():
         expected = model(**given)
         result = theirs.eval()(**given)
-        found = result.last_hidden_state if head is None else result.logits
-        back = open_model(tmp_path / "hf")
+        if head == {"kind": "pooler"}:
+            found, back = result.pooler_output, open_model(tmp_path / "hf", head="pooler")
+        else:
+            found = result.last_hidden_state if head is None else result.logits
+            back = open_model(tmp_path / "hf")
         again = back.model(**given)
     real = keep if expected.shape[:2] == keep.shape else slice(None)
     torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
@@ -186,7 +198,13 @@ UNTIED = {"kind": "causal_lm", "tie_word_embeddings": False}
         (reformer("local", causal=True), UNTIED, "ReformerModelWithLMHead", []),
         (reformer("local", "lsh"), {"kind": "masked_lm"}, "ReformerModel", ["head 'mask", "hashes", "first chunk"]),
         (reformer("lsh"), {"kind": "causal_lm"}, "ReformerModel", ["tie_word_embeddings=False", "hashes", "first"]),
-        (reformer("local"), {"kind": "pooled"}, "ReformerModel", ["head 'pooled' is in no", "first"]),
+        (reformer("local"), {"kind": "pooled"}, "ReformerModel", ["head.pooler_size=33", "first"]),
+        (
+            reformer("local"),
+            {"kind": "pooled", "num_labels": 5, "pooler_size": 33},
+            "ReformerForSequenceClassification",
+            ["first chunk"],
+        ),
     ],
 )
 def test_reformers(backbone: Any, head: Any, name: str, words: list[str], tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hf_peers import (
     their_model,
 )
 
+from homespun.hf.family import STORED
 from homespun.hf.open import open_huggingface
 
 transformers = pytest.importorskip("transformers")
@@ -27,6 +28,7 @@ BLOCKS: dict[str, Any] = {"block_size": 4, "max_position_embeddings": 137}
 # both terms of place, and no positions in the input, as in all released checkpoints
 DEBERTA: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False}
 DEBERTA_V3 = DEBERTA | {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+ALBERT: dict[str, Any] = {"embedding_size": 21, "classifier_dropout_prob": 0.0}
 GPT: dict[str, Any] = {"embd_pdrop": 0.0, "pad_token_id": 0, "hidden_act": "gelu"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
@@ -37,21 +39,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert-mlm-gelu_new": ("BertForMaskedLM", {"hidden_act": "gelu_new"}),
     "bert-pretraining": ("BertForPreTraining", {}),
     "bert-classification": ("BertForSequenceClassification", {"num_labels": 5, "hidden_act": "gelu_fast"}),
+    "bert-labels": ("BertForTokenClassification", {"num_labels": 5}),
+    "bert-answers": ("BertForQuestionAnswering", {"hidden_act": "relu"}),
+    "bert-pooler": ("BertModel", {"type_vocab_size": 3}),
     "roberta": ("RobertaModel", {"type_vocab_size": 1}),
     "roberta-mlm": ("RobertaForMaskedLM", {"hidden_act": "gelu_new"}),
     "roberta-pad-5": ("RobertaForMaskedLM", {"pad_token_id": 5, "type_vocab_size": 1}),
     "roberta-classification": ("RobertaForSequenceClassification", {"num_labels": 3, "type_vocab_size": 1}),
+    "roberta-labels": ("RobertaForTokenClassification", {"num_labels": 7, "type_vocab_size": 1}),
+    "roberta-answers": ("RobertaForQuestionAnswering", {"type_vocab_size": 1}),
+    "roberta-pooler": ("RobertaModel", {"type_vocab_size": 1}),
     "electra": ("ElectraModel", {"embedding_size": 21}),
     "electra-discriminator": ("ElectraForPreTraining", {"embedding_size": 21}),
     "electra-wide": ("ElectraForPreTraining", {"embedding_size": 33}),
     "electra-generator": ("ElectraForMaskedLM", {"embedding_size": 21, "hidden_act": "relu"}),
     "electra-classification": ("ElectraForSequenceClassification", {"embedding_size": 41, "num_labels": 7}),
+    "electra-labels": ("ElectraForTokenClassification", {"embedding_size": 21, "num_labels": 3}),
+    "electra-answers": ("ElectraForQuestionAnswering", {"embedding_size": 41}),
+    "albert": ("AlbertModel", ALBERT),
+    "albert-groups": ("AlbertModel", ALBERT | {"num_hidden_layers": 6, "num_hidden_groups": 2, "hidden_act": "relu"}),
+    "albert-mlm": ("AlbertForMaskedLM", ALBERT | {"hidden_act": "gelu_new", "layer_norm_eps": 1e-3}),
+    "albert-pretraining": ("AlbertForPreTraining", ALBERT | {"type_vocab_size": 3}),
+    "albert-classification": ("AlbertForSequenceClassification", ALBERT | {"num_labels": 5}),
+    "albert-labels": ("AlbertForTokenClassification", ALBERT | {"num_labels": 7, "embedding_size": 41}),
+    "albert-answers": ("AlbertForQuestionAnswering", ALBERT),
+    "albert-pooler": ("AlbertModel", ALBERT | {"hidden_act": "gelu_new"}),
     "longformer": ("LongformerModel", {"attention_window": 4}),
     "longformer-global": ("LongformerModel", {"attention_window": [4, 12, 6], "type_vocab_size": 1}),
     "longformer-long": ("LongformerModel", {"attention_window": [8, 16, 4], "max_position_embeddings": 137}),
     "longformer-mlm": ("LongformerForMaskedLM", {"attention_window": 10, "hidden_act": "gelu_new"}),
     "longformer-mlm-global": ("LongformerForMaskedLM", {"attention_window": 6}),
     "longformer-classification": ("LongformerForSequenceClassification", {"attention_window": 4, "num_labels": 5}),
+    "longformer-labels-global": ("LongformerForTokenClassification", {"attention_window": 6, "num_labels": 5}),
+    "longformer-answers-global": ("LongformerForQuestionAnswering", {"attention_window": 4}),
+    "longformer-pooler": ("LongformerModel", {"attention_window": 4}),
     "big_bird-full": ("BigBirdForSequenceClassification", {"attention_type": "original_full", "hidden_act": "relu"}),
     "big_bird-short": ("BigBirdForMaskedLM", {"block_size": 5}),
     "big_bird-random": ("BigBirdModel", {"num_random_blocks": 2, "type_vocab_size": 3} | BLOCKS),
@@ -77,15 +98,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "DebertaV2ForSequenceClassification",
         DEBERTA_V3 | {"num_labels": 3, "pooler_hidden_act": "tanh", "cls_dropout": 0.0},
     ),
+    "big_bird-labels": ("BigBirdForTokenClassification", {"num_random_blocks": 1, "num_labels": 7} | BLOCKS),
+    # no separator in the texts, and so no question whose logits would be lowered
+    "big_bird-answers": ("BigBirdForQuestionAnswering", {"num_random_blocks": 2, "sep_token_id": 3} | BLOCKS),
+    "big_bird-pooler": ("BigBirdModel", {"num_random_blocks": 1} | BLOCKS),
     "distilbert": ("DistilBertModel", {}),
     "distilbert-sinusoidal": ("DistilBertModel", {"sinusoidal_pos_embds": True, "hidden_act": "relu"}),
     "distilbert-mlm": ("DistilBertForMaskedLM", {"hidden_act": "gelu_new"}),
     "distilbert-classification": ("DistilBertForSequenceClassification", {"classifier_dropout": 0.0, "num_labels": 5}),
+    "distilbert-labels": ("DistilBertForTokenClassification", {"num_labels": 3}),
+    "distilbert-answers": ("DistilBertForQuestionAnswering", {"qa_dropout": 0.0, "hidden_act": "relu"}),
     "gpt2": ("GPT2Model", GPT),
     "gpt2-inner": ("GPT2Model", GPT | {"intermediate_size": None, "hidden_act": "relu"}),
     "gpt2-lm": ("GPT2LMHeadModel", GPT | {"layer_norm_eps": 1e-3}),
+    "gpt2-classification": ("GPT2ForSequenceClassification", GPT | {"num_labels": 5}),
+    "gpt2-labels": ("GPT2ForTokenClassification", GPT | {"num_labels": 3, "classifier_dropout": 0.0}),
+    "gpt2-answers": ("GPT2ForQuestionAnswering", GPT),
     "gpt": ("OpenAIGPTModel", GPT),
     "gpt-lm": ("OpenAIGPTLMHeadModel", GPT | {"hidden_act": "silu"}),
+    "gpt-classification": ("OpenAIGPTForSequenceClassification", GPT | {"num_labels": 7}),
     "reformer": ("ReformerModel", REFORMER),
     "reformer-lsh": ("ReformerModel", REFORMER | {"attn_layers": ["lsh"] * 2, "num_buckets": 4, "num_hashes": 1}),
     "reformer-mixed": (
@@ -93,6 +124,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         REFORMER | {"attn_layers": ["lsh", "local", "local"], "axial_pos_embds": False, "lsh_num_chunks_after": 1},
     ),
     "reformer-mlm": ("ReformerForMaskedLM", REFORMER),
+    "reformer-classification": ("ReformerForSequenceClassification", REFORMER | {"num_labels": 5}),
+    "reformer-answers": ("ReformerForQuestionAnswering", REFORMER),
     "reformer-lm": ("ReformerModelWithLMHead", REFORMER | {"attn_layers": ["local"] * 2, "is_decoder": True}),
 }
 # long enough that blocks are gathered, and no multiples of anything
@@ -121,7 +154,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )
     if request.param.endswith(("global", "long")):
         given["global_attention_mask"] = chosen(given)
-    pair = Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
+    head = "pooler" if request.param.endswith("-pooler") else STORED
+    pair = Pair(cls, theirs, open_huggingface(folder, head=head), folder, tokenizer, lengths, given)
     if "num_random_blocks" in settings:
         pair.share_random_blocks()
     if "hash_seed" in settings:
@@ -161,3 +195,23 @@ def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
 
 def test_what_was_left_out_is_said(pair: Pair) -> None:
     check_left_out(pair)
+
+
+@pytest.mark.parametrize("question", [(5,), (2, 7, 4)], ids=["alike", "different"])
+def test_answers_of_bigbird_are_sought_beyond_the_question(question: tuple[int, ...], tmp_path: Path) -> None:
+    """Their logits of the question are lowered, but for the first token's; all others are ours."""
+    theirs = their_model(transformers.BigBirdForQuestionAnswering, attention_type="original_full", sep_token_id=3)
+    theirs.save_pretrained(tmp_path)
+    bert_tokenizer().save(tmp_path)
+    ours = open_huggingface(tmp_path).stored.model
+    given = inputs(pad_id=0)
+    ends = torch.tensor(question).expand(len(LENGTHS))[:, None]
+    given["input_ids"].scatter_(1, ends, 3)
+    places = torch.arange(given["input_ids"].shape[1])
+    asked = (places <= ends) & (places > 0)
+    with torch.no_grad():
+        output = theirs(**given)
+        expected = torch.stack([output.start_logits, output.end_logits], dim=-1)
+        found = ours(**given)
+    torch.testing.assert_close(found[~asked], expected[~asked], atol=1e-5, rtol=1e-5)
+    assert (expected[asked] < -1e5).all()

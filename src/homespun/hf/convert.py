@@ -110,10 +110,11 @@ class Copy:
 
 @dataclass(frozen=True)
 class Drop:
-    """Tensors of theirs, by regular expression, that have no place here, and why."""
+    """Tensors of theirs, by regular expression, that have no place here, and why; of these, ``only`` such."""
 
     pattern: str
     reason: str
+    only: Callable[[Tensor, Any], bool] = lambda tensor, backbone: True
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,9 @@ def to_ours(
             parts = changed.tensor_split(count) if changed.dim() else (changed,) * count
             for part, piece in zip(rule.parts, parts, strict=True):
                 weights[part.format(**place)] = piece
-        elif reasons := [drop.reason for drop in table.drops if re.fullmatch(drop.pattern, name)]:
+        elif reasons := [
+            drop.reason for drop in table.drops if re.fullmatch(drop.pattern, name) and drop.only(tensor, backbone)
+        ]:
             left.append(Leftover(name, reasons[0]))
         else:
             unknown.append(name)

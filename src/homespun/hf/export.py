@@ -75,6 +75,8 @@ def export_huggingface(
     if labels is not None and num_labels not in (0, len(labels)):
         raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
     tree = family.write_config(architecture, config, labels=labels)
+    if "sep" in tokenizer.roles:  # classes that answer questions look for it in the text
+        tree["sep_token_id"] = tokenizer.sep_id
     weights = weights_of(model)
     if architecture.kind is None:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}

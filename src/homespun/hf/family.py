@@ -247,7 +247,7 @@ class Family:
         names = tree.get("architectures") or [a.name for a in self.architectures if a.kind is None]
         found = [a for a in self.architectures if isinstance(names, list) and a.name in names]
         if not found:
-            ours = ", ".join(a.name for a in self.architectures)
+            ours = ", ".join(dict.fromkeys(a.name for a in self.architectures))
             name = next(a.name for a in self.architectures if a.kind is None)
             raise UserError(
                 f"{source}: unknown architectures {names!r}; ours are {ours}; "

@@ -1,5 +1,6 @@
 """The families of Hugging Face models, one table a file; a new family is a new file and a name here."""
 
+from homespun.hf.families.albert import ALBERT
 from homespun.hf.families.bart import BART
 from homespun.hf.families.bert import BERT
 from homespun.hf.families.big_bird import BIG_BIRD
@@ -26,4 +27,5 @@ FAMILIES = (
     OPENAI_GPT,
     REFORMER,
     BART,
+    ALBERT,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,12 +49,12 @@ def encoder_table(name: str, *, offset: Callable[[int], int] = lambda pad_token_
             Rule(f"{layer}.output.LayerNorm.{{p}}", f"{own}.feedforward.norm.{{p}}"),
         ),
         drops=(Drop(rf"{name}\.embeddings\.(position|token_type)_ids", "a constant, not a weight"),),
-        fills=(Fill(f"{name}.embeddings.token_type_embeddings.weight", _no_segments),),
+        fills=(Fill(f"{name}.embeddings.token_type_embeddings.weight", no_segments),),
     )
 
 
-def _no_segments(backbone: EncoderConfig) -> Tensor | None:
-    # where ours has no segments, one of zeros is the same model
+def no_segments(backbone: EncoderConfig) -> Tensor | None:
+    """A table of one segment, of zeros, where ours has none: it is the same model."""
     if backbone.type_vocab_size:
         return None
     return torch.zeros(1, backbone.embedding_size or backbone.hidden_size)
@@ -94,6 +95,75 @@ def drop_pooler(name: str) -> Drop:
     return Drop(rf"{name}\.pooler\.(dense\.)?(weight|bias)", "a pooler, which this head does not use")
 
 
+def pooler(
+    name: str,
+    dense: str,
+    *,
+    unsaid: frozenset[str] = frozenset(),
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
+) -> Architecture:
+    """The class without a head, opened with its pooler, whose dense layer is called ``dense``.
+
+    It stands after the one of `headless`, which is taken where no kind of head is asked for.
+    """
+    prefix = dense.split(".")[0]
+    heads = Drop(rf"(?!{prefix}\.).*", "of a head, and the model is opened without")
+    return Architecture(
+        name,
+        kind="pooler",
+        table=Table(rules=(Rule(f"{dense}.{{p}}", "head.dense.{p}"),), drops=(heads,)),
+        head=lambda settings: {"kind": "pooler"},
+        pipeline="feature-extraction",
+        unsaid=unsaid,
+        notes=notes,
+    )
+
+
+_labels = classification("token_classification")
+
+
+def token_classification(
+    name: str,
+    *tables: Table,
+    head: Callable[[Tree], Tree | None] = _labels,
+    unsaid: frozenset[str] = frozenset(),
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
+) -> Architecture:
+    """Dropout and a linear layer over every token; ``tables`` say what else the class has."""
+    return Architecture(
+        name,
+        kind="token_classification",
+        table=sum(tables, Table(rules=(Rule("classifier.{p}", "head.classifier.{p}"),))),
+        head=head,
+        pipeline="token-classification",
+        unsaid=unsaid,
+        notes=notes,
+    )
+
+
+def question_answering(
+    name: str,
+    *tables: Table,
+    dropout: float = 0.0,
+    unsaid: frozenset[str] = frozenset(),
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
+) -> Architecture:
+    """A linear layer over every token, to start and end; ``tables`` say what else the class has.
+
+    Dropout before it is what config.json has as ``qa_dropout``, or ``dropout``.
+    """
+    return Architecture(
+        name,
+        kind="question_answering",
+        table=sum(tables, Table(rules=(Rule("qa_outputs.{p}", "head.classifier.{p}"),))),
+        head=lambda settings: {"kind": "question_answering", "dropout": settings.get("qa_dropout", dropout)},
+        pipeline="question-answering",
+        unsaid=unsaid,
+        notes=notes,
+        dropout="qa_dropout",
+    )
+
+
 _NEXT_SENTENCE = Drop(r"cls\.seq_relationship\.(weight|bias)", "the next-sentence head, which is for pretraining")
 MASKED_LM = Table(
     rules=(
@@ -125,6 +195,7 @@ BERT = Family(
     table=encoder_table("bert"),
     architectures=(
         headless("BertModel", "bert.", drop_pooler("bert"), notes=no_pooler),
+        pooler("BertModel", "bert.pooler.dense"),
         _masked_lm("BertForMaskedLM"),
         _masked_lm("BertForPreTraining"),
         Architecture(
@@ -139,6 +210,8 @@ BERT = Family(
             head=classification("pooled"),
             pipeline="text-classification",
         ),
+        token_classification("BertForTokenClassification", Table(drops=(drop_pooler("bert"),))),
+        question_answering("BertForQuestionAnswering", Table(drops=(drop_pooler("bert"),))),
     ),
     defaults=DEFAULTS,
 )

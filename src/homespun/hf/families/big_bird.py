@@ -10,6 +10,9 @@ or on the other texts of a batch, which nothing here does:
 - Batches of at most ``(5 + 2 * num_random_blocks) * block_size`` tokens get full attention there. Here they see what
   the blocks allow, which is everything up to 4 blocks and less than that beyond.
 
+Where a question is answered, the logits of its tokens are lowered there by a million, up to the first separator, and
+the text after it is segment 1 where no segments are given. Here the caller gives them, and looks for the answer there.
+
 Besides, dropout of the embeddings stands there before the norm, and block-sparse attention has none.
 """
 
@@ -20,7 +23,16 @@ import torch
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Fill, Rule, Table
-from homespun.hf.families.bert import DEFAULTS, MASKED_LM, drop_pooler, encoder_table, masked_lm, no_pooler
+from homespun.hf.families.bert import (
+    DEFAULTS,
+    MASKED_LM,
+    drop_pooler,
+    encoder_table,
+    masked_lm,
+    no_pooler,
+    pooler,
+    token_classification,
+)
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 from homespun.models.attentions.full import FullAttentionConfig
@@ -80,6 +92,22 @@ def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
     return grid, random
 
 
+def _answers(settings: Tree) -> Tree:
+    return {
+        "kind": "question_answering_ffn",
+        "intermediate_size": settings["intermediate_size"],
+        "hidden_act": activation(settings["hidden_act"]),
+        "dropout": settings.get("qa_dropout", settings["hidden_dropout_prob"]),
+    }
+
+
+def _question(backbone: EncoderConfig) -> tuple[str, ...]:
+    return (
+        "transformers lowers the logits of the question, up to the first separator, by a million, and makes the text "
+        "after it segment 1 where no token_type_ids are given; this model does neither by itself",
+    )
+
+
 BIG_BIRD = Family(
     model_type="big_bird",
     prefix="bert.",
@@ -91,6 +119,7 @@ BIG_BIRD = Family(
             drop_pooler("bert"),
             notes=lambda backbone: no_pooler(backbone) + _graph(backbone),
         ),
+        pooler("BigBirdModel", "bert.pooler", notes=_graph),
         *(
             Architecture(
                 name,
@@ -115,6 +144,24 @@ BIG_BIRD = Family(
             head=lambda settings: classification("ffn")(settings) | {"hidden_act": activation(settings["hidden_act"])},
             pipeline="text-classification",
             notes=_graph,
+        ),
+        token_classification("BigBirdForTokenClassification", _POOLER, notes=_graph),
+        Architecture(
+            "BigBirdForQuestionAnswering",
+            kind="question_answering_ffn",
+            table=Table(
+                rules=(
+                    Rule("qa_classifier.intermediate.dense.{p}", "head.feedforward.sublayer.1.inner.{p}"),
+                    Rule("qa_classifier.output.dense.{p}", "head.feedforward.sublayer.1.outer.{p}"),
+                    Rule("qa_classifier.output.LayerNorm.{p}", "head.feedforward.norm.{p}"),
+                    Rule("qa_classifier.qa_outputs.{p}", "head.classifier.{p}"),
+                ),
+                drops=(drop_pooler("bert"),),
+            ),
+            head=_answers,
+            pipeline="question-answering",
+            notes=lambda backbone: _graph(backbone) + _question(backbone),
+            dropout="qa_dropout",
         ),
     ),
     defaults=DEFAULTS

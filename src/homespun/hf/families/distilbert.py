@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.hf.convert import Copy, Drop, Rule, Table
-from homespun.hf.families.bert import learned_positions
+from homespun.hf.families.bert import learned_positions, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 
@@ -22,6 +22,11 @@ def _read(settings: Tree, kind: str | None) -> Tree:
 def _pooled(settings: Tree) -> Tree:
     head = classification("pooled")(settings | {"classifier_dropout": settings["seq_classif_dropout"]})
     return head | {"hidden_act": "relu"}
+
+
+def _labels(settings: Tree) -> Tree:
+    # the dropout of the layers here, and no setting of its own
+    return classification("token_classification")(settings | {"classifier_dropout": settings["dropout"]})
 
 
 DISTILBERT = Family(
@@ -71,6 +76,8 @@ DISTILBERT = Family(
             head=_pooled,
             pipeline="text-classification",
         ),
+        token_classification("DistilBertForTokenClassification", head=_labels),
+        question_answering("DistilBertForQuestionAnswering", dropout=0.1),
     ),
     defaults={
         "vocab_size": 30522,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homespun.hf.convert import Copy, Rule, Table
-from homespun.hf.families.bert import DEFAULTS, encoder_table
+from homespun.hf.families.bert import DEFAULTS, encoder_table, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 
@@ -50,6 +50,8 @@ ELECTRA = Family(
             head=classification("ffn"),
             pipeline="text-classification",
         ),
+        token_classification("ElectraForTokenClassification"),
+        question_answering("ElectraForQuestionAnswering"),
     ),
     defaults={"embedding_size": 128}
     | DEFAULTS

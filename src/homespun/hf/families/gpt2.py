@@ -2,6 +2,8 @@
 
 A GPT has no padding token of its own: where config.json names none, it is the end of text, with which texts are padded.
 As every padding token here, it is then not learned as an input.
+
+A text is classified by its last token: the last real one here, there the last that is not the padding token.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from torch import Tensor
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table
-from homespun.hf.families.bert import learned_positions
+from homespun.hf.families.bert import learned_positions, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, headless
+from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
 
 _OWN = "backbone.layers.{i}"
@@ -106,6 +109,21 @@ def causal_lm(name: str, words: str) -> Architecture:
     )
 
 
+def last_token(name: str) -> Architecture:
+    """The class that classifies a text by its last token; it has no dropout, and ours what config.json says of one."""
+
+    def head(settings: Tree) -> Tree:
+        return classification("last")(settings | {"classifier_dropout": settings.get("classifier_dropout") or 0.0})
+
+    return Architecture(
+        name,
+        kind="last",
+        table=Table(rules=(Rule("score.weight", "head.classifier.weight"),)),
+        head=head,
+        pipeline="text-classification",
+    )
+
+
 def _read(settings: Tree, kind: str | None) -> Tree:
     fields = decoder(settings) | {"residual": {"kind": "pre"}}
     return fields if settings["n_inner"] is None else fields | {"intermediate_size": settings["n_inner"]}
@@ -118,7 +136,13 @@ GPT2 = Family(
         rules=(*layer_rules("wte", "wpe"), Rule("transformer.ln_f.{p}", "backbone.final_norm.{p}")),
         drops=(CAUSAL_MASK,),
     ),
-    architectures=(headless("GPT2Model", "transformer."), causal_lm("GPT2LMHeadModel", "wte")),
+    architectures=(
+        headless("GPT2Model", "transformer."),
+        causal_lm("GPT2LMHeadModel", "wte"),
+        last_token("GPT2ForSequenceClassification"),
+        token_classification("GPT2ForTokenClassification"),
+        question_answering("GPT2ForQuestionAnswering"),
+    ),
     defaults=DEFAULTS
     | {
         "vocab_size": 50257,

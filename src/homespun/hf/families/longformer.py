@@ -1,7 +1,8 @@
 """Longformer (Beltagy et al. 2020): RoBERTa under windows, with tokens that see all through projections of their own.
 
-Their classes differ in which tokens those are by themselves: the first one where a text is classified, none elsewhere.
-Others are named by the caller, in ``global_attention_mask``, here as there.
+Their classes differ in which tokens those are by themselves: the first one where a text is classified, those of the
+question where one is answered, none elsewhere. Here the first one is, and all others are named by the caller, in
+``global_attention_mask``, as they can be there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from collections.abc import Callable
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Rule, Table
-from homespun.hf.families.bert import DEFAULTS, drop_pooler, encoder_table, no_pooler
+from homespun.hf.families.bert import (
+    DEFAULTS,
+    drop_pooler,
+    encoder_table,
+    no_pooler,
+    pooler,
+    question_answering,
+    token_classification,
+)
 from homespun.hf.families.roberta import (
     classification_table,
     count_from_padding,
@@ -65,6 +74,13 @@ def _first_tokens(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
     return notes
 
 
+def _question(backbone: EncoderConfig) -> tuple[str, ...]:
+    return (
+        "transformers makes the tokens of a question global by itself, up to the first of three separators, where no "
+        "global_attention_mask is given, and this model does not: give both of them the same",
+    )
+
+
 LONGFORMER = Family(
     model_type="longformer",
     prefix="longformer.",
@@ -82,6 +98,7 @@ LONGFORMER = Family(
             unsaid=_FIRST,
             notes=lambda backbone: no_pooler(backbone) + _first_tokens(0)(backbone),
         ),
+        pooler("LongformerModel", "longformer.pooler.dense", unsaid=_FIRST, notes=_first_tokens(0)),
         Architecture(
             "LongformerForMaskedLM",
             kind="masked_lm",
@@ -99,6 +116,18 @@ LONGFORMER = Family(
             pipeline="text-classification",
             unsaid=_FIRST,
             notes=_first_tokens(1),
+        ),
+        token_classification(
+            "LongformerForTokenClassification",
+            Table(drops=(drop_pooler("longformer"),)),
+            unsaid=_FIRST,
+            notes=_first_tokens(0),
+        ),
+        question_answering(
+            "LongformerForQuestionAnswering",
+            Table(drops=(drop_pooler("longformer"),)),
+            unsaid=_FIRST,
+            notes=_question,
         ),
     ),
     defaults=DEFAULTS | {"attention_window": 512, "pad_token_id": 1},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.hf.convert import Table
-from homespun.hf.families.gpt2 import CAUSAL_MASK, DEFAULTS, NAMES, causal_lm, decoder, layer_rules
+from homespun.hf.families.gpt2 import CAUSAL_MASK, DEFAULTS, NAMES, causal_lm, decoder, last_token, layer_rules
 from homespun.hf.family import Family, headless
 from homespun.models.encoder import EncoderConfig
 
@@ -23,7 +23,11 @@ OPENAI_GPT = Family(
     model_type="openai-gpt",
     prefix="transformer.",
     table=Table(rules=layer_rules("tokens_embed", "positions_embed"), drops=(CAUSAL_MASK,)),
-    architectures=(headless("OpenAIGPTModel", "transformer."), causal_lm("OpenAIGPTLMHeadModel", "tokens_embed")),
+    architectures=(
+        headless("OpenAIGPTModel", "transformer."),
+        causal_lm("OpenAIGPTLMHeadModel", "tokens_embed"),
+        last_token("OpenAIGPTForSequenceClassification"),
+    ),
     defaults=DEFAULTS | {"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
     names=NAMES | {"hidden_act": "afn"},
     read=_read,

@@ -17,8 +17,9 @@ from torch import Tensor
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Drop, Fill, Rule, Table
-from homespun.hf.families.bert import learned_positions
+from homespun.hf.families.bert import learned_positions, question_answering
 from homespun.hf.family import Architecture, Family, headless
+from homespun.hf.labels import classification
 from homespun.models.attentions import AlternatingAttentionConfig
 from homespun.models.attentions.local import LocalAttentionConfig
 from homespun.models.attentions.lsh import LSHAttentionConfig
@@ -130,6 +131,12 @@ def _lm_head(name: str, pipeline: str, *, causal: bool) -> Architecture:
     )
 
 
+def _pooled(settings: Tree) -> Tree:
+    # two streams, pooled to the width of one
+    head = classification("pooled")(settings)
+    return head | {"input_dropout": head["dropout"], "pooler_size": settings["hidden_size"]}
+
+
 def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
     hashes = (
         "the hashes of attention are not those that this model was trained with: transformers draws its own, for every "
@@ -168,6 +175,20 @@ REFORMER = Family(
         headless("ReformerModel", "reformer.", notes=_graph),
         _lm_head("ReformerForMaskedLM", "fill-mask", causal=False),
         _lm_head("ReformerModelWithLMHead", "text-generation", causal=True),
+        Architecture(
+            "ReformerForSequenceClassification",
+            kind="pooled",
+            table=Table(
+                rules=(
+                    Rule("classifier.dense.{p}", "head.dense.{p}"),
+                    Rule("classifier.out_proj.{p}", "head.classifier.{p}"),
+                )
+            ),
+            head=_pooled,
+            pipeline="text-classification",
+            notes=_graph,
+        ),
+        question_answering("ReformerForQuestionAnswering", notes=_graph),
     ),
     defaults={
         "vocab_size": 320,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.hf.convert import Copy, Rule, Table
-from homespun.hf.families.bert import DEFAULTS, drop_pooler, encoder_table, no_pooler
+from homespun.hf.families.bert import (
+    DEFAULTS,
+    drop_pooler,
+    encoder_table,
+    no_pooler,
+    pooler,
+    question_answering,
+    token_classification,
+)
 from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
 
@@ -53,6 +61,7 @@ ROBERTA = Family(
     table=encoder_table("roberta", offset=count_from_padding),
     architectures=(
         headless("RobertaModel", "roberta.", drop_pooler("roberta"), notes=no_pooler),
+        pooler("RobertaModel", "roberta.pooler.dense"),
         Architecture(
             "RobertaForMaskedLM",
             kind="masked_lm",
@@ -67,6 +76,8 @@ ROBERTA = Family(
             head=pooled_classification,
             pipeline="text-classification",
         ),
+        token_classification("RobertaForTokenClassification", Table(drops=(drop_pooler("roberta"),))),
+        question_answering("RobertaForQuestionAnswering", Table(drops=(drop_pooler("roberta"),))),
     ),
     defaults=DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1},
     offset=count_from_padding,
