@@ -16,8 +16,13 @@ from torch import Tensor, nn
 
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.models.backbone import Backbone
-from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHead, SequenceHeadConfig, gather_chunks
+from homespun.models.sequence_heads import (
+    FeedForwardHeadConfig,
+    SequenceHead,
+    SequenceHeadConfig,
+    Vectors,
+    gather_chunks,
+)
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import FeedForward
@@ -88,5 +93,5 @@ class ChunkPoolHeadConfig(Config):
     chunks: Annotated[int, Field(ge=1)] = 8
     layers: Annotated[int, Field(ge=1)] = 1
 
-    def build(self, backbone: Backbone) -> ChunkPoolHead:
+    def build(self, backbone: Vectors) -> ChunkPoolHead:
         return ChunkPoolHead(self.head.build(backbone), chunks=self.chunks, layers=self.layers)

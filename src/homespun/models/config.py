@@ -10,11 +10,12 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.activation import Activation
-from homespun.models.backbone import Backbone, Model
+from homespun.models.backbone import Backbone, Model, Reader, last_layer
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.encoder import EncoderConfig, initialise, with_preset
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
+from homespun.models.last_layers import LastLayers, LastLayersHeadConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.models.token_heads import TokenTaskHeadConfig
 from homespun.nn.feedforward import ACTIVATIONS
@@ -73,7 +74,8 @@ class DiscriminatorHeadConfig(Config):
 
 TokenHeadConfig = MaskedLMHeadConfig | CausalLMHeadConfig | DiscriminatorHeadConfig
 HeadConfig = Annotated[
-    TokenHeadConfig | TokenTaskHeadConfig | SequenceHeadConfig | ChunkPoolHeadConfig, Field(discriminator="kind")
+    TokenHeadConfig | TokenTaskHeadConfig | SequenceHeadConfig | ChunkPoolHeadConfig | LastLayersHeadConfig,
+    Field(discriminator="kind"),
 ]
 
 
@@ -93,6 +95,11 @@ class ModelConfig(Config):
             raise UserError(f"{use} works on one stack, and this model is an encoder with a decoder; take one of them")
         return self.backbone
 
+    @property
+    def reader(self) -> Reader:
+        """Which of the backbone's vectors the head is given."""
+        return LastLayers(self.head.layers) if isinstance(self.head, LastLayersHeadConfig) else last_layer
+
     def build(self) -> Model:
         """A freshly initialised model."""
         backbone = self.backbone.build()
@@ -100,4 +107,4 @@ class ModelConfig(Config):
         if head is not None:
             shared = set(backbone.modules())
             initialise((m for m in head.modules() if m not in shared), self.backbone.initializer_range)
-        return Model(backbone, head)
+        return Model(backbone, head, reader=self.reader)

@@ -19,12 +19,18 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from homespun.config import Config
 from homespun.models.activation import Activation
-from homespun.models.backbone import Backbone
 from homespun.nn.feedforward import ACTIVATIONS
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 NumLabels = Annotated[int, Field(ge=1, description="classes; set from the labels in fine-tuning")]
 Width = Annotated[int, Field(ge=1)]
+
+
+class Vectors(Protocol):
+    """What the heads here have to know of a backbone: how wide the vectors are that they are given."""
+
+    @property
+    def hidden_size(self) -> int: ...
 
 
 class SequenceHead(Protocol):
@@ -232,7 +238,7 @@ class LinearHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: Backbone) -> LinearHead:
+    def build(self, backbone: Vectors) -> LinearHead:
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
@@ -243,7 +249,7 @@ class MeanHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: Backbone) -> MeanHead:
+    def build(self, backbone: Vectors) -> MeanHead:
         return MeanHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
@@ -254,7 +260,7 @@ class LastTokenHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: Backbone) -> LastTokenHead:
+    def build(self, backbone: Vectors) -> LastTokenHead:
         return LastTokenHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
@@ -266,7 +272,7 @@ class FeedForwardHeadConfig(Config):
     dropout: Probability = 0.1
     hidden_act: Activation = "gelu"
 
-    def build(self, backbone: Backbone) -> FeedForwardHead:
+    def build(self, backbone: Vectors) -> FeedForwardHead:
         activation = ACTIVATIONS[self.hidden_act]()
         return FeedForwardHead(backbone.hidden_size, self.num_labels, activation, dropout=self.dropout)
 
@@ -281,7 +287,7 @@ class PooledHeadConfig(Config):
     hidden_act: Activation = "tanh"
     pooler_size: Annotated[int, Field(ge=0, description="width of the dense layer; 0: that of the vectors")] = 0
 
-    def build(self, backbone: Backbone) -> PooledHead:
+    def build(self, backbone: Vectors) -> PooledHead:
         return PooledHead(
             backbone.hidden_size,
             self.num_labels,
@@ -301,7 +307,7 @@ class ConvolutionalHeadConfig(Config):
     filter_sizes: Annotated[tuple[Width, ...], Field(min_length=1)] = (2, 3, 4)
     dropout: Probability = 0.1
 
-    def build(self, backbone: Backbone) -> ConvolutionalHead:
+    def build(self, backbone: Vectors) -> ConvolutionalHead:
         return ConvolutionalHead(
             backbone.hidden_size,
             self.num_labels,
@@ -319,7 +325,7 @@ class BiLSTMHeadConfig(Config):
     lstm_size: Width = 128
     dropout: Probability = 0.1
 
-    def build(self, backbone: Backbone) -> BiLSTMHead:
+    def build(self, backbone: Vectors) -> BiLSTMHead:
         return BiLSTMHead(backbone.hidden_size, self.num_labels, lstm_size=self.lstm_size, dropout=self.dropout)
 
 

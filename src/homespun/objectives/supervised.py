@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.batch import Batch, Draw, Loss, Term
-from homespun.config import Config
+from homespun.config import Config, Count
 from homespun.data.labelled import Labels
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
@@ -23,6 +23,8 @@ from homespun.models.backbone import Model
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
+from homespun.models.last_layers import LastLayersHeadConfig, LayerCount
+from homespun.models.remembered import Remembered
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 
 ClassWeight = Annotated[float, Field(gt=0)]
@@ -42,6 +44,21 @@ class Classification(Config):
         default=None, description="weight of each class in the loss, by name; balanced: by inverse frequency"
     )
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    last_layers: LayerCount = 1
+    cache: str = Field(
+        default="",
+        description="frozen: folder for the encoder's vectors, computed once for all epochs, seeds and heads; "
+        "rounded to float16. Nowhere where not given",
+    )
+    cache_size: Annotated[Count, Field(gt=0)] = Field(
+        default=8_000_000_000, description="bytes that they may take there, such as 2G"
+    )
+
+    @model_validator(mode="after")
+    def _cached_if_frozen(self) -> Classification:
+        if self.cache and not self.frozen:
+            raise ValueError("cache is for the vectors of a frozen encoder; set frozen=true, or leave cache out")
+        return self
 
     def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
         """The weight of each class, in the order of ``labels``; ``targets`` are those of the training rows.
@@ -87,12 +104,20 @@ class Classification(Config):
         """
         own: SequenceHeadConfig = self.head.model_copy(update={"num_labels": len(labels)})
         chunks, layers = long_inputs.chunks, long_inputs.layers
-        head_config = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=layers) if layers else own
+        pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=layers) if layers else own
+        head_config = pooled if self.last_layers == 1 else LastLayersHeadConfig(layers=self.last_layers, head=pooled)
         head = head_config.build(model.backbone)
         initialise(head.modules(), config.backbone.initializer_range)
+        config = config.model_copy(update={"head": head_config})
+        reader = config.reader
+        if self.cache:
+            width = self.last_layers * model.backbone.hidden_size
+            reader = Remembered.of(
+                reader, model.backbone, config.backbone, self.cache, width=width, limit=self.cache_size
+            )
         return ClassificationObjective(
-            Model(model.backbone, head),
-            config.model_copy(update={"head": head_config}),
+            Model(model.backbone, head, reader=reader),
+            config,
             multi_label=labels.multi_label,
             frozen=self.frozen,
             weights=weights,
@@ -181,5 +206,5 @@ class ClassificationObjective(nn.Module):
         return Loss({"loss": Term(loss, labels.numel()), "accuracy": Term(right, len(labels), weight=0.0)})
 
     def product(self) -> tuple[Model, ModelConfig]:
-        """The classifier, which is the whole of what was trained."""
-        return self.model, self.config
+        """The classifier, which is the whole of what was trained; it remembers no vectors."""
+        return Model(self.model.backbone, self.model.head, reader=self.config.reader), self.config

@@ -1,0 +1,152 @@
+"""The vectors of a frozen encoder, kept on disk: computed once, read in every later epoch, by every head and seed.
+
+A folder has two files that only grow: ``vectors``, one sequence after another, and ``index``, a record for each.
+Several processes may write into one folder at a time: each append is one call, whose place the system tells, and at
+worst a sequence stands there twice. A record is written after its vectors and holds their checksum, so what a kill or a
+lost disk page left incomplete is computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import weakref
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from homespun.models.backbone import Backbone, Reader
+from homespun.models.config import BackboneConfig
+from homespun.models.store import weights_of
+
+_RECORD = np.dtype([("key", "u1", 16), ("start", "<i8"), ("tokens", "<i4"), ("checksum", "<u4")])
+
+
+class VectorStore:
+    """Sequences of vectors by key, in float16.
+
+    Args:
+        folder: is made where it is not there.
+        width: of a vector.
+        limit: bytes that the vectors may take; beyond it, or where the disk is full, no more are kept.
+    """
+
+    def __init__(self, folder: Path, *, width: int, limit: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.width, self.limit = width, limit
+        self._vectors, self._index = (self._open(folder / name) for name in ("vectors", "index"))
+        data = os.pread(self._index, os.fstat(self._index).st_size, 0)
+        if rest := len(data) % _RECORD.itemsize:  # a record that was cut short: what follows must not begin in it
+            os.write(self._index, bytes(_RECORD.itemsize - rest))
+        records = np.frombuffer(data[: len(data) - rest], dtype=_RECORD)
+        keys = [key.tobytes() for key in records["key"]]
+        columns = (records[name].tolist() for name in ("start", "tokens", "checksum"))
+        self._places = dict(zip(keys, zip(*columns, strict=True), strict=True))
+
+    def _open(self, path: Path) -> int:
+        number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        weakref.finalize(self, os.close, number)
+        return number
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def read(self, key: bytes) -> NDArray[np.float16] | None:
+        """(tokens, width), or ``None`` where there is nothing whole."""
+        place = self._places.get(key)
+        if place is None:
+            return None
+        start, tokens, checksum = place
+        data = os.pread(self._vectors, tokens * self.width * 2, start)
+        if zlib.crc32(data) != checksum:
+            return None
+        return np.frombuffer(data, dtype=np.float16).reshape(tokens, self.width)
+
+    def write(self, key: bytes, vectors: NDArray[np.float16]) -> None:
+        """Keep ``vectors``, (tokens, width), if there is room and they are numbers."""
+        data = vectors.tobytes()
+        full = os.fstat(self._vectors).st_size + len(data) > self.limit
+        if full or not np.isfinite(vectors).all():
+            return
+        try:
+            if os.write(self._vectors, data) < len(data):
+                self.limit = 0
+                return
+            start = os.lseek(self._vectors, 0, os.SEEK_CUR) - len(data)  # where the append went, whoever else appends
+            checksum = zlib.crc32(data)
+            record = np.array([(np.frombuffer(key, np.uint8), start, len(vectors), checksum)], dtype=_RECORD).tobytes()
+            os.write(self._index, record)
+        except OSError:  # the disk is full: what is kept stays of use
+            self.limit = 0
+            return
+        self._places[key] = (start, len(vectors), checksum)
+
+
+class Remembered:
+    """A `Reader` that asks the backbone only for sequences that are not in a store.
+
+    All vectors are rounded to float16, whether they come from the store or not: what is computed from them does not
+    depend on what was there before. Vectors of padding are zeros. The backbone must be in evaluation mode and learn
+    nothing.
+    """
+
+    def __init__(self, reader: Reader, store: VectorStore) -> None:
+        self.reader, self.store = reader, store
+
+    @classmethod
+    def of(
+        cls, reader: Reader, backbone: Backbone, config: BackboneConfig, folder: str | Path, *, width: int, limit: int
+    ) -> Remembered:
+        """Vectors of ``width`` of the backbone as it is now; any other one has its own place in ``folder``."""
+        digest = hashlib.blake2b(f"{width} {config.model_dump_json()}".encode(), digest_size=16)
+        for name, tensor in weights_of(backbone).items():
+            digest.update(f"{name} {list(tensor.shape)}".encode())
+            digest.update(tensor.cpu().numpy().tobytes())
+        store = VectorStore(Path(folder) / digest.hexdigest(), width=width, limit=limit)
+        return cls(reader, store)
+
+    def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, width)."""
+        if backbone.training or any(parameter.requires_grad for parameter in backbone.parameters()):
+            raise ValueError("only the vectors of a frozen backbone in evaluation mode can be remembered")
+        if context.keys() - {"attention_mask", "token_type_ids"}:
+            return self.reader(backbone, input_ids, **context).half().float()
+        keep = context.get("attention_mask", torch.ones_like(input_ids, dtype=torch.bool)).cpu().numpy().astype(bool)
+        keys = self._keys(input_ids, keep, context.get("token_type_ids"))
+        found = [self.store.read(key) for key in keys]
+        missing = [row for row, vectors in enumerate(found) if vectors is None]
+        if missing:
+            part = {name: tensor[missing] for name, tensor in context.items()}
+            with torch.no_grad():
+                computed = self.reader(backbone, input_ids[missing], **part).half().cpu().numpy()
+            for row, padded in zip(missing, computed, strict=True):
+                found[row] = vectors = padded[keep[row]]
+                self.store.write(keys[row], vectors)
+        result = np.zeros((*input_ids.shape, self.store.width), dtype=np.float16)
+        for row, vectors in enumerate(found):
+            result[row, keep[row]] = vectors
+        return torch.from_numpy(result).to(input_ids.device).float()
+
+    def _keys(self, input_ids: Tensor, keep: NDArray[np.bool_], segments: Tensor | None) -> list[bytes]:
+        """Of each row: its tokens, their places and segments, and the type of numbers that they are computed in."""
+        device = input_ids.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        start = json.dumps([str(kind), device]).encode()
+        ids = input_ids.cpu().numpy()
+        types = None if segments is None else segments.cpu().numpy()
+        keys = []
+        for row, real in enumerate(keep):
+            digest = hashlib.blake2b(start, digest_size=16)
+            parts: list[Any] = [ids[row, real], np.flatnonzero(real)]
+            if types is not None and types[row, real].any():
+                parts.append(types[row, real])
+            for part in parts:
+                digest.update(part.astype(np.int64).tobytes())
+            keys.append(digest.digest())
+        return keys
