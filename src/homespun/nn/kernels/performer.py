@@ -123,8 +123,10 @@ class Performer(nn.Module):
         """The values of a chunk of queries, whose keys are those of ``state`` and of their own chunk up to each."""
         value = _with_ones(value, keep)
         features = self._queries(query)  # (batch, heads, chunk, features)
-        keys, largest = self._keys(key, keep, state.largest)
+        scores, norm, own = self._key_scores(key, keep)
+        largest = torch.maximum(own.cummax(2).values, state.largest)  # the stabiliser up to each key
         last = largest[:, :, -1:]
+        keys = self._keys(scores, norm + last)
         products = state.products * (state.largest - last).exp()
         # epsilon is in units of exp(largest so far), the exponentials in units of exp(largest of the chunk)
         each = self.epsilon * (largest - last).exp() * (features.sum(-1, True) + self.epsilon * self.num_features)
@@ -147,8 +149,9 @@ class Performer(nn.Module):
             here = slice(first, first + _CHUNK)
             kept = None if keep is None else keep[:, here]
             values = _with_ones(value[:, :, here], kept)
-            keys, largest = self._keys(key[:, :, here], kept, state.largest)
-            last = largest[:, :, -1:]
+            scores, norm, own = self._key_scores(key[:, :, here], kept)
+            last = torch.maximum(own.amax(2, keepdim=True), state.largest)
+            keys = self._keys(scores, norm + last)
             products = state.products * (state.largest - last).exp() + keys.transpose(-1, -2) @ values
             state = _State(products, state.values + values.sum(-2, keepdim=True), last)
         return state
@@ -160,22 +163,24 @@ class Performer(nn.Module):
             return scores.relu_()
         return scores.sub_(norm + scores.detach().amax(-1, keepdim=True)).exp_()
 
-    def _keys(self, key: Tensor, keep: Tensor | None, largest: Tensor) -> tuple[Tensor, Tensor]:
-        """The features e of keys in units of the last stabiliser, and the stabiliser up to each of them.
+    def _key_scores(self, key: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The scores of keys, (batch, heads, seq, features), their norms and their stabilisers, (batch, heads, seq, 1).
 
-        Returns:
-            (batch, heads, seq, features) and (batch, heads, seq, 1); zeros stand in for the stabiliser of relu.
+        Zeros stand in for the stabilisers of relu.
         """
         scores, norm = self._scores(key)
         if self.feature_map == "relu":
-            return scores.relu_(), torch.zeros_like(norm)
-        own = scores.detach().amax(-1, keepdim=True)  # (batch, heads, seq, 1)
+            return scores, norm, torch.zeros_like(norm)
+        own = scores.detach().amax(-1, keepdim=True)
         if keep is not None:
             padding = ~keep[:, None, :, None]
             own = own.masked_fill(padding, torch.finfo(own.dtype).min)
             norm = norm.masked_fill(padding, torch.inf)
-        so_far = torch.maximum(own.cummax(2).values, largest)
-        return scores.sub_(norm + so_far[:, :, -1:]).exp_(), so_far
+        return scores, norm, own
+
+    def _keys(self, scores: Tensor, units: Tensor) -> Tensor:
+        """(batch, heads, seq, features): the features e of keys with these scores, in units of a stabiliser."""
+        return scores.relu_() if self.feature_map == "relu" else scores.sub_(units).exp_()
 
     def _scores(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """``w x`` and ``|x|^2 / 2`` of x = token / head_dim^(1/4): (batch, heads, seq, features) and (..., seq, 1)."""
