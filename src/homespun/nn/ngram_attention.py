@@ -112,7 +112,8 @@ class NgramAttention(nn.Module):
         own = (query * key).sum(-1, keepdim=True) + biases[..., :1]  # at its own place the distance is 0
         weights = self.dropout(torch.cat([scores, own], -1).softmax(-1))
         of_main = weights[..., :-1].flatten(2, 3) @ values
-        return of_main.view_as(value) + weights[..., -1:] * value
+        result: Tensor = of_main.view_as(value) + weights[..., -1:] * value
+        return result
 
     def _of_distances(self, biases: Tensor, mask: Mask, keys: int, *, ahead: int) -> Tensor:
         """(..., seq, buckets) -> (..., seq, keys), for queries that stand ``ahead`` of their places."""

@@ -11,6 +11,7 @@ from homespun.hf.families.electra import ELECTRA
 from homespun.hf.families.gpt2 import GPT2
 from homespun.hf.families.longformer import LONGFORMER
 from homespun.hf.families.openai_gpt import OPENAI_GPT
+from homespun.hf.families.prophetnet import PROPHETNET
 from homespun.hf.families.reformer import REFORMER
 from homespun.hf.families.roberta import ROBERTA
 
@@ -27,5 +28,6 @@ FAMILIES = (
     OPENAI_GPT,
     REFORMER,
     BART,
+    PROPHETNET,
     ALBERT,
 )

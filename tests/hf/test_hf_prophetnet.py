@@ -1,0 +1,243 @@
+"""ProphetNet on both sides. In a pass over many tokens transformers mixes up the biases of the predicting streams.
+
+`ordered` puts those rows in order, as its own pass over one token and the code released with the paper have them. What
+does not depend on them is compared with transformers as it is: the main stream, and its token by token.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_pairs import Pair, check_gradients, check_left_out, check_logits
+from hf_peers import LENGTHS, bert_tokenizer, decoder_inputs, inputs, their_model
+from torch import Tensor
+
+from homespun.hf.export import export_huggingface
+from homespun.hf.open import open_huggingface
+from homespun.models.backbone import EncoderDecoder
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.nn.cache import Cache
+
+transformers = pytest.importorskip("transformers")
+
+PROPHETNET: dict[str, Any] = {
+    "num_decoder_layers": 2,
+    "num_decoder_attention_heads": 3,
+    "decoder_ffn_dim": 41,
+    "ngram": 3,
+    "num_buckets": 6,
+    "relative_max_distance": 9,
+    "activation_dropout": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 3,
+    "eos_token_id": 5,
+    "decoder_start_token_id": 6,
+}
+BARE, WRITES = "ProphetNetModel", "ProphetNetForConditionalGeneration"
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "prophetnet": (BARE, PROPHETNET),
+    "prophetnet-bigram": (BARE, PROPHETNET | {"ngram": 2, "pad_token_id": 5, "eos_token_id": 8}),
+    "prophetnet-lm": (WRITES, PROPHETNET | {"hidden_act": "relu"}),
+    "prophetnet-lm-unigram": (WRITES, PROPHETNET | {"ngram": 1, "disable_ngram_loss": True, "eps": 0.1}),
+    "prophetnet-lm-long": (
+        WRITES,
+        PROPHETNET | {"max_position_embeddings": 137, "num_buckets": 32, "relative_max_distance": 128},
+    ),
+}
+LONG, LONG_TARGETS = (131, 23, 87), (101, 134, 37)
+SIDES = ("right", "left")
+
+
+def ordered(
+    self: Any, hidden_states: Tensor, attn_weights: Tensor, position_ids: Tensor, buckets: Tensor | None
+) -> Tensor:
+    """(batch, ngram, heads, seq, keys): each row from the token, stream and head that it is of."""
+    assert buckets is not None, "a pass over one token is in order by itself"
+    rows = self.relative_pos_embeddings(hidden_states.transpose(1, 2))  # (batch, ngram, seq, buckets * heads)
+    rows = rows.unflatten(-1, (self.num_buckets, self.num_attn_heads)).permute(0, 1, 4, 2, 3)
+    return rows.gather(-1, buckets[:, None, None].long().expand(*rows.shape[:4], -1))
+
+
+@pytest.fixture
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = transformers.models.prophetnet.modeling_prophetnet
+    monkeypatch.setattr(module.ProphetNetNgramSelfAttention, "get_predict_relative_pos_embeddings", ordered)
+
+
+def on_the_left(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same texts with their padding before them."""
+    turned = {}
+    for side in ("", "decoder_"):
+        keep = given[f"{side}attention_mask"]
+        order = keep.argsort(dim=1, stable=True)
+        for name in ("input_ids", "attention_mask"):
+            turned[f"{side}{name}"] = given[f"{side}{name}"].gather(1, order)
+    return turned
+
+
+class Prophets(Pair):
+    """A pair whose output is what the first predicting stream gives, on both sides."""
+
+    def their_output(self, model: Any) -> Tensor:
+        return self.their_streams(model)[:, 0]
+
+    def their_streams(self, model: Any) -> Tensor:
+        """(batch, ngram, seq, ...), of all predicting streams."""
+        result = model(**self.inputs)
+        if "logits" in result:
+            others = [] if result.logits_ngram is None else [result.logits_ngram]
+            return torch.cat([result.logits[:, None], *others], 1)
+        streams: Tensor = result.last_hidden_state_ngram
+        return streams.unflatten(1, (model.config.ngram, -1))
+
+    def our_streams(self) -> Tensor:
+        """(batch, ngram, seq, ...), of all predicting streams."""
+        model, given = self.ours.stored.model, self.inputs
+        assert isinstance(model.backbone, EncoderDecoder)
+        source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
+        streams = model.backbone.streams(
+            given["decoder_input_ids"], source, decoder_attention_mask=given["decoder_attention_mask"]
+        )
+        return streams if model.head is None else model.head(streams)
+
+    def real_streams(self, streams: Tensor) -> Tensor:
+        """(tokens, ngram, ...) of real tokens."""
+        return streams.transpose(1, 2)[self.inputs["decoder_attention_mask"].bool()]
+
+
+@pytest.fixture(scope="module", params=[(name, side) for name in CASES for side in SIDES], ids="-".join)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prophets:
+    case, side = request.param
+    name, settings = CASES[case]
+    folder = tmp_path_factory.mktemp("theirs")
+    cls = getattr(transformers, name)
+    theirs = their_model(cls, **settings)
+    theirs.save_pretrained(folder)
+    tokenizer = bert_tokenizer()
+    tokenizer.save(folder)
+    long, pad = "long" in case, theirs.config.pad_token_id
+    lengths = LONG if long else LENGTHS
+    given = inputs(pad_id=pad, segments=0, lengths=lengths)
+    given |= decoder_inputs(pad_id=pad, **({"lengths": LONG_TARGETS} if long else {}))
+    given = given if side == "right" else on_the_left(given)
+    return Prophets(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
+
+
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_logits_are_theirs(pair: Prophets, training: bool) -> None:
+    check_logits(pair, training)
+    with torch.no_grad():
+        expected, found = pair.their_streams(pair.theirs), pair.our_streams()
+    assert found.shape == expected.shape
+    torch.testing.assert_close(pair.real_streams(found), pair.real_streams(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_gradients_are_theirs(pair: Prophets) -> None:
+    check_gradients(pair)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_gradients_through_all_streams_are_theirs(pair: Prophets, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "their_output", lambda model: pair.their_streams(model).transpose(1, 2), raising=False)
+    monkeypatch.setattr(pair, "our_output", lambda: pair.our_streams().transpose(1, 2), raising=False)
+    check_gradients(pair)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_the_way_back(pair: Prophets, tmp_path: Path) -> None:
+    stored = pair.ours.stored
+    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, pair.tokenizer)
+    assert report.architecture == pair.cls.__name__
+    assert any("mixes up the biases" in note for note in report.notes)
+    back, info = pair.cls.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        expected, found = pair.their_streams(pair.theirs.eval()), pair.their_streams(back.eval())
+    torch.testing.assert_close(pair.real_streams(found), pair.real_streams(expected), atol=1e-5, rtol=1e-5)
+    # what is exported pads as its tokenizer does, and positions begin after that
+    if stored.config.backbone.pad_token_id == pair.tokenizer.pad_id:
+        assert open_huggingface(tmp_path / "hf").stored.config == stored.config
+
+
+def test_what_was_left_out_is_said(pair: Prophets) -> None:
+    check_left_out(pair)
+
+
+def test_the_main_stream_is_theirs(pair: Prophets) -> None:
+    """As transformers has it, in a pass over many tokens."""
+    backbone, given = pair.ours.stored.model.eval().backbone, pair.inputs
+    assert isinstance(backbone, EncoderDecoder)
+    with torch.no_grad():
+        bare = getattr(pair.theirs.eval(), "prophetnet", pair.theirs)
+        expected = bare(**given).last_hidden_state
+        source = backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
+        keep = given["decoder_attention_mask"]
+        found = backbone.decoder.decode(given["decoder_input_ids"], attention_mask=keep, source=source)
+    torch.testing.assert_close(pair.real(found), pair.real(expected), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["prophetnet-lm", "prophetnet-lm-long"])
+def test_token_by_token_is_theirs(case: str, tmp_path: Path) -> None:
+    """As transformers generates, unchanged; there no padding of the decoder's is heeded in this way."""
+    name, settings = CASES[case]
+    theirs = their_model(getattr(transformers, name), **settings)
+    theirs.save_pretrained(tmp_path)
+    bert_tokenizer().save(tmp_path)
+    model = open_huggingface(tmp_path).stored.model.eval()
+    assert isinstance(model.backbone, EncoderDecoder)
+    assert model.head is not None
+    given = inputs(pad_id=0, segments=0)
+    targets = decoder_inputs(pad_id=0, lengths=(17, 17, 17))["decoder_input_ids"]
+    caches = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
+    cache, expected, found = Cache(), [], []
+    with torch.no_grad():
+        source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
+        for place in range(targets.shape[1]):
+            token = targets[:, place : place + 1]
+            result = theirs(**given, decoder_input_ids=token, past_key_values=caches, use_cache=True)
+            expected.append(result.logits)
+            found.append(model.head(model.backbone.decode(token, source, cache=cache)))
+        whole = model(**given, decoder_input_ids=targets)
+        mixed = theirs(**given, decoder_input_ids=targets, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(found, 1), torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(whole, torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
+    # were it in order there, `ordered` and the note of the family would have to go
+    assert (mixed - torch.cat(expected, 1)).abs().max() > 0.1
+
+
+def test_it_writes_what_transformers_generates(tmp_path: Path) -> None:
+    """Greedy, from our export of a model of ours."""
+    name, settings = CASES["prophetnet-lm"]
+    folder = tmp_path / "theirs"
+    their_model(getattr(transformers, name), **settings).save_pretrained(folder)
+    tokenizer = bert_tokenizer()
+    tokenizer.save(folder)
+    stored = open_huggingface(folder).stored
+    assert isinstance(stored.config.backbone, EncoderDecoderConfig)
+    export_huggingface(tmp_path / "hf", stored.model, stored.config, tokenizer)
+    back = getattr(transformers, name).from_pretrained(tmp_path / "hf").eval()
+    given = inputs(pad_id=0, segments=0)
+    expected = back.generate(**given, max_new_tokens=11, min_new_tokens=11, num_beams=1, do_sample=False)
+    ids = torch.full((3, 1), stored.config.backbone.decoder_start_token_id)
+    model = stored.model.eval()
+    with torch.no_grad():
+        for _ in range(11):
+            logits = model(**given, decoder_input_ids=ids)[:, -1]
+            logits[:, stored.config.backbone.eos_token_id] = -torch.inf
+            ids = torch.cat([ids, logits.argmax(-1, keepdim=True)], 1)
+    assert ids.tolist() == expected.tolist()
+
+
+def test_more_layers_in_the_decoder_are_spoken_of(tmp_path: Path) -> None:
+    name, settings = CASES["prophetnet-lm"]
+    their_model(getattr(transformers, name), **settings | {"num_decoder_layers": 5}).save_pretrained(tmp_path)
+    tokenizer = bert_tokenizer()
+    tokenizer.save(tmp_path)
+    stored = open_huggingface(tmp_path).stored
+    report = export_huggingface(tmp_path / "hf", stored.model, stored.config, tokenizer)
+    assert any("has the 3 layers of the encoder and the decoder has 5" in note for note in report.notes)
