@@ -13,7 +13,7 @@ from hf_peers import fix_random_blocks
 from homespun.hf.convert import to_ours
 from homespun.hf.export import export_huggingface
 from homespun.hf.families import FAMILIES
-from homespun.hf.family import STORED
+from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.open import Opened, open_huggingface
 from homespun.nn.kernels.blocked import Blocked
 from homespun.nn.kernels.lsh import LSH, draw_rotations
@@ -86,6 +86,11 @@ class Pair:
                 heads, size, rounds, _ = kernel.rotations.shape
                 kernel.rotations = draw_rotations(heads, size, rounds, kernel.num_buckets, seed=seed)
 
+    def place(self) -> tuple[Family, Architecture]:
+        """The class, of those of its name the one that says most of our model."""
+        named = [(f, a) for f in FAMILIES for a in f.architectures if a.name == self.cls.__name__]
+        return min(named, key=lambda place: len(place[0].differences(place[1], self.ours.stored.config)))
+
     @property
     def head(self) -> str | None:
         """The kind of ours."""
@@ -134,9 +139,7 @@ def check_gradients(pair: Pair) -> None:
     for output in outputs:
         (output * direction).sum().backward()
     given = {name: p.grad for name, p in pair.theirs.named_parameters() if p.grad is not None}
-    family = next(f for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
-    classes = [a for a in family.architectures if a.name == pair.cls.__name__]
-    architecture = next(a for a in classes if a.kind == pair.head)
+    family, architecture = pair.place()
     if architecture.bare:
         given = {family.prefix + name: gradient for name, gradient in given.items()}
     table = family.table + architecture.table  # what holds of the weights holds of their gradients
@@ -182,7 +185,7 @@ def check_way_back(pair: Pair, tmp_path: Path) -> None:
 
 def check_left_out(pair: Pair) -> None:
     """Every tensor of the files is taken along, or its reason is given."""
-    prefix = next(f.prefix for f in FAMILIES if f.model_type == pair.theirs.config.model_type)
+    prefix = pair.place()[0].prefix
     reasons = {leftover.name.removeprefix(prefix): leftover.reason for leftover in pair.ours.leftovers}
     assert reasons.keys() == (set() if pair.head == "pooler" else LEFT_OUT.get(pair.cls.__name__, set()))
     assert all(reasons.values())

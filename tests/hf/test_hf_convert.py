@@ -28,6 +28,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "gpt2": [{"embd_pdrop": 0.0}],
     "openai-gpt": [{"embd_pdrop": 0.0}],
     "reformer": [REFORMER, REFORMER | {"axial_pos_embds": False}],
+    "t5": [{"d_kv": 5}, {"feed_forward_proj": "gated-gelu"}],
 }
 CAUSAL = {"ReformerModelWithLMHead": {"is_decoder": True, "attn_layers": ["local"] * 3}}
 

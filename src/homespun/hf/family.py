@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from homespun.config import Tree, validate
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
@@ -70,6 +72,7 @@ class Architecture:
         notes: what its user should know, of a backbone.
         dropout: what config.json calls the dropout of its head.
         write: what else of our head's settings config.json has a place for.
+        fits: which config.json it speaks of, where several have its name.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Architecture:
     unsaid: frozenset[str] = frozenset()
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()
     dropout: str = "classifier_dropout"
+    fits: Callable[[Tree], bool] = lambda tree: True
     write: Callable[[Tree], Tree] = lambda head: {}
 
     @property
@@ -112,6 +116,7 @@ class Family:
         write: the same, the other way; what it cannot say it leaves as assumed.
         fixed: settings that change what a model computes, with the values that ours has, the last one to be named.
         offset: how many rows of the position table come before position 0, from the padding id.
+        told: settings that the tensors of the files tell better than their config.json.
     """
 
     model_type: str
@@ -125,6 +130,7 @@ class Family:
     write: Callable[[Any], Tree] = lambda backbone: {}
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     offset: Callable[[int], int] = lambda pad_token_id: 0
+    told: Callable[[Tree, Mapping[str, Tensor]], Tree] = lambda tree, weights: {}
 
     @property
     def backbone(self) -> str:
@@ -240,12 +246,12 @@ class Family:
         if not found:
             kinds = sorted({a.kind for a in self.architectures if a.kind is not None})
             raise UserError(f"{source}: {self.model_type} has no head {head!r}; there are {', '.join(kinds)}, and none")
-        named = [a for a in found if a.name in (tree.get("architectures") or ())]
+        named = [a for a in found if a.name in (tree.get("architectures") or ()) and a.fits(tree)]
         return (named or found)[0]
 
     def _named(self, tree: Tree, source: str) -> Architecture:
         names = tree.get("architectures") or [a.name for a in self.architectures if a.kind is None]
-        found = [a for a in self.architectures if isinstance(names, list) and a.name in names]
+        found = [a for a in self.architectures if isinstance(names, list) and a.name in names and a.fits(tree)]
         if not found:
             ours = ", ".join(dict.fromkeys(a.name for a in self.architectures))
             name = next(a.name for a in self.architectures if a.kind is None)
@@ -286,6 +292,7 @@ def _comparable(config: ModelConfig) -> Tree:
     for stack in (tree["backbone"], tree["backbone"].get("encoder"), tree["backbone"].get("decoder")):
         if stack is not None and "embedding_size" in stack:
             stack["embedding_size"] = stack["embedding_size"] or stack["hidden_size"]
+            stack["head_size"] = stack["head_size"] or stack["hidden_size"] // stack["num_attention_heads"]
             stack["num_hidden_groups"] = stack["num_hidden_groups"] or stack["num_hidden_layers"]
     return tree
 

@@ -116,8 +116,10 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     tree = read_json(path)
     family = _family_of(tree, source=str(path))
     architecture, config = family.read_config(tree, source=str(path), head=head)
-    table = family.table + architecture.table
     written = read_weights(folder)
+    if told := family.told(tree, written):
+        architecture, config = family.read_config(tree | told, source=str(path), head=head)
+    table = family.table + architecture.table
     # files of the class without a head name their tensors from the inside
     prefix = "" if any(modern(name).startswith(family.prefix) for name in written) else family.prefix
     there = {prefix + modern(name): name for name in written}
@@ -158,11 +160,15 @@ def _mapped(table: Table, converted: Weights, there: dict[str, str], config: Mod
 def _family_of(tree: Tree, *, source: str) -> Family:
     if "auto_map" in tree:
         raise UserError(f"{source} wants Python code of its own to be run (auto_map), which is always refused")
-    families = {family.model_type: family for family in FAMILIES}
-    kind = tree.get("model_type")
-    if not isinstance(kind, str) or kind not in families:
-        raise UserError(f"{source}: unknown model_type {kind!r}; ours are {', '.join(families)}")
-    return families[kind]
+    kind, classes = tree.get("model_type"), tree.get("architectures")
+    families = [family for family in FAMILIES if family.model_type == kind]
+    if not families:
+        ours = dict.fromkeys(family.model_type for family in FAMILIES)
+        raise UserError(f"{source}: unknown model_type {kind!r}; ours are {', '.join(ours)}")
+    # classes with a decoder and those without are two families of one type
+    names = classes if isinstance(classes, list) else []
+    named = [family for family in families if any(own.name in names for own in family.architectures)]
+    return (named or families)[0]
 
 
 def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) -> None:

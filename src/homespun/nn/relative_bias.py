@@ -116,7 +116,7 @@ class BiasedDotProduct(nn.Module):
         learns = torch.is_grad_enabled() and weight.requires_grad
         if learns and not dropout and query.device.type == "cpu":
             buckets = self.bias.between(mask, queries, keys)
-            values = _Attend.apply(query, key, value, weight, table, buckets, scale)  # type: ignore[no-untyped-call]
+            values: Tensor = _Attend.apply(query, key, value, weight, table, buckets, scale)  # type: ignore[no-untyped-call]
         else:
             if learns:
                 table = _Learned.apply(weight, table, self.bias.between(mask, queries, keys))  # type: ignore[no-untyped-call]

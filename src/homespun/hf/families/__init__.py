@@ -14,6 +14,7 @@ from homespun.hf.families.openai_gpt import OPENAI_GPT
 from homespun.hf.families.prophetnet import PROPHETNET
 from homespun.hf.families.reformer import REFORMER
 from homespun.hf.families.roberta import ROBERTA
+from homespun.hf.families.t5 import T5, T5_ENCODER
 
 FAMILIES = (
     BERT,
@@ -30,4 +31,6 @@ FAMILIES = (
     BART,
     PROPHETNET,
     ALBERT,
+    T5,
+    T5_ENCODER,
 )

@@ -1,0 +1,274 @@
+"""T5 (Raffel et al. 2020), 1.0 and 1.1: relative biases, root mean square norms before the sublayers, no other biases.
+
+Version 1.0 has a ReLU and writes with its word embeddings, on vectors times ``d_model^-0.5``; 1.1 has a gated GELU,
+output embeddings of its own and vectors as they are. config.json once said which by ``tie_word_embeddings``; newer ones
+say ``scale_decoder_outputs``, and whether embeddings are tied only their tensors tell.
+
+The encoder alone, `T5EncoderModel`, is a family of one stack.
+
+T5 has no longest text: ``n_positions`` is the length it was trained at, 512 where a file does not say. Dropout is one
+number there, and falls on the inner vectors of the feed-forward too, which ours has not. What T5 draws its first
+weights from is its own; a fresh one here is drawn as all others are, and does best on vectors as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homespun.config import Tree
+from homespun.errors import UserError
+from homespun.hf.convert import Copy, Drop, Rule, Table, in_stack
+from homespun.hf.families.bert import classification, token_classification
+from homespun.hf.family import Architecture, Family, activation, headless
+from homespun.models.attentions.relative_bias import RelativeBiasAttentionConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+
+_WORDS, _OUTPUT = "shared.weight", "lm_head.weight"
+_HEAD = Drop(r"lm_head\.weight", "of a head, and the model is opened without")
+_OWN = "backbone.layers.{i}"
+# what our stacks may have otherwise, and what config.json has no word for; `_notes` speaks of what matters
+_UNSAID = ("attention_probs_dropout_prob", "initializer_range")
+
+_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 32128,
+    "d_model": 512,
+    "d_kv": 64,
+    "d_ff": 2048,
+    "num_layers": 6,
+    "num_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "dropout_rate": 0.1,
+    "layer_norm_epsilon": 1e-6,
+    "feed_forward_proj": "relu",
+    "n_positions": 512,
+    "pad_token_id": 0,
+    "is_encoder_decoder": False,
+}
+_NAMES = {
+    "hidden_size": "d_model",
+    "head_size": "d_kv",
+    "intermediate_size": "d_ff",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "hidden_dropout_prob": "dropout_rate",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "max_position_embeddings": "n_positions",
+}
+
+
+def _gated(backbone: EncoderConfig) -> bool:
+    return backbone.gated_feed_forward
+
+
+def _plain(backbone: EncoderConfig) -> bool:
+    return not backbone.gated_feed_forward
+
+
+def _attention(theirs: str, name: str, ours: str) -> tuple[Rule, ...]:
+    parts = {"q": "query", "k": "key", "v": "value", "o": "output"}
+    return (
+        *(Rule(f"{theirs}.{name}.{part}.weight", f"{ours}.sublayer.{own}.weight") for part, own in parts.items()),
+        Rule(f"{theirs}.layer_norm.weight", f"{ours}.norm.weight"),
+    )
+
+
+def _stack(name: str, prefix: str = "") -> tuple[Rule, ...]:
+    """The layers of a stack, in which the feed-forward comes last."""
+    layer = f"{prefix}{name}.block.{{i}}.layer"
+    cross = _attention(f"{layer}.1", "EncDecAttention", f"{_OWN}.cross_attention") if name == "decoder" else ()
+    last, own = f"{layer}.{2 if cross else 1}", f"{_OWN}.feedforward"
+    return (
+        *_attention(f"{layer}.0", "SelfAttention", f"{_OWN}.attention"),
+        # the table of all layers is in the first
+        Rule(
+            f"{layer}.0.SelfAttention.relative_attention_bias.weight",
+            f"{_OWN}.attention.sublayer.kernel.bias.embedding.weight",
+        ),
+        *cross,
+        Rule(f"{last}.DenseReluDense.wi.weight", f"{own}.sublayer.inner.weight", when=_plain),
+        Rule(f"{last}.DenseReluDense.wi_0.weight", f"{own}.sublayer.inner.weight", when=_gated),
+        Rule(f"{last}.DenseReluDense.wi_1.weight", f"{own}.sublayer.gate.weight", when=_gated),
+        Rule(f"{last}.DenseReluDense.wo.weight", f"{own}.sublayer.outer.weight"),
+        Rule(f"{last}.layer_norm.weight", f"{own}.norm.weight"),
+        Rule(f"{prefix}{name}.final_layer_norm.weight", "backbone.final_norm.0.weight"),
+    )
+
+
+def _read_stack(settings: Tree) -> Tree:
+    name = settings["feed_forward_proj"]
+    gate, _, act = name.rpartition("-") if isinstance(name, str) else ("?", "", "")
+    if gate not in ("", "gated"):
+        raise UserError(f"feed_forward_proj={name!r} must be an activation, or gated- and an activation")
+    return {
+        "embedding_norm": False,
+        "type_vocab_size": 0,
+        "norm": "rms_norm",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "scale_attn_weights": False,
+        "positions": {"kind": "none"},
+        "residual": {"kind": "pre", "final_dropout": True},
+        "attention_probs_dropout_prob": settings["dropout_rate"],
+        "gated_feed_forward": bool(gate),
+        "hidden_act": "gelu_new" if name == "gated-gelu" else activation(act),  # theirs is an exception too
+        "attention": {
+            "kind": "relative_bias",
+            "num_buckets": settings["relative_attention_num_buckets"],
+            "max_distance": settings["relative_attention_max_distance"],
+        },
+    }
+
+
+def _read(settings: Tree, kind: str | None) -> Tree:
+    stack, layers, start = _read_stack(settings), settings["num_decoder_layers"], settings["decoder_start_token_id"]
+    return {
+        "encoder": stack,
+        "decoder": stack | {"num_hidden_layers": settings["num_layers"] if layers is None else layers},
+        "decoder_start_token_id": settings["pad_token_id"] if start is None else start,
+        "learned_padding": True,
+    }
+
+
+def _write_stack(stack: EncoderConfig) -> Tree:
+    act = stack.hidden_act
+    gated = {"gelu_new": "gated-gelu", "gelu": "gated-gelu_python"}.get(act, f"gated-{act}")
+    settings: Tree = {
+        "feed_forward_proj": gated if stack.gated_feed_forward else act,
+        "d_kv": stack.head_size or stack.hidden_size // stack.num_attention_heads,
+    }
+    match stack.attention:
+        case RelativeBiasAttentionConfig(num_buckets=buckets, max_distance=distance):
+            settings |= {"relative_attention_num_buckets": buckets, "relative_attention_max_distance": distance}
+    return settings
+
+
+def _stacks(backbone: EncoderConfig | EncoderDecoderConfig) -> tuple[EncoderConfig, ...]:
+    return (backbone,) if isinstance(backbone, EncoderConfig) else (backbone.encoder, backbone.decoder)
+
+
+def _notes(backbone: EncoderConfig | EncoderDecoderConfig) -> tuple[str, ...]:
+    first, last = _stacks(backbone)[0], _stacks(backbone)[-1]
+    dropout = "in training transformers drops out of attention too what it drops out elsewhere, dropout_rate"
+    length = (
+        f"the decoder's max_position_embeddings={last.max_position_embeddings} is not in config.json: T5 has no limit"
+    )
+    return (dropout,) * (first.attention_probs_dropout_prob != first.hidden_dropout_prob) + (length,) * (
+        first.max_position_embeddings != last.max_position_embeddings
+    )
+
+
+def _tied(tree: Tree) -> bool:
+    return tree.get("tie_word_embeddings") is not False
+
+
+def _scaled(tree: Tree) -> bool:
+    scale = tree.get("scale_decoder_outputs")
+    return _tied(tree) if scale is None else bool(scale)
+
+
+def _told(tree: Tree, weights: Mapping[str, Tensor]) -> Tree:
+    """Transformers 5 says of every T5 that its embeddings are tied, and takes those of the files where they are not."""
+    words, output = weights.get(_WORDS), weights.get(_OUTPUT)
+    if not _tied(tree) or words is None or output is None:
+        return {}
+    if words.shape == output.shape and torch.equal(words, output):
+        return {}
+    return {"tie_word_embeddings": False, "scale_decoder_outputs": _scaled(tree)}
+
+
+def _conditional_lm(*, tied: bool, scaled: bool) -> Architecture:
+    table = Table(copies=(Copy(_OUTPUT, of=_WORDS),)) if tied else Table((Rule(_OUTPUT, "head.words.weight"),))
+    return Architecture(
+        "T5ForConditionalGeneration",
+        kind="causal_lm",
+        table=table,
+        head=lambda settings: {"kind": "causal_lm", "tie_word_embeddings": tied, "scaled": scaled},
+        pipeline="text2text-generation",
+        unsaid=_UNSAID_OF_TWO,
+        notes=_notes,
+        write=lambda head: {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled},
+        fits=lambda tree: (_tied(tree), _scaled(tree)) == (tied, scaled),
+    )
+
+
+_UNSAID_OF_ONE = frozenset(f"backbone.{name}" for name in _UNSAID)
+_UNSAID_OF_TWO = frozenset(
+    {
+        "backbone.learned_padding",
+        "backbone.decoder.max_position_embeddings",
+        *(f"backbone.{stack}.{name}" for stack in ("encoder", "decoder") for name in _UNSAID),
+    }
+)
+
+T5 = Family(
+    model_type="t5",
+    prefix="",
+    table=Table(
+        rules=(
+            Rule(_WORDS, "backbone.encoder.embeddings.words.weight"),
+            *in_stack("encoder", *_stack("encoder")),
+            *in_stack("decoder", *_stack("decoder")),
+        ),
+        copies=tuple(Copy(f"{stack}.embed_tokens.weight", of=_WORDS) for stack in ("decoder", "encoder")),
+        drops=(Drop(r"decoder\..*\.EncDecAttention\.relative_attention_bias\.weight", "transformers does not add it"),),
+    ),
+    architectures=(
+        headless("T5Model", "", _HEAD, unsaid=_UNSAID_OF_TWO, notes=_notes),
+        _conditional_lm(tied=True, scaled=True),
+        _conditional_lm(tied=False, scaled=False),
+        _conditional_lm(tied=True, scaled=False),
+        _conditional_lm(tied=False, scaled=True),
+    ),
+    defaults={
+        **_DEFAULTS,
+        "num_decoder_layers": None,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "decoder_start_token_id": None,
+        "forced_bos_token_id": None,
+        "forced_eos_token_id": None,
+        "is_encoder_decoder": True,
+    },
+    names=_NAMES,
+    decoder_names=_NAMES | {"num_hidden_layers": "num_decoder_layers"},
+    read=_read,
+    write=lambda backbone: _write_stack(backbone.encoder),
+    told=_told,
+)
+
+_INSIDE = "transformer."  # classes with a head hold the encoder under this name
+
+T5_ENCODER = Family(
+    model_type="t5",
+    prefix=_INSIDE,
+    table=Table(
+        rules=(Rule(f"{_INSIDE}{_WORDS}", "backbone.embeddings.words.weight"), *_stack("encoder", _INSIDE)),
+        copies=(Copy(f"{_INSIDE}encoder.embed_tokens.weight", of=f"{_INSIDE}{_WORDS}"),),
+    ),
+    architectures=(
+        headless(
+            "T5EncoderModel",
+            _INSIDE,
+            Drop(r"transformer\.decoder\..*", "of the decoder, and the model is opened without"),
+            Drop(r"transformer\.lm_head\.weight", "of a head, and the model is opened without"),
+            unsaid=_UNSAID_OF_ONE,
+            notes=_notes,
+        ),
+        token_classification(
+            "T5ForTokenClassification",
+            head=lambda settings: classification("token_classification")({"hidden_dropout_prob": 0.0} | settings),
+            unsaid=_UNSAID_OF_ONE,
+            notes=_notes,
+        ),
+    ),
+    defaults={**_DEFAULTS, "classifier_dropout": 0.0},
+    names=_NAMES,
+    read=lambda settings, kind: _read_stack(settings),
+    write=_write_stack,
+)

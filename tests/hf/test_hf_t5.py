@@ -1,0 +1,222 @@
+"""Parity with transformers' T5: the bare model, both versions with their heads, the encoder alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_pairs import Pair, check_gradients, check_left_out, check_logits, check_way_back
+from hf_peers import LENGTHS, bert_tokenizer, decoder_inputs, inputs, their_model
+from safetensors.torch import load_file, save_file
+
+from homespun.errors import UserError
+from homespun.hf.export import export_huggingface
+from homespun.hf.open import open_huggingface
+from homespun.models.backbone import EncoderDecoder
+from homespun.models.config import ModelConfig
+from homespun.models.heads import CausalLMHead
+from homespun.nn.cache import Cache
+
+transformers = pytest.importorskip("transformers")
+
+# buckets of one position, of several, and the last one: all of them in the shortest text but one
+T5: dict[str, Any] = {
+    "head_size": 5,
+    "relative_attention_num_buckets": 10,
+    "relative_attention_max_distance": 11,
+    "num_decoder_layers": 2,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+}
+GATED: dict[str, Any] = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "bare": ("T5Model", T5),
+    "bare-gated": ("T5Model", GATED | {"num_decoder_layers": None}),
+    "bare-long": ("T5Model", T5 | {"n_positions": 137, "feed_forward_proj": "gated-silu"}),
+    "lm": ("T5ForConditionalGeneration", T5 | {"layer_norm_eps": 1e-3}),
+    "lm-long": ("T5ForConditionalGeneration", T5 | {"n_positions": 137, "relative_attention_max_distance": 37}),
+    "lm-gated-untied": ("T5ForConditionalGeneration", GATED),
+    "lm-gated-tied": ("T5ForConditionalGeneration", GATED | {"relative_attention_num_buckets": 7}),
+    "lm-untied": ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gelu"}),
+    "encoder": ("T5EncoderModel", T5),
+    "encoder-gated": ("T5EncoderModel", GATED | {"feed_forward_proj": "gated-gelu_python"}),
+    "encoder-classification": ("T5ForTokenClassification", T5 | {"num_labels": 5}),
+}
+LONG = (131, 23, 87)
+
+
+def their_t5(cls: Any, **settings: Any) -> Any:
+    """Theirs of random weights; the queries' smaller, as T5 draws them, which divides by nothing in the attention."""
+    theirs = their_model(cls, **settings)
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if name.endswith(".q.weight"):
+                parameter *= theirs.config.d_kv**-0.5
+    return theirs
+
+
+def untie(folder: Path) -> None:
+    """Give the files output embeddings of their own, as those of T5 1.1 have."""
+    weights = load_file(folder / "model.safetensors")
+    words = weights["shared.weight"]
+    weights["lm_head.weight"] = torch.randn(words.shape, generator=torch.Generator().manual_seed(13)) * 0.3
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module", params=CASES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    name, settings = CASES[request.param]
+    folder = tmp_path_factory.mktemp("theirs")
+    cls = getattr(transformers, name)
+    theirs = their_t5(cls, **settings)
+    theirs.save_pretrained(folder)
+    if request.param.endswith("untied"):
+        untie(folder)
+        theirs = cls.from_pretrained(folder).eval()
+    tokenizer = bert_tokenizer()
+    tokenizer.save(folder)
+    lengths = LONG if "long" in request.param else LENGTHS
+    given = inputs(pad_id=0, segments=0, lengths=lengths)
+    if "encoder" not in request.param:
+        given |= decoder_inputs(pad_id=0, lengths=(29, 41, 7) if "long" in request.param else (11, 17, 5))
+        given["decoder_input_ids"][:, 0] = 0  # where writing begins, a padding token is a real one
+    return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_logits_are_theirs(pair: Pair, training: bool) -> None:
+    check_logits(pair, training)
+
+
+def test_gradients_are_theirs(pair: Pair) -> None:
+    check_gradients(pair)
+
+
+def test_padding_may_stand_on_the_left(pair: Pair) -> None:
+    turned = {name: tensor.flip(1) for name, tensor in pair.inputs.items()}
+    other = Pair(pair.cls, pair.theirs, pair.ours, pair.folder, pair.tokenizer, pair.lengths, turned)
+    check_logits(other, training=False)
+
+
+def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
+    check_way_back(pair, tmp_path)
+
+
+def test_what_was_left_out_is_said(pair: Pair) -> None:
+    check_left_out(pair)
+
+
+def test_token_by_token_from_a_cache_is_theirs(pair: Pair) -> None:
+    model, given = pair.ours.stored.model.eval(), pair.inputs
+    if not isinstance(model.backbone, EncoderDecoder):
+        assert pair.cls.__name__ in ("T5EncoderModel", "T5ForTokenClassification")
+        return
+    with torch.no_grad():
+        expected = pair.their_output(pair.theirs.eval())
+        source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
+        cache, keep = Cache(), given["decoder_attention_mask"]
+        for place in range(keep.shape[1]):
+            token = given["decoder_input_ids"][:, place : place + 1]
+            hidden = model.backbone.decode(token, source, decoder_attention_mask=keep[:, : place + 1], cache=cache)
+            found = hidden if model.head is None else model.head(hidden)
+            real = keep[:, place].bool()
+            torch.testing.assert_close(found[real, 0], expected[real, place], atol=1e-5, rtol=1e-5)
+
+
+def saved(folder: Path, name: str, settings: dict[str, Any], **changes: Any) -> Any:
+    """A model of theirs in a folder, whose config.json is then changed."""
+    theirs = their_t5(getattr(transformers, name), **settings)
+    theirs.save_pretrained(folder)
+    bert_tokenizer().save(folder)
+    tree = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in tree.items() if value is not ...}))
+    return theirs
+
+
+@pytest.mark.parametrize("untied", [False, True])
+def test_config_files_of_older_versions(untied: bool, tmp_path: Path) -> None:
+    # which say by `tie_word_embeddings` alone whether vectors are scaled, and T5 1.0's not even that
+    changes = {"scale_decoder_outputs": ..., "tie_word_embeddings": False if untied else ..., "n_positions": ...}
+    saved(tmp_path, "T5ForConditionalGeneration", T5, **changes)
+    if untied:
+        untie(tmp_path)
+    opened = open_huggingface(tmp_path).stored
+    theirs = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    assert opened.config.backbone.max_position_embeddings == 512
+    assert isinstance(opened.model.head, CausalLMHead)
+    assert (opened.model.head.scale == 1.0) is untied
+    given = inputs(pad_id=0, segments=0) | decoder_inputs(pad_id=0)
+    with torch.no_grad():
+        torch.testing.assert_close(opened.model(**given), theirs(**given).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
+    theirs = saved(tmp_path, "T5ForConditionalGeneration", T5, architectures=["T5EncoderModel"])
+    untie(tmp_path)
+    opened = open_huggingface(tmp_path)
+    reasons = {left.name.split(".")[0]: left.reason for left in opened.leftovers}
+    assert reasons == {
+        "decoder": "of the decoder, and the model is opened without",
+        "lm_head": "of a head, and the model is opened without",
+    }
+    given = inputs(pad_id=0, segments=0)
+    keep = given["attention_mask"].bool()
+    with torch.no_grad():
+        expected = theirs.encoder(**given).last_hidden_state
+        found = opened.stored.model(**given)
+    torch.testing.assert_close(found[keep], expected[keep], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"feed_forward_proj": "swish-gelu"}, "feed_forward_proj='swish-gelu' must be an activation, or gated-"),
+        ({"feed_forward_proj": "gated-gelo"}, "unknown activation 'gelo'"),
+        ({"feed_forward_proj": 7}, "feed_forward_proj=7 must be"),
+        ({"relative_attention_max_distance": 2}, "max_distance=2 is not beyond"),
+        ({"architectures": ["T5ForQuestionAnswering"]}, "unknown architectures"),
+        ({"d_kv": 7}, "config.json describes"),
+    ],
+)
+def test_what_is_not_a_t5_of_ours_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    saved(tmp_path, "T5Model", T5, **changes)
+    with pytest.raises(UserError, match=message):
+        open_huggingface(tmp_path)
+
+
+def test_a_t5_in_bfloat16_is_theirs_but_for_rounding(tmp_path: Path) -> None:
+    theirs = saved(tmp_path, "T5ForConditionalGeneration", T5)
+    ours = open_huggingface(tmp_path).stored.model
+    given = inputs(pad_id=0, segments=0) | decoder_inputs(pad_id=0)
+    keep = given["decoder_attention_mask"].bool()
+    with torch.no_grad():
+        exact = theirs(**given).logits[keep]
+        rounded = theirs.bfloat16()(**given).logits[keep].float()
+        found = ours.bfloat16()(**given)[keep].float()
+    assert (found - exact).norm() < 1.1 * (rounded - exact).norm()
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_model_of_ours_is_a_t5(gated: bool, tmp_path: Path) -> None:
+    tokenizer = bert_tokenizer()
+    tree: dict[str, Any] = {"preset": "t5-tiny"}
+    backbone = ModelConfig.model_validate({"backbone": tree}).backbone.with_tokens(
+        tokenizer.vocab_size, tokenizer.pad_id
+    )
+    gates = {"gated_feed_forward": gated, "hidden_act": "gelu_new" if gated else "relu"}
+    tree = backbone.model_dump()
+    tree |= {stack: tree[stack] | gates for stack in ("encoder", "decoder")}
+    config = ModelConfig.model_validate({"backbone": tree, "head": {"kind": "causal_lm"}})
+    model = config.build().eval()
+    report = export_huggingface(tmp_path / "hf", model, config, tokenizer)
+    assert report.architecture == "T5ForConditionalGeneration"
+    assert len(report.notes) == 1
+    assert "dropout_rate" in report.notes[0]
+    back, info = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
+    given = inputs(pad_id=0, segments=0) | decoder_inputs(pad_id=0)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**given), back.eval()(**given).logits, atol=1e-5, rtol=1e-5)
