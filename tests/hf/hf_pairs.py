@@ -15,6 +15,7 @@ from homespun.hf.export import export_huggingface
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.open import Opened, open_huggingface
+from homespun.models.backbone import EncoderDecoder
 from homespun.nn.kernels.blocked import Blocked
 from homespun.nn.kernels.lsh import LSH, draw_rotations
 from homespun.nn.patterns import RandomBlocks, Sparse
@@ -27,6 +28,7 @@ POOLER = {"pooler.dense.weight", "pooler.dense.bias"}
 LINEAR_POOLER = {"pooler.weight", "pooler.bias"}
 SENTENCE_ORDER = {"sop_classifier.classifier.weight", "sop_classifier.classifier.bias"}
 NEXT_SENTENCE = {"cls.seq_relationship.weight", "cls.seq_relationship.bias"}
+TABLES = {"encoder.embed_positions.weight", "decoder.embed_positions.weight"}
 LEFT_OUT = {
     "BertModel": POOLER,
     "RobertaModel": POOLER,
@@ -41,6 +43,8 @@ LEFT_OUT = {
     "BigBirdForTokenClassification": LINEAR_POOLER,
     "ReformerForMaskedLM": {"lm_head.bias"},
     "ReformerModelWithLMHead": {"lm_head.bias"},
+    "PegasusModel": TABLES,
+    "PegasusForConditionalGeneration": TABLES,
 }
 # classes that make a pooler of their own unless told not to
 POOLED = ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel", "AlbertModel")
@@ -69,7 +73,9 @@ class Pair:
         """Give ours the random blocks that theirs draws, and theirs the same in evaluation."""
         self.random_blocks = True
         tables = fix_random_blocks(self.theirs, max(self.lengths))
-        for layer, heads in zip(self.ours.stored.model.backbone.layers, tables, strict=True):
+        backbone = self.ours.stored.model.backbone
+        stack = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
+        for layer, heads in zip(stack.layers, tables, strict=True):
             attention = layer.attention.sublayer
             blocks, random = attention.kernel.sparse.patterns
             none = (-1,) * len(heads[0][0])

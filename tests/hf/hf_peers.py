@@ -95,8 +95,8 @@ def fix_random_blocks(model: Any, length: int) -> list[list[Any]]:
     """
     training = model.training
     tables = []
-    for number, layer in enumerate(getattr(model, "bert", model).encoder.layer):
-        attention = layer.attention.self
+    sparse = [module for module in model.modules() if type(module).__name__.endswith("BlockSparseAttention")]
+    for number, attention in enumerate(sparse):
         padded = -(-length // attention.block_size) * attention.block_size
         lengths, counts = attention._get_rand_attn_plan(padded, attention.block_size, attention.num_random_blocks)
         draw, size = attention._bigbird_block_rand_mask_with_head, attention.block_size

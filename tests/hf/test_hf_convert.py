@@ -24,6 +24,9 @@ NAMES = [architecture.name for _, architecture in CLASSES]
 # families whose rules are not all used by one config, or need more than the sizes
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bart": [DECODER],
+    "led": [DECODER | {"max_decoder_position_embeddings": 23, "attention_window": 4}],
+    "pegasus": [DECODER | {"d_model": 22, "decoder_attention_heads": 2}],
+    "bigbird_pegasus": [DECODER | {"use_bias": True}, DECODER | {"attention_type": "original_full"}],
     "electra": [{"embedding_size": 21}],
     "gpt2": [{"embd_pdrop": 0.0}],
     "openai-gpt": [{"embd_pdrop": 0.0}],

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from hf_pairs import Pair, check_gradients, check_left_out, check_logits, check_way_back
-from hf_peers import DECODER, LENGTHS, bert_tokenizer, decoder_inputs, inputs, their_model
+from hf_peers import DECODER, LENGTHS, bert_tokenizer, chosen, decoder_inputs, inputs, their_model
 
 from homespun.hf.open import open_huggingface
 from homespun.models.backbone import EncoderDecoder
@@ -19,6 +19,15 @@ transformers = pytest.importorskip("transformers")
 
 SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 3, "eos_token_id": 5, "decoder_start_token_id": 6}
 BART = DECODER | SPECIAL | {"forced_eos_token_id": 5}
+LED = (
+    DECODER
+    | SPECIAL
+    | {"max_encoder_position_embeddings": 29, "max_decoder_position_embeddings": 23}
+    | {"attention_window": 4}
+)
+PEGASUS = DECODER | SPECIAL | {"hidden_size": 22, "decoder_attention_heads": 2, "scale_embedding": True}
+BIGBIRD = DECODER | SPECIAL | {"hidden_act": "gelu_new"}
+BLOCKS: dict[str, Any] = {"block_size": 4, "num_random_blocks": 2, "max_position_embeddings": 137}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bart": ("BartModel", BART),
     "bart-relu": ("BartModel", BART | {"hidden_act": "relu", "pad_token_id": 1, "decoder_layers": 3}),
@@ -27,7 +36,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "BartForConditionalGeneration",
         BART | {"max_position_embeddings": 137, "forced_eos_token_id": None},
     ),
+    "led": ("LEDModel", LED),
+    "led-lm-global": ("LEDForConditionalGeneration", LED | {"attention_window": [12, 4, 6]}),
+    "led-lm-global-long": (
+        "LEDForConditionalGeneration",
+        LED | {"max_encoder_position_embeddings": 151, "attention_window": [8, 16, 4], "hidden_act": "relu"},
+    ),
+    "pegasus": ("PegasusModel", PEGASUS | {"max_position_embeddings": 137}),
+    "pegasus-lm-long": ("PegasusForConditionalGeneration", PEGASUS | {"max_position_embeddings": 137}),
+    "bigbird_pegasus-full": ("BigBirdPegasusModel", BIGBIRD | {"attention_type": "original_full", "use_bias": True}),
+    "bigbird_pegasus-short": ("BigBirdPegasusForConditionalGeneration", BIGBIRD | {"block_size": 5}),
+    "bigbird_pegasus-random": ("BigBirdPegasusModel", BIGBIRD | BLOCKS | {"use_bias": True, "hidden_act": "relu"}),
+    "bigbird_pegasus-lm-random": ("BigBirdPegasusForConditionalGeneration", BIGBIRD | BLOCKS),
 }
+# as long, of the same number of blocks of 4
+ALIKE = (131, 129, 130)
 # beyond what a small window or a few blocks reach
 LONG = (131, 23, 87)
 
@@ -41,10 +64,15 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     theirs.save_pretrained(folder)
     tokenizer = bert_tokenizer()
     tokenizer.save(folder)
-    lengths = LONG if "long" in request.param else LENGTHS
+    lengths = LONG if "long" in request.param else ALIKE if "random" in request.param else LENGTHS
     pad = theirs.config.pad_token_id
     given = inputs(pad_id=pad, segments=0, lengths=lengths) | decoder_inputs(pad_id=pad)
-    return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
+    if "global" in request.param:
+        given["global_attention_mask"] = chosen(given)
+    pair = Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
+    if "random" in request.param:
+        pair.share_random_blocks()
+    return pair
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
@@ -67,6 +95,9 @@ def test_a_text_alone_is_as_in_the_batch_there(pair: Pair) -> None:
             for side in ("", "decoder_"):
                 length = int(given[f"{side}attention_mask"][row].sum())
                 alone[f"{side}input_ids"] = given[f"{side}input_ids"][row : row + 1, :length]
+            if "global_attention_mask" in given:
+                length = alone["input_ids"].shape[1]
+                alone["global_attention_mask"] = given["global_attention_mask"][row : row + 1, :length]
             found = model(**alone)[0]
             torch.testing.assert_close(found, together[row, : len(found)], atol=1e-5, rtol=1e-5)
 
@@ -77,7 +108,8 @@ def test_token_by_token_from_a_cache_is_theirs(pair: Pair) -> None:
     given = pair.inputs
     with torch.no_grad():
         expected = pair.their_output(pair.theirs.eval())
-        source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
+        context = {name: given[name] for name in ("attention_mask", "global_attention_mask") if name in given}
+        source = model.backbone.encode(given["input_ids"], **context)
         cache, keep = Cache(), given["decoder_attention_mask"]
         for place in range(keep.shape[1]):
             token = given["decoder_input_ids"][:, place : place + 1]

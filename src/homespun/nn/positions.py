@@ -80,7 +80,9 @@ class SinusoidalPositions(nn.Module):
             raise UserError(f"sinusoidal positions need an even embedding_size, not {embedding_size}")
         self.max_position_embeddings = max_position_embeddings
         place = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None]
-        frequency = torch.exp(torch.arange(0, embedding_size, 2) * (-math.log(10000.0) / embedding_size))
+        # in float64 to the end: an error of the seventh digit of a frequency is one of the fourth at place 1000
+        even = torch.arange(0, embedding_size, 2, dtype=torch.float64)
+        frequency = torch.exp(even * (-math.log(10000.0) / embedding_size))
         parts = torch.sin(place * frequency), torch.cos(place * frequency)
         table = torch.cat(parts, dim=-1) if halves else torch.stack(parts, dim=-1).flatten(1)
         self.register_buffer("table", table.float(), persistent=False)

@@ -4,13 +4,16 @@ from homespun.hf.families.albert import ALBERT
 from homespun.hf.families.bart import BART
 from homespun.hf.families.bert import BERT
 from homespun.hf.families.big_bird import BIG_BIRD
+from homespun.hf.families.bigbird_pegasus import BIGBIRD_PEGASUS
 from homespun.hf.families.deberta import DEBERTA
 from homespun.hf.families.deberta_v2 import DEBERTA_V2
 from homespun.hf.families.distilbert import DISTILBERT
 from homespun.hf.families.electra import ELECTRA
 from homespun.hf.families.gpt2 import GPT2
+from homespun.hf.families.led import LED
 from homespun.hf.families.longformer import LONGFORMER
 from homespun.hf.families.openai_gpt import OPENAI_GPT
+from homespun.hf.families.pegasus import PEGASUS
 from homespun.hf.families.prophetnet import PROPHETNET
 from homespun.hf.families.reformer import REFORMER
 from homespun.hf.families.roberta import ROBERTA
@@ -33,4 +36,7 @@ FAMILIES = (
     ALBERT,
     T5,
     T5_ENCODER,
+    LED,
+    PEGASUS,
+    BIGBIRD_PEGASUS,
 )

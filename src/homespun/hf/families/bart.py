@@ -7,7 +7,7 @@ as 0. ``final_logits_bias`` is a number a word, not learned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -132,7 +132,13 @@ def shared_words(name: str) -> Table:
     )
 
 
-def conditional_lm(architecture: str, name: str) -> Architecture:
+def conditional_lm(
+    architecture: str,
+    name: str,
+    *,
+    unsaid: frozenset[str] = frozenset(),
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
+) -> Architecture:
     """The class that writes: a tied head, and a number that is added to each logit."""
     return Architecture(
         architecture,
@@ -152,7 +158,8 @@ def conditional_lm(architecture: str, name: str) -> Architecture:
         head=lambda settings: {"kind": "causal_lm", "final_logits_bias": True},
         pipeline="text2text-generation",
         # a model without it has zeros there
-        unsaid=frozenset({"head.final_logits_bias"}),
+        unsaid=unsaid | {"head.final_logits_bias"},
+        notes=notes,
     )
 
 

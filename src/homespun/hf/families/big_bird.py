@@ -35,6 +35,7 @@ from homespun.hf.families.bert import (
 )
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
+from homespun.models.attentions import AttentionConfig
 from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.sparse import BlocksConfig, RandomBlocksConfig, SparseAttentionConfig
 from homespun.models.encoder import EncoderConfig
@@ -49,9 +50,14 @@ _POOLER = Table(
 )
 
 
-def _read(settings: Tree, kind: str | None) -> Tree:
+def read_blocks(settings: Tree) -> Tree:
+    """The attention that ``attention_type`` and its sizes describe.
+
+    Raises:
+        UserError: there is no such type.
+    """
     if settings["attention_type"] == "original_full":
-        return {"attention": {"kind": "full"}}
+        return {"kind": "full"}
     if settings["attention_type"] != "block_sparse":
         raise UserError(
             f"unknown attention_type {settings['attention_type']!r}; there are block_sparse and original_full"
@@ -59,16 +65,15 @@ def _read(settings: Tree, kind: str | None) -> Tree:
     size = settings["block_size"]
     patterns = [{"kind": "blocks"}, {"kind": "random_blocks", "count": settings["num_random_blocks"]}]
     return {
-        "attention": {
-            "kind": "sparse",
-            "patterns": [pattern | {"size": size} for pattern in patterns],
-            "everywhere": {"first": 0, "block": size},
-        }
+        "kind": "sparse",
+        "patterns": [pattern | {"size": size} for pattern in patterns],
+        "everywhere": {"first": 0, "block": size},
     }
 
 
-def _write(backbone: EncoderConfig) -> Tree:
-    match backbone.attention:
+def write_blocks(attention: AttentionConfig) -> Tree:
+    """The settings of an attention that they can say."""
+    match attention:
         case FullAttentionConfig():
             return {"attention_type": "original_full"}
         case SparseAttentionConfig(patterns=[BlocksConfig(size=size), RandomBlocksConfig(count=count)]):
@@ -76,8 +81,9 @@ def _write(backbone: EncoderConfig) -> Tree:
     return {}
 
 
-def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
-    settings = _write(backbone)
+def block_notes(attention: AttentionConfig) -> tuple[str, ...]:
+    """In what transformers' graph differs."""
+    settings = write_blocks(attention)
     if "num_random_blocks" not in settings:
         return ()
     size, count = settings["block_size"], settings["num_random_blocks"]
@@ -106,6 +112,10 @@ def _question(backbone: EncoderConfig) -> tuple[str, ...]:
         "transformers lowers the logits of the question, up to the first separator, by a million, and makes the text "
         "after it segment 1 where no token_type_ids are given; this model does neither by itself",
     )
+
+
+def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
+    return block_notes(backbone.attention)
 
 
 BIG_BIRD = Family(
@@ -175,7 +185,7 @@ BIG_BIRD = Family(
         "use_bias": True,
         "rescale_embeddings": False,
     },
-    read=_read,
-    write=_write,
+    read=lambda settings, kind: {"attention": read_blocks(settings)},
+    write=lambda backbone: write_blocks(backbone.attention),
     fixed={"use_bias": (None, True), "rescale_embeddings": (None, False)},
 )

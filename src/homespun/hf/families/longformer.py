@@ -28,6 +28,7 @@ from homespun.hf.families.roberta import (
     pooled_classification,
 )
 from homespun.hf.family import Architecture, Family, headless
+from homespun.models.attentions import AttentionConfig
 from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig, WindowConfig
 from homespun.models.encoder import EncoderConfig
 
@@ -35,28 +36,36 @@ _LAYER, _OWN = "longformer.encoder.layer.{i}.attention.self", "backbone.layers.{
 _FIRST = frozenset({"backbone.attention.everywhere.first"})
 
 
-def _read(settings: Tree, kind: str | None) -> Tree:
+def read_windows(settings: Tree, *, first: int) -> Tree:
+    """The attention that ``attention_window`` describes, with so many ``first`` tokens that see all by themselves.
+
+    Raises:
+        UserError: windows that are no even numbers.
+    """
     given = settings["attention_window"]
     windows = given if isinstance(given, list) else [given]
     if not windows or not all(isinstance(window, int) and window > 0 and window % 2 == 0 for window in windows):
         raise UserError(f"attention_window={given!r} must be even numbers above zero, one or one a layer")
     radius = [window // 2 for window in windows] if isinstance(given, list) else given // 2
     return {
-        "attention": {
-            "kind": "sparse",
-            "patterns": [{"kind": "window", "radius": radius}],
-            "everywhere": {"first": 1 if kind == "pooled" else 0, "projections": True},
-        }
+        "kind": "sparse",
+        "patterns": [{"kind": "window", "radius": radius}],
+        "everywhere": {"first": first, "projections": True},
     }
 
 
-def _write(backbone: EncoderConfig) -> Tree:
-    match backbone.attention:
+def write_windows(attention: AttentionConfig) -> Tree:
+    """``attention_window`` of an attention that has one."""
+    match attention:
         case SparseAttentionConfig(patterns=[WindowConfig(radius=list(radius))]):
             return {"attention_window": [2 * each for each in radius]}
         case SparseAttentionConfig(patterns=[WindowConfig(radius=int(radius))]):
             return {"attention_window": 2 * radius}
     return {}
+
+
+def _read(settings: Tree, kind: str | None) -> Tree:
+    return {"attention": read_windows(settings, first=1 if kind == "pooled" else 0)}
 
 
 def _first_tokens(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
@@ -132,6 +141,6 @@ LONGFORMER = Family(
     ),
     defaults=DEFAULTS | {"attention_window": 512, "pad_token_id": 1},
     read=_read,
-    write=_write,
+    write=lambda backbone: write_windows(backbone.attention),
     offset=count_from_padding,
 )

@@ -1,0 +1,79 @@
+"""LED (Beltagy et al. 2020, section 7): BART whose encoder has Longformer's attention, with projections of its own.
+
+Which tokens of a text see all is the caller's choice, in ``global_attention_mask``, here as there. Its position tables
+begin with position 0. What is dropped out in training alone is read as BART's is.
+"""
+
+from __future__ import annotations
+
+from homespun.config import Tree
+from homespun.hf.convert import Rule, Table, in_stack
+from homespun.hf.families import bart
+from homespun.hf.families.longformer import read_windows, write_windows
+from homespun.hf.family import Family, headless
+from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+
+_LAYER, _OWN = "led.encoder.layers.{i}", "backbone.layers.{i}.attention"
+_PARTS = tuple(f"{part}{which}" for part in ("query", "key", "value") for which in ("", "_global"))
+_LENGTHS = {stack: {"max_position_embeddings": f"max_{stack}_position_embeddings"} for stack in ("encoder", "decoder")}
+_FIRST = frozenset({"backbone.encoder.attention.everywhere.first"})
+
+
+def _read(settings: Tree, kind: str | None) -> Tree:
+    stack = {"type_vocab_size": 0, "layer_norm_eps": 1e-5, "scale_embedding": False}
+    return {"encoder": stack | {"attention": read_windows(settings, first=0)}, "decoder": stack}
+
+
+def _first_tokens(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
+    match backbone.encoder.attention:
+        case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first:
+            return (
+                f"transformers makes no token of a text global by itself and this model the first {first}: give it a "
+                f"global_attention_mask with 1 at the first {first}",
+            )
+    return ()
+
+
+LED = Family(
+    model_type="led",
+    prefix="led.",
+    table=bart.shared_words("led")
+    + Table(
+        rules=(
+            *bart.position_rules("led"),
+            *bart.norm_rules("led", "layernorm_embedding", "embeddings.norm"),
+            *in_stack(
+                "encoder",
+                *(
+                    Rule(f"{_LAYER}.self_attn.longformer_self_attn.{part}.{{p}}", f"{_OWN}.sublayer.{part}.{{p}}")
+                    for part in _PARTS
+                ),
+                Rule(f"{_LAYER}.self_attn.output.{{p}}", f"{_OWN}.sublayer.output.{{p}}"),
+                Rule(f"{_LAYER}.self_attn_layer_norm.{{p}}", f"{_OWN}.norm.{{p}}"),
+                *bart.feedforward_rules(_LAYER),
+            ),
+            *bart.decoder_rules("led"),
+        )
+    ),
+    architectures=(
+        headless("LEDModel", "led.", unsaid=_FIRST, notes=_first_tokens),
+        bart.conditional_lm("LEDForConditionalGeneration", "led", unsaid=_FIRST, notes=_first_tokens),
+    ),
+    defaults={
+        **{
+            key: value
+            for key, value in bart.DEFAULTS.items()
+            if key not in ("max_position_embeddings", "scale_embedding")
+        },
+        "max_encoder_position_embeddings": 16384,
+        "max_decoder_position_embeddings": 1024,
+        "attention_window": 512,
+        "classifier_dropout": 0.0,
+    },
+    names=bart.names("encoder") | _LENGTHS["encoder"],
+    decoder_names=bart.names("decoder") | _LENGTHS["decoder"],
+    read=_read,
+    write=lambda backbone: write_windows(backbone.encoder.attention),
+    fixed=bart.FIXED,
+)
