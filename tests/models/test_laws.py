@@ -76,6 +76,14 @@ PARTS: dict[str, list[dict[str, Any]]] = {
     "reversible": [{"streams": "split"}, {"streams": "copy"}],
     "axial": [{"shape": [4, 8], "sizes": [17, 27]}],
 }
+# and of what is no part, but a setting of all
+SETTINGS: dict[str, dict[str, Any]] = {
+    "shared-layers": {"num_hidden_layers": 4, "num_hidden_groups": 2},
+    "shared-layers-reversible": {"num_hidden_layers": 4, "num_hidden_groups": 2, "residual": {"kind": "reversible"}},
+    # scores that nothing divides are as large as others from smaller weights
+    "no-biases": {"norm": "rms_norm", "attention_bias": False, "mlp_bias": False, "gated_feed_forward": True}
+    | {"head_size": 17, "scale_attn_weights": False, "initializer_range": 0.15},
+}
 # attentions whose neighbourhoods count from the start of a row, or are chosen by content: a packed document is kept
 # apart from the others, but does not see exactly what it would see alone
 GRIDS = {"blocks", "random_blocks", "permuted_blocks", "local", "lsh"}
@@ -100,7 +108,7 @@ def named(attention: dict[str, Any]) -> str:
 
 
 def variants() -> dict[str, EncoderConfig]:
-    """Every attention under every residual, causal or not; every kind of positions; every preset at a small size."""
+    """Every attention under every residual, causal or not; every kind of positions; presets at a small size."""
     configs = {}
     parts: dict[str, Any]
     for attention, residual, causal in itertools.product(
@@ -120,6 +128,7 @@ def variants() -> dict[str, EncoderConfig]:
         configs[name] = config
     for positions in examples(PositionsConfig):
         configs[positions["kind"]] = EncoderConfig.model_validate(SIZES | {"positions": positions})
+    configs |= {name: EncoderConfig.model_validate(SIZES | fields) for name, fields in SETTINGS.items()}
     for preset, fields in PRESETS.items():
         if "encoder" in fields:  # of two stacks
             continue
@@ -297,8 +306,9 @@ def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
         hidden = encoder(ids, attention_mask=keep)
         hidden.square().sum().backward()
         found.append([hidden.detach(), *(p.grad for p in encoder.parameters() if p.grad is not None)])
-    # once, and once more when computed again, which reversible layers always are
-    assert len(calls) == (4 if config.residual.kind == "reversible" else 3)
+    # once, and once more when computed again, which reversible layers always are; and that wherever the layer stands
+    times = sum(layer is encoder.layers[0] for layer in encoder.layers)
+    assert len(calls) == times * (4 if config.residual.kind == "reversible" else 3)
     for plain, checkpointed in zip(*found, strict=True):
         torch.testing.assert_close(plain, checkpointed, rtol=1e-6, atol=1e-6)
 

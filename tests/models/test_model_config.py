@@ -32,6 +32,7 @@ SIZES = {
     "electra-small": (30_522, 13.5),
     "electra-base": (30_522, 108.9),
     "electra-large": (30_522, 334.1),
+    "albert-base": (30_000, 11.1),
 }
 
 

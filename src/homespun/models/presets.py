@@ -1,7 +1,8 @@
 """Named sizes: values, not code. A config names one with ``preset`` and may change any of its fields.
 
 BERT's smaller sizes are those of Turc et al. 2019; base and large of Devlin et al. 2019, Liu et al. 2019 and
-Clark et al. 2020. The ELECTRA sizes below small are ours, and so are the sizes of the long-input models but for base.
+Clark et al. 2020; ALBERT's base of Lan et al. 2020. The sizes of ELECTRA below small and of ALBERT below base are ours,
+and so are the sizes of the long-input models but for base.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ _ELECTRA: dict[str, dict[str, Any]] = {
     "small": _SIZES["mini"] | {"num_hidden_layers": 12, "embedding_size": 128},
     "base": _SIZES["base"] | {"embedding_size": 768},
     "large": _SIZES["large"] | {"embedding_size": 1024},
+}
+_ALBERT: dict[str, dict[str, Any]] = {
+    size: _SIZES[size] | {"num_hidden_groups": 1, "embedding_size": width, "hidden_act": "gelu_new"}
+    for size, width in (("tiny", 64), ("mini", 128), ("base", 128))
 }
 
 # What makes each long-input model itself, beside its size. BigBird's and Longformer's numbers are those of the papers.
@@ -120,6 +125,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     **{f"bert-{size}": values for size, values in _SIZES.items()},
     **{f"roberta-{size}": values | _ROBERTA for size, values in _SIZES.items()},
     **{f"electra-{size}": values for size, values in _ELECTRA.items()},
+    **{f"albert-{size}": values for size, values in _ALBERT.items()},
     **{f"{name}-{size}": _SIZES[size] | parts for name, parts in _SPARSE.items() for size in ("mini", "base")},
     **{f"deberta-{size}": _SIZES[size] | _DEBERTA_V1 for size in ("mini", "base")},
     "deberta-v3-mini": _SIZES["mini"] | _DEBERTA_V3,
