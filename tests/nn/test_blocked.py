@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from homespun.nn.attention import split_heads
 from homespun.nn.global_attention import GlobalAttention
+from homespun.nn.kernels import blocked
 from homespun.nn.kernels.blocked import Blocked, find_everywhere, see_all
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.kernels.plan import make_plan
@@ -62,6 +65,46 @@ def test_blocked_is_dense(
         found.append([values, *torch.autograd.grad(values, parts, upstream)])
     for ours, truth in zip(*found, strict=True):
         torch.testing.assert_close(ours, truth)
+
+
+FIVE = {
+    "alike": Sparse((Window(19),), Global(first=2)),
+    "each its own": Sparse(
+        (Blocks(16), RandomBlocks.draw(size=16, count=2, blocks=31, heads=5, away=2, seed=1)), Global(block=16)
+    ),
+}
+
+
+@pytest.mark.parametrize("sparse", FIVE.values(), ids=FIVE)
+@pytest.mark.parametrize("most", [2, 3])
+def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five heads in parts of two and three, as no part is of one alone."""
+    torch.manual_seed(1)
+    parts = [some(BATCH, 5, LENGTH, HEAD_DIM) for _ in range(3)]
+    upstream = torch.randn(BATCH, 5, LENGTH, HEAD_DIM, dtype=torch.float64)
+    calls, found = [], []
+    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def counting(*inputs: Tensor, **options: Any) -> Any:
+        calls.append(1)
+        return fused(*inputs, **options)
+
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", counting)
+    for at_once in (2**40, most * _bytes_of_a_head(sparse)):
+        monkeypatch.setattr(blocked, "_AT_ONCE", at_once)
+        values = Blocked(sparse)(*parts, Mask(KEEP))
+        found.append([values, *torch.autograd.grad(values, parts, upstream)])
+    assert len(calls) == 1 + 2
+    for ours, truth in zip(*found, strict=True):
+        torch.testing.assert_close(ours, truth)
+
+
+def _bytes_of_a_head(sparse: Sparse) -> int:
+    plan = make_plan(sparse, LENGTH, False, torch.device("cpu"))
+    assert plan is not None
+    assert sparse.everywhere is not None
+    shared = sparse.everywhere.first + 2 * sparse.everywhere.block
+    return BATCH * plan.blocks * (len(plan.columns) * plan.size + shared) * HEAD_DIM * 8
 
 
 @pytest.mark.parametrize("count", [1, HEAD_DIM], ids=["few", "many"])

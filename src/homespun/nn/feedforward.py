@@ -61,8 +61,17 @@ class FeedForward(nn.Module):
         return torch.cat([self._apply_to(part) for part in parts], -2)
 
     def _apply_to(self, hidden: Tensor) -> Tensor:
-        inner = self.activation(self.inner(hidden))
-        if self.gate is not None:
-            inner = inner * self.gate(hidden)
+        wide = (self.inner(hidden),) if self.gate is None else (self.inner(hidden), self.gate(hidden))
+        if not torch.is_grad_enabled():
+            return self._narrow(*wide)
+        # kept for the backward pass are the vectors before the activation, not those after it too; computing these
+        # again stops before the product
+        result: Tensor = checkpoint(self._narrow, *wide, use_reentrant=False, preserve_rng_state=False)
+        return result
+
+    def _narrow(self, inner: Tensor, *gate: Tensor) -> Tensor:
+        inner = self.activation(inner)
+        for factor in gate:
+            inner = inner * factor
         result: Tensor = self.outer(inner)
         return result

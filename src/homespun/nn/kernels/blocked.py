@@ -8,6 +8,8 @@ plain one once the tokens stand in order of their remainder. Equal to `DotProduc
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,10 @@ from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.kernels.plan import Plan, make_plan
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import Sparse
+
+# bytes of gathered keys that are attended to at once, on a CPU. At 4,096 tokens, forward and backward of the attention
+# alone, the peak falls from 1.28 to 0.95 GB against all heads at once, for 3 % of time; half as many save little more
+_AT_ONCE = 2**25
 
 
 class Blocked(nn.Module):
@@ -160,7 +166,8 @@ def _blocks(
 class _InBlocks(torch.autograd.Function):
     """`_in_blocks` on a CPU: keys and values are gathered again in the backward pass, attention is not made again.
 
-    The two halves of SDPA's fused path on a CPU, of which the first is what SDPA calls for such inputs.
+    The two halves of SDPA's fused path on a CPU, of which the first is what SDPA calls for such inputs. Some heads at a
+    time: the gathered keys are several times the keys, and so stay near the processor and out of the peak.
     """
 
     @staticmethod
@@ -173,24 +180,59 @@ class _InBlocks(torch.autograd.Function):
         everywhere: Everywhere | None,
         bias: Tensor | None,
     ) -> Tensor:
-        blocks = _blocks(query, key, value, plan, everywhere)
-        values, totals = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*blocks, attn_mask=bias)
-        ctx.plan, ctx.everywhere, ctx.bias = plan, everywhere, bias
-        ctx.save_for_backward(query, key, value, values, totals)
-        result: Tensor = values
+        heads, parts, sums = query.shape[1], [], []
+        for part, own, its_bias in _by_heads(query, plan, everywhere, bias):
+            blocks = _blocks(query[:, part], key[:, part], value[:, part], own, everywhere)
+            values, totals = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*blocks, attn_mask=its_bias)
+            parts.append(values)
+            sums.append(totals)
+        ctx.plan, ctx.everywhere, ctx.bias, ctx.heads = plan, everywhere, bias, heads
+        result = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        ctx.save_for_backward(query, key, value, result, *sums)
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        *parts, values, totals = ctx.saved_tensors
-        parts = [part.detach().requires_grad_() for part in parts]
-        with torch.enable_grad():
-            blocks = _blocks(parts[0], parts[1], parts[2], ctx.plan, ctx.everywhere)
-        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, *(block.detach() for block in blocks), values, totals, 0.0, False, attn_mask=ctx.bias
-        )
-        return *torch.autograd.grad(blocks, parts, gradients), None, None, None
+        query, key, value, values, *sums = ctx.saved_tensors
+        totals = [torch.empty_like(tensor) for tensor in (query, key, value)]
+        places = zip(_by_heads(query, ctx.plan, ctx.everywhere, ctx.bias), sums, strict=True)
+        for (part, own, bias), logsumexp in places:
+            inputs = [tensor[:, part].detach().requires_grad_() for tensor in (query, key, value)]
+            with torch.enable_grad():
+                blocks = _blocks(inputs[0], inputs[1], inputs[2], own, ctx.everywhere)
+            width = values.shape[1] // query.shape[1]
+            where = slice(part.start * width, part.stop * width)
+            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                gradient[:, where],
+                *(block.detach() for block in blocks),
+                values[:, where],
+                logsumexp,
+                0.0,
+                False,
+                attn_mask=bias,
+            )
+            for total, found in zip(totals, torch.autograd.grad(blocks, inputs, gradients), strict=True):
+                total[:, part] = found
+        return *totals, None, None, None
+
+
+def _by_heads(
+    query: Tensor, plan: Plan, everywhere: Everywhere | None, bias: Tensor | None
+) -> Iterator[tuple[slice, Plan, Tensor | None]]:
+    """Heads to do at once, with their part of the plan and of the bias."""
+    batch, heads, _, head_dim = query.shape
+    shared = 0 if everywhere is None else everywhere.index.shape[1]
+    gathered = batch * plan.blocks * (len(plan.columns) * plan.size + shared) * head_dim * query.element_size()
+    # no part is of one head alone, whose layout would be the other one
+    parts = max(1, min(-(-heads * gathered // _AT_ONCE), heads // 2))
+    edges = [heads * number // parts for number in range(parts + 1)]
+    for first, last in itertools.pairwise(edges):
+        part, blocks = slice(first, last), slice(first * plan.blocks, last * plan.blocks)
+        if plan.heads == 1:
+            yield part, plan, bias
+        else:
+            yield part, plan.of_heads(part), None if bias is None else bias[:, blocks]
 
 
 def see_all(query: Tensor, key: Tensor, value: Tensor, mask: Mask, everywhere: Everywhere, dropout: float) -> Tensor:

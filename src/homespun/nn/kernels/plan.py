@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -28,6 +29,11 @@ class Plan:
     @property
     def blocks(self) -> int:
         return self.queries.shape[1]
+
+    def of_heads(self, part: slice) -> Plan:
+        """The plan of some heads, where they differ: enough of it to gather by."""
+        columns = tuple(column if isinstance(column, int) else column[part] for column in self.columns)
+        return dataclasses.replace(self, heads=part.stop - part.start, columns=columns)
 
 
 @functools.lru_cache(maxsize=64)
