@@ -264,6 +264,7 @@ def test_what_no_family_has_is_not_written(backbone: dict[str, Any], word: str, 
     report = export_beside(tmp_path, model, config, TOKENIZER)
     assert report["folder"] is None
     assert word in report["notes"][0]
+    assert "--to onnx" in report["notes"][1]
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from homespun.cli.convert import convert
+from homespun.cli.convert import convert, export
 from homespun.cli.options import Columns, Encoding, Input, Json, Out, Overrides, Resume, parts, tell, tell_run
 from homespun.cli.recipes import recipes_app
 from homespun.cli.show import show_app
@@ -30,6 +30,7 @@ app.add_typer(corpus_app, name="corpus")
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
 app.command()(convert)
+app.command()(export)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,13 +14,16 @@ Source = Annotated[
 ]
 
 
+Head = Annotated[
+    str | None, typer.Option("--head", help="Kind of head to open it with, such as pooler; none: without.")
+]
+
+
 def convert(
     source: Source,
     out: Out,
     to: Annotated[str, typer.Option("--to", help="homespun (a model/ folder) or hf (for transformers).")] = "homespun",
-    head: Annotated[
-        str | None, typer.Option("--head", help="Kind of head to open it with, such as pooler; none: without.")
-    ] = None,
+    head: Head = None,
     as_json: Json = False,
 ) -> None:
     """Write a model in another form, check it, and say where every tensor went."""
@@ -27,8 +31,7 @@ def convert(
     from homespun.jobs.convert import FORMS
     from homespun.jobs.convert import convert as job
 
-    wanted = STORED if head is None else None if head == "none" else head
-    result = job(source, out, to=choice(to, FORMS, "--to"), head=wanted)
+    result = job(source, out, to=choice(to, FORMS, "--to"), head=_kind(head, STORED))
     if as_json:
         tell(result, as_json)
         return
@@ -47,3 +50,36 @@ def convert(
         "checked": f"{check['compared']} of {len(check['lengths'])} texts differ by {check['largest_difference']:.1g}",
     }
     tell(facts, as_json)
+
+
+def export(
+    source: Source,
+    out: Annotated[Path, typer.Option("--out", help="A .onnx file to write.")],
+    to: Annotated[str, typer.Option("--to", help="onnx; `homespun convert --to hf` writes for transformers.")] = "onnx",
+    head: Head = None,
+    as_json: Json = False,
+) -> None:
+    """Write a model for programs that have neither homespun nor transformers, and check the file."""
+    from homespun.hf.family import STORED
+    from homespun.jobs.convert import export as job
+
+    choice(to, ("onnx",), "--to")
+    result = job(source, out, head=_kind(head, STORED))
+    if as_json:
+        tell(result, as_json)
+        return
+    largest = max(check["largest_difference"] for check in result["checked"])
+    facts = {
+        "written": result["file"],
+        "inputs": ", ".join(result["inputs"]),
+        "output": result["output"],
+        "tokens": f"exactly {result['length']}" if result["length"] else f"up to {result['max_length']}",
+        "checked": f"{len(result['checked'])} batches differ by {largest:.1g}",
+    }
+    for note in result["notes"]:
+        typer.echo(f"note: {note}")
+    tell(facts, as_json)
+
+
+def _kind(head: str | None, stored: str) -> str | None:
+    return stored if head is None else None if head == "none" else head

@@ -23,6 +23,8 @@ from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.store import weights_of
 from homespun.text.tokenizer import Tokenizer
 
+OFFER = "`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library"
+
 
 @dataclass(frozen=True)
 class ExportReport:
@@ -109,8 +111,12 @@ def export_huggingface(
 def export_beside(
     run: str | Path, model: Model, config: ModelConfig, tokenizer: Tokenizer, *, labels: Labels | None = None
 ) -> dict[str, Any]:
-    """`export_huggingface` into ``hf/`` of a run directory; the report as plain values, for ``result.json``."""
-    return asdict(export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels))
+    """`export_huggingface` into ``hf/`` of a run directory; the report as plain values, for ``result.json``.
+
+    Where no family has the model, the notes offer another way out.
+    """
+    report = asdict(export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels))
+    return report if report["folder"] is not None else report | {"notes": (*report["notes"], OFFER)}
 
 
 def _complete_tokenizer(path: Path, backbone: BackboneConfig) -> None:

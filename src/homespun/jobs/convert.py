@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 
 from homespun.errors import UserError
-from homespun.hf.export import export_huggingface
+from homespun.hf.export import OFFER, export_huggingface
 from homespun.hf.family import STORED
 from homespun.hf.open import Opened, open_any
 from homespun.inference.compare import of_real_tokens, small_batch
+from homespun.inference.export import export_onnx
 from homespun.models.backbone import Model
 from homespun.models.store import Stored, save_model, weights_of
 
@@ -71,6 +73,21 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
     return report
 
 
+def export(source: str | Path, out: str | Path, *, head: str | None = STORED) -> dict[str, Any]:
+    """Write the model in ``source`` as an ONNX file, run it, and compare; what `OnnxReport` says, as plain values.
+
+    Args:
+        source: what `homespun.hf.open.open_any` opens.
+        out: a file that ends in ``.onnx``; an older one is replaced.
+        head: as in `open_any`.
+
+    Raises:
+        UserError: there is no such model, or it cannot be written; see `export_onnx`.
+    """
+    stored = open_any(source, head=head).stored
+    return {"source": str(source), "to": "onnx", **asdict(export_onnx(out, stored.model, stored.config))}
+
+
 def compare(one: Stored, other: Stored) -> dict[str, Any]:
     """The largest difference of two models on two texts of random tokens, the second one padded.
 
@@ -104,7 +121,7 @@ def _write(folder: Path, stored: Stored, to: Form) -> tuple[str, ...]:
         return ()
     report = export_huggingface(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels)
     if report.folder is None:
-        raise UserError(f"{report.notes[0]}; `homespun export MODEL --to onnx --out FILE` writes it for other programs")
+        raise UserError(f"{report.notes[0]}; {OFFER}")
     return report.notes
 
 

@@ -27,7 +27,10 @@ GIB = 1024**3
 COMFORTABLE_MEMORY = 4 * GIB
 COMFORTABLE_DISK = 5 * GIB
 # extra: its module and what it is for; the extras left out are for work on homespun itself
-EXTRAS = {"track": ("tensorboard", "TensorBoard curves beside metrics.jsonl")}
+EXTRAS = {
+    "track": ("tensorboard", "TensorBoard curves beside metrics.jsonl"),
+    "export": ("onnxruntime", "ONNX files, by `homespun export`"),
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,229 @@
+"""Writing a model as an ONNX file, for programs that have neither torch nor transformers; checked against the model.
+
+The graph is exact attention written out, every pattern as a table of all pairs, because blocks are planned in Python by
+the length of a text: memory grows with the square of the length, where the model's own grows with the length.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import io
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from homespun.errors import UserError
+from homespun.inference.compare import of_real_tokens, small_batch
+from homespun.models.backbone import Encoder, Model
+from homespun.models.config import ModelConfig
+from homespun.nn.attention import split_heads
+from homespun.nn.global_attention import GlobalAttention
+from homespun.nn.kernels.blocked import Blocked
+from homespun.nn.kernels.chunks import LocalAttention
+from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.kernels.lsh import LSH
+from homespun.nn.masks import Mask
+
+_EXTRA = ("onnx", "onnxscript", "onnxruntime")
+_LIMIT = 2**31  # bytes of one file of protobuf
+_TOLERANCE = 1e-4  # of the largest value: another library's kernels add up in another order
+_SORTED: dict[type[nn.Module], str] = {LSH: "lsh", LocalAttention: "local"}
+_TRIED = ((23, 17), (11, 5))  # texts of these lengths
+
+
+@dataclass(frozen=True)
+class OnnxReport:
+    """An ONNX file that was written and run.
+
+    Args:
+        file: where it is.
+        inputs: their names, each (batch, length) int64.
+        output: its name, ``logits`` or ``last_hidden_state``.
+        length: the one that texts must be padded to; None: any, up to ``max_length``.
+        max_length: in tokens.
+        checked: of each batch that was tried, its shape and the largest difference from the model.
+        notes: what its user should know.
+    """
+
+    file: str
+    inputs: tuple[str, ...]
+    output: str
+    length: int | None
+    max_length: int
+    checked: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+
+def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxReport:
+    """Write ``path`` whole or not at all: the model's forward pass in evaluation mode, for batches of any size.
+
+    The file is run by onnxruntime before it is there, at two lengths with padding and for one text, and compared with
+    the model. Where an attention cannot be written for any length, it is written for texts of exactly
+    ``max_position_embeddings`` tokens, padding counted.
+
+    Raises:
+        UserError: the extra ``export`` is not installed; the file is to be something else than ``.onnx``; the model
+            has an attention that cannot be written, or is too large for one file.
+    """
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise UserError(f"--out must end in .onnx, not {path.name!r}")
+    for module in model.modules():
+        if name := _SORTED.get(type(module)):
+            raise UserError(
+                f"{name} attention cannot be written as ONNX: which tokens meet is found while it runs; "
+                f"use another attention, or homespun itself"
+            )
+    if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
+        raise UserError(f"ONNX needs {missing[0]}, which is not installed: pip install 'homespun[export]'")
+    size = sum(tensor.nbytes for tensor in model.parameters())
+    if size >= _LIMIT:
+        raise UserError(f"the weights are {size / 2**30:.1f} GiB, and an ONNX file holds less than 2")
+    written_out = _written_out(model)
+    longest = config.backbone.max_position_embeddings
+    output = "last_hidden_state" if config.head is None else "logits"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+        made = Path(temporary) / path.name
+        length = None
+        notes = []
+        if any(isinstance(module, Blocked | GlobalAttention) for module in model.modules()):
+            notes.append("the attention is written out in full: memory grows with the square of the length")
+        try:
+            _write(made, written_out, _batch(model, config, _TRIED[0]), config, length, output)
+        except Exception as error:  # torch has a class of its own for each way in which a graph cannot be taken
+            length, kind = longest, config.backbone.attention.kind
+            try:
+                _write(made, written_out, _batch(model, config, (longest, longest - 5)), config, length, output)
+            except Exception as other:
+                raise UserError(f"{kind} attention cannot be written as ONNX: {_first_line(other)}") from error
+            notes.append(f"texts must be padded to {length} tokens: {kind} attention cannot be written for any length")
+        tried = _TRIED if length is None else ((length, length - 5), (length, length // 2))
+        batches = [_batch(model, config, lengths) for lengths in tried]
+        # and one text alone, as long as can be
+        batches.append({name: tensor[:1] for name, tensor in _batch(model, config, (longest, longest)).items()})
+        checked = tuple(_check(made, model, batch) for batch in batches)
+        os.replace(made, path)
+    inputs = tuple(_batch(model, config, _TRIED[1]))
+    return OnnxReport(str(path), inputs, output, length, longest, checked, tuple(notes))
+
+
+class _GlobalWrittenOut(nn.Module):
+    """`GlobalAttention` that projects every token as a global one too, and then takes those that are.
+
+    How many tokens are global depends on the data, and so would the shapes of the graph.
+    """
+
+    def __init__(self, attention: GlobalAttention) -> None:
+        super().__init__()
+        self.attention = attention
+        self.local, self.everywhere = DotProduct(attention.kernel.sparse), DotProduct()
+        members = attention.sparse.everywhere
+        if members is None:
+            raise ValueError("there are no global tokens")
+        self.members = members
+
+    def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
+        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        own = self.attention
+        heads = own.num_attention_heads
+        query, key, value = (split_heads(part(hidden), heads) for part in (own.query, own.key, own.value))
+        values = self.local(query, key, value, mask).transpose(1, 2).flatten(2)
+        query, key, value = (
+            split_heads(part(hidden), heads) for part in (own.query_global, own.key_global, own.value_global)
+        )
+        seen = self.everywhere(query, key, value, Mask(mask.keep)).transpose(1, 2).flatten(2)
+        members = mask.members(self.members, hidden.shape[1], hidden.device)
+        mixed: Tensor = own.output(torch.where(members[..., None], seen, values))
+        return mixed
+
+
+def _written_out(model: Model) -> Model:
+    """A copy with the same weights that plans no blocks."""
+    memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    model = copy.deepcopy(model, memo).eval()
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, Blocked):
+                setattr(module, name, child.dense)
+            elif isinstance(child, GlobalAttention):
+                setattr(module, name, _GlobalWrittenOut(child))
+    return model
+
+
+def _batch(model: Model, config: ModelConfig, lengths: tuple[int, int]) -> dict[str, Tensor]:
+    given = small_batch(model, config, lengths)
+    if config.backbone.type_vocab_size > 1:
+        half = torch.arange(given["input_ids"].shape[1]) >= given["input_ids"].shape[1] // 2
+        given["token_type_ids"] = half.long().expand_as(given["input_ids"]).contiguous()
+    return given
+
+
+def _write(
+    path: Path, model: Model, given: Mapping[str, Tensor], config: ModelConfig, length: int | None, output: str
+) -> None:
+    backbone = config.backbone
+    batch = torch.export.Dim("batch")
+    longest = {"": backbone.max_position_embeddings}
+    if not isinstance(model.backbone, Encoder):
+        longest["decoder_"] = model.backbone.decoder.embeddings.positions.max_position_embeddings
+    sizes = {
+        # the longest of all is tried on the file: for torch.export, a table cut to its own length is another graph
+        prefix: torch.export.Dim(f"{prefix}length", min=2, max=most - 1) if length is None else torch.export.Dim.STATIC
+        for prefix, most in longest.items()
+    }
+    shapes = {name: {0: batch, 1: sizes["decoder_" if name.startswith("decoder_") else ""]} for name in given}
+    with _quietly(), torch.no_grad():
+        graph = torch.export.export(model, (), dict(given), dynamic_shapes=shapes, strict=False)
+        program = torch.onnx.export(graph, input_names=list(given), output_names=[output], dynamo=True, verbose=False)
+    if program is None:
+        raise RuntimeError("torch.onnx gave no program")
+    program.save(str(path))
+
+
+def _check(path: Path, model: Model, given: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Run the file, and compare what it gives."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    found = torch.from_numpy(session.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0])
+    with torch.no_grad():
+        expected = model(**given)
+    mine, there = of_real_tokens(expected, given), of_real_tokens(found, given)
+    difference = float((mine - there).abs().max())
+    if not difference <= _TOLERANCE * max(1.0, float(mine.abs().max())):
+        raise RuntimeError(f"{path.name} gives results that differ by {difference:g} from the model's")
+    return {"shape": list(given["input_ids"].shape), "largest_difference": difference}
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """What exporters say on the way is about their own insides."""
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        before = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
