@@ -16,14 +16,17 @@ from homespun.objectives.masked import MaskedLM
 from homespun.text.tokenizer import Tokenizer
 
 LONG = sorted(name for name, fields in PRESETS.items() if "attention" in fields and not name.endswith("-base"))
+CASES: dict[str, dict[str, Any]] = {name: {"preset": name} for name in LONG} | {
+    "relative-bias": {"attention": {"kind": "relative_bias"}, "positions": {"kind": "none"}}
+}
 NARROW = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
 
 
 @pytest.mark.parametrize("objective", [Electra(), MaskedLM()], ids=["electra", "mlm"])
-@pytest.mark.parametrize("preset", LONG)
-def test_it_learns(preset: str, objective: Any, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("name", CASES)
+def test_it_learns(name: str, objective: Any, tokenizer: Tokenizer) -> None:
     torch.manual_seed(1)
-    fields = {"preset": preset, "vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
+    fields = CASES[name] | {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
     backbone = EncoderConfig.model_validate(fields | NARROW)
     packed = backbone.attention.separates_documents
     rows = some_rows(tokenizer, [113, 128, 101], packed=packed)

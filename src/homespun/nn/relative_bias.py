@@ -104,6 +104,7 @@ class BiasedDotProduct(nn.Module):
     def __init__(self, bias: RelativeBias, *, dropout: float = 0.0, scaled: bool = False) -> None:
         super().__init__()
         self.bias = bias
+        self.sparse = FULL
         self.dropout = dropout
         self.scaled = scaled
 
@@ -121,7 +122,7 @@ class BiasedDotProduct(nn.Module):
             if learns:
                 table = _Learned.apply(weight, table, self.bias.between(mask, queries, keys))  # type: ignore[no-untyped-call]
             values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout, scale=scale)
-        allowed = mask.dense(FULL, queries, keys, query.device)
+        allowed = mask.dense(self.sparse, queries, keys, query.device)
         if allowed is None:
             return values
         return torch.where(allowed.any(-1, keepdim=True), values, values.new_zeros(()))

@@ -22,7 +22,7 @@ from torch import Tensor
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table, in_stack
-from homespun.hf.families.bert import classification, token_classification
+from homespun.hf.families.bert import token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.models.attentions.relative_bias import RelativeBiasAttentionConfig
 from homespun.models.encoder import EncoderConfig
@@ -260,12 +260,7 @@ T5_ENCODER = Family(
             unsaid=_UNSAID_OF_ONE,
             notes=_notes,
         ),
-        token_classification(
-            "T5ForTokenClassification",
-            head=lambda settings: classification("token_classification")({"hidden_dropout_prob": 0.0} | settings),
-            unsaid=_UNSAID_OF_ONE,
-            notes=_notes,
-        ),
+        token_classification("T5ForTokenClassification", unsaid=_UNSAID_OF_ONE, notes=_notes),
     ),
     defaults={**_DEFAULTS, "classifier_dropout": 0.0},
     names=_NAMES,
