@@ -19,8 +19,11 @@ from hf_peers import (
     their_model,
 )
 
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
 from homespun.hf.family import STORED
 from homespun.hf.open import open_huggingface
+from homespun.jobs.use import predict
 
 transformers = pytest.importorskip("transformers")
 
@@ -215,3 +218,30 @@ def test_answers_of_bigbird_are_sought_beyond_the_question(question: tuple[int, 
         found = ours(**given)
     torch.testing.assert_close(found[~asked], expected[~asked], atol=1e-5, rtol=1e-5)
     assert (expected[asked] < -1e5).all()
+
+
+@pytest.mark.parametrize("name", ["BertForTokenClassification", "AlbertForTokenClassification"])
+def test_what_labels_tokens_is_no_classifier_of_texts(name: str, tmp_path: Path) -> None:
+    their_model(getattr(transformers, name), num_labels=3).save_pretrained(tmp_path / "theirs")
+    bert_tokenizer().save(tmp_path / "theirs")
+    assert open_huggingface(tmp_path / "theirs").stored.labels == Labels(("LABEL_0", "LABEL_1", "LABEL_2"))
+    with pytest.raises(UserError, match="labels tokens, and texts are labelled here"):
+        predict(str(tmp_path / "theirs"), ["some.txt"], tmp_path / "out.csv")
+
+
+def test_embeddings_of_albert_as_wide_as_its_layers(tmp_path: Path) -> None:
+    """Their matrix between the two has no place here, unless it changes nothing."""
+    theirs = their_model(transformers.AlbertModel, embedding_size=33)
+    bert_tokenizer().save(tmp_path)
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"embedding_hidden_mapping_in\.bias' and 1 more tensors have no place"):
+        open_huggingface(tmp_path)
+    with torch.no_grad():
+        theirs.encoder.embedding_hidden_mapping_in.weight.copy_(torch.eye(33))
+        theirs.encoder.embedding_hidden_mapping_in.bias.zero_()
+    theirs.save_pretrained(tmp_path)
+    given = inputs(pad_id=0)
+    keep = given["attention_mask"].bool()
+    with torch.no_grad():
+        expected, found = theirs(**given).last_hidden_state, open_huggingface(tmp_path).stored.model(**given)
+    torch.testing.assert_close(found[keep], expected[keep], atol=1e-5, rtol=1e-5)

@@ -127,6 +127,10 @@ def _classifier(run: str) -> tuple[Stored, Labels]:
     stored = open_model(run)
     if stored.labels is None or "length" not in stored.task:
         raise UserError(f"{run} is not a classifier; fine-tune it first: homespun finetune classify ... --from {run}")
+    if stored.config.head is not None and stored.config.head.kind == "token_classification":
+        raise UserError(
+            f"{run} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
+        )
     return stored, stored.labels
 
 
