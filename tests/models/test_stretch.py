@@ -159,6 +159,21 @@ def test_linformers_sums_go_on_over_the_new_places(tokenizer: Tokenizer) -> None
     assert torch.equal(new[..., 23:46], old)
 
 
+def test_relative_positions_stay_what_they_were(tokenizer: Tokenizer) -> None:
+    stored = made(tokenizer, attention={"kind": "disentangled"}, positions={"kind": "none"})
+    with pytest.raises(UserError, match=r"relative\.embedding\.weight has shape \(46, 22\) and would need \(122, 22\)"):
+        stretch(stored, max_position_embeddings=61)
+    changes = {"max_position_embeddings": 61, "attention": {"max_relative_positions": 23}}
+    longer, origins = carried(stored, changes)
+    assert origins.fresh == ()
+    assert torch.equal(longer.model(ids(23)), stored.model(ids(23)))
+    longer.model(ids(61))
+    biased = made(tokenizer, attention={"kind": "relative_bias"}, positions={"kind": "none"})
+    farther, origins = carried(biased, {"attention": {"max_distance": 257}})
+    assert origins.fresh == ()
+    assert torch.equal(farther.model(ids(7)), biased.model(ids(7)))
+
+
 @pytest.mark.parametrize(
     ("layers", "wanted", "expected"),
     [
@@ -233,7 +248,7 @@ MISTAKES = {
     "what cannot follow": (
         {"attention": {"kind": "linformer", "k": 5, "projection": "convolved"}},
         {"max_position_embeddings": 61},
-        "keep max_position_embeddings=23, or give another attention",
+        "keep max_position_embeddings=23, or set model.attention so that it stays",
     ),
     "causal": ({"causal": True}, {"attention": {"kind": "linformer", "k": 5}}, "linformer cannot be causal"),
 }

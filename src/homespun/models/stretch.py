@@ -163,7 +163,7 @@ def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords 
     with torch.no_grad():
         for name, tensor in weights_of(model).items():
             origin = _origin(name, source, layers)
-            if origin is not None and ".kernel." in name and before.attention != after.attention:
+            if origin is not None and ".kernel." in name and before.attention.kind != after.attention.kind:
                 origin = None  # of another kernel, whatever its name
             if origin is None:
                 fresh.append(name)
@@ -174,8 +174,8 @@ def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords 
                 if before.attention == after.attention:
                     raise UserError(
                         f"{name} has shape {tuple(made.shape)} and would need {tuple(tensor.shape)}: nothing is known "
-                        f"to make it of; keep max_position_embeddings={before.max_position_embeddings}, or give "
-                        f"another attention"
+                        f"to make it of; keep max_position_embeddings={before.max_position_embeddings}, or set "
+                        f"model.attention so that it stays"
                     )
                 fresh.append(name)
                 continue
