@@ -7,15 +7,19 @@ drops as much of the hidden states as the peer, and no attention probabilities. 
 keeps freed memory for the next step, as our trainer does, where a plain loop gets fresh pages for every large tensor; a
 ``careful_peer`` that keeps it too runs beside, but not of full attention: what it keeps leaves no room for the peer.
 
-``--alone`` measures the attention module alone, forward and backward. ``--growth`` fits how time and memory of ours
-grow with the length, ``--crossover`` finds from which length on each of ours beats our full attention; in both, nothing
-but the attention differs.
+``--alone`` measures the attention module alone, forward and backward. ``--by-length`` measures ours from short to long,
+where nothing but the attention differs: how time and memory of each grow, and from which length on each beats our full
+attention. On a CPU its seconds are the processor's, which neighbours on a shared machine disturb less; waiting threads
+count, so it is one thread unless ``--threads`` says more.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import statistics
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,9 +38,10 @@ from homespun.training.memory import keep_freed_memory
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE, SHORT = 1000, 64
 PRECISIONS = {"float32": torch.float32, "bf16": torch.bfloat16}
-GROWTH = (2048, 4096, 8192, 16_384)
-CLEARLY = 0.98  # less by more than the noise
-CROSSOVER = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
+GROWS_FROM = 2048
+FULL_UNTIL = 8192  # full attention of twice that takes a CPU minutes a step
+CLEARLY = 0.95  # less by more than the noise
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "hidden_size": settings.hidden_size,
         "layers": settings.layers,
     }
-    if options.growth or options.crossover:
+    if options.by_length:
         return told | _ours_by_length(options, settings)
     return told | {"length": settings.length, "alone": options.alone} | _against_peers(options, settings)
 
@@ -136,15 +141,26 @@ def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str,
 
 
 def _ours_by_length(options: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    """Ours at each length, with what follows from it: exponents, or the lengths at which full attention is beaten."""
-    names = [name for name in NAMES[1:] if options.only in (None, name)]
-    lengths = options.lengths or (GROWTH if options.growth else CROSSOVER)
-    found = _by_length(names if options.growth else ["full", *names], lengths, settings, options.rounds)
-    told: dict[str, Any] = {"lengths": [*lengths], "ours": found}
-    if options.growth:
-        return told | {"exponents": {name: _exponents(lengths, values) for name, values in found.items()}}
+    """Ours at each length, with what follows from it: exponents, and the lengths at which full attention is beaten."""
+    lengths = options.lengths or LENGTHS
+    found = {
+        name: _by_length(name, [n for n in lengths if name != "full" or n <= FULL_UNTIL], settings, options.rounds)
+        for name in NAMES
+        if options.only in (None, name) or name == "full"
+    }
+    grown = [length for length in lengths if length >= GROWS_FROM]
     plot = _plot(lengths, found, Path(options.plot), settings)
-    return told | {"begins_to_beat_full": _crossovers(lengths, found), "plot": plot}
+    return {
+        "lengths": [*lengths],
+        "ours": found,
+        "exponents": {
+            name: _exponents(grown, {key: of[-len(grown) :] for key, of in values.items()})
+            for name, values in found.items()
+            if name != "full" and len(grown) > 1
+        },
+        "begins_to_beat_full": _crossovers(lengths, found),
+        "plot": plot,
+    }
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -154,19 +170,19 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="times that each takes its turn (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="bf16: mixed, by autocast")
-    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
-    parser.add_argument("--plot", default=str(ROOT / "results" / "attention-crossover.svg"), help="of --crossover")
+    parser.add_argument("--threads", type=int, help="of the processor (default: 2, with --by-length 1)")
+    parser.add_argument("--plot", default=str(ROOT / "results" / "attention-crossover.svg"), help="of --by-length")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--alone", action="store_true", help="the attention module without the model around it")
-    mode.add_argument("--growth", action="store_true", help=f"ours at {', '.join(map(str, GROWTH))} tokens")
-    mode.add_argument("--crossover", action="store_true", help="ours and our full attention, from short to long")
+    mode.add_argument("--by-length", action="store_true", help="ours and our full attention, from short to long")
     # small ones, for trying the benchmark itself
     parser.add_argument("--hidden", type=int, default=768, help=argparse.SUPPRESS)
     parser.add_argument("--layers", type=int, default=4, help=argparse.SUPPRESS)
     parser.add_argument("--lengths", type=lambda text: tuple(map(int, text.split(","))), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.only == "full" and (options.growth or options.crossover):
-        parser.error("--growth and --crossover are of the others; full attention is what --crossover compares with")
+    options.threads = options.threads or (1 if options.by_length else 2)
+    if options.only == "full" and options.by_length:
+        parser.error("--by-length is of the others; full attention is what it compares with")
     if options.alone and options.only not in (None, *ALONE):
         parser.error(f"--alone compares {' and '.join(ALONE)}, not {options.only}")
     if options.alone and (options.length < 1024 or options.length % 512):
@@ -198,19 +214,31 @@ def _seconds(
     return measure
 
 
-def _peak(make: Callable[[str, Settings], Step], name: str, settings: Settings, *shorter: int) -> list[int]:
-    """Bytes at the most after texts of these lengths and of the whole one, in a process that does nothing else.
-
-    Where there is a device, of its memory. No peer is given shorter ones: some choose what they are by the first text.
-    """
+def _at_length(name: str, settings: Settings, rounds: int) -> tuple[float, int, int]:
+    """Seconds of a step, the peak after texts of `SHORT` tokens and after whole ones; in a process of its own."""
     keep_freed_memory()
-    step = make(name, settings)
-    peaks = []
-    for length in (*shorter, settings.length):
-        for _ in range(2):  # the first step makes the state of the optimizer
-            step(length)
-        peaks.append(torch.cuda.max_memory_allocated() if settings.device == "cuda" else peak_bytes())
-    return peaks
+    step = _ours_with(name, settings)
+    for _ in range(2):  # the first makes the state of the optimizer
+        step(SHORT)
+    short = _peak(settings)
+    step(settings.length)
+    times = []
+    for _ in range(rounds * max(1, 1024 // settings.length)):
+        start = _clock(settings)
+        step(settings.length)
+        times.append(_clock(settings) - start)
+    return statistics.median(times), short, _peak(settings)
+
+
+def _clock(settings: Settings) -> float:
+    if settings.device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _peak(settings: Settings) -> int:
+    return torch.cuda.max_memory_allocated() if settings.device == "cuda" else peak_bytes()
 
 
 def _ours(name: str, settings: Settings) -> Step:
@@ -280,20 +308,15 @@ def _attending(attention: nn.Module, forward: Callable[[Tensor], Tensor], settin
     return step
 
 
-def _by_length(
-    names: Sequence[str], lengths: Sequence[int], settings: Settings, rounds: int
-) -> dict[str, dict[str, list[float]]]:
+def _by_length(name: str, lengths: Sequence[int], settings: Settings, rounds: int) -> dict[str, list[float]]:
     """Seconds, peak memory, and how much of it the text adds, of ours at each length."""
-    found: dict[str, dict[str, list[float]]] = {
-        name: {"seconds": [], "peak_bytes": [], "added_bytes": []} for name in names
-    }
+    found: dict[str, list[float]] = {"seconds": [], "peak_bytes": [], "added_bytes": []}
     for length in lengths:
         there = replace(settings, length=length)
-        times = by_turns({name: _seconds(_ours_with, name, there) for name in names}, rounds)
-        for name in names:
-            short, peak = peak_memory(_peak, _ours_with, name, there, SHORT).result
-            for key, value in zip(found[name], (round(times[name], 5), peak, peak - short), strict=True):
-                found[name][key].append(value)
+        seconds_a_step, short, peak = peak_memory(_at_length, name, there, rounds).result
+        print(f"{name} {length}: {seconds_a_step:.4g} s, {peak / 1e9:.3g} GB", file=sys.stderr, flush=True)
+        for values, value in zip(found.values(), (round(seconds_a_step, 5), peak, peak - short), strict=True):
+            values.append(value)
     return found
 
 
@@ -311,8 +334,8 @@ def _crossovers(
     """The first length from which on each takes clearly less than full attention; None: at none that was measured."""
 
     def first(values: Sequence[float], full: Sequence[float]) -> int | None:
-        wins = [value < CLEARLY * other for value, other in zip(values, full, strict=True)]
-        return next((length for place, length in enumerate(lengths) if all(wins[place:])), None)
+        wins = [value < CLEARLY * other for value, other in zip(values, full, strict=False)]
+        return next((lengths[place] for place in range(len(wins)) if all(wins[place:])), None)
 
     return {
         name: {key: first(values[key], found["full"][key]) for key in ("seconds", "peak_bytes")}
@@ -339,11 +362,12 @@ def _plot(
             axes.set_facecolor(CARD)
             axes.axhline(1, color="#000000", linewidth=1.6, label="full attention: 1")
             for colour, name in zip(PALETTE, [name for name in found if name != "full"], strict=False):
-                shares = np.array(found[name][key]) / np.array(found["full"][key])
-                axes.plot(lengths, shares, "o-", color=colour, markersize=3.5, linewidth=1.2, label=name)
+                full = found["full"][key]
+                shares = np.array(found[name][key])[: len(full)] / np.array(full)
+                axes.plot(lengths[: len(full)], shares, "o-", color=colour, markersize=3.5, linewidth=1.2, label=name)
             axes.set_xscale("log", base=2)
             axes.set_yscale("log")
-            axes.set_xticks(lengths, [f"{length:,}" for length in lengths], fontsize=7)
+            axes.set_xticks(lengths[: len(full)], [f"{length:,}" for length in lengths[: len(full)]], fontsize=7)
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
             axes.yaxis.set_minor_formatter(NullFormatter())

@@ -41,12 +41,14 @@ def test_ours_and_the_peer_are_measured() -> None:
     assert result["ratios"]["longformer"].keys() >= {"times_faster", "peak_bytes"}
 
 
-def test_the_crossover_is_told_and_drawn(tmp_path: Path) -> None:
+def test_growth_and_crossover_are_told_and_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "crossover.svg"
-    result = result_of("--crossover", "--only", "performer", "--lengths", "64", "--plot", str(plot))
-    assert result["lengths"] == [64]
+    result = result_of("--by-length", "--only", "performer", "--lengths", "64,2048,3001", "--plot", str(plot))
+    assert result["lengths"] == [64, 2048, 3001]
     assert result["ours"].keys() == {"full", "performer"}
     assert result["begins_to_beat_full"].keys() == {"performer"}
+    assert result["ours"]["performer"]["added_bytes"][-1] > 0
+    assert 0 < result["exponents"]["performer"]["seconds"] < 3
     assert b"performer" in plot.read_bytes()
 
 
@@ -65,7 +67,7 @@ def test_the_crossover_is_where_it_wins_from_then_on(attention: ModuleType) -> N
     [
         (("--alone", "--only", "performer"), "--alone compares longformer and bigbird, not performer"),
         (("--alone", "--length", "1000"), "multiple of 512"),
-        (("--growth", "--only", "full"), "--growth and --crossover are of the others"),
+        (("--by-length", "--only", "full"), "--by-length is of the others"),
         (("--only", "longfromer"), "invalid choice"),
     ],
 )
