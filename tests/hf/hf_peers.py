@@ -49,6 +49,20 @@ REFORMER: dict[str, Any] = {
 }
 # the decoder of a family whose settings are named as BART's
 DECODER: dict[str, Any] = {"decoder_layers": 2, "decoder_attention_heads": 3, "decoder_ffn_dim": 41}
+# a ProphetNet of these sizes
+PROPHETNET: dict[str, Any] = {
+    "num_decoder_layers": 2,
+    "num_decoder_attention_heads": 3,
+    "decoder_ffn_dim": 41,
+    "ngram": 3,
+    "num_buckets": 6,
+    "relative_max_distance": 9,
+    "activation_dropout": 0.0,
+    "pad_token_id": 0,
+    "bos_token_id": 3,
+    "eos_token_id": 5,
+    "decoder_start_token_id": 6,
+}
 LENGTHS = (19, 7, 13)
 
 

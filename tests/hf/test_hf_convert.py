@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_peers import DECODER, REFORMER, SIZES
+from hf_peers import DECODER, PROPHETNET, REFORMER, SIZES
 
 from homespun.hf.convert import Rule, Table, Weights, their_name, to_ours, to_theirs
 from homespun.hf.families import FAMILIES
@@ -30,6 +30,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "electra": [{"embedding_size": 21}],
     "gpt2": [{"embd_pdrop": 0.0}],
     "openai-gpt": [{"embd_pdrop": 0.0}],
+    "prophetnet": [PROPHETNET],
     "reformer": [REFORMER, REFORMER | {"axial_pos_embds": False}],
     "t5": [{"d_kv": 5}, {"feed_forward_proj": "gated-gelu"}],
 }

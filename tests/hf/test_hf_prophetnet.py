@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hf_pairs import Pair, check_gradients, check_left_out, check_logits
-from hf_peers import LENGTHS, bert_tokenizer, decoder_inputs, inputs, their_model
+from hf_peers import LENGTHS, PROPHETNET, bert_tokenizer, decoder_inputs, inputs, their_model
 from torch import Tensor
 
 from homespun.hf.export import export_huggingface
@@ -23,19 +23,6 @@ from homespun.nn.cache import Cache
 
 transformers = pytest.importorskip("transformers")
 
-PROPHETNET: dict[str, Any] = {
-    "num_decoder_layers": 2,
-    "num_decoder_attention_heads": 3,
-    "decoder_ffn_dim": 41,
-    "ngram": 3,
-    "num_buckets": 6,
-    "relative_max_distance": 9,
-    "activation_dropout": 0.0,
-    "pad_token_id": 0,
-    "bos_token_id": 3,
-    "eos_token_id": 5,
-    "decoder_start_token_id": 6,
-}
 BARE, WRITES = "ProphetNetModel", "ProphetNetForConditionalGeneration"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "prophetnet": (BARE, PROPHETNET),
