@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -194,14 +195,34 @@ class DisentangledAttention(nn.Module):
 
 
 def skewed(scores: Tensor, *, first: int, length: int) -> Tensor:
-    """Row i of (..., rows, width) from column ``first - i`` on: (..., rows, length), without copying.
+    """Row i of contiguous (..., rows, width) from column ``first - i`` on: (..., rows, length), without copying.
 
     Scores of distances become scores of tokens, one place further with every row. ``length + rows`` is the width.
     """
+    result: Tensor = _Skew.apply(scores, first, length)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _view(scores: Tensor, first: int, length: int) -> Tensor:
     rows, width = scores.shape[-2:]
     # in a row that is one shorter, all that follows stands one place further to the right in each
     flat = scores.flatten(-2)[..., first : first + rows * (width - 1)]
     return flat.view(*scores.shape[:-2], rows, width - 1)[..., :length]
+
+
+class _Skew(torch.autograd.Function):
+    """`_view`, whose gradient is written once; autograd's own would fill and copy it for each of the two slices."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, first: int, length: int) -> Tensor:
+        ctx.shape, ctx.first, ctx.length = scores.shape, first, length
+        return _view(scores, first, length)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        found = gradient.new_zeros(ctx.shape)
+        _view(found, ctx.first, ctx.length).copy_(gradient)
+        return found, None, None
 
 
 def check_buckets(buckets: int, maximum: int, longest: int) -> None:
