@@ -157,7 +157,16 @@ class Encoder(nn.Module):
         Layers whose attention has streams take (batch, streams, seq, embedding) likewise.
         """
         start = 0 if cache is None else cache.length
+        if cache is not None:
+            if not self.causal:
+                raise UserError("only a causal stack can go on from a cache: in this one tokens see later ones")
+            cache.begin()
         keep = None if attention_mask is None else attention_mask.bool()
+        if keep is not None and keep.shape[-1] != start + vectors.shape[-2]:
+            raise UserError(
+                f"the attention_mask is of {keep.shape[-1]} tokens, and there are {start} in the cache and "
+                f"{vectors.shape[-2]} new ones; give one of all of them"
+            )
         mask = Mask(keep, causal=self.causal, start=start, source=source, cache=cache)
         hidden = self.streams.enter(self.projection(vectors))
         recompute = self.gradient_checkpointing and self.training and cache is None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +18,22 @@ class Cache:
 
     def __init__(self) -> None:
         self.length = 0
-        self._past: dict[nn.Module, tuple[Tensor, Tensor]] = {}
-        self._source: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+        self._past: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self._source: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self._uses: Counter[nn.Module] = Counter()
+
+    def begin(self) -> None:
+        """A call of the decoder begins: its layers come again from the first."""
+        self._uses.clear()
 
     def extend(self, owner: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of all tokens so far, given those of the new ones; (batch, heads, seq, head_dim)."""
-        if owner in self._past:
-            keys, values = self._past[owner]
+        place = owner, self._uses[owner]  # layers that share their weights are one owner, with keys of each
+        self._uses[owner] += 1
+        if place in self._past:
+            keys, values = self._past[place]
             key, value = torch.cat([keys, key], 2), torch.cat([values, value], 2)
-        self._past[owner] = key, value
+        self._past[place] = key, value
         return key, value
 
     def once(self, owner: nn.Module, build: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,12 @@ class GlobalAttention(nn.Module):
         self.kernel = Blocked(local, dropout=dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """(batch, seq, hidden) -> (batch, seq, hidden).
+
+        Raises:
+            UserError: there is a cache.
+        """
+        mask.refuse_cache("attention with global projections")
         query, key, value = (self._heads(part(hidden)) for part in (self.query, self.key, self.value))
         values: Tensor = self.kernel(query, key, value, mask).transpose(1, 2).flatten(2)  # (batch, seq, hidden)
         batch, length, width = hidden.shape

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from homespun.errors import UserError
 from homespun.nn.cache import Cache
 from homespun.nn.patterns import Global, Sparse
 
@@ -48,6 +49,18 @@ class Mask:
             self._built[name] = build()
         result: T = self._built[name]
         return result
+
+    def refuse_cache(self, attention: str) -> None:
+        """For an attention that cannot go on from the keys of earlier tokens alone.
+
+        Raises:
+            UserError: there is a cache.
+        """
+        if self.cache is not None:
+            raise UserError(
+                f"{attention} cannot go on from a cache: what a token sees there depends on the whole text; decode "
+                f"without a cache, or give the decoder full, sparse or performer attention"
+            )
 
     def dense(self, sparse: Sparse, queries: int, keys: int, device: torch.device) -> Tensor | None:
         """(batch or 1, heads or 1, queries or 1, keys) bool, or None when everything is allowed."""

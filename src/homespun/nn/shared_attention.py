@@ -33,7 +33,12 @@ class SharedQueryKeyAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """(batch, seq, hidden) -> (batch, seq, hidden).
+
+        Raises:
+            UserError: there is a cache.
+        """
+        mask.refuse_cache("LSH attention")
         query_key, value = (
             split_heads(part(hidden), self.num_attention_heads) for part in (self.query_key, self.value)
         )

@@ -191,8 +191,9 @@ class LocalAttention(nn.Module):
         """(batch, heads, seq, head_dim) each, of one sequence -> the same shape.
 
         Raises:
-            UserError: queries and keys are not as many.
+            UserError: queries and keys are not as many, or there is a cache.
         """
+        mask.refuse_cache("local attention")
         if query.shape != key.shape:
             raise UserError(
                 f"local attention is self-attention: {query.shape[-2]} queries and {key.shape[-2]} keys; "
