@@ -12,7 +12,7 @@ from torch import nn
 from homespun.errors import UserError
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.store import load_model, load_weights, save_model, weights_of
+from homespun.models.store import load_model, load_weights, save_model, take_weights, weights_of
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -119,3 +119,39 @@ def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.Mo
         save_model(folder, stored.model, stored.config, stored.tokenizer)
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_weights_that_are_taken_are_not_copied_and_ties_stay() -> None:
+    module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(5, 7))
+    module[2].weight = module[1].weight
+    given = {name: torch.randn(tensor.shape) for name, tensor in weights_of(module).items()}
+    given["0.weight"] = torch.randn(3, 5).t()  # of another order
+    given["2.bias"] = given["1.bias"]  # one there, two here
+    given["0.bias"] = given["0.bias"].half()
+    take_weights(module, given, source="file")
+    assert module[1].weight.data_ptr() == given["1.weight"].data_ptr()
+    assert module[2].weight is module[1].weight
+    assert module[0].weight.is_contiguous()
+    assert module[0].bias.dtype == torch.float32
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(tensor, given[name.replace("2.weight", "1.weight")], check_dtype=False)
+    with torch.no_grad():
+        module[2].bias.zero_()
+    assert module[1].bias.abs().sum() > 0
+    with pytest.raises(UserError, match="1 tensors are missing"):
+        take_weights(module, {name: tensor for name, tensor in given.items() if name != "0.bias"}, source="file")
+
+
+def test_training_a_model_that_was_opened_leaves_its_file_alone(folder: Path) -> None:
+    before = (folder / "model.safetensors").read_bytes()
+    stored = load_model(folder)
+    opened = stored.model
+    with torch.no_grad():
+        for parameter in opened.parameters():
+            parameter.add_(1.0)
+    assert (folder / "model.safetensors").read_bytes() == before
+    # and it can be written over the folder that it was read from
+    save_model(folder, opened, stored.config, stored.tokenizer)
+    again = load_model(folder).model
+    for name, tensor in weights_of(again).items():
+        torch.testing.assert_close(tensor, weights_of(opened)[name], atol=0, rtol=0)

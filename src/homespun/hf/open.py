@@ -18,7 +18,7 @@ from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modern, read_json, read_weights
 from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
-from homespun.models.store import Stored, build_undrawn, load_model, load_weights, weights_of
+from homespun.models.store import Stored, build_undrawn, load_model, take_weights, weights_of
 from homespun.text.tokenizer import Tokenizer
 
 _NATIVE, _FOREIGN = "homespun.json", "config.json"
@@ -100,8 +100,8 @@ def _open_native(folder: Path, head: str | None) -> Opened:
 def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened:
     """The model in a Hugging Face folder: ``config.json``, weights, tokenizer. No code of it is ever run.
 
-    Loading takes the memory of the model and, while it lasts, at most the size of the files: tensors are mapped from
-    the disk and copied one by one, and no weight is drawn at random beforehand.
+    No weight is drawn at random beforehand, and tensors are mapped from the disk: they take memory when they are first
+    read, and where training changes them. Replace the files of a model in use, do not write into them.
 
     Args:
         folder: the folder.
@@ -133,7 +133,7 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
             f"{config.backbone.vocab_size}; this is the tokenizer of another model"
         )
     model = build_undrawn(config)
-    load_weights(model, converted, source=str(folder))
+    take_weights(model, converted, source=str(folder))
     labels = read_labels(tree) if architecture.classifies else None
     # where texts and labels stand is not written there: the plain names of the columns, unless others are given
     task = {"length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}

@@ -73,7 +73,7 @@ class _Undrawn(TorchFunctionMode):
 
 
 def build_undrawn(config: ModelConfig) -> Model:
-    """The model, to be filled with `load_weights` at once: its weights are not drawn, and take no memory until then."""
+    """The model, to be given its weights by `take_weights` at once: they are not drawn, and take no memory."""
     with _Undrawn():
         return config.build()
 
@@ -85,6 +85,32 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, so
         UserError: a tensor is missing, left over, or of another shape; the first is named, and nothing was changed.
     """
     wanted = weights_of(model)
+    _check_fit(wanted, weights, source)
+    with torch.no_grad():
+        for name, tensor in wanted.items():
+            tensor.copy_(weights[name])
+
+
+def take_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, source: str) -> None:
+    """Make ``weights`` those of ``model``, which must not be in use yet: what has its type and order is not copied.
+
+    Tensors that are mapped from a file stay so, and take memory when they are read.
+
+    Raises:
+        UserError: as in `load_weights`.
+    """
+    wanted = weights_of(model)
+    _check_fit(wanted, weights, source)
+    own = model.state_dict(keep_vars=True)
+    taken: set[int] = set()
+    for name, tensor in wanted.items():
+        given = weights[name].to(tensor.dtype).contiguous()
+        # two that were one there would change together here
+        own[name].data = given.clone() if given.data_ptr() in taken else given
+        taken.add(given.data_ptr())
+
+
+def _check_fit(wanted: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], source: str) -> None:
     if missing := sorted(wanted.keys() - weights.keys()):
         raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
     if extra := sorted(weights.keys() - wanted.keys()):
@@ -93,9 +119,6 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, so
         if tensor.shape != weights[name].shape:
             given, own = tuple(weights[name].shape), tuple(tensor.shape)
             raise UserError(f"{source}: {name} has shape {given}, the model wants {own}")
-    with torch.no_grad():
-        for name, tensor in wanted.items():
-            tensor.copy_(weights[name])
 
 
 def save_model(
@@ -168,7 +191,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Sto
         tensors = load_file(weights)
     except SafetensorError as error:
         raise UserError(f"{weights} cannot be read: {error}") from error
-    load_weights(model, tensors, source=str(weights))
+    take_weights(model, tensors, source=str(weights))
     labels = None if description["labels"] is None else Labels.from_dict(description["labels"])
     return Stored(model.to(device).eval(), config, tokenizer, labels, description["task"])
 

@@ -1,0 +1,137 @@
+"""Opening a checkpoint of BERT-base: seconds, and peak memory beyond the model, against `from_pretrained`.
+
+A random model in the shape of BERT-base with its masked-LM head (about 440 MB) is written once, as safetensors and as a
+torch file. Each contestant opens it, with its tokenizer, in a process of its own, by turns; what is imported before is
+not counted. Both map the weights from the disk, so every weight is then read once, and both are told: ``seconds`` until
+it is open, ``read_seconds`` until all of it is in memory. Beside the wall clock stands the time of the processor, which
+work of others on the same machine stretches less. ``beyond`` is the peak of resident memory over that before, when all
+has been read, less the model's own bytes, as a share of the file's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.measure import peak_memory
+from homespun.hf.export import export_huggingface
+from homespun.models.config import ModelConfig
+from homespun.text.tokenizer import Tokenizer
+
+FORMS = {"safetensors": "model.safetensors", "torch": "pytorch_model.bin"}
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "in",
+    "and",
+    "was",
+    "with",
+    "for",
+    "new",
+    "old",
+    "after",
+    "before",
+    "more",
+    "less",
+    "said",
+    "today",
+    "very",
+    "all",
+]
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks checkpoint-io", description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=12, help="of the model (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of the processor (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        parameters = _write(folder, options.layers)
+        for form, name in FORMS.items():
+            if form == "torch":
+                torch.save(load_file(folder / FORMS["safetensors"]), folder / name)
+                (folder / FORMS["safetensors"]).unlink()
+            results[form] = _measure(folder, (folder / name).stat().st_size, parameters, options)
+    return {"unit": "seconds, bytes", "rounds": options.rounds, "threads": options.threads, **results}
+
+
+def _measure(folder: Path, size: int, parameters: int, options: argparse.Namespace) -> dict[str, Any]:
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
+    for number in range(options.rounds):
+        order = list(CONTESTANTS)
+        for name in order[number % 2 :] + order[: number % 2]:
+            found = peak_memory(CONTESTANTS[name], str(folder), options.threads).result
+            measured[name].append(found)
+            print(f"round {number + 1} of {options.rounds}: {name} {found}", file=sys.stderr, flush=True)
+    result: dict[str, Any] = {"file_bytes": size, "parameters": parameters}
+    for name, rounds in measured.items():
+        middle = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
+        beyond = (middle["peak_bytes"] - 4 * parameters) / size
+        result[name] = {key: round(value, 3) for key, value in middle.items()} | {"beyond": round(beyond, 3)}
+    result["ratios"] = {  # of ours to the peer's; reach: at most 1
+        key: round(value / result["peer"][key], 3) for key, value in result["ours"].items() if key.endswith("seconds")
+    }
+    return result
+
+
+def ours(folder: str, threads: int) -> dict[str, float]:
+    """Open it as `homespun.load` does."""
+    from homespun.hf.open import open_huggingface
+
+    torch.set_num_threads(threads)
+    return _timed(lambda: open_huggingface(folder).stored.model)
+
+
+def peer(folder: str, threads: int) -> dict[str, float]:
+    """Open it as users of transformers do."""
+    from transformers import AutoTokenizer, BertForMaskedLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(threads)
+    return _timed(lambda: (AutoTokenizer.from_pretrained(folder), BertForMaskedLM.from_pretrained(folder).eval())[1])
+
+
+CONTESTANTS = {"ours": ours, "peer": peer}
+
+
+def _timed(load: Any) -> dict[str, float]:
+    from benchmarks.measure import peak_bytes
+
+    before = _resident()
+    clock, processor = time.perf_counter(), time.process_time()
+    model: torch.nn.Module = load()
+    took = {"seconds": time.perf_counter() - clock, "processor_seconds": time.process_time() - processor}
+    for parameter in model.parameters():
+        parameter.detach().sum()
+    took |= {"read_seconds": time.perf_counter() - clock, "read_processor_seconds": time.process_time() - processor}
+    return took | {"peak_bytes": float(peak_bytes() - before)}
+
+
+def _resident() -> int:
+    """Bytes of this process in memory now."""
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def _write(folder: Path, layers: int) -> int:
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 50, kind="words", vocab_size=len(WORDS) + 5)
+    sizes = {"preset": "bert-base", "vocab_size": 30_522, "num_hidden_layers": layers}
+    config = ModelConfig.model_validate({"backbone": sizes, "head": {"kind": "masked_lm"}})
+    torch.manual_seed(0)
+    model = config.build()
+    export_huggingface(folder, model, config, tokenizer)
+    return sum(parameter.numel() for parameter in model.parameters())

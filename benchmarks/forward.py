@@ -1,0 +1,121 @@
+"""One forward pass of a BERT-base shape on 221 tokens, eager and compiled, against `transformers` with SDPA.
+
+Each contestant is a process of its own with the same random weights and the same text, in evaluation mode without
+gradients; they take turns. A turn is the median of several passes on the wall clock, and beside it the processor's time
+of a pass, which work of others on the same machine stretches less. Compiling, which needs a C++ compiler, happens
+before the first turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.measure import Apart, by_turns
+from homespun.hf.export import export_huggingface
+from homespun.hf.open import open_huggingface
+from homespun.models.config import ModelConfig
+from homespun.text.tokenizer import Tokenizer
+
+VOCAB_SIZE, WARMUP = 30_522, 3
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "in",
+    "and",
+    "was",
+    "with",
+    "for",
+    "new",
+    "old",
+    "after",
+    "before",
+    "more",
+    "less",
+    "said",
+    "today",
+    "very",
+    "all",
+]
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks forward", description=__doc__.splitlines()[0])
+    parser.add_argument("--length", type=int, default=221, help="tokens (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--passes", type=int, default=5, help="in a turn (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="wall or processor (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        _write(Path(folder))
+        settings = (folder, options.length, options.passes, options.threads, options.clock)
+        contestants = {name: Apart(partial(turn, name), *settings) for name in CONTESTANTS}
+        seconds = by_turns(contestants, options.rounds)
+        for contestant in contestants.values():
+            contestant.close()
+    milliseconds = {name: round(1000 * value, 1) for name, value in seconds.items()}
+    ratios = {
+        "eager": round(seconds["ours"] / seconds["peer"], 3),  # reach: at most 1
+        "compiled": round(seconds["ours_compiled"] / seconds["peer"], 3),  # reach: below 1
+        "compiled_both": round(seconds["ours_compiled"] / seconds["peer_compiled"], 3),
+    }
+    given = {key: getattr(options, key) for key in ("length", "rounds", "passes", "threads", "clock")}
+    return {"unit": "ms", **given, **milliseconds, "ratios": ratios}
+
+
+def turn(name: str, folder: str, length: int, passes: int, threads: int, clock: str) -> Callable[[], float]:
+    """Seconds of a pass, the median over ``passes``, each time it is called."""
+    torch.set_num_threads(threads)
+    now = CLOCKS[clock]
+    input_ids = torch.randint(VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(input_ids)
+    model = CONTESTANTS[name](folder)
+
+    def once() -> float:
+        start = now()
+        with torch.no_grad():
+            model(input_ids=input_ids, attention_mask=mask)
+        return now() - start
+
+    for _ in range(WARMUP):
+        once()
+    return lambda: statistics.median(once() for _ in range(passes))
+
+
+def _ours(folder: str) -> torch.nn.Module:
+    return open_huggingface(folder).stored.model
+
+
+def _peer(folder: str) -> torch.nn.Module:
+    from transformers import BertModel
+
+    model: torch.nn.Module = BertModel.from_pretrained(
+        folder, add_pooling_layer=False, attn_implementation="sdpa"
+    ).eval()
+    return model
+
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
+CONTESTANTS: dict[str, Callable[[str], Any]] = {
+    "ours": _ours,
+    "peer": _peer,
+    "ours_compiled": lambda folder: torch.compile(_ours(folder)),
+    "peer_compiled": lambda folder: torch.compile(_peer(folder)),
+}
+
+
+def _write(folder: Path) -> None:
+    tokenizer = Tokenizer.train([" ".join(WORDS)] * 50, kind="words", vocab_size=len(WORDS) + 5)
+    config = ModelConfig.model_validate({"backbone": {"preset": "bert-base", "vocab_size": VOCAB_SIZE}})
+    torch.manual_seed(0)
+    export_huggingface(folder, config.build(), config, tokenizer)
