@@ -105,6 +105,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     # no separator in the texts, and so no question whose logits would be lowered
     "big_bird-answers": ("BigBirdForQuestionAnswering", {"num_random_blocks": 2, "sep_token_id": 3} | BLOCKS),
     "big_bird-pooler": ("BigBirdModel", {"num_random_blocks": 1} | BLOCKS),
+    "deberta-tokens": ("DebertaForTokenClassification", DEBERTA | {"num_labels": 5}),
+    "deberta_v3-tokens": ("DebertaV2ForTokenClassification", DEBERTA_V3 | {"num_labels": 7, "cls_dropout": 0.3}),
+    "deberta_v3-answers": ("DebertaV2ForQuestionAnswering", DEBERTA_V3),
+    "deberta-answers": ("DebertaForQuestionAnswering", DEBERTA),
     "distilbert": ("DistilBertModel", {}),
     "distilbert-sinusoidal": ("DistilBertModel", {"sinusoidal_pos_embds": True, "hidden_act": "relu"}),
     "distilbert-mlm": ("DistilBertForMaskedLM", {"hidden_act": "gelu_new"}),

@@ -15,7 +15,7 @@ from torch import Tensor
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table
-from homespun.hf.families.bert import learned_positions, masked_lm
+from homespun.hf.families.bert import learned_positions, masked_lm, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 from homespun.models.attentions.disentangled import DisentangledAttentionConfig
@@ -84,6 +84,11 @@ def _pooled(settings: Tree) -> Tree:
     }
 
 
+def _labels(settings: Tree) -> Tree:
+    dropout = settings["hidden_dropout_prob"]  # cls_dropout is of whole texts there
+    return classification("token_classification")(settings | {"classifier_dropout": dropout})
+
+
 def _write_pooled(head: Tree) -> Tree:
     return {"pooler_hidden_act": head["hidden_act"], "pooler_dropout": head["input_dropout"]}
 
@@ -106,6 +111,8 @@ def architectures(name: str) -> tuple[Architecture, ...]:
             write=_write_pooled,
             pipeline="text-classification",
         ),
+        token_classification(f"{name}ForTokenClassification", head=_labels),
+        question_answering(f"{name}ForQuestionAnswering"),
     )
 
 
