@@ -23,6 +23,7 @@ from homespun.nn.kernels.lsh import LSH
 from homespun.nn.kernels.performer import Performer
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import FULL, RandomBlocks, Sparse
+from homespun.nn.relative_bias import BiasedDotProduct
 
 CPU = torch.device("cpu")
 _CELLS = 128  # at most so many on a side of a panel
@@ -147,7 +148,7 @@ def shallowest(depth: np.ndarray) -> np.ndarray:
 
 def _sparse(kernel: nn.Module) -> Sparse | None:
     """The patterns of exact attention; None of any other."""
-    return kernel.sparse if isinstance(kernel, Blocked | DotProduct) else None
+    return kernel.sparse if isinstance(kernel, Blocked | DotProduct | BiasedDotProduct) else None
 
 
 def _through(kernel: nn.Module, length: int) -> str:
