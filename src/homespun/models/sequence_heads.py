@@ -10,6 +10,7 @@ A head is its `features`, (batch, width) of each sequence, and a `classifier` be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Literal, Protocol
 
 import torch
@@ -63,6 +64,23 @@ def _by_text(logits: Tensor, chunks: Tensor | None) -> Tensor:
     return gathered.sum(dim=1) / keep.sum(dim=1, keepdim=True)
 
 
+def first_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """(batch, seq, hidden) -> (batch, hidden)."""
+    return hidden[:, 0]
+
+
+def last_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """(batch, seq, hidden) -> (batch, hidden) of the last real token."""
+    if attention_mask is None:
+        return hidden[:, -1]
+    places = torch.arange(hidden.shape[1], device=hidden.device)
+    last = (places * attention_mask).argmax(dim=1)  # (batch,), 0 where all is padding
+    return hidden[torch.arange(len(hidden), device=hidden.device), last]
+
+
+PICKS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {"first": first_token, "last": last_token}
+
+
 class LinearHead(nn.Module):
     """[CLS] -> dropout -> linear: the smallest head, and the steadiest where labels are few."""
 
@@ -107,11 +125,7 @@ class LastTokenHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, num_labels, bias=False)
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        if attention_mask is None:
-            return hidden[:, -1]
-        places = torch.arange(hidden.shape[1], device=hidden.device)
-        last = (places * attention_mask).argmax(dim=1)  # (batch,), 0 where all is padding
-        return hidden[torch.arange(len(hidden), device=hidden.device), last]
+        return last_token(hidden, attention_mask)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
         logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
@@ -141,7 +155,8 @@ class PooledHead(nn.Module):
     """[CLS] -> dropout -> dense -> tanh -> dropout -> linear: BERT's pooler and classifier (Devlin et al. 2019).
 
     BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it. DistilBERT
-    is BERT with a ReLU for the tanh. Reformer's two streams are pooled to the width of one (``pooler_size``).
+    is BERT with a ReLU for the tanh. Reformer's two streams are pooled to the width of one (``pooler_size``). BART's
+    stands on the last token, which its decoder has read the whole text for: ``pick`` chooses.
     """
 
     def __init__(
@@ -153,8 +168,10 @@ class PooledHead(nn.Module):
         pooler_size: int,
         dropout: float,
         input_dropout: float,
+        pick: Callable[[Tensor, Tensor | None], Tensor] = first_token,
     ) -> None:
         super().__init__()
+        self.pick = pick
         self.input_dropout = nn.Dropout(input_dropout)
         self.dense = nn.Linear(hidden_size, pooler_size)
         self.activation = activation
@@ -162,7 +179,7 @@ class PooledHead(nn.Module):
         self.classifier = nn.Linear(pooler_size, num_labels)
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        features: Tensor = self.activation(self.dense(self.input_dropout(hidden[:, 0])))
+        features: Tensor = self.activation(self.dense(self.input_dropout(self.pick(hidden, attention_mask))))
         return features
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
@@ -286,6 +303,9 @@ class PooledHeadConfig(Config):
     input_dropout: Probability = 0.0
     hidden_act: Activation = "tanh"
     pooler_size: Annotated[int, Field(ge=0, description="width of the dense layer; 0: that of the vectors")] = 0
+    token: Literal["first", "last"] = Field(
+        default="first", description="whose vector is pooled (BART: the last one's)"
+    )
 
     def build(self, backbone: Vectors) -> PooledHead:
         return PooledHead(
@@ -295,6 +315,7 @@ class PooledHeadConfig(Config):
             pooler_size=self.pooler_size or backbone.hidden_size,
             dropout=self.dropout,
             input_dropout=self.input_dropout,
+            pick=PICKS[self.token],
         )
 
 

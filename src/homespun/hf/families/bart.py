@@ -15,11 +15,16 @@ from torch import Tensor
 
 from homespun.config import Tree
 from homespun.hf.convert import Copy, Fill, Rule, Table, in_stack
-from homespun.hf.families.bert import learned_positions
+from homespun.hf.families.bert import learned_positions, question_answering
 from homespun.hf.family import Architecture, Family, headless
+from homespun.hf.labels import classification
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
 _ROWS_BEFORE = 2
+_ENDS = (
+    "transformers classifies by the last eos_token_id of a text and this model by its last token: every text must end "
+    "with that token, and hold as many of it as the others of its batch"
+)
 
 # what the configs of BART and its relatives assume, where it is the same
 DEFAULTS: Mapping[str, Any] = {
@@ -163,6 +168,31 @@ def conditional_lm(
     )
 
 
+def classifier(architecture: str, *, notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()) -> Architecture:
+    """The class that classifies a text, by what the decoder makes of its last token when it reads the same text.
+
+    Theirs looks for the last ``eos_token_id``, which is the last token of a text.
+    """
+
+    def head(settings: Tree) -> Tree:
+        pooled = classification("pooled")(settings)
+        return pooled | {"input_dropout": pooled["dropout"], "token": "last"}
+
+    return Architecture(
+        architecture,
+        kind="pooled",
+        table=Table(
+            rules=(
+                Rule("classification_head.dense.{p}", "head.dense.{p}"),
+                Rule("classification_head.out_proj.{p}", "head.classifier.{p}"),
+            )
+        ),
+        head=head,
+        pipeline="text-classification",
+        notes=lambda backbone: (_ENDS, *notes(backbone)),
+    )
+
+
 def _no_bias(backbone: EncoderDecoderConfig) -> Tensor:
     return torch.zeros(1, backbone.vocab_size)
 
@@ -191,6 +221,8 @@ BART = Family(
     architectures=(
         headless("BartModel", "model."),
         conditional_lm("BartForConditionalGeneration", "model"),
+        classifier("BartForSequenceClassification"),
+        question_answering("BartForQuestionAnswering"),
     ),
     defaults={**DEFAULTS, "forced_eos_token_id": 2, "classifier_dropout": 0.0},
     names=names("encoder"),

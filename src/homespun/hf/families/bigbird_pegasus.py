@@ -8,6 +8,7 @@ from __future__ import annotations
 from homespun.config import Tree
 from homespun.hf.convert import Rule, Table, in_stack
 from homespun.hf.families import bart
+from homespun.hf.families.bert import question_answering
 from homespun.hf.families.big_bird import block_notes, read_blocks, write_blocks
 from homespun.hf.families.pegasus import STACK
 from homespun.hf.family import Family, headless
@@ -48,6 +49,8 @@ BIGBIRD_PEGASUS = Family(
     architectures=(
         headless("BigBirdPegasusModel", "model.", notes=_graph),
         bart.conditional_lm("BigBirdPegasusForConditionalGeneration", "model", notes=_graph),
+        bart.classifier("BigBirdPegasusForSequenceClassification", notes=_graph),
+        question_answering("BigBirdPegasusForQuestionAnswering", notes=_graph),
     ),
     defaults={
         **bart.DEFAULTS,

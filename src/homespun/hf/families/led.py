@@ -9,6 +9,7 @@ from __future__ import annotations
 from homespun.config import Tree
 from homespun.hf.convert import Rule, Table, in_stack
 from homespun.hf.families import bart
+from homespun.hf.families.bert import question_answering
 from homespun.hf.families.longformer import read_windows, write_windows
 from homespun.hf.family import Family, headless
 from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig
@@ -59,6 +60,7 @@ LED = Family(
     architectures=(
         headless("LEDModel", "led.", unsaid=_FIRST, notes=_first_tokens),
         bart.conditional_lm("LEDForConditionalGeneration", "led", unsaid=_FIRST, notes=_first_tokens),
+        question_answering("LEDForQuestionAnswering", unsaid=_FIRST, notes=_first_tokens),
     ),
     defaults={
         **{
