@@ -96,12 +96,18 @@ def ours(folder: str, threads: int) -> dict[str, float]:
 
 def peer(folder: str, threads: int) -> dict[str, float]:
     """Open it as users of transformers do."""
-    from transformers import AutoTokenizer, BertForMaskedLM
-    from transformers.utils import logging
+    import transformers
 
-    logging.disable_progress_bar()
+    silence: Any = transformers.utils.logging.disable_progress_bar
+    silence()
     torch.set_num_threads(threads)
-    return _timed(lambda: (AutoTokenizer.from_pretrained(folder), BertForMaskedLM.from_pretrained(folder).eval())[1])
+
+    def load() -> Any:
+        transformers.AutoTokenizer.from_pretrained(folder)
+        model: Any = transformers.BertForMaskedLM.from_pretrained(folder)
+        return model.eval()
+
+    return _timed(load)
 
 
 CONTESTANTS = {"ours": ours, "peer": peer}

@@ -99,9 +99,8 @@ def _ours(folder: str) -> torch.nn.Module:
 def _peer(folder: str) -> torch.nn.Module:
     from transformers import BertModel
 
-    model: torch.nn.Module = BertModel.from_pretrained(
-        folder, add_pooling_layer=False, attn_implementation="sdpa"
-    ).eval()
+    opened: Any = BertModel.from_pretrained(folder, add_pooling_layer=False, attn_implementation="sdpa")
+    model: torch.nn.Module = opened.eval()
     return model
 
 

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.inference.compare import of_real_tokens, small_batch
-from homespun.models.backbone import Encoder, Model
+from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.nn.attention import split_heads
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.blocked import Blocked
@@ -175,8 +176,8 @@ def _write(
     backbone = config.backbone
     batch = torch.export.Dim("batch")
     longest = {"": backbone.max_position_embeddings}
-    if not isinstance(model.backbone, Encoder):
-        longest["decoder_"] = model.backbone.decoder.embeddings.positions.max_position_embeddings
+    if not isinstance(backbone, EncoderConfig):
+        longest["decoder_"] = backbone.decoder.max_position_embeddings
     sizes = {
         # the longest of all is tried on the file: for torch.export, a table cut to its own length is another graph
         prefix: torch.export.Dim(f"{prefix}length", min=2, max=most - 1) if length is None else torch.export.Dim.STATIC
