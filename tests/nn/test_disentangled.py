@@ -79,6 +79,7 @@ def test_causal_and_a_cache() -> None:
     torch.testing.assert_close(whole[0], by_definition(attention, hidden[0], 8, 29, causal=True))
     cache, pieces, start = Cache(), [], 0
     for count in (7, 1, 1, 5, 2, 3):
+        cache.begin()
         pieces.append(attention(hidden[:, start : start + count], Mask(causal=True, start=start, cache=cache)))
         start += count
     torch.testing.assert_close(torch.cat(pieces, 1), whole)

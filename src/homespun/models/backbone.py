@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypedDict, Unpack
 
 import torch
@@ -94,6 +95,25 @@ class Encoder(nn.Module):
         for layer in self.layers[first:]:
             states.append(self.streams.run([layer], states[-1], mask, recompute=recompute))
         return torch.cat([*states[:-1], self.final_norm(states[-1])], dim=-1)
+
+    def decode_masked(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, hidden): what masked tokens are told from (He et al. 2021, section 3.2).
+
+        Where the embeddings have positions for it, these are added before the last layer, to its queries alone, and it
+        runs twice, as in the authors' code: both times its keys and values are those of the layer before, and the
+        second time its queries are what it gave. Else this is `forward`.
+        """
+        if self.embeddings.late is None:
+            return self.forward(input_ids, **context)
+        hidden, mask = self._enter(input_ids, **context)
+        recompute = self.gradient_checkpointing and self.training
+        last = self.layers[-1]
+        hidden = self.streams.run(self.layers[:-1], hidden, mask, recompute=recompute)
+        places = self.projection(self.embeddings.late(context.get("position_ids"), input_ids.shape[1]))
+        around = replace(mask, context=hidden)
+        told = self.streams.run((last, last), hidden + places, around, recompute=recompute)
+        result: Tensor = self.final_norm(told)
+        return result
 
     def hidden_states(self, input_ids: Tensor, **context: Unpack[Context]) -> Iterator[Tensor]:
         """The stream before the layers and after every one, each (batch, seq, hidden), as they are made."""
@@ -302,6 +322,13 @@ def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tens
     return hidden
 
 
+def decoded(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
+    """(batch, seq) ids -> (batch, seq, hidden): what masked tokens are told from, see `Encoder.decode_masked`."""
+    if isinstance(backbone, Encoder) and backbone.embeddings.late is not None:
+        return backbone.decode_masked(input_ids, **context)
+    return last_layer(backbone, input_ids, **context)
+
+
 class Model(nn.Module):
     """A backbone and its head: what training leaves, what `homespun.load` returns."""
 
@@ -337,11 +364,15 @@ class Model(nn.Module):
             "decoder_input_ids": decoder_input_ids,
             "decoder_attention_mask": decoder_attention_mask,
         }
-        # each backbone takes what it knows of, and refuses the rest by name
-        hidden = self.reader(self.backbone, input_ids, **{name: t for name, t in given.items() if t is not None})
+        hidden = self.read(input_ids, given)
         if self.head is None:
             return hidden
         of_texts = () if chunks is None else (chunks,)  # token heads know of none
         real = attention_mask if decoder_input_ids is None else decoder_attention_mask
         logits: Tensor = self.head(hidden, real, *of_texts)
         return logits
+
+    def read(self, input_ids: Tensor, context: Mapping[str, Tensor | None]) -> Tensor:
+        """(batch, seq) ids and what goes with them (`Batch.context`) -> the vectors that the head is given."""
+        # each backbone takes what it knows of, and refuses the rest by name
+        return self.reader(self.backbone, input_ids, **{name: t for name, t in context.items() if t is not None})

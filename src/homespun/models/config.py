@@ -10,7 +10,7 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.activation import Activation
-from homespun.models.backbone import Backbone, Model, Reader, last_layer
+from homespun.models.backbone import Backbone, Model, Reader, decoded, last_layer
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.encoder import EncoderConfig, initialise, with_preset
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -98,6 +98,8 @@ class ModelConfig(Config):
     @property
     def reader(self) -> Reader:
         """Which of the backbone's vectors the head is given."""
+        if isinstance(self.head, MaskedLMHeadConfig):
+            return decoded
         return LastLayers(self.head.layers) if isinstance(self.head, LastLayersHeadConfig) else last_layer
 
     def build(self) -> Model:

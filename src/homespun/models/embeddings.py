@@ -16,7 +16,8 @@ class Embeddings(nn.Module):
     Without segments ``type_vocab_size`` is 0; where nothing is normalised ``norm`` is the identity. The projection to
     another hidden size, where embeddings are factorised, belongs to the backbone, so that ELECTRA's two models can
     share all of this. ``words`` are those of another stack, whose decoder this is; ``scale`` multiplies them by
-    ``sqrt(embedding_size)`` (Vaswani et al. 2017, section 3.4).
+    ``sqrt(embedding_size)`` (Vaswani et al. 2017, section 3.4). ``late`` are positions that are not added here, but
+    where masked tokens are told (`Encoder.decode_masked`).
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class Embeddings(nn.Module):
         pad_token_id: int = 0,
         scale: bool = False,
         words: nn.Embedding | None = None,
+        late: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.embedding_size = embedding_size
         self.scale = math.sqrt(embedding_size) if scale else 1.0
         self.words = words or nn.Embedding(vocab_size, embedding_size, padding_idx=pad_token_id)
         self.positions = positions
+        self.late = late
         self.segments = nn.Embedding(type_vocab_size, embedding_size) if type_vocab_size else None
         self.norm = norm
         self.dropout = Dropout(dropout)

@@ -23,6 +23,7 @@ from homespun.nn.cross_attention import CrossAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
 from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.positions import LearnedPositions
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
@@ -88,6 +89,10 @@ class EncoderConfig(Config):
     positions: PositionsConfig = LearnedPositionsConfig()
     attention: AttentionConfig = FullAttentionConfig()
     residual: ResidualConfig = PostResidualConfig()
+    enhanced_mask_decoder: bool = Field(
+        default=False,
+        description="learned positions that enter before the last layer, where masked tokens are told (DeBERTa)",
+    )
     causal: bool = Field(default=False, description="no token sees a later one")
     seed: int = Field(
         default=0, ge=0, description="of what an attention draws once: random blocks, hash rotations, random features"
@@ -106,6 +111,8 @@ class EncoderConfig(Config):
                 f"num_hidden_layers={self.num_hidden_layers} is not a multiple of "
                 f"num_hidden_groups={self.num_hidden_groups}"
             )
+        if self.enhanced_mask_decoder:
+            self._check_mask_decoder()
         if not self.head_size and size % self.num_attention_heads:
             halved = "" if size == self.hidden_size else f", {size} in a reversible stream,"
             raise ValueError(
@@ -113,6 +120,15 @@ class EncoderConfig(Config):
                 f"num_attention_heads={self.num_attention_heads}"
             )
         return self
+
+    def _check_mask_decoder(self) -> None:
+        if self.attention.kind != "disentangled" or self.positions.kind != "none":
+            raise ValueError(
+                f"enhanced_mask_decoder tells places late that attention of kind disentangled and positions of kind "
+                f"none do not tell before; this model has {self.attention.kind} and {self.positions.kind}"
+            )
+        if self.residual.kind == "reversible" or self.causal:
+            raise ValueError("enhanced_mask_decoder runs the last layer apart, which must not be reversible or causal")
 
     def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings:
         """The embeddings alone, so that ELECTRA's generator can share its discriminator's.
@@ -130,6 +146,7 @@ class EncoderConfig(Config):
             pad_token_id=self.pad_token_id,
             scale=self.scale_embedding,
             words=words,
+            late=LearnedPositions(self.max_position_embeddings, size) if self.enhanced_mask_decoder else None,
         )
 
     @property

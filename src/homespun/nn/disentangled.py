@@ -163,9 +163,11 @@ class DisentangledAttention(nn.Module):
         self.kernel = AddedScores(scale=self.scale, dropout=dropout)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden)."""
+        """(batch, seq, hidden) -> (batch, seq, hidden); queries may ask about another ``context``."""
+        context = hidden if mask.context is None else mask.context
         query, key, value = (
-            split_heads(part(hidden), self.num_attention_heads) for part in (self.query, self.key, self.value)
+            split_heads(part(vectors), self.num_attention_heads)
+            for part, vectors in ((self.query, hidden), (self.key, context), (self.value, context))
         )
         if mask.cache is not None:
             key, value = mask.cache.extend(self, key, value)

@@ -32,6 +32,8 @@ class Mask:
         chosen: (batch, keys) bool: tokens that see and are seen by all, where the architecture has such tokens.
         source: what a decoder reads; None for a stack that stands alone.
         cache: keys and values of earlier tokens, to which those of this call are added.
+        context: (batch, keys, hidden): what keys and values are made of, where it is not what queries are made of, and
+            where the architecture has that (DeBERTa).
     """
 
     keep: Tensor | None = None
@@ -41,6 +43,7 @@ class Mask:
     chosen: Tensor | None = None
     source: Source | None = None
     cache: Cache | None = None
+    context: Tensor | None = None
     _built: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, name: Hashable, build: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ from homespun.batch import Batch, Loss, Term
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.rows import PackedRows, Rows
-from homespun.models.backbone import Model
+from homespun.models.backbone import Model, decoded
 from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import MaskedLMHead
@@ -87,7 +87,7 @@ class Electra(Config):
         head = fills.build(backbone)
         initialise(head.modules(), model.backbone.initializer_range)
         return ElectraObjective(
-            Model(backbone, head),
+            Model(backbone, head, reader=decoded),
             discriminator,
             config,
             generator_config=ModelConfig(backbone=small, head=fills),
@@ -122,7 +122,7 @@ class ElectraObjective(nn.Module):
         """Generator on the masked text, one sample a masked place, discriminator on the filled text."""
         assert batch.positions is not None
         assert batch.labels is not None
-        masked = at(self.generator.backbone(batch.input_ids, **batch.context), batch.positions)
+        masked = at(self.generator.read(batch.input_ids, batch.context), batch.positions)
         head = self.generator.head
         assert isinstance(head, MaskedLMHead)
         uniforms = torch.rand(len(batch.labels), device=masked.device)

@@ -180,7 +180,7 @@ class MaskedLMObjective(nn.Module):
         """The vocabulary projection runs only where there is a label."""
         assert batch.positions is not None
         assert batch.labels is not None
-        hidden = self.model.backbone(batch.input_ids, **batch.context)
+        hidden = self.model.read(batch.input_ids, batch.context)
         head = self.model.head
         assert isinstance(head, MaskedLMHead)
         prediction = head.predict(at(hidden, batch.positions), batch.labels)

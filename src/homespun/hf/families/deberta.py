@@ -26,6 +26,8 @@ _LAYER, _OWN = "deberta.encoder.layer.{i}", "backbone.layers.{i}"
 SELF, ATTENTION = f"{_LAYER}.attention.self", f"{_OWN}.attention.sublayer"
 RELATIVE = "backbone.layers.0.attention.sublayer.relative"  # all layers have the first one's
 _TERMS = ("c2p", "p2c")
+# transformers has no enhanced mask decoder, which nothing but telling masked tokens needs
+_LATE = frozenset({"backbone.enhanced_mask_decoder"})
 
 
 def _has_positions(backbone: EncoderConfig) -> bool:
@@ -36,6 +38,11 @@ TABLE = Table(
     rules=(
         Rule("deberta.embeddings.word_embeddings.weight", "backbone.embeddings.words.weight"),
         replace(learned_positions("deberta.embeddings.position_embeddings.weight"), when=_has_positions),
+        Rule(
+            "deberta.embeddings.position_embeddings.weight",
+            "backbone.embeddings.late.embedding.weight",
+            when=lambda backbone: backbone.enhanced_mask_decoder,
+        ),
         Rule("deberta.embeddings.token_type_embeddings.weight", "backbone.embeddings.segments.weight"),
         Rule("deberta.embeddings.LayerNorm.{p}", "backbone.embeddings.norm.{p}"),
         Rule("deberta.encoder.rel_embeddings.weight", f"{RELATIVE}.embedding.weight"),
@@ -74,6 +81,12 @@ _MASKED_LM = Table(
 )
 
 
+def _notes(backbone: EncoderConfig) -> tuple[str, ...]:
+    if not backbone.enhanced_mask_decoder:
+        return ()
+    return ("transformers does not read position_embeddings, with which this model was trained to tell masked tokens",)
+
+
 def _pooled(settings: Tree) -> Tree:
     if settings.get("pooler_hidden_size", settings["hidden_size"]) != settings["hidden_size"]:
         raise UserError(f"pooler_hidden_size={settings['pooler_hidden_size']!r} is not supported, only hidden_size")
@@ -96,7 +109,7 @@ def _write_pooled(head: Tree) -> Tree:
 def architectures(name: str) -> tuple[Architecture, ...]:
     """The classes of a version of this ``name``."""
     return (
-        headless(f"{name}Model", "deberta."),
+        headless(f"{name}Model", "deberta.", unsaid=_LATE, notes=_notes),
         Architecture(f"{name}ForMaskedLM", kind="masked_lm", table=_MASKED_LM, head=masked_lm, pipeline="fill-mask"),
         Architecture(
             f"{name}ForSequenceClassification",
@@ -109,10 +122,12 @@ def architectures(name: str) -> tuple[Architecture, ...]:
             ),
             head=_pooled,
             write=_write_pooled,
+            unsaid=_LATE,
+            notes=_notes,
             pipeline="text-classification",
         ),
-        token_classification(f"{name}ForTokenClassification", head=_labels),
-        question_answering(f"{name}ForQuestionAnswering"),
+        token_classification(f"{name}ForTokenClassification", head=_labels, unsaid=_LATE, notes=_notes),
+        question_answering(f"{name}ForQuestionAnswering", unsaid=_LATE, notes=_notes),
     )
 
 
