@@ -32,6 +32,13 @@ REVERSIBLE = {
     "attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 2, "dilation": 2}]},
     "positions": {"kind": "sinusoidal"},
 }
+BIASED: dict[str, Any] = {
+    "attention": {"kind": "relative_bias", "num_buckets": 6, "max_distance": 11},
+    "positions": {"kind": "none"},
+    "residual": {"kind": "pre", "final_dropout": True},
+    "norm": "rms_norm",
+    "type_vocab_size": 0,
+}
 SEQ2SEQ = {
     "kind": "encoder_decoder",
     "encoder": SIZES | {"type_vocab_size": 0},
@@ -63,8 +70,13 @@ def build(backbone: dict[str, Any], head: dict[str, Any] | None) -> tuple[Model,
             {"kind": "causal_lm"},
             ["input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"],
         ),
+        (
+            SEQ2SEQ | {"encoder": SIZES | BIASED, "decoder": {"attention": BIASED["attention"]}},
+            {"kind": "causal_lm"},
+            ["input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask"],
+        ),
     ],
-    ids=["bert", "gpt", "global", "reversible", "linformer", "seq2seq"],
+    ids=["bert", "gpt", "global", "reversible", "linformer", "seq2seq", "t5"],
 )
 def test_any_batch_of_any_length(backbone: Any, head: Any, inputs: list[str], tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

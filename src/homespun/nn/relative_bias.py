@@ -77,13 +77,17 @@ class RelativeBias(nn.Module):
         It has no graph, and is made once for all layers. A query that sees nothing has zeros.
         """
         queries = query.shape[-2]
-        return mask.once(("relative_bias", self, queries, keys, query.dtype), lambda: self._table(mask, query, keys))
+        name = ("relative_bias", self, str(queries), str(keys), query.dtype)  # sizes may be symbols, without a hash
+        return mask.once(name, lambda: self._table(mask, query, keys))
 
     @torch.no_grad()
     def _table(self, mask: Mask, query: Tensor, keys: int) -> Tensor:
         queries = query.shape[-2]
         numbers = self.embedding.weight[self.between(mask, queries, keys)].to(query.dtype)  # (distances, heads)
-        table = numbers.T.unfold(1, keys, 1).flip(1)[None]  # (1, heads, queries, keys)
+        # not by `unfold`, which would fix the sizes of an exported graph
+        first = torch.arange(queries, device=query.device)[:, None]
+        places = torch.arange(keys, device=query.device) + (queries - 1 - first)
+        table = numbers.T[None, :, places]  # (1, heads, queries, keys)
         allowed = mask.dense(FULL, queries, keys, query.device)
         if allowed is None:
             return table
