@@ -143,7 +143,8 @@ def _trial(
     if variant.frozen:
         own.append(f"objective.cache={cache}")
     before, began = _bytes(cache), _processor_seconds()
-    if not (folder / "result.json").is_file():
+    finished = (folder / "result.json").is_file()  # and not written down: stopped between the two
+    if not finished:
         resume = ["--resume"] if folder.is_dir() else []
         _homespun("finetune", "classify", *settings, *own, "--from", str(start), "--out", str(folder), *resume)
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -156,7 +157,8 @@ def _trial(
         "validation_accuracy": result["validation_metrics"]["accuracy"],
         "validation_rows": result["rows"]["validation"],
         "seconds": result["seconds"],  # of training on the wall clock, its validations included
-        "processor_seconds": _processor_seconds() - began,  # of the whole command, since it was last resumed
+        # of the whole command, since it was last resumed
+        "processor_seconds": None if finished else round(_processor_seconds() - began, 1),
         "peak_bytes": result["peak_bytes"],
         "steps": result["steps"],
         "vectors_computed": _bytes(cache) - before,  # bytes; next to none where an earlier trial had left them
@@ -237,7 +239,7 @@ def write(path: Path, measured: dict[str, Any]) -> None:
 def _processor_seconds() -> float:
     """That the commands took so far: on a machine with other work the wall clock says little."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return round(used.ru_utime + used.ru_stime, 1)
+    return used.ru_utime + used.ru_stime
 
 
 def _bytes(folder: Path) -> int:
