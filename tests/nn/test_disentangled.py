@@ -126,3 +126,21 @@ def test_buckets_that_do_not_fit_are_refused() -> None:
     check_buckets(256, 20, 129)  # no distance is beyond the near ones
     with pytest.raises(UserError, match="max_relative_positions=129 must be at least 130"):
         check_buckets(256, 129, 512)
+
+
+@pytest.mark.parametrize(("span", "maximum"), [(LONGEST, 0), (8, 29)], ids=["each", "buckets"])
+def test_a_graph_of_one_length_serves_others(span: int, maximum: int) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = build(span=span, maximum=maximum)
+
+        def forward(self, hidden: Tensor) -> Tensor:
+            result: Tensor = self.attention(hidden, Mask())
+            return result
+
+    length = torch.export.Dim("length", min=2, max=LONGEST - 1)
+    with torch.no_grad():
+        graph = torch.export.export(Whole(), (some(1, 7, HIDDEN),), dynamic_shapes=({1: length},), strict=False)
+        longer = some(1, 29, HIDDEN, seed=2)
+        torch.testing.assert_close(graph.module()(longer), Whole()(longer))

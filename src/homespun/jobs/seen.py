@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from homespun.models.encoder import EncoderConfig
+from homespun.nn.disentangled import AddedScores
 from homespun.nn.kernels.blocked import Blocked
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.kernels.linformer import Linformer
@@ -148,7 +149,7 @@ def shallowest(depth: np.ndarray) -> np.ndarray:
 
 def _sparse(kernel: nn.Module) -> Sparse | None:
     """The patterns of exact attention; None of any other."""
-    return kernel.sparse if isinstance(kernel, Blocked | DotProduct | BiasedDotProduct) else None
+    return kernel.sparse if isinstance(kernel, Blocked | DotProduct | BiasedDotProduct | AddedScores) else None
 
 
 def _through(kernel: nn.Module, length: int) -> str:

@@ -68,8 +68,11 @@ class RelativeEmbeddings(nn.Module):
         """
         first = self.longest + start - keys
         last = first + queries + keys
+        if torch.compiler.is_compiling():  # for a graph of any length, all of them
+            vectors: Tensor = self.norm(self.embedding.weight)
+            return vectors, self.rows[first:last]
         low, high = self._rows[first], self._rows[last - 1]  # they never fall
-        vectors: Tensor = self.norm(self.embedding.weight[low : high + 1])
+        vectors = self.norm(self.embedding.weight[low : high + 1])
         return vectors, self.rows[first:last] - low
 
 
