@@ -153,6 +153,18 @@ def test_config_files_of_older_versions(untied: bool, tmp_path: Path) -> None:
         torch.testing.assert_close(opened.model(**given), theirs(**given).logits, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kept", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"])
+def test_tied_words_may_have_any_of_their_names(kept: str, tmp_path: Path) -> None:
+    theirs = saved(tmp_path, "T5ForConditionalGeneration", T5)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights[kept] = weights.pop("shared.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    opened = open_huggingface(tmp_path)
+    assert opened.mapped[kept] == ("backbone.encoder.embeddings.words.weight",)
+    words = opened.stored.model.backbone.embeddings.words.weight
+    torch.testing.assert_close(words, theirs.shared.weight)
+
+
 def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
     theirs = saved(tmp_path, "T5ForConditionalGeneration", T5, architectures=["T5EncoderModel"])
     untie(tmp_path)

@@ -148,11 +148,12 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
 
 def _mapped(table: Table, converted: Weights, there: dict[str, str], config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Our names of what each tensor of the files holds; ``there`` are the names in the files, by those of today."""
-    copies = {copy.of: copy.name for copy in table.copies}
     mapped: dict[str, tuple[str, ...]] = {}
     for ours in converted:
         name = their_name(table, ours, config.backbone)
-        original = there[name if name in there else copies[name]]  # a tied tensor may be there as its copy alone
+        # a tied tensor may be there as one of its copies alone
+        names = [name, *(copy.name for copy in table.copies if copy.of == name)]
+        original = next(there[name] for name in names if name in there)
         mapped[original] = (*mapped.get(original, ()), ours)
     return mapped
 
