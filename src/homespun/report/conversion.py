@@ -13,7 +13,7 @@ _NUMBER = r"(?<=\.)\d+(?=\.|$)"
 
 def conversion_tables(report: Mapping[str, Any]) -> list[Table]:
     """The tensors that were mapped, those that were left out, and those that are new, the layers in one row."""
-    mapped = by_layers((name, *names) for name, names in report["mapped"].items())
+    mapped = weights_and_biases(by_layers((name, *names) for name, names in report["mapped"].items()))
     tables = [
         Table(
             "mapped",
@@ -43,6 +43,25 @@ def by_layers(rows: Iterable[Sequence[str]]) -> list[tuple[tuple[str, ...], int]
         )
         for shape, all_found in groups.items()
     ]
+
+
+def weights_and_biases(rows: Iterable[tuple[tuple[str, ...], int]]) -> list[tuple[tuple[str, ...], int]]:
+    """Rows of `by_layers` where a weight and its bias go the same way as one: ``query.{weight,bias}``."""
+    groups: dict[tuple[str, ...], list[tuple[str, int]]] = {}
+    for names, count in rows:
+        ends = {name.rpartition(".")[2] for name in names}
+        end = ends.pop() if len(ends) == 1 else ""
+        key = tuple(name.removesuffix(end) for name in names)
+        groups.setdefault(key if end in ("weight", "bias") else names, []).append((end, count))
+    merged = []
+    for names, parts in groups.items():
+        ends_of = [end for end, _ in parts]
+        if len(parts) == 1:
+            ending = ends_of[0] if names[0].endswith(".") else ""
+        else:
+            ending = f"{{{','.join(sorted(ends_of, reverse=True))}}}"
+        merged.append((tuple(name + ending for name in names), sum(count for _, count in parts)))
+    return merged
 
 
 def _filled(name: str, numbers: Sequence[Sequence[int]]) -> str:
