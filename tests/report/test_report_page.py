@@ -246,3 +246,18 @@ def test_markdown_and_csv_cells() -> None:
     assert csv_text(table).splitlines()[0] == 'a|b,n,"pair, low","pair, high"'
     assert csv_text(table).splitlines()[-2:] == ["'-1,,,", "'=1,-2.0,,3"]
     assert escape("[x](y) *z*") == "\\[x\\](y) \\*z\\*"
+
+
+def test_what_a_run_left_for_other_programs_is_told(tmp_path: Path, pretraining: Make) -> None:
+    exports = {
+        "bert": {"folder": "bert/hf", "architecture": "BertForMaskedLM", "notes": ["a note <b>"]},
+        "linformer": {"folder": None, "architecture": None, "notes": ["no family has this encoder", "ask for ONNX"]},
+    }
+    runs = []
+    for name, export in exports.items():
+        runs.append(pretraining(tmp_path / name, steps=11))
+        path = runs[-1] / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"export": export}))
+    parsed = Parsed(write_report(runs, tmp_path / "report", title="Two").read_text(encoding="utf-8"))
+    assert "hf/ of bert is a BertForMaskedLM of transformers. a note <b>." in parsed.text
+    assert "linformer: no family has this encoder. ask for ONNX." in parsed.text

@@ -133,6 +133,7 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
         Chapter("Curves", _curves(records)),
         Chapter("Which classes are told apart", _classes(records)),
         Chapter("Lengths", _lengths(records)),
+        Chapter("For other programs", _exports(records)),
         Chapter("What was run", _what_was_run(records, story)),
     ]
     return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
@@ -188,6 +189,21 @@ def _lengths(records: Sequence[RunRecord]) -> list[Content]:
         if len(distinct) > 1:
             contents.append(Words(f"Of {record.name}."))
         contents += _tabular(tables.lengths(record, "lengths" if len(distinct) == 1 else f"lengths-{number}"))
+    return contents
+
+
+def _exports(records: Sequence[RunRecord]) -> list[Content]:
+    """What each run left for transformers, or why it could not."""
+    contents: list[Content] = []
+    for record in records:
+        export = record.result.get("export")
+        if not export:
+            continue
+        if export["folder"]:
+            told = [f"hf/ of {record.name} is a {export['architecture']} of transformers", *export["notes"]]
+        else:
+            told = [f"{record.name}: {export['notes'][0]}", *export["notes"][1:]]
+        contents.append(Words(". ".join(told) + "."))
     return contents
 
 
