@@ -1,4 +1,7 @@
-"""The page of `benchmarks.checkpoint`, made of its results: a table, and which findings of the sources hold."""
+"""The page of `benchmarks.checkpoint`, made of its results: a table, and which findings of the sources hold.
+
+What only people know of a measurement stands in the results too, as ``notes``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ SEEDS = 3
 """Trials of each variant before a mean is one of the page's findings without a caveat."""
 
 FINDINGS = (
-    ("tuning all weights beats every frozen head by far (documents 001, 003)", "full", "frozen-"),
+    ("tuning all weights is far above the best frozen head (documents 001, 003)", "full", "frozen-"),
     ("a head of filters beats a feed-forward one on a frozen encoder (document 003)", "frozen-cnn", "frozen-ffn"),
     (
         "the last four layers into a BiLSTM are better than the last one alone (document 004, after Devlin et al.)",
@@ -44,6 +47,8 @@ def page(measured: Mapping[str, Any], about: Mapping[str, str]) -> str:
     lines += [f"- {text}: {_verdict(trials, *names)}" for text, *names in FINDINGS]
     lines += ["", "## Settings", ""]
     lines += [f"- {name}: `{' '.join(settings)}`" for name, settings in _settings(trials).items()]
+    if notes := measured.get("notes"):
+        lines += ["", "## Notes", "", *(f"- {note}" for note in notes)]
     if machines := {_machine(trial["machine"]) for trial in trials.values()}:
         lines += ["", "Measured on " + "; ".join(sorted(machines)) + "."]
     return "\n".join(lines) + "\n"
