@@ -22,11 +22,14 @@ NAMES = [architecture.name for _, architecture in CLASSES]
 
 
 # families whose rules are not all used by one config, or need more than the sizes
+_RELATIVE: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2}
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bart": [DECODER],
     "led": [DECODER | {"max_decoder_position_embeddings": 23, "attention_window": 4}],
     "pegasus": [DECODER | {"d_model": 22, "decoder_attention_heads": 2}],
     "bigbird_pegasus": [DECODER | {"use_bias": True}, DECODER | {"attention_type": "original_full"}],
+    "deberta": [_RELATIVE, _RELATIVE | {"position_biased_input": False}],
+    "deberta-v2": [_RELATIVE, _RELATIVE | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_buckets": 4}],
     "electra": [{"embedding_size": 21}],
     "gpt2": [{"embd_pdrop": 0.0}],
     "openai-gpt": [{"embd_pdrop": 0.0}],
