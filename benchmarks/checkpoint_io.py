@@ -21,32 +21,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.bert_base import write_bert_base
 from benchmarks.measure import peak_memory
-from homespun.hf.export import export_huggingface
-from homespun.models.config import ModelConfig
-from homespun.text.tokenizer import Tokenizer
 
 FORMS = {"safetensors": "model.safetensors", "torch": "pytorch_model.bin"}
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "in",
-    "and",
-    "was",
-    "with",
-    "for",
-    "new",
-    "old",
-    "after",
-    "before",
-    "more",
-    "less",
-    "said",
-    "today",
-    "very",
-    "all",
-]
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -58,7 +36,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        parameters = _write(folder, options.layers)
+        parameters = write_bert_base(folder, layers=options.layers, head="masked_lm")
         for form, name in FORMS.items():
             if form == "torch":
                 torch.save(load_file(folder / FORMS["safetensors"]), folder / name)
@@ -132,13 +110,3 @@ def _resident() -> int:
     import psutil
 
     return int(psutil.Process().memory_info().rss)
-
-
-def _write(folder: Path, layers: int) -> int:
-    tokenizer = Tokenizer.train([" ".join(WORDS)] * 50, kind="words", vocab_size=len(WORDS) + 5)
-    sizes = {"preset": "bert-base", "vocab_size": 30_522, "num_hidden_layers": layers}
-    config = ModelConfig.model_validate({"backbone": sizes, "head": {"kind": "masked_lm"}})
-    torch.manual_seed(0)
-    model = config.build()
-    export_huggingface(folder, model, config, tokenizer)
-    return sum(parameter.numel() for parameter in model.parameters())

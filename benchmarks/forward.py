@@ -19,33 +19,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.bert_base import VOCAB_SIZE, write_bert_base
 from benchmarks.measure import Apart, by_turns
-from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface
-from homespun.models.config import ModelConfig
-from homespun.text.tokenizer import Tokenizer
 
-VOCAB_SIZE, WARMUP = 30_522, 3
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "in",
-    "and",
-    "was",
-    "with",
-    "for",
-    "new",
-    "old",
-    "after",
-    "before",
-    "more",
-    "less",
-    "said",
-    "today",
-    "very",
-    "all",
-]
+WARMUP = 3
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -57,7 +35,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="wall or processor (default: %(default)s)")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        _write(Path(folder))
+        write_bert_base(Path(folder))
         settings = (folder, options.length, options.passes, options.threads, options.clock)
         contestants = {name: Apart(partial(turn, name), *settings) for name in CONTESTANTS}
         seconds = by_turns(contestants, options.rounds)
@@ -111,10 +89,3 @@ CONTESTANTS: dict[str, Callable[[str], Any]] = {
     "ours_compiled": lambda folder: torch.compile(_ours(folder)),
     "peer_compiled": lambda folder: torch.compile(_peer(folder)),
 }
-
-
-def _write(folder: Path) -> None:
-    tokenizer = Tokenizer.train([" ".join(WORDS)] * 50, kind="words", vocab_size=len(WORDS) + 5)
-    config = ModelConfig.model_validate({"backbone": {"preset": "bert-base", "vocab_size": VOCAB_SIZE}})
-    torch.manual_seed(0)
-    export_huggingface(folder, config.build(), config, tokenizer)
