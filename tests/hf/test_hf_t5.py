@@ -41,6 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lm-gated-untied": ("T5ForConditionalGeneration", GATED),
     "lm-gated-tied": ("T5ForConditionalGeneration", GATED | {"relative_attention_num_buckets": 7}),
     "lm-untied": ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gelu"}),
+    "answers": ("T5ForQuestionAnswering", T5),
     "encoder": ("T5EncoderModel", T5),
     "encoder-gated": ("T5EncoderModel", GATED | {"feed_forward_proj": "gated-gelu_python"}),
     "encoder-classification": ("T5ForTokenClassification", T5 | {"num_labels": 5}),
@@ -189,7 +190,7 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
         ({"feed_forward_proj": "gated-gelo"}, "unknown activation 'gelo'"),
         ({"feed_forward_proj": 7}, "feed_forward_proj=7 must be"),
         ({"relative_attention_max_distance": 2}, "max_distance=2 is not beyond"),
-        ({"architectures": ["T5ForQuestionAnswering"]}, "unknown architectures"),
+        ({"architectures": ["T5ForSequenceClassification"]}, "unknown architectures"),
         ({"d_kv": 7}, "config.json describes"),
     ],
 )

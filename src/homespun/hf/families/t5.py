@@ -22,7 +22,7 @@ from torch import Tensor
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table, in_stack
-from homespun.hf.families.bert import token_classification
+from homespun.hf.families.bert import question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.models.attentions.relative_bias import RelativeBiasAttentionConfig
 from homespun.models.encoder import EncoderConfig
@@ -224,6 +224,7 @@ T5 = Family(
         _conditional_lm(tied=False, scaled=False),
         _conditional_lm(tied=True, scaled=False),
         _conditional_lm(tied=False, scaled=True),
+        question_answering("T5ForQuestionAnswering", unsaid=_UNSAID_OF_TWO, notes=_notes),
     ),
     defaults={
         **_DEFAULTS,
