@@ -15,7 +15,8 @@ SEEDS = 3
 """Trials of each variant before a mean is one of the page's findings without a caveat."""
 
 FINDINGS = (
-    ("tuning all weights is far above the best frozen head (documents 001, 003)", "full", "frozen-"),
+    ("tuning all weights is far above a layer on the frozen [CLS] (document 001)", "full", "frozen-linear"),
+    ("and above the best head on a frozen encoder (document 003)", "full", "frozen-"),
     ("a head of filters beats a feed-forward one on a frozen encoder (document 003)", "frozen-cnn", "frozen-ffn"),
     (
         "the last four layers into a BiLSTM are better than the last one alone (document 004, after Devlin et al.)",
@@ -43,7 +44,7 @@ def page(measured: Mapping[str, Any], about: Mapping[str, str]) -> str:
     """Markdown."""
     trials: Trials = measured["trials"]
     lines = [_BEFORE, *_table(trials, measured.get("baselines", {}), about), "", _BETWEEN]
-    lines += ["## What the sources found, and what is seen here", ""]
+    lines += ["## What the sources found, and what is seen here", "", _INTERVALS]
     lines += [f"- {text}: {_verdict(trials, *names)}" for text, *names in FINDINGS]
     lines += ["", "## Settings", ""]
     lines += [f"- {name}: `{' '.join(settings)}`" for name, settings in _settings(trials).items()]
@@ -67,7 +68,12 @@ python -m benchmarks checkpoint [--only VARIANT] [--seeds 0 1 2]
 _BETWEEN = """Accuracies in percent; test and macro F1 are means over the seeds, ± the standard deviation between them.
 Minutes and memory are means over the seeds too: processor time of the whole command (reading, training, validations,
 test, export), the wall clock of training, and the peak memory of the process. The vectors of a frozen encoder are
-computed once and kept on disk: the trial that computed them has its minutes in brackets, the others found them there.
+computed once and kept on disk: trials that computed them, or some, have their minutes in brackets; the others found
+them there. Each seed holds out validation rows of its own.
+"""
+
+
+_INTERVALS = """The intervals are those of the number of test rows alone; how far seeds differ is not in them.
 """
 
 
