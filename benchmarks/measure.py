@@ -99,13 +99,14 @@ class Apart:
     """A contestant in a process of its own, where nothing of another reaches it: its heap, its settings, its peak.
 
     Args:
-        make: of a module; called there with ``arguments``, it gives what each turn calls.
+        make: of a module; called there with ``arguments``, it gives what each turn calls. It is waited for, so that
+            nobody gets ready while another's turn is measured.
 
     Attributes:
         peak: bytes at the most, of that process, or of its part of a GPU, until its last turn was over.
 
     Raises:
-        RuntimeError: from a turn: its process died.
+        RuntimeError: its process died, when it was made or in a turn.
     """
 
     def __init__(self, make: Callable[..., Callable[[], float]], *arguments: Any) -> None:
@@ -115,14 +116,18 @@ class Apart:
         self._process.start()
         theirs.close()
         self.peak = 0
+        self._receive()  # that it is ready
 
     def __call__(self) -> float:
         self._pipe.send(True)
+        result, self.peak = self._receive()
+        return float(result)
+
+    def _receive(self) -> Any:
         try:
-            result, self.peak = self._pipe.recv()
+            return self._pipe.recv()
         except EOFError as error:
             raise RuntimeError("a contestant failed in its process; see above") from error
-        return float(result)
 
     def close(self) -> None:
         """End the process."""
@@ -132,6 +137,7 @@ class Apart:
 
 def _turns(pipe: Connection, make: Callable[..., Callable[[], float]], arguments: tuple[Any, ...]) -> None:
     turn = make(*arguments)
+    pipe.send("ready")
     try:
         while pipe.recv():
             result = turn()
