@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.jobs.prepare import Reading
+from homespun.jobs.prepare import Reading, tokenizer_folder
 from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -30,6 +30,7 @@ from homespun.models.store import Stored
 from homespun.models.stretch import Origins, carry, changed_backbone
 from homespun.objectives.electra import ElectraObjective
 from homespun.text.extend import NewWords, Word, extend, new_words
+from homespun.text.sources import Meter
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.checkpoint import write_file
 from homespun.training.validation import Evaluation
@@ -151,27 +152,16 @@ def extend_tokenizer(
     *,
     add: int,
     progress: Progress | None = None,
-    meter: Any = None,
+    meter: Meter | None = None,
 ) -> tuple[Tokenizer, list[Word]]:
     """The tokenizer of a checkpoint (or a tokenizer's folder) with ``add`` words of what is read, saved in ``out``.
 
     Raises:
         UserError: no tokenizer there, too few words, or ``out`` holds something else.
     """
-    folder = Path(out)
-    if folder.exists() and any(folder.iterdir()) and not (folder / "tokenizer.json").exists():
-        raise UserError(f"{folder} exists and is not a tokenizer; give another --out")
+    folder = tokenizer_folder(out)
     tokenizer = tokenizer_of(source)
-
-    def texts() -> Iterator[str]:
-        done = 0
-        for number, document in enumerate(reading.documents(meter), start=1):
-            done += len(document.text)
-            if progress is not None and number % 256 == 0:
-                progress(done, number)
-            yield document.text
-
-    extended, words = extend(tokenizer, texts(), add)
+    extended, words = extend(tokenizer, reading.texts(progress=progress, meter=meter), add)
     extended.save(folder)
     return extended, words
 

@@ -45,6 +45,15 @@ class Reading:
         stream = self._joined(meter) if len(self.text_fields) > 1 else self._single(meter)
         return cleaned(stream, normal=self.normalise, duplicates=self.duplicates)
 
+    def texts(self, *, progress: Progress | None, meter: Meter | None) -> Iterator[str]:
+        """The texts of `documents`; ``progress`` is told now and then how many characters and documents there were."""
+        done = 0
+        for number, document in enumerate(self.documents(meter), start=1):
+            done += len(document.text)
+            if progress is not None and number % 256 == 0:
+                progress(done, number)
+            yield document.text
+
     def _single(self, meter: Meter | None) -> Iterator[Document]:
         return read_documents(
             self.inputs,
@@ -82,6 +91,18 @@ def cleaned(documents: Iterable[Document], *, normal: bool, duplicates: Duplicat
             yield Document(text, document.label, document.source)
 
 
+def tokenizer_folder(out: str | Path) -> Path:
+    """Where a tokenizer is to be saved.
+
+    Raises:
+        UserError: it holds something else.
+    """
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()) and not (folder / "tokenizer.json").exists():
+        raise UserError(f"{folder} exists and is not a tokenizer; give another --out")
+    return folder
+
+
 def train_tokenizer(
     reading: Reading,
     out: str | Path,
@@ -97,19 +118,9 @@ def train_tokenizer(
     Raises:
         UserError: nothing to read, a vocabulary larger than the text allows, or ``out`` holds something else.
     """
-    folder = Path(out)
-    if folder.exists() and any(folder.iterdir()) and not (folder / "tokenizer.json").exists():
-        raise UserError(f"{folder} exists and is not a tokenizer; give another --out")
-
-    def texts() -> Iterator[str]:
-        done = 0
-        for number, document in enumerate(reading.documents(meter), start=1):
-            done += len(document.text)
-            if progress is not None and number % 256 == 0:
-                progress(done, number)
-            yield document.text
-
-    tokenizer = Tokenizer.train(texts(), kind=kind, vocab_size=vocab_size, lowercase=lowercase)
+    folder = tokenizer_folder(out)
+    texts = reading.texts(progress=progress, meter=meter)
+    tokenizer = Tokenizer.train(texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase)
     tokenizer.save(folder)
     return tokenizer
 
