@@ -40,7 +40,9 @@ class Batch:
     position_ids: Tensor | None = None  # (batch, seq) int64; restarts at every packed document
     documents: Tensor | None = None  # (batch, seq) int64: tokens attend within the same number only
     global_attention_mask: Tensor | None = None  # (batch, seq) bool: tokens that see all and are seen by all
-    positions: Tensor | None = None  # (targets,) int64 into batch * seq: where `labels` stand, for token labels
+    decoder_input_ids: Tensor | None = None  # (batch, target) int64: what a decoder reads while it writes its labels
+    decoder_attention_mask: Tensor | None = None  # (batch, target) bool; None: no padding there
+    positions: Tensor | None = None  # (targets,) int64 into batch * seq (of the decoder, where there is one): `labels`
     labels: Tensor | None = None  # (targets,) token ids, or (batch,) classes, or (batch, classes) multi-label 0/1
     pair_labels: Tensor | None = None  # (batch,) int64: next sentence prediction
     chunks: Tensor | None = None  # (texts, chunks) int64: the sequences of each text, in order; -1: no more. None: one
@@ -49,7 +51,13 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         """Tokens that the device works through, padding included."""
-        return self.input_ids.numel()
+        return sum(ids.numel() for ids in (self.input_ids, self.decoder_input_ids) if ids is not None)
+
+    @property
+    def real_tokens(self) -> int:
+        """Tokens without the padding, of source and target."""
+        sides = ((self.input_ids, self.attention_mask), (self.decoder_input_ids, self.decoder_attention_mask))
+        return sum(ids.numel() if keep is None else int(keep.sum()) for ids, keep in sides if ids is not None)
 
     @property
     def num_rows(self) -> int:

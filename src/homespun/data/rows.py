@@ -31,6 +31,8 @@ class Row:
     documents: np.ndarray | None = None  # (seq,) int64, 0.. in a row; None: one document
     token_type_ids: np.ndarray | None = None  # (seq,) int64
     label: int | float | np.ndarray | None = None  # class, or (classes,) 0/1 when multi-label; NSP: 1 = random next
+    sentence_ends: np.ndarray | None = None  # (sentences,) int64: where each ends in `input_ids`, exclusive
+    target_ids: np.ndarray | None = None  # (target,) int64: what a decoder is to write, its end token included
 
 
 class Rows(Protocol):

@@ -260,10 +260,7 @@ class Trainer:
         """The targets of each term and the tokens of the whole step, over micro-batches and processes."""
         names = sorted({name for part in parts for name in part.targets})
         values = [sum(part.targets.get(name, 0.0) for part in parts) for name in names]
-        tokens = sum(
-            part.input_ids.numel() if part.attention_mask is None else int(part.attention_mask.sum()) for part in parts
-        )
-        *values, total = self._sum([*values, float(tokens)])
+        *values, total = self._sum([*values, float(sum(part.real_tokens for part in parts))])
         return dict(zip(names, values, strict=True)), round(total)
 
     def _smaller(self, number: int, parts: list[Batch]) -> list[Batch]:

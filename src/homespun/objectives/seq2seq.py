@@ -1,0 +1,95 @@
+"""What a decoder writes of what an encoder has read: teacher forcing, under whatever noise made the source.
+
+BART, T5, PEGASUS and fine-tuning on pairs of texts are this one module; they differ in the rows they are given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+
+from homespun.batch import Batch, Loss, Term
+from homespun.errors import UserError
+from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.heads import CausalLMHead
+from homespun.objectives.masked import at
+
+
+def teacher_forced(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int, pad_id: int) -> Batch:
+    """The batch of sources with what the decoder reads and writes.
+
+    Args:
+        batch: the sources.
+        targets: (target,) ids for each row, the end token included: the labels.
+        start_id: what the decoder reads first; after it come the labels but for the last.
+        pad_id: fills the decoder's rows.
+    """
+    lengths = np.array([len(target) for target in targets])
+    shape = len(targets), int(lengths.max())
+    ids = np.full(shape, pad_id, dtype=np.int64)
+    for row, target in zip(ids, targets, strict=True):
+        row[0] = start_id
+        row[1 : len(target)] = target[:-1]
+    keep = np.arange(shape[1]) < lengths[:, None]
+    count = float(lengths.sum())
+    return dataclasses.replace(
+        batch,
+        decoder_input_ids=torch.from_numpy(ids),
+        decoder_attention_mask=None if keep.all() else torch.from_numpy(keep),
+        positions=torch.from_numpy(np.flatnonzero(keep)),
+        labels=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
+        targets={"seq2seq": count, "seq2seq_accuracy": count},
+    )
+
+
+def writer(model: ModelConfig, kind: str) -> ModelConfig:
+    """An encoder with a decoder under a language model's head, its own where it has one.
+
+    Raises:
+        UserError: the backbone is one stack.
+    """
+    if not isinstance(model.backbone, EncoderDecoderConfig):
+        raise UserError(
+            f"objective {kind} needs an encoder with a decoder, and this model is one stack; take one such as "
+            f"model.preset=bart-mini, or objective clm for a causal stack"
+        )
+    own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
+    return ModelConfig(backbone=model.backbone, head=own or CausalLMHeadConfig())
+
+
+class Seq2SeqObjective(nn.Module):
+    """Terms ``seq2seq`` and its accuracy. Keeps the model with its language model's head."""
+
+    def __init__(self, model: Model, config: ModelConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+    def forward(self, batch: Batch) -> Loss:
+        """The vocabulary projection runs only where there is a label."""
+        backbone, head = self.model.backbone, self.model.head
+        assert isinstance(backbone, EncoderDecoder)
+        assert isinstance(head, CausalLMHead)
+        assert batch.decoder_input_ids is not None
+        assert batch.positions is not None
+        assert batch.labels is not None
+        source = backbone.encode(batch.input_ids, **batch.context)
+        hidden = backbone.decode(batch.decoder_input_ids, source, decoder_attention_mask=batch.decoder_attention_mask)
+        prediction = head.predict(at(hidden, batch.positions), batch.labels)
+        count = len(batch.labels)
+        return Loss(
+            {
+                "seq2seq": Term(prediction.loss, count),
+                "seq2seq_accuracy": Term(prediction.correct, count, weight=0.0),
+            }
+        )
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """Both stacks with their head."""
+        return self.model, self.config
