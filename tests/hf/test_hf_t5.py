@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lm-gated-tied": ("T5ForConditionalGeneration", GATED | {"relative_attention_num_buckets": 7}),
     "lm-untied": ("T5ForConditionalGeneration", T5 | {"feed_forward_proj": "gelu"}),
     "answers": ("T5ForQuestionAnswering", T5),
+    "classification": ("T5ForSequenceClassification", T5 | {"num_labels": 5, "eos_token_id": 5}),
+    "classification-gated": ("T5ForSequenceClassification", GATED | {"num_labels": 3, "eos_token_id": 5}),
     "encoder": ("T5EncoderModel", T5),
     "encoder-gated": ("T5EncoderModel", GATED | {"feed_forward_proj": "gated-gelu_python"}),
     "encoder-classification": ("T5ForTokenClassification", T5 | {"num_labels": 5}),
@@ -81,7 +83,10 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tokenizer.save(folder)
     lengths = LONG if "long" in request.param else LENGTHS
     given = inputs(pad_id=0, segments=0, lengths=lengths)
-    if "encoder" not in request.param:
+    if name == "T5ForSequenceClassification":  # theirs looks for this token, of which each text has one
+        given["input_ids"][given["input_ids"] == 5] = 6
+        given["input_ids"][range(len(lengths)), [length - 1 for length in lengths]] = 5
+    elif "encoder" not in request.param:
         given |= decoder_inputs(pad_id=0, lengths=(29, 41, 7) if "long" in request.param else (11, 17, 5))
         given["decoder_input_ids"][:, 0] = 0  # where writing begins, a padding token is a real one
     return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
@@ -97,6 +102,8 @@ def test_gradients_are_theirs(pair: Pair) -> None:
 
 
 def test_padding_may_stand_on_the_left(pair: Pair) -> None:
+    if pair.cls.__name__ == "T5ForSequenceClassification":
+        return  # its decoder reads the text from its first token on
     turned = {name: tensor.flip(1) for name, tensor in pair.inputs.items()}
     other = Pair(pair.cls, pair.theirs, pair.ours, pair.folder, pair.tokenizer, pair.lengths, turned)
     check_logits(other, training=False)
@@ -112,9 +119,10 @@ def test_what_was_left_out_is_said(pair: Pair) -> None:
 
 def test_token_by_token_from_a_cache_is_theirs(pair: Pair) -> None:
     model, given = pair.ours.stored.model.eval(), pair.inputs
-    if not isinstance(model.backbone, EncoderDecoder):
-        assert pair.cls.__name__ in ("T5EncoderModel", "T5ForTokenClassification")
+    if "decoder_input_ids" not in given:
+        assert pair.cls.__name__ in ("T5EncoderModel", "T5ForTokenClassification", "T5ForSequenceClassification")
         return
+    assert isinstance(model.backbone, EncoderDecoder)
     with torch.no_grad():
         expected = pair.their_output(pair.theirs.eval())
         source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
@@ -190,7 +198,7 @@ def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
         ({"feed_forward_proj": "gated-gelo"}, "unknown activation 'gelo'"),
         ({"feed_forward_proj": 7}, "feed_forward_proj=7 must be"),
         ({"relative_attention_max_distance": 2}, "max_distance=2 is not beyond"),
-        ({"architectures": ["T5ForSequenceClassification"]}, "unknown architectures"),
+        ({"architectures": ["T5ForRanking"]}, "unknown architectures"),
         ({"d_kv": 7}, "config.json describes"),
     ],
 )

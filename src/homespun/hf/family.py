@@ -49,6 +49,7 @@ _FREE = frozenset(
                 "pad_token_id",
                 "positions.offset",  # any family can hold any: the rows before position 0 are read by nothing
                 "feed_forward_chunk",
+                "residual.scaled_initialisation",
                 "seed",
             )
         ),

@@ -17,7 +17,7 @@ from homespun.hf.families.pegasus import PEGASUS
 from homespun.hf.families.prophetnet import PROPHETNET
 from homespun.hf.families.reformer import REFORMER
 from homespun.hf.families.roberta import ROBERTA
-from homespun.hf.families.t5 import T5, T5_ENCODER
+from homespun.hf.families.t5 import T5, T5_CLASSIFIER, T5_ENCODER
 
 FAMILIES = (
     BERT,
@@ -35,6 +35,7 @@ FAMILIES = (
     PROPHETNET,
     ALBERT,
     T5,
+    T5_CLASSIFIER,
     T5_ENCODER,
     LED,
     PEGASUS,

@@ -168,7 +168,12 @@ def conditional_lm(
     )
 
 
-def classifier(architecture: str, *, notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()) -> Architecture:
+def classifier(
+    architecture: str,
+    *,
+    unsaid: frozenset[str] = frozenset(),
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
+) -> Architecture:
     """The class that classifies a text, by what the decoder makes of its last token when it reads the same text.
 
     Theirs looks for the last ``eos_token_id``, which is the last token of a text.
@@ -189,6 +194,7 @@ def classifier(architecture: str, *, notes: Callable[[Any], tuple[str, ...]] = l
         ),
         head=head,
         pipeline="text-classification",
+        unsaid=unsaid,
         notes=lambda backbone: (_ENDS, *notes(backbone)),
     )
 

@@ -125,7 +125,7 @@ def last_token(name: str) -> Architecture:
 
 
 def _read(settings: Tree, kind: str | None) -> Tree:
-    fields = decoder(settings) | {"residual": {"kind": "pre"}}
+    fields = decoder(settings) | {"residual": {"kind": "pre", "scaled_initialisation": True}}
     return fields if settings["n_inner"] is None else fields | {"intermediate_size": settings["n_inner"]}
 
 

@@ -4,7 +4,8 @@ Version 1.0 has a ReLU and writes with its word embeddings, on vectors times ``d
 output embeddings of its own and vectors as they are. config.json once said which by ``tie_word_embeddings``; newer ones
 say ``scale_decoder_outputs``, and whether embeddings are tied only their tensors tell.
 
-The encoder alone, `T5EncoderModel`, is a family of one stack.
+The encoder alone, `T5EncoderModel`, is a family of one stack; the class that classifies texts, which holds both stacks
+under a name of its own, another of two.
 
 T5 has no longest text: ``n_positions`` is the length it was trained at, 512 where a file does not say. Dropout is one
 number there, and falls on the inner vectors of the feed-forward too, which ours has not. What T5 draws its first
@@ -22,6 +23,7 @@ from torch import Tensor
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table, in_stack
+from homespun.hf.families.bart import classifier
 from homespun.hf.families.bert import question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.models.attentions.relative_bias import RelativeBiasAttentionConfig
@@ -206,18 +208,38 @@ _UNSAID_OF_TWO = frozenset(
     }
 )
 
+
+def _both(prefix: str) -> Table:
+    """Both stacks over their words, under ``prefix``."""
+    words = f"{prefix}{_WORDS}"
+    unused = rf"{prefix}decoder\..*\.EncDecAttention\.relative_attention_bias\.weight"
+    return Table(
+        rules=(
+            Rule(words, "backbone.encoder.embeddings.words.weight"),
+            *in_stack("encoder", *_stack("encoder", prefix)),
+            *in_stack("decoder", *_stack("decoder", prefix)),
+        ),
+        copies=tuple(Copy(f"{prefix}{stack}.embed_tokens.weight", of=words) for stack in ("decoder", "encoder")),
+        drops=(Drop(unused, "transformers does not add it"),),
+    )
+
+
+_DEFAULTS_OF_TWO = {
+    **_DEFAULTS,
+    "num_decoder_layers": None,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "decoder_start_token_id": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "is_encoder_decoder": True,
+}
+_NAMES_OF_DECODER = _NAMES | {"num_hidden_layers": "num_decoder_layers"}
+
 T5 = Family(
     model_type="t5",
     prefix="",
-    table=Table(
-        rules=(
-            Rule(_WORDS, "backbone.encoder.embeddings.words.weight"),
-            *in_stack("encoder", *_stack("encoder")),
-            *in_stack("decoder", *_stack("decoder")),
-        ),
-        copies=tuple(Copy(f"{stack}.embed_tokens.weight", of=_WORDS) for stack in ("decoder", "encoder")),
-        drops=(Drop(r"decoder\..*\.EncDecAttention\.relative_attention_bias\.weight", "transformers does not add it"),),
-    ),
+    table=_both(""),
     architectures=(
         headless("T5Model", "", _HEAD, unsaid=_UNSAID_OF_TWO, notes=_notes),
         _conditional_lm(tied=True, scaled=True),
@@ -226,24 +248,30 @@ T5 = Family(
         _conditional_lm(tied=False, scaled=True),
         question_answering("T5ForQuestionAnswering", unsaid=_UNSAID_OF_TWO, notes=_notes),
     ),
-    defaults={
-        **_DEFAULTS,
-        "num_decoder_layers": None,
-        "bos_token_id": None,
-        "eos_token_id": 1,
-        "decoder_start_token_id": None,
-        "forced_bos_token_id": None,
-        "forced_eos_token_id": None,
-        "is_encoder_decoder": True,
-    },
+    defaults=_DEFAULTS_OF_TWO,
     names=_NAMES,
-    decoder_names=_NAMES | {"num_hidden_layers": "num_decoder_layers"},
+    decoder_names=_NAMES_OF_DECODER,
     read=_read,
     write=lambda backbone: _write_stack(backbone.encoder),
     told=_told,
 )
 
 _INSIDE = "transformer."  # classes with a head hold the encoder under this name
+
+T5_CLASSIFIER = Family(
+    model_type="t5",
+    prefix=_INSIDE,
+    table=_both(_INSIDE),
+    architectures=(
+        headless("T5Model", _INSIDE, unsaid=_UNSAID_OF_TWO, notes=_notes),
+        classifier("T5ForSequenceClassification", unsaid=_UNSAID_OF_TWO, notes=_notes),
+    ),
+    defaults=_DEFAULTS_OF_TWO | {"classifier_dropout": 0.0},
+    names=_NAMES,
+    decoder_names=_NAMES_OF_DECODER,
+    read=_read,
+    write=lambda backbone: _write_stack(backbone.encoder),
+)
 
 T5_ENCODER = Family(
     model_type="t5",
