@@ -33,6 +33,20 @@ SIZES = {
     "electra-base": (30_522, 108.9),
     "electra-large": (30_522, 334.1),
     "albert-base": (30_000, 11.1),
+    "gpt-base": (40_478, 116.5),
+    "gpt2-small": (50_257, 124.4),
+    "gpt2-medium": (50_257, 354.8),
+    "gpt2-large": (50_257, 774.0),
+    "gpt2-xl": (50_257, 1557.6),
+    # table 2.1 of Brown et al. 2020 rounds: 125M, 350M, 760M, 1.3B, 2.7B, 6.7B, 13B, 175B
+    "gpt3-small": (50_257, 125.2),
+    "gpt3-medium": (50_257, 355.9),
+    "gpt3-large": (50_257, 760.3),
+    "gpt3-xl": (50_257, 1315.7),
+    "gpt3-2.7b": (50_257, 2651.3),
+    "gpt3-6.7b": (50_257, 6658.5),
+    "gpt3-13b": (50_257, 12853.4),
+    "gpt3-175b": (50_257, 174_604.0),
 }
 
 
@@ -167,3 +181,14 @@ def test_two_streams_are_halves_or_copies(streams: str, layer: int, output: int)
     assert model.backbone.projection.weight.shape == (14, 6)
     assert model(torch.zeros(2, 5, dtype=torch.int64)).shape == (2, 5, 11)
     assert all(name.startswith("layers.") for name, _ in model.backbone.named_parameters() if "attention" in name)
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_what_a_gpt2_adds_to_its_stream_begins_smaller(groups: int) -> None:
+    torch.manual_seed(1)
+    model = encoder(preset="gpt2-mini", vocab_size=101, num_hidden_layers=6, num_hidden_groups=groups).build()
+    for name, module in model.layers.named_modules():
+        if isinstance(module, nn.Linear):
+            writes = name.endswith(("output", "outer"))
+            expected = 0.02 / 12**0.5 if writes else 0.02  # two sublayers of each of six layers write
+            assert float(module.weight.std().detach()) == pytest.approx(expected, rel=0.02), name

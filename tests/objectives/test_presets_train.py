@@ -15,7 +15,11 @@ from homespun.objectives.electra import Electra
 from homespun.objectives.masked import MaskedLM
 from homespun.text.tokenizer import Tokenizer
 
-LONG = sorted(name for name, fields in PRESETS.items() if "attention" in fields and not name.endswith("-base"))
+LONG = sorted(
+    name
+    for name, fields in PRESETS.items()
+    if "attention" in fields and not name.endswith("-base") and not fields.get("causal")
+)
 CASES: dict[str, dict[str, Any]] = {name: {"preset": name} for name in LONG} | {
     "relative-bias": {"attention": {"kind": "relative_bias"}, "positions": {"kind": "none"}}
 }

@@ -195,6 +195,7 @@ class EncoderConfig(Config):
         # of a decoder, only the words are another's
         shared = set() if given is None else {given.words} if source_size else set(given.modules())
         initialise((m for m in encoder.modules() if m not in shared), self.initializer_range)
+        self.residual.initialise(list(encoder.layers))
         return encoder
 
     def _layers(self, source_size: int) -> list[nn.Module]:

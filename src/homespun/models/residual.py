@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -12,6 +15,8 @@ from homespun.errors import UserError
 from homespun.nn.dropout import Dropout
 from homespun.nn.residual import Layer, OneStream, PostNorm, PreNorm, Streams
 from homespun.nn.reversible import Branch, ReversibleLayer, TwoStreams
+
+_WRITING = ("sublayer.output.weight", "sublayer.outer.weight")  # what writes to the stream: attention, feed-forward
 
 
 class PostResidualConfig(Config):
@@ -29,6 +34,9 @@ class PostResidualConfig(Config):
     def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
         return Layer(attention, feedforward, cross_attention)
 
+    def initialise(self, layers: Sequence[nn.Module]) -> None:
+        """Change what the layers of a new stack begin as: nothing."""
+
     def build_streams(self) -> Streams:
         return OneStream()
 
@@ -41,6 +49,10 @@ class PreResidualConfig(Config):
 
     kind: Literal["pre"] = "pre"
     final_dropout: bool = Field(default=False, description="drop out after the last norm too (T5)")
+    scaled_initialisation: bool = Field(
+        default=False,
+        description="what the sublayers add begins smaller, by the root of how many they are (GPT-2)",
+    )
 
     def layer_size(self, hidden_size: int) -> int:
         """The width that layers work at."""
@@ -51,6 +63,15 @@ class PreResidualConfig(Config):
 
     def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
         return Layer(attention, feedforward, cross_attention)
+
+    def initialise(self, layers: Sequence[nn.Module]) -> None:
+        """Change what the layers of a new stack begin as (Radford et al. 2019, section 2.3)."""
+        if not self.scaled_initialisation:
+            return
+        writing = [weight for layer in layers for name, weight in layer.named_parameters() if name.endswith(_WRITING)]
+        with torch.no_grad():
+            for weight in set(writing):  # layers that share their weights are there several times
+                weight.div_(math.sqrt(len(writing)))
 
     def build_streams(self) -> Streams:
         return OneStream()
@@ -82,6 +103,9 @@ class ReversibleResidualConfig(Config):
 
     def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
         return ReversibleLayer(attention, feedforward, cross_attention)
+
+    def initialise(self, layers: Sequence[nn.Module]) -> None:
+        """Change what the layers of a new stack begin as: nothing."""
 
     def build_streams(self) -> Streams:
         return TwoStreams(copies=2 if self.streams == "copy" else 1)
