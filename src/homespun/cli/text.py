@@ -34,6 +34,7 @@ def tokenizer_train(
     kind: Annotated[str, typer.Option(help="bpe, bpe-characters, wordpiece, unigram or words.")] = "bpe",
     vocab_size: Annotated[int, typer.Option(help="Entries, special tokens included.")] = 16_000,
     lowercase: Annotated[bool, typer.Option(help="Lower-case all text.")] = False,
+    sentinels: Annotated[int, typer.Option(help="So many entries stand for what T5 cuts out of a text.")] = 0,
     text_fields: TextFields = None,
     encoding: Encoding = None,
     columns: Columns = None,
@@ -58,6 +59,7 @@ def tokenizer_train(
             kind=choice(kind, KINDS, "--kind"),
             vocab_size=vocab_size,
             lowercase=lowercase,
+            sentinels=sentinels,
             progress=counter(display, "reading for the tokenizer", meter),
             meter=meter,
         )
@@ -75,31 +77,47 @@ def tokenizer_train(
 @tokenizer_app.command("extend")
 def tokenizer_extend(
     source: Annotated[str, typer.Argument(help="Run or model whose tokenizer to extend, or a tokenizer's folder.")],
-    inputs: Input,
     out: Out,
-    add: Annotated[int, typer.Option("--add", help="Words to add: those that save the most tokens.")],
+    inputs: Annotated[list[str] | None, typer.Option("--input", help="Files, globs, folders, for --add.")] = None,
+    add: Annotated[int, typer.Option("--add", help="Words to add: those that save the most tokens.")] = 0,
+    sentinels: Annotated[int, typer.Option(help="Sentinels to add, which T5's objective needs.")] = 0,
     text_fields: TextFields = None,
     encoding: Encoding = None,
     columns: Columns = None,
     normalise: Normalise = True,
     as_json: Json = False,
 ) -> None:
-    """Add words of your text to the tokenizer of a model; `pretrain --from` that model then knows them."""
+    """Add words of your text, or sentinels, to a model's tokenizer; `pretrain --from` that model then knows them."""
     from homespun.jobs.adapt import extend_tokenizer
     from homespun.jobs.prepare import reading
     from homespun.report.console import Display
     from homespun.report.show import counter
     from homespun.text.sources import Meter
 
-    what = reading(
-        inputs, text_fields=text_fields or ("text",), encoding=encoding, columns=parts(columns), normalise=normalise
-    )
-    meter = Meter(inputs)
+    if inputs and not add:
+        raise UserError("--input is what new words are taken from; give --add COUNT, or leave it out")
+    what = None
+    if add:
+        what = reading(
+            inputs or [],
+            text_fields=text_fields or ("text",),
+            encoding=encoding,
+            columns=parts(columns),
+            normalise=normalise,
+        )
+    meter = Meter(inputs or [])
     with Display(json=as_json) as display:
         tokenizer, words = extend_tokenizer(
-            source, what, out, add=add, progress=counter(display, "reading for new words", meter), meter=meter
+            source,
+            what,
+            out,
+            add=add,
+            sentinels=sentinels,
+            progress=counter(display, "reading for new words", meter) if add else None,
+            meter=meter,
         )
-    shown = [tokenizer.decode([tokenizer.vocab_size - len(words) + n]).strip() for n in range(len(words))]
+    first = tokenizer.vocab_size - sentinels - len(words)
+    shown = [tokenizer.decode([first + number]).strip() for number in range(len(words))]
     tell(
         {
             "tokenizer": str(out),

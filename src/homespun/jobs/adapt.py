@@ -30,6 +30,7 @@ from homespun.models.store import Stored
 from homespun.models.stretch import Origins, carry, changed_backbone
 from homespun.objectives.electra import ElectraObjective
 from homespun.text.extend import NewWords, Word, extend, new_words
+from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Meter
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.checkpoint import write_file
@@ -147,23 +148,34 @@ def _take_generator(objective: Any, given: Stored, words: NewWords) -> None:
 
 def extend_tokenizer(
     source: str | Path,
-    reading: Reading,
+    reading: Reading | None,
     out: str | Path,
     *,
-    add: int,
+    add: int = 0,
+    sentinels: int = 0,
     progress: Progress | None = None,
     meter: Meter | None = None,
 ) -> tuple[Tokenizer, list[Word]]:
     """The tokenizer of a checkpoint (or a tokenizer's folder) with ``add`` words of what is read, saved in ``out``.
 
+    Args:
+        reading: where the words are taken from; None: no words are added.
+        sentinels: how many to add behind them (`homespun.text.sentinels`).
+
     Raises:
-        UserError: no tokenizer there, too few words, or ``out`` holds something else.
+        UserError: nothing to add, no tokenizer there, too few words, or ``out`` holds something else.
     """
+    if reading is None and not sentinels:
+        raise UserError("nothing to add; give --add COUNT words of --input, or --sentinels COUNT")
     folder = tokenizer_folder(out)
     tokenizer = tokenizer_of(source)
-    extended, words = extend(tokenizer, reading.texts(progress=progress, meter=meter), add)
-    extended.save(folder)
-    return extended, words
+    words: list[Word] = []
+    if reading is not None:
+        tokenizer, words = extend(tokenizer, reading.texts(progress=progress, meter=meter), add)
+    if sentinels:
+        tokenizer = with_sentinels(tokenizer, sentinels)
+    tokenizer.save(folder)
+    return tokenizer, words
 
 
 def tokenizer_of(source: str | Path) -> Tokenizer:

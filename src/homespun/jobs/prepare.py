@@ -12,6 +12,7 @@ from homespun.data.corpus import Corpus, Progress, build_corpus
 from homespun.data.labelled import text_of
 from homespun.errors import UserError
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
+from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document, Meter, read_documents, read_records
 from homespun.text.tokenizer import Kind, Tokenizer
 
@@ -110,17 +111,23 @@ def train_tokenizer(
     kind: Kind = "bpe",
     vocab_size: int = 16_000,
     lowercase: bool = False,
+    sentinels: int = 0,
     progress: Progress | None = None,
     meter: Meter | None = None,
 ) -> Tokenizer:
     """Train a tokenizer on what is read, and save it in the folder ``out``.
+
+    Args:
+        sentinels: how many of its tokens stand for what T5 cuts out of a text (`homespun.text.sentinels`).
 
     Raises:
         UserError: nothing to read, a vocabulary larger than the text allows, or ``out`` holds something else.
     """
     folder = tokenizer_folder(out)
     texts = reading.texts(progress=progress, meter=meter)
-    tokenizer = Tokenizer.train(texts, kind=kind, vocab_size=vocab_size, lowercase=lowercase)
+    tokenizer = Tokenizer.train(texts, kind=kind, vocab_size=vocab_size - sentinels, lowercase=lowercase)
+    if sentinels:
+        tokenizer = with_sentinels(tokenizer, sentinels)
     tokenizer.save(folder)
     return tokenizer
 

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ USUAL_NAMES = {
 }
 # A model that has no [CLS] or [SEP] begins and ends its sequences with these instead.
 STAND_INS = {"cls": "bos", "sep": "eos"}
+
+
+def sentinel(number: int) -> str:
+    """The token that stands for the span ``number``, from 0, that was cut out of a text (T5)."""
+    return f"<extra_id_{number}>"
+
 
 BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level vocabularies spell " ", "\n", "\t", "\r"
 
@@ -226,6 +233,12 @@ class Tokenizer:
     @property
     def mask_id(self) -> int:
         return self._role_id("mask")
+
+    @cached_property
+    def sentinel_ids(self) -> NDArray[np.int64]:
+        """(n,) of ``<extra_id_0>``, ``<extra_id_1>`` and on, as far as there are; see `homespun.text.sentinels`."""
+        found = takewhile(lambda i: i is not None, (self._vocabulary.get(sentinel(n)) for n in count()))
+        return np.array(list(found), dtype=np.int64)
 
     @cached_property
     def special_mask(self) -> NDArray[np.bool_]:
