@@ -125,6 +125,18 @@ def points(value: object) -> str:
     return DASH if n is None else f"{100 * n:+.1f}".replace("-", "−")
 
 
+def probability(value: object) -> str:
+    """``0.043``; one too small for three places as ``< 0.001``."""
+    n = number(value)
+    return DASH if n is None else f"<{NB}0.001" if n < 0.001 else f"{n:.3f}"
+
+
+def points_interval(value: Any) -> str:
+    """A pair of differences of shares in percentage points: ``+0.4 to +2.1``."""
+    low, high = (None, None) if value is None else (number(value[0]), number(value[1]))
+    return DASH if low is None or high is None else f"{points(low)} to {points(high)}".replace(" ", NB)
+
+
 def spread(value: Any) -> str:
     """A pair (mean, deviation or None) of shares as ``91.5 ± 0.3 %``."""
     if value is None:

@@ -21,24 +21,26 @@ FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
 
 @dataclass
 class Series:
-    """Points of one quantity in the order of training: steps, seconds of training, values."""
+    """Points of one quantity in the order of training: steps, seconds of training, values, tokens seen."""
 
     steps: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
+    tokens: list[float] = field(default_factory=list)
 
-    def add(self, step: float, seconds: float, value: object) -> None:
+    def add(self, step: float, seconds: float, value: object, tokens: float = 0.0) -> None:
         """Append a point; what is not a finite number is left out."""
         known = number(value)
         if known is not None:
             self.steps.append(step)
             self.seconds.append(seconds)
             self.values.append(known)
+            self.tokens.append(tokens)
 
     def cut(self, step: float) -> None:
         """Forget the points after ``step``: the run went back to a checkpoint and did those steps again."""
         while self.steps and self.steps[-1] > step:
-            del self.steps[-1], self.seconds[-1], self.values[-1]
+            del self.steps[-1], self.seconds[-1], self.values[-1], self.tokens[-1]
 
 
 @dataclass
@@ -132,12 +134,12 @@ def read_run(path: Path) -> RunRecord:
     if not any((path / name).is_file() for name in FILES):
         state = "has none of a run's files" if path.is_dir() else "is not a folder"
         raise UserError(f"{path} {state}; a run directory holds {', '.join(FILES)}")
-    result = _read_json(path / "result.json")
+    result = read_json(path / "result.json")
     record = RunRecord(
         path=path,
         name=str(result.get("name") or path.resolve().name),
         config=read_yaml(path / "config.yaml") if (path / "config.yaml").is_file() else {},
-        environment=_read_json(path / "environment.json"),
+        environment=read_json(path / "environment.json"),
         result=result,
         train={},
         validation={},
@@ -154,7 +156,12 @@ def read_run(path: Path) -> RunRecord:
     return record
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, an empty one where there is no file.
+
+    Raises:
+        UserError: it is not JSON, or holds something else.
+    """
     if not path.is_file():
         return {}
     try:
@@ -187,6 +194,7 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
     for event in _events(path):
         step = number(event.get("step")) or 0.0
         seconds = number(event.get("time")) or 0.0
+        seen = number(event.get("tokens")) or 0.0
         match event.get("event"):
             case "start" | "resume":
                 record.end = None
@@ -196,13 +204,13 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
                 for series in (record.learning_rate, durations, tokens, last):
                     series.cut(step)
             case "step":
-                _add_losses(record.train, event, step, seconds)
+                _add_losses(record.train, event, step, seconds, seen)
                 record.learning_rate.add(step, seconds, event.get("learning_rate"))
                 durations.add(step, seconds, event.get("seconds"))
                 tokens.add(step, seconds, event.get("tokens"))
                 last.add(step, seconds, seconds)
             case "validation":
-                _add_losses(record.validation, event, step, seconds)
+                _add_losses(record.validation, event, step, seconds, seen)
             case "memory":
                 peak = max(peak or 0.0, number(event.get("peak_bytes")) or 0.0) or None
             case "end":
@@ -220,9 +228,9 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
     record.summary = {**known, **_numbers(record.result)}
 
 
-def _add_losses(curves: dict[str, Series], event: Tree, step: float, seconds: float) -> None:
+def _add_losses(curves: dict[str, Series], event: Tree, step: float, seconds: float, seen: float) -> None:
     for term, value in {**as_tree(event.get("losses")), "loss": event.get("loss")}.items():
-        curves.setdefault(str(term), Series()).add(step, seconds, value)
+        curves.setdefault(str(term), Series()).add(step, seconds, value, seen)
 
 
 def loss_terms(record: RunRecord) -> list[str]:

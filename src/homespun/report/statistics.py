@@ -18,7 +18,7 @@ LEVEL = 0.05
 
 DRAWS = 10_000
 SMALLEST = 1e-12  # what the rounding of a Fourier transform leaves of a smaller probability is noise
-_LATTICE = 2**24  # points of an exact distribution; beyond, it is drawn from
+_LATTICE = 2**22  # points of an exact distribution; beyond, it is drawn from
 _BLOCK = 2**22  # numbers drawn at once
 
 Scores = NDArray[np.float64]

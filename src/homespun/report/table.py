@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from homespun.report import formats
@@ -26,7 +26,8 @@ class Column:
 class Table:
     """``rows`` hold raw values, ``None`` where there is none; `cells` are what people read.
 
-    ``name`` is the file name in ``tables/``; ``note`` says what the reader must know to read the numbers.
+    ``name`` is the file name in ``tables/``; ``note`` says what the reader must know to read the numbers; ``marked``
+    are the numbers of the rows to point at, all alike.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Any, ...], ...]
     note: str = ""
+    marked: frozenset[int] = frozenset()
 
     def cells(self) -> list[list[str]]:
         """The rows as written."""
@@ -43,4 +45,4 @@ class Table:
         """The same table less the columns in which no row has a value."""
         kept = [i for i in range(len(self.columns)) if any(row[i] is not None for row in self.rows)]
         columns = tuple(self.columns[i] for i in kept)
-        return Table(self.name, self.title, columns, tuple(tuple(row[i] for i in kept) for row in self.rows), self.note)
+        return replace(self, columns=columns, rows=tuple(tuple(row[i] for i in kept) for row in self.rows))

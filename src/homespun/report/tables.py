@@ -220,7 +220,7 @@ def differences(records: Sequence[RunRecord]) -> list[Table]:
 
 def _differences(records: Sequence[RunRecord], number: int) -> Table | None:
     columns = (Column("setting", numeric=False), *(Column(record.name, numeric=False) for record in records))
-    rows = [row for row in _side_by_side([record.config for record in records]) if len(set(map(repr, row[1:]))) > 1]
+    rows = [row for row in side_by_side([record.config for record in records]) if len(set(map(repr, row[1:]))) > 1]
     return Table(f"differences-{number}", "Settings that differ", columns, tuple(rows)) if rows else None
 
 
@@ -231,7 +231,7 @@ def environment(records: Sequence[RunRecord]) -> Table | None:
         return None
     rows = [
         (key, *(formats.memory(v) if key.endswith("_bytes") else v for v in values))
-        for key, *values in _side_by_side([record.environment for record in known])
+        for key, *values in side_by_side([record.environment for record in known])
     ]
     if all(len(set(map(repr, row[1:]))) == 1 for row in rows):
         columns: tuple[Column, ...] = (Column("what", numeric=False), Column("value", numeric=False))
@@ -241,7 +241,8 @@ def environment(records: Sequence[RunRecord]) -> Table | None:
     return Table("environment", "Machine and versions", columns, tuple(rows))
 
 
-def _side_by_side(trees: Sequence[Tree]) -> list[tuple[Any, ...]]:
+def side_by_side(trees: Sequence[Tree]) -> list[tuple[Any, ...]]:
+    """A row for every dotted key that some tree has: the key, and its value in each."""
     flat = [flatten(tree) for tree in trees]
     keys = dict.fromkeys(key for tree in flat for key in tree)
     return [(key, *(tree.get(key) for tree in flat)) for key in keys]

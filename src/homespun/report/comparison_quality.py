@@ -1,0 +1,284 @@
+"""How good each variation is in each task, and which of them the test can tell from the best."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+
+from homespun.errors import UserError
+from homespun.report import statistics
+from homespun.report.comparison_read import Comparison, Variation
+from homespun.report.formats import number
+from homespun.report.read import RunRecord, Tree, as_list, as_tree, read_json
+from homespun.report.tables import BASELINES
+
+MEASURES = {
+    "accuracy": "accuracy",
+    "exact_match": "exact match",
+    "f1": "F1",
+    "rougeL": "ROUGE-L",
+    "rouge_l": "ROUGE-L",
+    "spearman": "Spearman correlation",
+    "pearson": "Pearson correlation",
+    "roc_auc": "ROC AUC",
+    "macro_f1": "macro F1",
+}
+"""What decides, the first of these that the tests of a task have; greater is better, and 1 the most."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The scores of test rows, the mean over trainings, by row number."""
+
+    scores: Mapping[int, float]
+    truths: Mapping[int, str]
+    unit: int | None  # trainings, where a row is right (1) or wrong (0) in each; None: scores of their own
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A variation or a baseline in one task."""
+
+    name: str
+    kind: str  # "model" or "baseline"
+    values: Sequence[float]  # of the measure, one a training
+    macro_f1: Sequence[float] = ()
+    log_loss: Sequence[float] = ()
+    rows: Rows | None = None
+    texts: float | None = None  # in the test
+    state: str = ""
+    why: str | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Of the measure; ``None`` where there is nothing to show."""
+        return fmean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> tuple[float, float | None] | None:
+        """Mean and deviation over trainings."""
+        return spread(self.values)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A contender against the best of its task; all but ``alike`` is ``None`` for the best itself."""
+
+    alike: bool  # the best, or not told from it
+    gap: float | None = None  # its score less that of the best, on the same rows
+    interval: tuple[float, float] | None = None
+    texts: float | None = None  # probabilities: over other texts,
+    trainings: float | None = None  # over other trainings,
+    adjusted: float | None = None  # and the larger of both, adjusted for all pairs
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task: contenders from the best down, those without a result last, and the verdict on each that has one."""
+
+    name: str
+    measure: str
+    contenders: Sequence[Contender]
+    verdicts: Mapping[str, Verdict]
+    pairs: int  # compared
+    troubles: Sequence[str]
+    luck: bool  # whether something was trained more than once
+
+    @property
+    def title(self) -> str:
+        """The measure as people read it."""
+        return MEASURES.get(self.measure, self.measure)
+
+    @property
+    def best(self) -> Contender | None:
+        """The one with the highest mean."""
+        first = next(iter(self.contenders), None)
+        return first if first is not None and first.values else None
+
+    @property
+    def alike(self) -> list[Contender]:
+        """The best and all that are not told from it, the best first."""
+        return [c for c in self.contenders if c.name in self.verdicts and self.verdicts[c.name].alike]
+
+
+@dataclass
+class _Answers:
+    sums: dict[int, float] = field(default_factory=dict)
+    counts: dict[int, int] = field(default_factory=dict)
+    truths: dict[int, str] = field(default_factory=dict)
+    plain: bool = True
+
+
+def spread(values: Sequence[float]) -> tuple[float, float | None] | None:
+    """Mean and sample deviation; no deviation for one, nothing for none."""
+    return (fmean(values), stdev(values) if len(values) > 1 else None) if values else None
+
+
+def judge(comparison: Comparison) -> list[Task]:
+    """The tasks of a comparison, each with its verdicts."""
+    return [_task(comparison, name) for name in comparison.tasks]
+
+
+def _task(comparison: Comparison, name: str) -> Task:
+    troubles: list[str] = []
+    tests = [test for v in comparison.variations for r in v.records(name) for test in _tests(r)]
+    measure = next((key for key in MEASURES if any(number(test.get(key)) is not None for test in tests)), "accuracy")
+    contenders = [_model(variation, name, measure, troubles) for variation in comparison.variations]
+    contenders += _baselines(comparison, name, measure, troubles)
+    ranked = sorted(contenders, key=lambda c: -math.inf if c.mean is None else c.mean, reverse=True)
+    verdicts, pairs = _verdicts([c for c in ranked if c.values], troubles)
+    luck = any(len(c.values) > 1 for c in ranked)
+    return Task(name, measure, ranked, verdicts, pairs, list(dict.fromkeys(troubles)), luck)
+
+
+def _tests(record: RunRecord) -> list[Tree]:
+    """The test metrics of every seed or fold of a run, whatever the task."""
+    seeds = [as_tree(seed) for seed in as_list(record.result.get("seeds"))]
+    return [as_tree(seed.get("test", seed)) for seed in seeds] or [as_tree(record.result.get("test"))]
+
+
+def _values(records: Sequence[RunRecord], measure: str) -> list[float]:
+    """One a training: of a trial the mean over its folds, or, where there is one trial, each seed within it."""
+    each = [[n for test in _tests(record) if (n := number(test.get(measure))) is not None] for record in records]
+    each = [values for values in each if values]
+    if len(each) == 1 and records[0].result.get("measured_on") != "folds":
+        return each[0]
+    return [fmean(values) for values in each]
+
+
+def _model(variation: Variation, task: str, measure: str, troubles: list[str]) -> Contender:
+    records = variation.records(task)
+    return Contender(
+        name=variation.name,
+        kind="model",
+        values=_values(records, measure),
+        macro_f1=_values(records, "macro_f1"),
+        log_loss=_values(records, "log_loss"),
+        rows=_rows([record.path for record in records], "model", f"{variation.name}, {task}", troubles),
+        texts=next((texts for record in records if (texts := record.test_rows())), None),
+        state=variation.state,
+        why=variation.why,
+    )
+
+
+def _baselines(comparison: Comparison, task: str, measure: str, troubles: list[str]) -> Iterator[Contender]:
+    """Those of the comparison, or of the first trial that has any: they do not depend on the trial."""
+    own = comparison.baselines.get(task)
+    records = [record for variation in comparison.variations for record in variation.records(task)]
+    found: list[tuple[Path, Mapping[str, Tree]]] = []
+    if own is not None:
+        try:
+            told = read_json(own / "result.json")
+            given = as_tree(told.get("baselines", told))
+            found.append((own, {str(k): v for k, v in given.items() if isinstance(v, Mapping)}))
+        except UserError as error:
+            troubles.append(f"baselines of {task}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
+    found += [(record.path, record.baselines()) for record in records]
+    path, metrics = next(((path, metrics) for path, metrics in found if metrics), (comparison.path, {}))
+    texts = next((texts for record in records if (texts := record.test_rows())), None)
+    for key, values in metrics.items():
+        title = BASELINES.get(key, key)
+        kept = {what: [n] if (n := _mean_of(values.get(what))) is not None else [] for what in (measure, "macro_f1")}
+        rows = _rows([path], key, f"{title}, {task}", troubles)
+        yield Contender(title, "baseline", kept[measure], kept["macro_f1"], rows=rows, texts=texts, state="baseline")
+
+
+def _mean_of(value: object) -> float | None:
+    return number(value) if not isinstance(value, Mapping) else number(value.get("mean"))
+
+
+def _rows(runs: Sequence[Path], name: str, who: str, troubles: list[str]) -> Rows | None:
+    """What was said of the test rows by ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
+    files = [f for run in runs for f in (run / f"predictions/{name}.jsonl", *sorted(run.glob(f"trials/*/predictions/{name}.jsonl")))]  # fmt: skip
+    answers = _Answers()
+    try:
+        for file in files:
+            if file.is_file():
+                _read_answers(file, answers)
+    except UserError as error:
+        troubles.append(f"The predictions of {who} are left out: {error}.")
+        return None
+    if not answers.counts:
+        return None
+    most = max(answers.counts.values())
+    kept = [row for row, count in answers.counts.items() if count == most]
+    if len(kept) < len(answers.counts):
+        troubles.append(f"Of {who}, {len(answers.counts) - len(kept)} rows were not predicted by every training.")
+    scores = {row: answers.sums[row] / most for row in kept}
+    return Rows(scores, {row: answers.truths[row] for row in kept}, most if answers.plain else None)
+
+
+def _read_answers(file: Path, answers: _Answers) -> None:
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for at, line in enumerate(lines, start=1):
+            try:
+                answer = as_tree(json.loads(line))
+                row, truth, predicted = int(answer["row"]), answer["truth"], answer["predicted"]
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                raise UserError(f"line {at} of {file.name} has no row, truth and predicted in JSON") from error
+            own = number(answer.get("score"))
+            answers.plain &= own is None
+            score = float(truth == predicted) if own is None else own
+            answers.sums[row] = answers.sums.get(row, 0.0) + score
+            answers.counts[row] = answers.counts.get(row, 0) + 1
+            told = json.dumps(truth, sort_keys=True)
+            if answers.truths.setdefault(row, told) != told:
+                raise UserError(f"row {row} has another truth in one training than in another")
+
+
+def _differences(first: Contender, second: Contender, troubles: list[str]) -> tuple[np.ndarray, float | None] | None:
+    """(rows,) scores of the first less those of the second on the rows that both have, and what they are multiples of."""
+    if first.rows is None or second.rows is None:
+        return None
+    shared = sorted(first.rows.scores.keys() & second.rows.scores.keys())
+    if not shared or any(first.rows.truths[row] != second.rows.truths[row] for row in shared):
+        troubles.append(
+            f"{first.name} and {second.name} were not tested on the same rows, and are not compared on them."
+        )
+        return None
+    if len(shared) < max(len(first.rows.scores), len(second.rows.scores)):
+        troubles.append(f"{first.name} and {second.name} are compared on the {len(shared):,} rows that both have.")
+    units = first.rows.unit, second.rows.unit
+    unit = None if units[0] is None or units[1] is None else 1 / math.lcm(units[0], units[1])
+    return np.array([first.rows.scores[row] - second.rows.scores[row] for row in shared]), unit
+
+
+def _verdicts(ranked: Sequence[Contender], troubles: list[str]) -> tuple[dict[str, Verdict], int]:
+    """The best against every other.
+
+    Which one is the best is known from the same numbers, so that the pairs with it are chosen among all pairs, and the
+    probabilities are adjusted for all of them: with those against the best alone, ten equal models would be told apart
+    three times as often as claimed.
+    """
+    if not ranked:
+        return {}, 0
+    spread = statistics.pooled([c.values for c in ranked if c.kind == "model"])
+    tested: dict[tuple[str, str], tuple[float | None, float | None, float]] = {}
+    of_best: dict[str, tuple[float, tuple[float, float]]] = {}
+    for first, second in itertools.combinations(ranked, 2):
+        paired = _differences(first, second, troubles)
+        texts = None if paired is None else statistics.permutation(*paired)
+        certain = first.kind == "baseline", second.kind == "baseline"
+        luck = None if all(certain) else statistics.trainings(first.values, second.values, spread, certain=certain)
+        if (p := statistics.both(texts, luck)) is not None:
+            tested[first.name, second.name] = texts, luck, p
+        if first is ranked[0] and paired is not None:
+            low, high = statistics.bootstrap(*paired)
+            of_best[second.name] = -float(paired[0].mean()), (-high, -low)
+    adjusted = dict(zip(tested, statistics.holm([p for *_, p in tested.values()]), strict=True))
+    best = ranked[0].name
+    verdicts = {best: Verdict(alike=True)}
+    for other in ranked[1:]:
+        pair = best, other.name
+        gap, interval = of_best.get(other.name, (None, None))
+        texts, luck, _ = tested.get(pair, (None, None, 1.0))
+        p = adjusted.get(pair)
+        verdicts[other.name] = Verdict(p is None or p > statistics.LEVEL, gap, interval, texts, luck, p)
+    return verdicts, len(tested)

@@ -1,0 +1,259 @@
+"""The folder of a comparison as records. What is missing, damaged or of another version is said, and the rest is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+
+from homespun.config import read_yaml
+from homespun.errors import UserError
+from homespun.report.formats import number
+from homespun.report.read import RunRecord, Series, Tree, as_list, as_tree, final_losses, read_json, read_run
+
+VERSION = 1
+"""Of ``trial.json``; others are shown as trials that cannot be read."""
+
+STATES = {"waiting": "not begun", "running": "still running", "done": "done", "failed": "failed"}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a trial: pretraining, or one task by its name."""
+
+    name: str
+    kind: str
+    record: RunRecord | None  # None: nothing there yet
+    seconds: float | None  # of its process, from start to end
+    energy: float | None  # joules
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One variation under one seed."""
+
+    name: str
+    seed: int
+    status: str  # a key of STATES, or "unreadable"
+    why: str  # of a trial that failed or cannot be read
+    stage: str  # where it failed
+    seconds: float | None  # of the whole
+    settings: Tree  # {stage: {KEY: VALUE}}
+    plan: Tree
+    stages: Mapping[str, Stage]
+    inference: Sequence[Tree]
+
+
+@dataclass(frozen=True)
+class Variation:
+    """What is compared: the trials that differ in nothing but their seed."""
+
+    name: str
+    trials: Sequence[Trial]
+
+    @property
+    def done(self) -> list[Trial]:
+        """Those that ran to their end."""
+        return [trial for trial in self.trials if trial.status == "done"]
+
+    @property
+    def state(self) -> str:
+        """``3 done``, ``2 done, 1 failed``."""
+        told = {**STATES, "unreadable": "unreadable"}
+        counts = {told[status]: sum(t.status == status for t in self.trials) for status in told}
+        return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+
+    @property
+    def why(self) -> str | None:
+        """Why trials of it are missing, each reason once."""
+        reasons = [f"{trial.stage}: {trial.why}" if trial.stage else trial.why for trial in self.trials if trial.why]
+        return "; ".join(dict.fromkeys(reasons)) or None
+
+    def records(self, stage: str) -> list[RunRecord]:
+        """The runs of a stage in the trials that are done, by seed."""
+        found = [trial.stages[stage].record for trial in self.done if stage in trial.stages]
+        return [record for record in found if record is not None]
+
+    def mean(self, stage: str) -> RunRecord | None:
+        """The runs of a stage as one that bears the variation's name: curves, numbers and losses are the means."""
+        records = self.records(stage)
+        return average(records, self.name) if records else None
+
+    def stage_mean(self, stage: str, what: str) -> float | None:
+        """The mean of ``seconds`` or ``energy`` of a stage over the trials that are done."""
+        found = [getattr(trial.stages[stage], what) for trial in self.done if stage in trial.stages]
+        known = [value for value in found if value is not None]
+        return fmean(known) if known else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole folder."""
+
+    path: Path
+    recipe: Tree
+    variations: Sequence[Variation]
+    tasks: Sequence[str]
+    baselines: Mapping[str, Path]  # folders with predictions of the baselines, by task
+    troubles: Sequence[str]  # what could not be read, a sentence each
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials, by variation and seed."""
+        return [trial for variation in self.variations for trial in variation.trials]
+
+    @property
+    def pretrains(self) -> bool:
+        """Whether there is a stage of pretraining."""
+        return any(stage.kind == "pretrain" for trial in self.trials for stage in trial.stages.values())
+
+
+def is_comparison(folder: Path) -> bool:
+    """Whether ``folder`` is a comparison's, and not a run's."""
+    return (folder / "comparison.yaml").is_file() or any(folder.glob("trials/*/*/trial.json"))
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """Read the folder of a comparison, whatever state its trials are in.
+
+    Raises:
+        UserError: no comparison is there, or its ``comparison.yaml`` is damaged.
+    """
+    if not is_comparison(folder):
+        state = "holds no comparison" if folder.is_dir() else "is not a folder"
+        raise UserError(f"{folder} {state}: it has neither comparison.yaml nor trials/NAME/seed-K/trial.json")
+    recipe = read_yaml(folder / "comparison.yaml") if (folder / "comparison.yaml").is_file() else {}
+    troubles = [] if recipe else ["comparison.yaml is missing: what was asked for is known from the trials alone."]
+    named = [str(name) for name in as_tree(recipe.get("variations"))]
+    found: dict[str, list[Trial]] = {}
+    for path in sorted(folder.glob("trials/*/seed-*"), key=lambda path: _natural(path.name)):
+        if path.is_dir():
+            trial = _trial(folder, path, troubles)
+            found.setdefault(path.parent.name, []).append(trial)
+    order = sorted(found, key=lambda name: (_place(name, named), _natural(name)))
+    variations = [Variation(found[name][0].name, found[name]) for name in order]
+    present = [s.name for v in variations for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
+    tasks = list(dict.fromkeys([*map(str, as_tree(recipe.get("finetune"))), *present]))
+    baselines = {task: folder / "baselines" / task for task in tasks if (folder / "baselines" / task).is_dir()}
+    return Comparison(folder, recipe, variations, tasks, baselines, troubles)
+
+
+def _place(name: str, named: Sequence[str]) -> int:
+    """Variations stand in the order of the recipe; with a grid their names go on behind the recipe's."""
+    fitting = [i for i, known in enumerate(named) if name.startswith(known)]
+    return max(fitting, key=lambda i: len(named[i])) if fitting else len(named)
+
+
+def _natural(name: str) -> list[tuple[bool, float, str]]:
+    parts = re.findall(r"\d+\.?\d*|\D+", name)
+    return [(True, float(p), "") if p[0].isdigit() else (False, 0.0, p) for p in parts]
+
+
+def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
+    where = f"trials/{path.parent.name}/{path.name}"
+    seed = int(digits) if (digits := path.name.removeprefix("seed-")).isdigit() else 0
+    lost = Trial(path.parent.name, seed, "unreadable", "", "", None, {}, {}, {}, [])
+    if not (path / "trial.json").is_file():
+        troubles.append(f"{where} has no trial.json.")
+        return replace(lost, why="trial.json is missing")
+    try:
+        tree = read_json(path / "trial.json")
+    except UserError as error:
+        troubles.append(f"{where}: {str(error).replace(str(path), '').lstrip('/')}.")
+        return replace(lost, why="trial.json is damaged")
+    if tree.get("version") != VERSION:
+        why = f"trial.json is of version {tree.get('version')!r}, which this homespun (version {VERSION}) does not read"
+        troubles.append(f"{where}: {why}.")
+        return replace(lost, why=why)
+    status = str(tree.get("status"))
+    stages: dict[str, Stage] = {}
+    why = str(tree.get("why") or "")
+    for name, told in as_tree(tree.get("stages")).items():
+        told = as_tree(told)
+        record = None
+        try:
+            record = _record(folder, path, str(name), told)
+        except UserError as error:
+            said = str(error).replace(f"{path}/", "")
+            troubles.append(f"{where}: {said}.")
+            status, why = "unreadable", said
+        kind = str(told.get("kind") or ("pretrain" if name == "pretrain" else "finetune"))
+        seconds, energy = number(told.get("seconds")), number(told.get("energy_joules"))
+        stages[str(name)] = Stage(str(name), kind, record, seconds, energy)
+    return Trial(
+        name=str(tree.get("name") or path.parent.name),
+        seed=int(number(tree.get("seed")) or seed),
+        status=status if status in STATES else "unreadable",
+        why=" ".join(why.split())
+        or ("" if status in STATES else f"its status {status!r} is none of {', '.join(STATES)}"),
+        stage=str(tree.get("stage") or "") if status == "failed" else "",
+        seconds=number(tree.get("seconds")),
+        settings={str(stage): _settings(given) for stage, given in as_tree(tree.get("settings")).items()},
+        plan=as_tree(tree.get("plan")),
+        stages=stages,
+        inference=[row for row in as_list(tree.get("inference")) if isinstance(row, Mapping)],
+    )
+
+
+def _record(folder: Path, trial: Path, name: str, told: Tree) -> RunRecord | None:
+    """The run of a stage: where ``path`` says, from the trial or from the comparison, else under its name."""
+    given = told.get("path")
+    places = [trial / given, folder / given] if isinstance(given, str) and given else []
+    for place in (*places, trial / name):
+        if (place / "config.yaml").is_file() or (place / "result.json").is_file():
+            return read_run(place)
+    return None
+
+
+def _settings(given: Any) -> dict[str, Any]:
+    """``[KEY=VALUE]`` as a mapping; a value is read as in a command."""
+    settings: dict[str, Any] = {}
+    for assignment in as_list(given):
+        key, _, value = str(assignment).partition("=")
+        try:
+            settings[key] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            settings[key] = value
+    return settings
+
+
+def average(records: Sequence[RunRecord], name: str) -> RunRecord:
+    """Runs that differ in their seed as one: points of curves are averaged in their order, numbers and losses as such.
+
+    ``result`` is the first one's but for the losses.
+    """
+    finals = [final_losses(record) for record in records]
+    train, validation = (_means([losses[side] for losses in finals]) for side in (0, 1))
+    result = {**records[0].result, "train": train, "validation": {"loss": validation.get("loss"), "losses": validation}}
+    return replace(
+        records[0],
+        name=name,
+        result=result,
+        train={term: mean_series([r.train[term] for r in records if term in r.train]) for term in records[0].train},
+        validation={
+            term: mean_series([r.validation[term] for r in records if term in r.validation])
+            for term in records[0].validation
+        },
+        summary=_means([record.summary for record in records]),
+    )
+
+
+def mean_series(series: Sequence[Series]) -> Series:
+    """The mean curve: the first points averaged, the second, as far as all go."""
+    points = min(len(one.values) for one in series)
+
+    def mean(what: str) -> list[float]:
+        return [fmean(column) for column in zip(*(getattr(one, what)[:points] for one in series), strict=True)]
+
+    return Series(mean("steps"), mean("seconds"), mean("values"), mean("tokens"))
+
+
+def _means(trees: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    known = {key: [value for tree in trees if (value := tree.get(key)) is not None] for key in keys}
+    return {key: fmean(values) for key, values in known.items() if values}
