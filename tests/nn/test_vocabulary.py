@@ -57,6 +57,21 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk: int, monkeypatch: 
         torch.testing.assert_close(gradient, truth)
 
 
+def test_what_has_no_label_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "_CHUNK", 3 * 53)
+    hidden, weight, bias, labels = given(17, 5, 53)
+    labels[torch.tensor([0, 1, 2, 7, 16])] = -1
+    prediction = predict_tokens(hidden, weight, bias, labels)
+    logits = F.linear(hidden, weight, bias)
+    expected = F.cross_entropy(logits, labels, reduction="sum", ignore_index=-1)
+    torch.testing.assert_close(prediction.loss, expected)
+    assert int(prediction.correct) == int((logits.argmax(-1) == labels).sum())
+    ours = torch.autograd.grad(prediction.loss, (hidden, weight, bias))
+    theirs = torch.autograd.grad(expected, (hidden, weight, bias))
+    for gradient, truth in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, truth)
+
+
 def test_gradients_where_only_some_are_wanted() -> None:
     hidden, weight, bias, labels = given(17, 5, 53)
     predict_tokens(hidden, weight, bias.detach(), labels).loss.backward()

@@ -34,7 +34,7 @@ def predict_tokens(
         hidden: (targets, size); only rows that have a label.
         weight: (vocab, size).
         bias: (vocab,).
-        labels: (targets,) int64.
+        labels: (targets,) int64; one below 0 is none, and counts for nothing.
         uniforms: (targets,) in [0, 1); where given, one token a target is drawn by inverting the distribution
             function: the law of `torch.multinomial` for one random number a row instead of one a logit.
     """
@@ -59,18 +59,20 @@ class _PredictTokens(torch.autograd.Function):
         for start in range(0, len(labels), rows):
             part = slice(start, start + rows)
             chunk, truth = hidden[part], labels[part][:, None]
+            labelled, truth = truth >= 0, truth.clamp(min=0)
             logits = F.linear(chunk, weight.to(chunk.dtype), bias.to(chunk.dtype)).to(loss.dtype)  # (rows, vocab)
             top = logits.amax(-1, keepdim=True)
             label_logit = logits.gather(-1, truth)
             exponentials = logits.sub_(top).exp_()
             total = exponentials.sum(-1, keepdim=True)
-            loss += (total.log() + top - label_logit).sum()
-            correct += (label_logit >= top).sum()
+            loss += torch.where(labelled, total.log() + top - label_logit, 0.0).sum()
+            correct += (labelled & (label_logit >= top)).sum()
             if uniforms is not None:
                 samples[part] = _invert(exponentials, uniforms[part][:, None])
             if grad_hidden is not None and grad_weight is not None and grad_bias is not None:
-                gradient = exponentials.div_(total)  # d loss / d logits = probabilities - one-hot labels
-                gradient.scatter_add_(-1, truth, -torch.ones_like(truth, dtype=gradient.dtype))
+                # d loss / d logits = probabilities - one-hot labels; without a label that over infinity is zero
+                gradient = exponentials.div_(torch.where(labelled, total, torch.inf))
+                gradient.scatter_add_(-1, truth, -labelled.to(gradient.dtype))
                 grad_bias += gradient.sum(0)
                 gradient = gradient.to(chunk.dtype)
                 grad_hidden[part] = gradient @ weight.to(chunk.dtype)
