@@ -51,7 +51,7 @@ def test_several_labels() -> None:
 
 
 def test_majority_gives_the_shares() -> None:
-    metrics = majority(np.array([0, 0, 0, 1]), np.array([1]), Labels(("a", "b")))
+    metrics = majority(np.array([0, 0, 0, 1]), np.array([1]), Labels(("a", "b"))).metrics
     assert metrics["log_loss"] == pytest.approx(-np.log(1 / 4))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,14 @@ from sklearn.svm import LinearSVC
 from homespun.data.labelled import LabelNames, Labels
 from homespun.errors import UserError
 from homespun.training.evaluate import Metrics, classification_metrics, classify
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline on the test texts: its metrics, and (texts,) or (texts, classes) what it predicted."""
+
+    metrics: Metrics
+    predicted: NDArray[np.int64]
 
 
 def baseline_report(
@@ -31,12 +40,12 @@ def baseline_report(
     """
     train, test = labels.encode(train_labels), labels.encode(test_labels)
     return {
-        "majority": majority(train, test, labels),
-        "tfidf": tfidf(train_texts, train, test_texts, test, labels),
+        "majority": majority(train, test, labels).metrics,
+        "tfidf": tfidf(train_texts, train, test_texts, test, labels).metrics,
     }
 
 
-def majority(train: NDArray[np.int64], test: NDArray[np.int64], labels: Labels) -> Metrics:
+def majority(train: NDArray[np.int64], test: NDArray[np.int64], labels: Labels) -> Baseline:
     """Always the most frequent class, with the classes' shares as probabilities; of several labels a text, those that
     more than half of the texts have."""
     start = time.perf_counter()
@@ -45,7 +54,7 @@ def majority(train: NDArray[np.int64], test: NDArray[np.int64], labels: Labels) 
     predicted = classify(probabilities, labels)
     seconds = time.perf_counter() - start
     metrics = classification_metrics(labels, test, predicted, probabilities=probabilities)
-    return {**metrics, "seconds": seconds, "parameters": len(labels)}
+    return Baseline({**metrics, "seconds": seconds, "parameters": len(labels)}, predicted)
 
 
 def tfidf(
@@ -54,7 +63,7 @@ def tfidf(
     test_texts: Sequence[str],
     test: NDArray[np.int64],
     labels: Labels,
-) -> Metrics:
+) -> Baseline:
     """TF-IDF of words and word pairs with sublinear term frequency, and a linear support vector machine a class.
 
     Labels are `Labels.encode`'s. There are no probabilities, and so no log loss; areas under curves are of the
@@ -75,7 +84,8 @@ def tfidf(
     predicted = (scores > 0).astype(np.int64) if labels.multi_label else scores.argmax(axis=1)
     seconds = time.perf_counter() - start
     metrics = classification_metrics(labels, test, predicted, scores=scores)
-    return {**metrics, "seconds": seconds, "parameters": (features.shape[1] + 1) * len(labels)}
+    parameters = (features.shape[1] + 1) * len(labels)
+    return Baseline({**metrics, "seconds": seconds, "parameters": parameters}, predicted)
 
 
 def _distances(features: Any, column: NDArray[np.int64], unseen: Any) -> NDArray[np.float64]:

@@ -64,3 +64,19 @@ def stratified_folds(
         )
     splitter = (KFold if targets.ndim == 2 else StratifiedKFold)(folds, shuffle=True, random_state=seed)
     return iter(splitter.split(targets, targets))
+
+
+def in_proportion(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+    """(rows,) an order of the rows whose every beginning holds the classes in about their proportion.
+
+    ``targets`` are those of `stratified_split`; where a row has no one class, the order is at random.
+    """
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(targets))
+    if targets.ndim == 2:
+        return order
+    places = np.empty(len(targets))  # of each row, in its class: evenly over 0..1, from a beginning of its own
+    for kind in np.unique(targets):
+        own = order[targets[order] == kind]
+        places[own] = (np.arange(len(own)) + generator.random()) / len(own)
+    return np.argsort(places, kind="stable")

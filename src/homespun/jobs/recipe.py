@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
 from homespun.config import Config, Tree, json_schema, override, read_yaml, validate
-from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError, nearest
+from homespun.jobs.tasks.classification import LabelledData
+from homespun.jobs.tasks.config import FinetuneData, FinetuneObjective
 from homespun.models.config import BackboneConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.supervised import Classification
@@ -39,39 +39,33 @@ class PretrainRecipe(Config):
     train: TrainConfig
 
 
-class LabelledData(Config):
-    """Labelled texts, and how to read them."""
-
-    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
-    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
-    validation: float | str | list[str] = Field(
-        default=0.1, description="held-out share of the training rows (by class), or files"
-    )
-    text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
-    label: str = Field(default="label", description="column of the label")
-    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
-    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
-    multi_label: bool = Field(default=False, description="a text may have several labels, or none")
-    separator: str | None = Field(default=None, description="between the labels of one text; a comma where not given")
-    length: int = Field(
-        default=128, ge=8, description="tokens that the model is given at a time, special ones included"
-    )
-    long_inputs: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
-
-
 class FinetuneRecipe(Config):
-    """Fine-tuning: labelled texts, a task on a pretrained backbone, a training plan."""
+    """Fine-tuning: data, what is learned from it on a pretrained backbone, a training plan."""
 
     kind: Literal["finetune"] = "finetune"
     about: str = Field(default="", description="one line on what this recipe is for")
-    data: LabelledData = LabelledData()
-    objective: Classification = Classification()
+    data: FinetuneData = LabelledData()
+    objective: FinetuneObjective = Classification()
     train: TrainConfig
     seeds: int = Field(default=1, ge=1, description="repeat with so many seeds; mean and deviation are reported")
     folds: int | None = Field(
         default=None, ge=2, description="cross-validation in so many folds, instead of a test set"
     )
-    baselines: bool = Field(default=True, description="measure the majority class and TF-IDF + linear beside it")
+    examples: list[Annotated[int, Field(ge=1)] | Literal["all"]] | None = Field(
+        default=None, min_length=1, description="train with so many examples, each number in turn: [10, 100, all]"
+    )
+    baselines: bool = Field(default=True, description="measure beside it what it must beat")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _texts_where_not_said(cls, tree: Any) -> Any:
+        # recipes and run directories from before there were other kinds
+        if not isinstance(tree, dict):
+            return tree
+        kinds = {"data": "texts", "objective": "classification"}
+        return tree | {
+            name: {"kind": kind} | tree[name] for name, kind in kinds.items() if isinstance(tree.get(name), dict)
+        }
 
 
 Recipe = Annotated[PretrainRecipe | FinetuneRecipe, Field(discriminator="kind")]
@@ -134,11 +128,6 @@ def finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
 
 def _of(kind: type[PretrainRecipe] | type[FinetuneRecipe]) -> str:
     return ", ".join(n for n in recipe_names() if _KINDS[recipe_tree(n)["kind"]] is kind)
-
-
-def paths(value: str | list[str] | Path) -> list[str]:
-    """One input or several, as a list."""
-    return [str(value)] if isinstance(value, str | Path) else [str(v) for v in value]
 
 
 def schema() -> Tree:

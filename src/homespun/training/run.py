@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -78,7 +78,7 @@ class Run:
         if not resume:
             state = "a finished run" if (self.path / _RESULT).is_file() else "a run"
             raise UserError(f"{self.path} holds {state}; continue it with --resume, or give --out a new folder")
-        before = _flat(read_yaml(self.path / _CONFIG))
+        before = _flat(_of_this_version(read_yaml(self.path / _CONFIG), type(config)))
         now = _flat(yaml.safe_load(dump(config)))
         differences = [
             f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
@@ -210,6 +210,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def _of_this_version(tree: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    """A config that was written before settings were added, with their defaults."""
+    try:
+        return dict(yaml.safe_load(dump(kind.model_validate(tree))))
+    except ValidationError:
+        return tree
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

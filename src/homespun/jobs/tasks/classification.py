@@ -1,0 +1,226 @@
+"""Classifying texts: one label a text, or several."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from homespun.baselines import majority, tfidf
+from homespun.config import Config
+from homespun.data.labelled import LabelledRows, LabelNames, Labels, read_labelled, text_of
+from homespun.data.long_inputs import TRUNCATE, LongInputs
+from homespun.errors import UserError
+from homespun.inference.predict import Predictor, predict_logits, probabilities
+from homespun.jobs.tasks.files import files_of, paths
+from homespun.jobs.tasks.task import Lesson, Measured, Part
+from homespun.models.backbone import Model
+from homespun.models.store import Stored
+from homespun.objectives.supervised import Classification
+from homespun.training.evaluate import classification_metrics, classify
+from homespun.training.validation import Evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledText:
+    """A text and its label, or its labels where it may have several."""
+
+    text: str
+    label: str | tuple[str, ...]
+
+
+class LabelledData(Config):
+    """Labelled texts, and how to read them."""
+
+    kind: Literal["texts"] = "texts"
+    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
+    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
+    validation: float | str | list[str] = Field(
+        default=0.1, description="held-out share of the training rows (by class), or files"
+    )
+    text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
+    label: str = Field(default="label", description="column of the label")
+    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
+    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
+    multi_label: bool = Field(default=False, description="a text may have several labels, or none")
+    separator: str | None = Field(default=None, description="between the labels of one text; a comma where not given")
+    length: int = Field(
+        default=128, ge=8, description="tokens that the model is given at a time, special ones included"
+    )
+    long_inputs: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
+
+    @property
+    def share(self) -> float | None:
+        """Of the training texts, for the validation."""
+        return self.validation if isinstance(self.validation, float) else None
+
+    def read(self, part: Part) -> list[LabelledText] | None:
+        """The texts of a part."""
+        ways = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
+        files = files_of(part, train=self.train, validation=self.validation, test=self.test, ways=ways)
+        return self.read_files(files) if files else None
+
+    def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
+        """The texts of any files."""
+        texts, found = read_labelled(
+            inputs,
+            text=self.text,
+            label=self.label,
+            columns=self.columns,
+            encoding=self.encoding,
+            multi_label=self.multi_label,
+            separator=self.separator,
+        )
+        labels: Sequence[str | tuple[str, ...]] = found
+        return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
+
+    def task(self, objective: Any, stored: Stored, training: Sequence[LabelledText]) -> ClassificationTask:
+        """Classification of them.
+
+        Raises:
+            UserError: another objective, texts longer than the model, one class alone, or a head that reads the first
+                token of a causal model.
+        """
+        if not isinstance(objective, Classification):
+            raise UserError(
+                f"data.kind=texts has labels to tell apart, and objective {objective.kind} learns something else; "
+                f"set objective.kind=classification, or give data of its kind"
+            )
+        limit = stored.config.backbone.max_position_embeddings
+        if self.length > limit:
+            raise UserError(
+                f"data.length={self.length} exceeds the model's max_position_embeddings={limit}; lower it, and read "
+                f"longer texts with data.long_inputs.kind=chunk_mean"
+            )
+        return ClassificationTask(self, Labels.collect(_labels(training), multi_label=self.multi_label), stored)
+
+    def stored_task(self, stored: Stored, *, source: str) -> ClassificationTask:
+        """Classification as the model was fine-tuned for it."""
+        if stored.labels is None or "length" not in stored.task:
+            raise UserError(
+                f"{source} is not a classifier; fine-tune it first: homespun finetune classify ... --from {source}"
+            )
+        if stored.config.head is not None and stored.config.head.kind == "token_classification":
+            raise UserError(
+                f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
+            )
+        several = self.model_copy(update={"multi_label": stored.labels.multi_label})
+        return ClassificationTask(several, stored.labels, stored)
+
+    def with_columns(
+        self,
+        *,
+        text: Sequence[str] | None,
+        label: str | None,
+        encoding: str | None,
+        columns: Sequence[str] | None,
+    ) -> LabelledData:
+        """The same for files with other columns. The encoding is that of the files given, not of the training's."""
+        return self.model_copy(
+            update={
+                "text": list(text) if text else self.text,
+                "label": label or self.label,
+                "columns": list(columns) if columns else self.columns,
+                "encoding": encoding,
+            }
+        )
+
+
+class ClassificationTask:
+    """Labels for texts; see `homespun.jobs.tasks.task.Task`."""
+
+    measures = ("accuracy", "macro_f1", "log_loss", "roc_auc")
+
+    def __init__(self, data: LabelledData, labels: Labels, stored: Stored) -> None:
+        self.data = data
+        self.labels = labels
+        self.tokenizer = stored.tokenizer
+
+    def strata(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
+        """The classes."""
+        return self.labels.encode(_labels(examples))
+
+    def rows(self, examples: Sequence[LabelledText]) -> LabelledRows:
+        """A row a text."""
+        return LabelledRows(
+            [example.text for example in examples],
+            _labels(examples),
+            self.tokenizer,
+            length=self.data.length,
+            long_inputs=self.data.long_inputs,
+            names=self.labels,
+        )
+
+    def lesson(self, objective: Classification, stored: Stored, training: LabelledRows) -> Lesson:
+        """A new head on the encoder."""
+        assert training.targets is not None
+        weights = objective.weights(self.labels, training.targets)
+        module = objective.build(
+            copy.deepcopy(stored.model),
+            stored.config,
+            self.labels,
+            weights=weights,
+            long_inputs=self.data.long_inputs,
+        )
+        collate = objective.collate(self.tokenizer.pad_id, self.labels, weights=weights)
+        return Lesson(module, module.model, training, collate, module.product)
+
+    def validate(self, lesson: Lesson, rows: LabelledRows, *, batch_size: int) -> Evaluation:
+        """The log loss and the metrics."""
+        metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
+        plain = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        return Evaluation(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
+
+    def measure(self, model: Model, rows: LabelledRows, *, batch_size: int) -> Measured:
+        """`classification_metrics`, and the probability of every class."""
+        assert rows.targets is not None
+        logits = predict_logits(model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
+        table = probabilities(logits, self.labels)
+        predicted = classify(table, self.labels)
+        metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)
+        said = self._said(rows.targets, predicted)
+        return Measured(metrics, [row | {"probability": p.tolist()} for row, p in zip(said, table, strict=True)])
+
+    def _said(self, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> list[dict[str, Any]]:
+        return [
+            {"truth": self.labels.decode(true), "predicted": self.labels.decode(told)}
+            for true, told in zip(truth, predicted, strict=True)
+        ]
+
+    def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:
+        """The majority class, and TF-IDF with a linear model."""
+        learned, truth = self.strata(training), self.strata(test)
+        texts, unseen = ([example.text for example in part] for part in (training, test))
+        made = {
+            "majority": majority(learned, truth, self.labels),
+            "tfidf": tfidf(texts, learned, unseen, truth, self.labels),
+        }
+        return {name: Measured(line.metrics, self._said(truth, line.predicted)) for name, line in made.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Classes, and how long texts are read."""
+        return {"labels": list(self.labels.names), "long_inputs": self.data.long_inputs.kind}
+
+    def describe(self) -> dict[str, Any]:
+        """How the texts are read."""
+        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "multi_label"})
+        return {"kind": "classification", "data": self.data.kind} | told
+
+    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+        """Label, probability, and that of every class."""
+        wanted = paths(self.data.text)
+        texts = (text_of(r, wanted, where=f"row {number} of {source}") for number, r in enumerate(records, start=1))
+        predictor = Predictor(
+            model, self.tokenizer, self.labels, length=self.data.length, long_inputs=self.data.long_inputs
+        )
+        return (asdict(prediction) for prediction in predictor.predict(texts))
+
+
+def _labels(examples: Sequence[LabelledText]) -> LabelNames:
+    names: Any = [example.label for example in examples]
+    return names  # type: ignore[no-any-return]  # all of one type or all of the other, as `read_labelled` gave them

@@ -1,0 +1,40 @@
+"""The unions of fine-tuning, which are its registry: what is read, and what is learned from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from homespun.config import Config, validate
+from homespun.jobs.tasks.classification import LabelledData
+from homespun.jobs.tasks.task import Task, TaskData
+from homespun.models.store import Stored
+from homespun.objectives.supervised import Classification
+
+FinetuneData = LabelledData
+FinetuneObjective = Classification
+
+
+class _Remembered(Config):
+    data: FinetuneData
+
+
+def stored_task(
+    stored: Stored,
+    *,
+    source: str,
+    text: Sequence[str] | None = None,
+    label: str | None = None,
+    encoding: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Task[Any, Any]:
+    """The task that a model was fine-tuned for, for files with other columns where they are given.
+
+    Raises:
+        UserError: beginning with ``source``: it was not fine-tuned, or by another version.
+    """
+    told = {name: value for name, value in stored.task.items() if name not in ("kind", "data") and value is not None}
+    tree = {"data": told | {"kind": stored.task.get("data", "texts")}}
+    data: TaskData = validate(_Remembered, tree, source=source).data
+    wanted = data.with_columns(text=text, label=label, encoding=encoding, columns=columns)
+    return wanted.stored_task(stored, source=source)

@@ -1,0 +1,33 @@
+"""What every config of data says of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from homespun.errors import UserError
+from homespun.jobs.tasks.task import Part
+
+
+def paths(value: str | Sequence[str] | Path) -> list[str]:
+    """One input or several, as a list."""
+    return [str(value)] if isinstance(value, str | Path) else [str(v) for v in value]
+
+
+def files_of(
+    part: Part,
+    *,
+    train: str | Sequence[str],
+    validation: float | str | Sequence[str],
+    test: str | Sequence[str],
+    ways: str,
+) -> list[str]:
+    """The files of a part, none where it has none.
+
+    Raises:
+        UserError: there are none to train on; ``ways`` says how they are given.
+    """
+    given = {"train": train, "validation": "" if isinstance(validation, float) else validation, "test": test}[part]
+    if part == "train" and not given:
+        raise UserError(ways)
+    return paths(given) if given else []

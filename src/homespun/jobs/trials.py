@@ -1,0 +1,161 @@
+"""Seeds, folds and numbers of examples: which trainings a fine-tuning is made of, and what they come to together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.splits import in_proportion, stratified_folds, stratified_split
+from homespun.errors import UserError
+from homespun.jobs.recipe import FinetuneRecipe
+from homespun.jobs.tasks.task import Task
+from homespun.training.checkpoint import write_file
+from homespun.training.evaluate import Metrics, summarise
+
+PREDICTIONS = "predictions"
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: its seed, what it learns from, what chooses its checkpoint, and what measures it.
+
+    Trials that differ in nothing but their seed are of one ``fold`` and one ``size``.
+    """
+
+    name: str
+    seed: int
+    fold: int
+    size: int | None  # the number of training examples, where the recipe asks for several; None: all there are
+    training: Sequence[Any]
+    validation: Sequence[Any]
+    test: Sequence[Any] | None
+    measured_rows: Rows  # the numbers, in their file, of the examples that it is measured on
+    given_to_baselines: Sequence[Any]  # the validation too, where a test is apart from it: baselines need none
+
+
+def plan(
+    recipe: FinetuneRecipe,
+    task: Task[Any, Any],
+    everything: Sequence[Any],
+    validation: Sequence[Any] | None,
+    test: Sequence[Any] | None,
+) -> list[Trial]:
+    """The trainings that a recipe asks for: of each fold, each number of examples, each seed.
+
+    Args:
+        recipe: the recipe.
+        task: says what a split keeps in proportion, and refuses what it cannot learn or measure.
+        everything: the training examples, of which the validation is taken where there is none.
+        validation: the examples that choose the checkpoint.
+        test: the examples that the result is measured on.
+
+    Raises:
+        UserError: folds and a test, or splits that cannot be made.
+    """
+    if recipe.folds is not None and test is not None:
+        raise UserError("give either folds or data.test: with folds every row is tested once")
+    strata = task.strata(everything)
+    for given in (validation, test):
+        if given is not None:
+            task.strata(given)  # a label unseen in training is said now, not after the training
+    return list(_trials(recipe, strata, everything, validation, test))
+
+
+def _trials(
+    recipe: FinetuneRecipe,
+    strata: Rows,
+    everything: Sequence[Any],
+    validation: Sequence[Any] | None,
+    test: Sequence[Any] | None,
+) -> Iterator[Trial]:
+    first, share = recipe.train.seed, recipe.data.share
+    everyone = np.arange(len(everything))
+    # folds are the same for every seed; so is the validation split, or seeds would measure the split too
+    folds = [(everyone, None)] if recipe.folds is None else list(stratified_folds(strata, recipe.folds, first))
+    for fold, (rows, held_out) in enumerate(folds):
+        if share is None:
+            training, chosen = rows, np.arange(len(validation or ()))
+            choosing = list(validation or ())
+        else:
+            parts = stratified_split(strata[rows], share, first)
+            training, chosen = (rows[part] for part in parts)
+            choosing = _take(everything, chosen)
+        measured = chosen if held_out is None and test is None else np.arange(len(test or ()))
+        tested = test if held_out is None else _take(everything, held_out)
+        for size in _sizes(recipe, len(training)):
+            for seed in range(first, first + recipe.seeds):
+                learned = _some(training, strata, size, seed)
+                names = [f"fold-{fold}"] if recipe.folds is not None else []
+                names += [f"examples-{len(learned)}"] if size is not None else []
+                whole = len(learned) == len(training) and tested is not None and share is not None
+                yield Trial(
+                    name="-".join([*names, f"seed-{seed}"]),
+                    seed=seed,
+                    fold=fold,
+                    size=None if size is None else len(learned),
+                    training=_take(everything, learned),
+                    validation=choosing,
+                    test=tested,
+                    measured_rows=measured if held_out is None else held_out,
+                    given_to_baselines=[*_take(everything, learned), *(choosing if whole else ())],
+                )
+
+
+def _take(examples: Sequence[Any], rows: Rows) -> list[Any]:
+    return [examples[row] for row in rows.tolist()]
+
+
+def _sizes(recipe: FinetuneRecipe, available: int) -> list[int | None]:
+    if recipe.examples is None:
+        return [None]
+    sizes = sorted({available if size == "all" else size for size in recipe.examples})
+    if sizes[-1] > available:
+        raise UserError(
+            f"examples={sizes[-1]}, but there are {available} to train with; give that many at most, or write all"
+        )
+    return [*sizes]
+
+
+def _some(rows: Rows, strata: Rows, size: int | None, seed: int) -> Rows:
+    if size is None or size == len(rows):
+        return rows
+    return np.sort(rows[in_proportion(strata[rows], seed)[:size]])
+
+
+def together(measured: Sequence[Metrics]) -> Metrics:
+    """The metrics of one trial; of several the means, with the deviations beside them in ``std``."""
+    if len(measured) == 1:
+        return measured[0]
+    over = summarise(measured)
+    means: Metrics = {name: values["mean"] for name, values in over.items()}
+    return means | {"rows": measured[0]["rows"], "std": {name: values["std"] for name, values in over.items()}}
+
+
+def write_predictions(run: Path, name: str, rows: Rows, predictions: Sequence[Mapping[str, Any]]) -> None:
+    """``predictions/NAME.jsonl``: a line an example, with its number in its file."""
+    folder = run / PREDICTIONS
+    folder.mkdir(exist_ok=True)
+    lines = (
+        json.dumps({"row": row, **said}, ensure_ascii=False, allow_nan=False)
+        for row, said in zip(rows.tolist(), predictions, strict=True)
+    )
+    write_file(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def adopt(out: Path, trial: Path) -> None:
+    """Copy a trial's model to where a run has its model."""
+    for name in ("model", "hf"):
+        if (trial / name).is_dir():
+            beside = out / f".tmp-{name}"
+            shutil.rmtree(beside, ignore_errors=True)
+            shutil.copytree(trial / name, beside)
+            shutil.rmtree(out / name, ignore_errors=True)
+            beside.rename(out / name)
