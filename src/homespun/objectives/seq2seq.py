@@ -6,19 +6,18 @@ BART, T5, PEGASUS and fine-tuning on pairs of texts are this one module; they di
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import nn
 
-from homespun.batch import Batch, Loss, Term
+from homespun.batch import Batch, Loss
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder, Model
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.heads import CausalLMHead
-from homespun.objectives.masked import at
+from homespun.objectives.streams import EQUAL, StreamLoss, written
 
 
 def teacher_forced(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int, pad_id: int) -> Batch:
@@ -48,8 +47,13 @@ def teacher_forced(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int
     )
 
 
-def writer(model: ModelConfig, kind: str) -> ModelConfig:
+def writer(model: ModelConfig, kind: str, *, tokens: Mapping[str, int | None] | None = None) -> ModelConfig:
     """An encoder with a decoder under a language model's head, its own where it has one.
+
+    Args:
+        model: what is to write.
+        kind: of the objective, for its name in errors.
+        tokens: what its texts begin and end with, by the names in `NAMED_TOKENS`; others stay as they are.
 
     Raises:
         UserError: the backbone is one stack.
@@ -60,35 +64,25 @@ def writer(model: ModelConfig, kind: str) -> ModelConfig:
             f"model.preset=bart-mini, or objective clm for a causal stack"
         )
     own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
-    return ModelConfig(backbone=model.backbone, head=own or CausalLMHeadConfig())
+    backbone = model.backbone.model_copy(update=dict(tokens or {}))
+    return ModelConfig(backbone=backbone, head=own or CausalLMHeadConfig())
 
 
 class Seq2SeqObjective(nn.Module):
     """Terms ``seq2seq`` and its accuracy. Keeps the model with its language model's head."""
 
-    def __init__(self, model: Model, config: ModelConfig) -> None:
+    def __init__(self, model: Model, config: ModelConfig, streams: StreamLoss = EQUAL) -> None:
         super().__init__()
         self.model = model
         self.config = config
+        self.streams = streams
 
     def forward(self, batch: Batch) -> Loss:
         """The vocabulary projection runs only where there is a label."""
-        backbone, head = self.model.backbone, self.model.head
+        backbone = self.model.backbone
         assert isinstance(backbone, EncoderDecoder)
-        assert isinstance(head, CausalLMHead)
-        assert batch.decoder_input_ids is not None
-        assert batch.positions is not None
-        assert batch.labels is not None
         source = backbone.encode(batch.input_ids, **batch.context)
-        hidden = backbone.decode(batch.decoder_input_ids, source, decoder_attention_mask=batch.decoder_attention_mask)
-        prediction = head.predict(at(hidden, batch.positions), batch.labels)
-        count = len(batch.labels)
-        return Loss(
-            {
-                "seq2seq": Term(prediction.loss, count),
-                "seq2seq_accuracy": Term(prediction.correct, count, weight=0.0),
-            }
-        )
+        return Loss(written(self.model, source, batch, self.streams))
 
     def product(self) -> tuple[Model, ModelConfig]:
         """Both stacks with their head."""
