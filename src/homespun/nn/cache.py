@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from homespun.errors import UserError
+
+_ROOM = 32  # tokens that a new buffer has room for beside those that it begins with
+
+
+class NoCacheError(UserError):
+    """An attention cannot go on from the keys of earlier tokens: the text has to be read again for each new one."""
+
 
 class Cache:
     """Keys and values by the attention that made them; each call of a decoder adds those of its new tokens.
+
+    They lie in buffers that double when they are full, and are written in place: a cache is for writing, not for
+    training, and no gradient goes back into the calls before.
 
     Attributes:
         length: tokens that are in it. The decoder counts them on, once all of its layers have run.
@@ -18,7 +30,7 @@ class Cache:
 
     def __init__(self) -> None:
         self.length = 0
-        self._past: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self._past: dict[Hashable, _Written] = {}
         self._source: dict[Hashable, tuple[Tensor, Tensor]] = {}
         self._uses: Counter[nn.Module] = Counter()
 
@@ -30,11 +42,19 @@ class Cache:
         """The keys and values of all tokens so far, given those of the new ones; (batch, heads, seq, head_dim)."""
         place = owner, self._uses[owner]  # layers that share their weights are one owner, with keys of each
         self._uses[owner] += 1
-        if place in self._past:
-            keys, values = self._past[place]
-            key, value = torch.cat([keys, key], 2), torch.cat([values, value], 2)
-        self._past[place] = key, value
-        return key, value
+        past = self._past.get(place)
+        start = 0 if past is None else past.length
+        end = start + key.shape[2]
+        if past is None or past.buffer.shape[3] < end:
+            past = self._past[place] = _Written(_grown(past, key, end), start)
+        past.length = end
+        with torch.no_grad():
+            new = past.buffer[:, :, :, start:end]
+            new[0].copy_(key)
+            new[1].copy_(value)
+        if not start:
+            return key, value
+        return past.buffer[0, :, :, :end], past.buffer[1, :, :, :end]
 
     def once(self, owner: nn.Module, build: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The keys and values of the source, made by the first call."""
@@ -43,7 +63,40 @@ class Cache:
         return self._source[owner]
 
     def reorder(self, rows: Tensor) -> None:
-        """Take these rows of the batch, in this order: (new batch,) int64. Beams die and split."""
-        for entries in (self._past, self._source):
-            for owner, (key, value) in entries.items():
-                entries[owner] = key.index_select(0, rows), value.index_select(0, rows)
+        """Take these rows of the batch, in this order, of the tokens and of the source: (new batch,) int64."""
+        for owner, (key, value) in self._source.items():
+            self._source[owner] = key.index_select(0, rows), value.index_select(0, rows)
+        self.follow(rows)
+
+    def follow(self, rows: Tensor) -> None:
+        """Take these rows of the tokens so far, in this order: (new batch,) int64. Beams die and split.
+
+        What is of the source stays: the beams of a text, which stand beside each other, look at the same one. Of as
+        many rows as there are, only those are copied that come from another place.
+        """
+        for past in self._past.values():
+            if len(rows) != past.buffer.shape[1]:
+                past.buffer = past.buffer.index_select(1, rows)
+                continue
+            moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero().squeeze(1)
+            if len(moved):
+                written = past.buffer[:, :, :, : past.length]
+                written[:, moved] = written.index_select(1, rows[moved])
+
+
+@dataclass
+class _Written:
+    """A buffer, (2, batch, heads, room, head_dim) of keys and values, and how many tokens are in it."""
+
+    buffer: Tensor
+    length: int
+
+
+def _grown(past: _Written | None, key: Tensor, end: int) -> Tensor:
+    """A buffer with room for ``end`` tokens and more; what was written in the old one is in it."""
+    batch, heads, _, head_dim = key.shape
+    room = end + _ROOM if past is None else max(end, 2 * past.buffer.shape[3])
+    grown = key.new_empty(2, batch, heads, room, head_dim)
+    if past is not None:
+        grown[:, :, :, : past.length] = past.buffer[:, :, :, : past.length]
+    return grown

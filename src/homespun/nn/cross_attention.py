@@ -44,11 +44,17 @@ class CrossAttention(nn.Module):
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        """(batch, seq, hidden) -> (batch, seq, hidden); of streams, (batch, streams, seq, hidden), each looks."""
+        """(batch, seq, hidden) -> (batch, seq, hidden); of streams, (batch, streams, seq, hidden), each looks.
+
+        There may be several rows to a row of the source, beside each other: the beams of a text. The keys are then not
+        copied, the rows ask together.
+        """
         source = mask.source
         if source is None:
             raise ValueError("cross-attention without a source: the mask of a decoder has one")
-        query = split_heads(self.query(hidden).flatten(1, -2), self.num_attention_heads)
+        # (batch, seq, width), or (sources, beams * streams * seq, width)
+        asking = self.query(hidden).reshape(source.hidden.shape[0], -1, self.query.out_features)
+        query = split_heads(asking, self.num_attention_heads)
 
         def project() -> tuple[Tensor, Tensor]:
             key, value = (split_heads(part(source.hidden), self.num_attention_heads) for part in (self.key, self.value))
@@ -56,5 +62,5 @@ class CrossAttention(nn.Module):
 
         key, value = project() if mask.cache is None else mask.cache.once(self, project)
         values: Tensor = self.kernel(query, key, value, source.mask)  # (batch, heads, seq, head_dim)
-        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, streams * seq, hidden)
+        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (sources, beams * streams * seq, hidden)
         return mixed.view_as(hidden)

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from homespun.errors import UserError
-from homespun.nn.cache import Cache
+from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.patterns import Global, Sparse
 
 T = TypeVar("T")
@@ -57,10 +56,10 @@ class Mask:
         """For an attention that cannot go on from the keys of earlier tokens alone.
 
         Raises:
-            UserError: there is a cache.
+            NoCacheError: there is a cache.
         """
         if self.cache is not None:
-            raise UserError(
+            raise NoCacheError(
                 f"{attention} cannot go on from a cache: what a token sees there depends on the whole text; decode "
                 f"without a cache, or give the decoder full, sparse or performer attention"
             )
@@ -80,7 +79,9 @@ class Mask:
             tables[0] = tables[0] | members[:, None, None, :]
             if sparse.everywhere.queries:
                 tables[0] = tables[0] | members[:, None, self.start : self.start + queries, None]
-        if self.causal:
+        # the newest token alone sees all that there are; under export, where sizes are symbols, there is no cache
+        newest = self.cache is not None and queries == 1 and keys == self.start + 1
+        if self.causal and not newest:
             tables.append((key <= query)[None])
         if self.documents is not None:
             asking = self.documents[:, self.start : self.start + queries]
