@@ -57,6 +57,22 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk: int, monkeypatch: 
         torch.testing.assert_close(gradient, truth)
 
 
+@pytest.mark.parametrize("smoothing", [0.1, 0.7])
+def test_smoothed_labels_are_those_of_cross_entropy(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "_CHUNK", 3 * 53)
+    hidden, weight, bias, labels = given(17, 5, 53)
+    labels[[0, 5, 16]] = -1
+    prediction = predict_tokens(hidden, weight, bias, labels, label_smoothing=smoothing)
+    logits = F.linear(hidden, weight, bias)
+    expected = F.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=smoothing, reduction="sum")
+    torch.testing.assert_close(prediction.loss, expected)
+    assert int(prediction.correct) == int((logits.argmax(-1) == labels).sum())
+    ours = torch.autograd.grad(0.37 * prediction.loss, (hidden, weight, bias))
+    theirs = torch.autograd.grad(0.37 * expected, (hidden, weight, bias))
+    for gradient, truth in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(gradient, truth)
+
+
 def test_what_has_no_label_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "_CHUNK", 3 * 53)
     hidden, weight, bias, labels = given(17, 5, 53)

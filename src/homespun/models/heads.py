@@ -79,9 +79,10 @@ class CausalLMHead(nn.Module):
         features: Tensor = self.transform(hidden)
         return features if self.scale == 1.0 else features * self.scale
 
-    def predict(self, hidden: Tensor, labels: Tensor) -> Prediction:
+    def predict(self, hidden: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Prediction:
         """(targets, hidden) against (targets,) labels, without ever holding all the logits."""
-        return predict_tokens(self.features(hidden), self.weight, self.bias, labels)
+        features = self.features(hidden)
+        return predict_tokens(features, self.weight, self.bias, labels, label_smoothing=label_smoothing)
 
 
 class DiscriminatorHead(nn.Module):

@@ -26,7 +26,13 @@ class Prediction:
 
 
 def predict_tokens(
-    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, *, uniforms: Tensor | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    labels: Tensor,
+    *,
+    uniforms: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Prediction:
     """Cross entropy of ``softmax(hidden weight^T + bias)`` against ``labels``, summed, in bounded memory.
 
@@ -37,16 +43,27 @@ def predict_tokens(
         labels: (targets,) int64; one below 0 is none, and counts for nothing.
         uniforms: (targets,) in [0, 1); where given, one token a target is drawn by inverting the distribution
             function: the law of `torch.multinomial` for one random number a row instead of one a logit.
+        label_smoothing: share of the truth that is spread evenly over the vocabulary, as in
+            `torch.nn.functional.cross_entropy` (Szegedy et al. 2016).
     """
     enabled = torch.is_grad_enabled()  # inside the function it is always off, and what is needed never says so
-    loss, correct, samples = _PredictTokens.apply(hidden, weight, bias, labels, uniforms, enabled)  # type: ignore[no-untyped-call]
+    loss, correct, samples = _PredictTokens.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, labels, uniforms, label_smoothing, enabled
+    )
     return Prediction(loss, correct, None if uniforms is None else samples)
 
 
 class _PredictTokens(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, uniforms: Tensor | None, enabled: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        labels: Tensor,
+        uniforms: Tensor | None,
+        smoothing: float,
+        enabled: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         wanted = enabled and any(ctx.needs_input_grad[:3])
         loss = torch.zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32), device=hidden.device)
@@ -63,16 +80,22 @@ class _PredictTokens(torch.autograd.Function):
             logits = F.linear(chunk, weight.to(chunk.dtype), bias.to(chunk.dtype)).to(loss.dtype)  # (rows, vocab)
             top = logits.amax(-1, keepdim=True)
             label_logit = logits.gather(-1, truth)
+            wanted_logit = label_logit
+            if smoothing:
+                wanted_logit = torch.lerp(label_logit, logits.mean(-1, keepdim=True), smoothing)
             exponentials = logits.sub_(top).exp_()
             total = exponentials.sum(-1, keepdim=True)
-            loss += torch.where(labelled, total.log() + top - label_logit, 0.0).sum()
+            loss += torch.where(labelled, total.log() + top - wanted_logit, 0.0).sum()
             correct += (labelled & (label_logit >= top)).sum()
             if uniforms is not None:
                 samples[part] = _invert(exponentials, uniforms[part][:, None])
             if grad_hidden is not None and grad_weight is not None and grad_bias is not None:
                 # d loss / d logits = probabilities - one-hot labels; without a label that over infinity is zero
                 gradient = exponentials.div_(torch.where(labelled, total, torch.inf))
-                gradient.scatter_add_(-1, truth, -labelled.to(gradient.dtype))
+                share = labelled.to(gradient.dtype)
+                if smoothing:
+                    gradient.sub_(share, alpha=smoothing / gradient.shape[-1])
+                gradient.scatter_add_(-1, truth, share * (smoothing - 1))
                 grad_bias += gradient.sum(0)
                 gradient = gradient.to(chunk.dtype)
                 grad_hidden[part] = gradient @ weight.to(chunk.dtype)
@@ -89,6 +112,7 @@ class _PredictTokens(torch.autograd.Function):
             hidden * scale.to(hidden.dtype) if ctx.needs_input_grad[0] else None,
             weight * scale.to(weight.dtype) if ctx.needs_input_grad[1] else None,
             bias * scale.to(bias.dtype) if ctx.needs_input_grad[2] else None,
+            None,
             None,
             None,
             None,

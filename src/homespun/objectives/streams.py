@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from homespun.batch import Batch, Term
 from homespun.config import Config
@@ -60,7 +59,9 @@ class StreamLoss(Config):
 EQUAL = StreamLoss()
 
 
-def written(model: Model, source: Source, batch: Batch, streams: StreamLoss = EQUAL) -> dict[str, Term]:
+def written(
+    model: Model, source: Source, batch: Batch, streams: StreamLoss = EQUAL, *, label_smoothing: float = 0.0
+) -> dict[str, Term]:
     """The terms of what a decoder writes: ``seq2seq``, which is learnt, and its accuracy on the next token.
 
     Of a decoder with streams ``seq2seq`` is the weighted sum of theirs, over the labels of the first; beside it stand
@@ -71,6 +72,7 @@ def written(model: Model, source: Source, batch: Batch, streams: StreamLoss = EQ
         source: what has been read.
         batch: see `homespun.objectives.seq2seq.teacher_forced`; its ``targets`` hold for any number of streams.
         streams: how they share the loss.
+        label_smoothing: see `homespun.nn.vocabulary.predict_tokens`.
     """
     backbone, head = model.backbone, model.head
     assert isinstance(backbone, EncoderDecoder)
@@ -94,7 +96,7 @@ def written(model: Model, source: Source, batch: Batch, streams: StreamLoss = EQ
         if stream and streams.unseen == "left_out":
             labels = torch.where(place >= stream, labels, -1)
         flat = (row * hidden.shape[1] + stream) * hidden.shape[2] + place
-        prediction = head.predict(hidden.flatten(0, 2).index_select(0, flat), labels)
+        prediction = head.predict(hidden.flatten(0, 2).index_select(0, flat), labels, label_smoothing=label_smoothing)
         sums.append(shares[stream] * prediction.loss)
         name = f"ngram_{stream + 1}" if stream else "next_token"
         terms[name] = Term(prediction.loss.detach(), (labels >= 0).sum(), weight=0.0)
