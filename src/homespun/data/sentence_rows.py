@@ -48,10 +48,12 @@ class SentenceRows:
         special = len(self._begin) + len(self._end)
         flat = array("I")
         for document in documents.tolist():
-            for start, end in _pieces(corpus, document, length - special):
-                flat.extend((document, start, end))
+            for start, end, sentences in _pieces(corpus, document, length - special):
+                flat.extend((document, start, end, sentences))
         self._corpus = corpus
-        self._spans = np.frombuffer(flat, np.uint32).reshape(-1, 3)  # (rows, 3): document, start, end
+        table = np.frombuffer(flat, np.uint32).reshape(-1, 4)
+        self._spans = table[:, :3]  # (rows, 3): document, start, end
+        self.sentences = table[:, 3]  # (rows,) how many are in each, a part of one included; 0 where nobody knows
         self.length = length
         self.lengths = (self._spans[:, 2] - self._spans[:, 1]).astype(np.int64) + special
 
@@ -70,18 +72,23 @@ class SentenceRows:
         return Row(ids, sentence_ends=np.append(inside, end).astype(np.int64) - start + len(self._begin))
 
 
-def _pieces(corpus: Corpus, document: int, body: int) -> Iterator[tuple[int, int]]:
-    """(start, end) of each row of a document, of at most ``body`` tokens."""
+def _pieces(corpus: Corpus, document: int, body: int) -> Iterator[tuple[int, int, int]]:
+    """(start, end, sentences) of each row of a document, of at most ``body`` tokens."""
     size = int(corpus.lengths[document])
     start = 0
     if not corpus.has_sentences:
         count = -(-size // body)
         for number in range(count):
-            yield size * number // count, size * (number + 1) // count
+            yield size * number // count, size * (number + 1) // count, 0
         return
     ends: list[int] = corpus.sentence_ends(document).tolist()
+    done = 0  # sentences that end in the rows before
     while start < size:
         passed = bisect_right(ends, start + body)
-        end = ends[passed - 1] if passed and ends[passed - 1] > start else start + body
-        yield start, end
-        start = end
+        if passed > done:
+            yield start, ends[passed - 1], passed - done
+            start = ends[passed - 1]
+        else:
+            yield start, start + body, 1
+            start += body
+        done = passed

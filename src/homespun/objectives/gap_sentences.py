@@ -1,0 +1,323 @@
+"""Gap sentences: write the sentences that were taken out of a text (Zhang et al. 2020, PEGASUS)."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from homespun.batch import Batch, Draw, Loss, Term
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import Row, Rows
+from homespun.data.sentence_rows import SentenceRows
+from homespun.errors import UserError
+from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import initialise
+from homespun.models.heads import CausalLMHead
+from homespun.objectives.masked import at
+from homespun.objectives.noise import choose_positions, replace
+from homespun.objectives.sentence_scores import (
+    COUNTINGS,
+    Principal,
+    Rouge,
+    Selection,
+    independent,
+    lead_sentences,
+    random_sentences,
+    sequential,
+)
+from homespun.objectives.seq2seq import Seq2SeqObjective, teacher_forced, writer
+from homespun.objectives.streams import written
+from homespun.text.tokenizer import Tokenizer
+from homespun.text.words import Words
+
+logger = logging.getLogger(__name__)
+
+SENTENCE_MASK = "<mask_1>"  # what the released tokenizers call it
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedTokens:
+    """Tokens that the encoder is to tell, beside what the decoder writes (PEGASUS with MLM)."""
+
+    mask_id: int
+    special: np.ndarray  # (vocab,) bool
+    probability: float
+    mask_share: float
+    random_share: float
+
+    def __call__(self, ids: np.ndarray, places: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, ...]:
+        """(seq,) ids, of which those at ``places`` may be masked -> the corrupted ids, the (masked,) places, labels."""
+        chosen = places[choose_positions(ids[places], self.special, generator, probability=self.probability)]
+        ordinary = np.flatnonzero(~self.special)
+        corrupted = replace(
+            ids,
+            chosen,
+            generator,
+            mask_id=self.mask_id,
+            ordinary_ids=ordinary,
+            mask_share=self.mask_share,
+            random_share=self.random_share,
+        )
+        return corrupted, chosen, ids[chosen]
+
+
+@dataclasses.dataclass(frozen=True)
+class GapSentences:
+    """Collate: chosen sentences are each one token in the source, and the target all of them, in their order."""
+
+    pad_id: int
+    gap_id: int
+    select: Selection
+    ratio: tuple[float, float]  # of the sentences of a row, drawn between these
+    intact: float  # share of the chosen that stay in the source
+    tokens: MaskedTokens | None = None
+
+    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+        """Rows, each a text before the token that ends it, to a batch; that token ends source and target."""
+        sources, targets, places, labels = [], [], [], []
+        for row, draw in zip(rows, draws, strict=True):
+            generator = draw.generator()
+            source, target, intact = self.gaps(row, generator)
+            if self.tokens is not None:
+                source, masked, truth = self.tokens(source, intact, generator)
+                places.append(masked)
+                labels.append(truth)
+            sources.append(Row(source))
+            targets.append(target)
+        # a decoder begins with the padding token, as the released ones do
+        batch = teacher_forced(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
+        if self.tokens is None:
+            return batch
+        width = batch.input_ids.shape[1]
+        count = float(sum(map(len, labels)))
+        return dataclasses.replace(
+            batch,
+            source_positions=torch.from_numpy(np.concatenate([m + n * width for n, m in enumerate(places)])),
+            source_labels=torch.from_numpy(np.concatenate(labels)),
+            targets=batch.targets | {"mlm": count, "mlm_accuracy": count},
+        )
+
+    def gaps(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The source, the target, and the places in the source of what was not chosen.
+
+        At least one sentence is chosen and at least one is not; of a text of one sentence none, and its target is but
+        the token that ends it.
+        """
+        ids = row.input_ids
+        text = len(ids) - 1
+        ends = np.array([text]) if row.sentence_ends is None else row.sentence_ends
+        lengths = np.diff(ends, prepend=0)
+        low, high = self.ratio
+        ratio = low if low == high else low + (high - low) * float(torch.rand(1, generator=generator))
+        number = min(max(round(ratio * len(ends)), 1), len(ends) - 1)
+        chosen = np.zeros(len(ends), np.bool_)
+        chosen[self.select(ids[:text], ends, number, generator)] = True
+        gone = chosen.copy()
+        if self.intact:
+            gone &= torch.rand(len(ends), generator=generator).numpy() >= self.intact
+        of_chosen = np.append(chosen.repeat(lengths), False)
+        kept = np.append(~gone.repeat(lengths), True)
+        source = ids.copy()
+        begins = (ends - lengths)[gone]
+        source[begins] = self.gap_id
+        kept[begins] = True
+        others = ~of_chosen
+        others[-1] = False
+        return source[kept], np.append(ids[of_chosen], ids[-1]), np.flatnonzero(others[kept])
+
+
+class GapSentenceGeneration(Config):
+    """30 % of a text's sentences, those that tell most of the rest, as PEGASUS-large chose them (Ind-Orig).
+
+    As it was released, "mixed and stochastic": ``ratio: 0.15, highest_ratio: 0.45, noise: 0.2``. With a fifth of the
+    sentences left where they are, to be copied: ``ratio: 0.45, intact: 0.2``.
+    """
+
+    kind: Literal["gap_sentences"] = "gap_sentences"
+    packs: ClassVar[bool] = False
+    selection: Literal["independent", "sequential", "lead", "random"] = Field(
+        default="independent",
+        description="the sentences that score highest against the rest, each alone or one after the other (principal: "
+        "Ind, Seq), or the first, or any",
+    )
+    rouge: Rouge = Field(default="original", description="words count as often as they come, or once (Orig, Uniq)")
+    ratio: float = Field(default=0.3, gt=0, lt=1, description="share of the sentences that are taken out")
+    highest_ratio: float | None = Field(
+        default=None, gt=0, lt=1, description="the share is drawn for each row, from `ratio` to this"
+    )
+    noise: float = Field(default=0.0, ge=0, lt=1, description="scores go up or down by a random share, up to this")
+    intact: float = Field(
+        default=0.0, ge=0, lt=1, description="share of the chosen sentences that stay in the source and are only copied"
+    )
+    mlm: float = Field(default=0.0, ge=0, lt=1, description="share of the other tokens that the encoder is to tell")
+    mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
+    random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
+
+    @model_validator(mode="after")
+    def _fits(self) -> GapSentenceGeneration:
+        if self.highest_ratio is not None and self.highest_ratio < self.ratio:
+            raise ValueError(
+                f"highest_ratio={self.highest_ratio} is below ratio={self.ratio}, the lowest; exchange the two"
+            )
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(
+                f"mask_share={self.mask_share} and random_share={self.random_share} are more than the whole; lower one"
+            )
+        return self
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Whole sentences of one document, two or more.
+
+        Raises:
+            UserError: the corpus was built without sentence ends, or no row has two sentences.
+        """
+        if not corpus.has_sentences:
+            raise UserError(
+                f"gap sentences need to know where sentences end, and corpus {corpus.path} was built without; build it "
+                f"again with: homespun corpus build --sentences"
+            )
+        rows = SentenceRows(corpus, documents, length=length, begin_id=None, end_id=corpus.tokenizer.sep_id)
+        return WithGaps(rows)
+
+    def target_length(self, length: int) -> int:
+        """Of unequal sentences the longest may be chosen: all of a row but a token."""
+        return length
+
+    def collate(self, tokenizer: Tokenizer) -> GapSentences:
+        """The data side.
+
+        Raises:
+            UserError: tokens are to be masked too, and the tokenizer has one mask token for both.
+        """
+        gap_id = _gap_id(tokenizer)
+        tokens = None
+        if self.mlm:
+            if gap_id == tokenizer.mask_id:
+                raise UserError(
+                    f"objective.mlm={self.mlm} masks tokens beside sentences, and this tokenizer has one mask token "
+                    f"for both; make one with `homespun tokenizer train --sentinels 1`, or "
+                    f"`homespun tokenizer extend TOKENIZER --sentinels 1`, or set objective.mlm=0"
+                )
+            tokens = MaskedTokens(
+                tokenizer.mask_id, tokenizer.special_mask, self.mlm, self.mask_share, self.random_share
+            )
+        return GapSentences(
+            tokenizer.pad_id,
+            gap_id,
+            self._select(tokenizer),
+            (self.ratio, self.ratio if self.highest_ratio is None else self.highest_ratio),
+            self.intact,
+            tokens,
+        )
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective | GapSentenceObjective:
+        """The model side: an encoder with a decoder, which begins to write with the padding token.
+
+        Raises:
+            UserError: the model is one stack.
+        """
+        ends = tokenizer.sep_id
+        tokens = {
+            "bos_token_id": None,
+            "eos_token_id": ends,
+            "decoder_start_token_id": tokenizer.pad_id,
+            "forced_eos_token_id": ends,
+        }
+        config = writer(model, self.kind, tokens=tokens)
+        built = config.build()
+        if not self.mlm:
+            return Seq2SeqObjective(built, config)
+        assert isinstance(built.backbone, EncoderDecoder)
+        encoder = built.backbone.encoder
+        words = CausalLMHead(encoder.hidden_size, encoder.embeddings.words)
+        initialise([words.transform], config.backbone.initializer_range)
+        return GapSentenceObjective(built, config, words)
+
+    def _select(self, tokenizer: Tokenizer) -> Selection:
+        match self.selection:
+            case "random":
+                return random_sentences
+            case "lead":
+                return lead_sentences
+            case "independent" | "sequential" as name:
+                choose = {"independent": independent, "sequential": sequential}[name]
+                return Principal(Words.of(tokenizer), choose, COUNTINGS[self.rouge], self.noise)
+
+
+class WithGaps:
+    """Rows of two sentences or more: of a single one nothing would be left to write it from.
+
+    Raises:
+        UserError: there is none.
+    """
+
+    def __init__(self, rows: SentenceRows) -> None:
+        self.rows = rows
+        self.places = np.flatnonzero(rows.sentences > 1)
+        self.lengths: np.ndarray = rows.lengths[self.places]
+        if not len(self.places):
+            raise UserError(
+                f"gap sentences are written from the other sentences of a text, and none of {len(rows):,} rows has "
+                f"two; raise data.length, join the lines of a text into documents, or use objective span_corruption"
+            )
+        if len(self.places) < len(rows):
+            logger.warning(
+                "%s of %s rows are one sentence, of which nothing can be taken out: they are left out",
+                f"{len(rows) - len(self.places):,}",
+                f"{len(rows):,}",
+            )
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.rows[int(self.places[index])]
+
+
+class GapSentenceObjective(nn.Module):
+    """Terms ``seq2seq`` and ``mlm``, and their accuracies. Keeps the model with its language model's head.
+
+    The encoder tells masked tokens through the word embeddings alone (where these are narrower, with a projection that
+    is not kept).
+    """
+
+    def __init__(self, model: Model, config: ModelConfig, words: CausalLMHead) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.words = words
+
+    def forward(self, batch: Batch) -> Loss:
+        """Both stacks are run once."""
+        backbone = self.model.backbone
+        assert isinstance(backbone, EncoderDecoder)
+        assert batch.source_positions is not None
+        assert batch.source_labels is not None
+        source = backbone.encode(batch.input_ids, **batch.context)
+        told = self.words.predict(at(source.hidden, batch.source_positions), batch.source_labels)
+        count = len(batch.source_labels)
+        mlm = {"mlm": Term(told.loss, count), "mlm_accuracy": Term(told.correct, count, weight=0.0)}
+        return Loss(written(self.model, source, batch) | mlm)
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """Both stacks with their head."""
+        return self.model, self.config
+
+
+def _gap_id(tokenizer: Tokenizer) -> int:
+    """What stands for a sentence: a token of its own where there is one, else the mask token."""
+    for token_id in np.flatnonzero(tokenizer.special_mask).tolist():
+        if tokenizer.decode([token_id], skip_special_tokens=False) == SENTENCE_MASK:
+            return int(token_id)
+    sentinels = tokenizer.sentinel_ids
+    return int(sentinels[0]) if len(sentinels) else tokenizer.mask_id
