@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from tiny_language import UNIGRAM_ENTROPY, batches, draws, fit, some_pairs, some_rows, tiny_model
+from tiny_language import UNIGRAM_ENTROPY, batches, draws, fit, rows_of, some_pairs, some_rows, tiny_model, tiny_writer
 from torch import Tensor, nn
 
 from homespun.batch import Batch
@@ -19,6 +19,7 @@ from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.objectives.config import PretrainingObjective
+from homespun.objectives.denoising import Denoising
 from homespun.objectives.masked import MaskedLM
 from homespun.text.tokenizer import Tokenizer
 
@@ -27,13 +28,25 @@ VARIANTS = CONFIGS | {
     "nsp": MaskedLM(next_sentence=True),
     "static": MaskedLM(masking="static"),
     "whole words": MaskedLM(whole_words=True),
+    "every noise": Denoising(token_masking=0.1, token_deletion=0.1, document_rotation=0.5, sentence_permutation=0.7),
 }
 every_kind = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 
 
 def model_for(config: Any, tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
+    if writes(config):
+        return tiny_writer(tokenizer, **fields)
     return tiny_model(tokenizer, causal=config.kind == "clm", **fields)
+
+
+def writes(config: Any) -> bool:
+    return bool(config.target_length(24))
+
+
+def rows_with(config: Any, tokenizer: Tokenizer, lengths: list[int]) -> list[Row]:
+    """Rows of these many tokens, of one document each."""
+    return rows_of(config, tokenizer, lengths) if writes(config) else some_rows(tokenizer, lengths)
 
 
 def build(config: Any, tokenizer: Tokenizer, **fields: Any) -> nn.Module:
@@ -46,6 +59,8 @@ def rows_for(config: Any, tokenizer: Tokenizer) -> list[Row]:
     """Several lengths, packed and not, and a row with nothing to predict."""
     if getattr(config, "next_sentence", False):
         return some_pairs(tokenizer, 7)
+    if writes(config):
+        return rows_of(config, tokenizer, [13, 24, 3, 17, 24, 11])
     whole = some_rows(tokenizer, [13, 24, 3])
     return [*whole, *some_rows(tokenizer, [24, 17], packed=True), Row(np.array([tokenizer.cls_id, tokenizer.sep_id]))]
 
@@ -94,8 +109,10 @@ def test_a_row_is_corrupted_alike_in_any_company(config: Any, tokenizer: Tokeniz
     together = collate(rows, draws(len(rows)))
     for number, row in enumerate(rows):
         alone = collate([row], draws(1, first=number))
-        length = len(row.input_ids)
+        length = alone.input_ids.shape[1]
         assert torch.equal(together.input_ids[number, :length], alone.input_ids[0])
+        keep = together.attention_mask
+        assert length == (together.input_ids.shape[1] if keep is None else int(keep[number].sum()))
 
 
 @every_variant
@@ -149,7 +166,8 @@ def test_any_split_into_micro_batches_has_the_same_gradient(
 @every_variant
 def test_padding_does_not_change_the_loss(config: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = build(config, tokenizer).eval()
-    rows = some_pairs(tokenizer, 1) if getattr(config, "next_sentence", False) else some_rows(tokenizer, [13])
+    pairs = getattr(config, "next_sentence", False)
+    rows = some_pairs(tokenizer, 1) if pairs else rows_with(config, tokenizer, [13])
     batch = batch_for(config, tokenizer, rows)
     assert batch.positions is not None
     assert batch.attention_mask is None
@@ -196,7 +214,7 @@ def test_half_precision(config: Any, tokenizer: Tokenizer) -> None:
 @every_kind
 def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
     objective = build(config, tokenizer, hidden_dropout_prob=0.1, num_hidden_layers=1).train()
-    batch = batch_for(config, tokenizer, some_rows(tokenizer, [13] * 3))
+    batch = batch_for(config, tokenizer, rows_with(config, tokenizer, [13] * 3))
     torch.compiler.reset()
     compiled = torch.compile(objective, backend="eager", fullgraph=True)
     loss = compiled(batch).total(batch.targets)
@@ -211,7 +229,7 @@ def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
 
 @every_kind
 def test_beats_the_unigram_entropy(config: Any, tokenizer: Tokenizer) -> None:
-    terms = fit(build(config, tokenizer), batches(config.collate(tokenizer), tokenizer), 300)
+    terms = fit(build(config, tokenizer), batches(config, tokenizer), 300)
     first = next(iter(terms))  # the term that predicts tokens comes first
     assert terms[first] < 0.85 * UNIGRAM_ENTROPY, terms
     assert terms[f"{first}_accuracy"] > 3 / 24, terms
@@ -224,7 +242,8 @@ def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
             yield batch
 
     # one row: nobody can tell with which word of several texts the next one begins
-    rows = rows_for(config, tokenizer) if getattr(config, "next_sentence", False) else some_rows(tokenizer, [31])
+    pairs = getattr(config, "next_sentence", False)
+    rows = rows_for(config, tokenizer) if pairs else rows_with(config, tokenizer, [31])
     batch = batch_for(config, tokenizer, rows)
     terms = fit(build(config, tokenizer), always(), 150, learning_rate=1e-2)
     learnt = [name for name in terms if f"{name}_accuracy" in terms]
@@ -236,6 +255,12 @@ def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
 
 @every_kind
 def test_a_model_that_sees_the_wrong_way_is_refused(config: Any, tokenizer: Tokenizer) -> None:
+    if writes(config):
+        with pytest.raises(UserError, match=r"needs an encoder with a decoder, .* take one such as model\.preset="):
+            config.build(tiny_model(tokenizer), tokenizer)
+        return
     model = tiny_model(tokenizer, causal=config.kind != "clm")
     with pytest.raises(UserError, match=r"set model\.causal="):
         config.build(model, tokenizer)
+    with pytest.raises(UserError, match="works on one stack, and this model is an encoder with a decoder"):
+        config.build(tiny_writer(tokenizer), tokenizer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,11 @@ import torch
 from torch import nn
 
 from homespun.batch import Batch, Draw, Loss
-from homespun.data.loader import Collate
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.text.sentinels import with_sentinels
 from homespun.text.tokenizer import Tokenizer
 
 WORDS = [chr(letter) * 2 for letter in range(ord("a"), ord("a") + 24)]
@@ -23,7 +26,7 @@ SURE = 0.95  # how often the next word is the one that usually follows
 
 
 def tiny_tokenizer() -> Tokenizer:
-    return Tokenizer.train([" ".join(WORDS)], kind="words", vocab_size=5 + len(WORDS))
+    return with_sentinels(Tokenizer.train([" ".join(WORDS)], kind="words", vocab_size=5 + len(WORDS)), 7)
 
 
 def tiny_model(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
@@ -39,6 +42,12 @@ def tiny_model(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
         "initializer_range": 0.1,  # so narrow a model is slow to leave its start from 0.02
     }
     return ModelConfig(backbone=EncoderConfig.model_validate(sizes | fields))
+
+
+def tiny_writer(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
+    """An encoder with a decoder of the same sizes."""
+    stack = tiny_model(tokenizer, type_vocab_size=0, **fields).backbone
+    return ModelConfig(backbone=EncoderDecoderConfig.model_validate({"encoder": stack}))
 
 
 def some_words(length: int, random: np.random.Generator) -> np.ndarray:
@@ -82,11 +91,38 @@ def draws(count: int, *, epoch: int = 0, first: int = 0) -> list[Draw]:
     return [Draw(1, epoch, first + index) for index in range(count)]
 
 
-def batches(collate: Collate, tokenizer: Tokenizer) -> Iterator[Batch]:
+class TinyCorpus:
+    """Documents of these many words, in sentences of five."""
+
+    path = Path("tiny")
+    has_sentences = True
+
+    def __init__(self, tokenizer: Tokenizer, lengths: Sequence[int], *, seed: int = 1) -> None:
+        random = np.random.default_rng(seed)
+        self.tokenizer = tokenizer
+        self.lengths = np.array(lengths)
+        self.documents = [some_words(length, random) for length in lengths]
+
+    def tokens(self, index: int) -> np.ndarray:
+        return self.documents[index]
+
+    def sentence_ends(self, index: int) -> np.ndarray:
+        return np.append(np.arange(5, self.lengths[index], 5), self.lengths[index])
+
+
+def rows_of(config: Any, tokenizer: Tokenizer, lengths: Sequence[int], *, seed: int = 1) -> list[Row]:
+    """The rows that an objective makes of documents, the row of each of these many tokens, more or less."""
+    corpus = TinyCorpus(tokenizer, [length - 2 for length in lengths], seed=seed)
+    rows = config.rows(corpus, np.arange(len(lengths)), length=max(lengths), seed=1)
+    return [rows[number] for number in range(len(rows))]
+
+
+def batches(config: Any, tokenizer: Tokenizer) -> Iterator[Batch]:
     """Endless, of new text."""
-    step = 0
+    collate, step = config.collate(tokenizer), 0
+    make = partial(rows_of, config) if config.target_length(24) else some_rows
     while True:
-        yield collate(some_rows(tokenizer, [24] * 16, seed=step), draws(16, first=16 * step))
+        yield collate(make(tokenizer, [24] * 16, seed=step), draws(16, first=16 * step))
         step += 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -50,10 +50,15 @@ class CausalLM(Config):
     """Predict every next token. The model must be causal."""
 
     kind: Literal["clm"] = "clm"
+    packs: ClassVar[bool] = True
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Packed rows."""
         return PackedRows(corpus, documents, length=length)
+
+    def target_length(self, length: int) -> int:
+        """No decoder writes anything."""
+        return 0
 
     def collate(self, tokenizer: Tokenizer) -> NextTokens:
         """The data side."""

@@ -7,7 +7,11 @@ from typing import Annotated
 from pydantic import Field
 
 from homespun.objectives.causal import CausalLM
+from homespun.objectives.denoising import Denoising
 from homespun.objectives.electra import Electra
 from homespun.objectives.masked import MaskedLM
+from homespun.objectives.span_corruption import SpanCorruption
 
-PretrainingObjective = Annotated[MaskedLM | Electra | CausalLM, Field(discriminator="kind")]
+PretrainingObjective = Annotated[
+    MaskedLM | Electra | CausalLM | Denoising | SpanCorruption, Field(discriminator="kind")
+]

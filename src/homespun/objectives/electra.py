@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ class Electra(Config):
     """Generator and discriminator trained together; embeddings tied; only the discriminator is kept."""
 
     kind: Literal["electra"] = "electra"
+    packs: ClassVar[bool] = True
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens that the generator fills")
     mask_share: float = Field(
         default=0.85, ge=0, le=1, description="of those, masked; the rest stay as they are, as in the released code"
@@ -39,6 +40,10 @@ class Electra(Config):
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Packed rows."""
         return PackedRows(corpus, documents, length=length)
+
+    def target_length(self, length: int) -> int:
+        """No decoder writes anything."""
+        return 0
 
     def collate(self, tokenizer: Tokenizer) -> MaskTokens:
         """The data side: masks for the generator; the discriminator's input is made in the forward pass."""

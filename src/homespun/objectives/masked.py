@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -92,6 +92,7 @@ class MaskedLM(Config):
     """Predict masked tokens: 15%, of which 80% are the mask token, 10% a random token, 10% themselves."""
 
     kind: Literal["mlm"] = "mlm"
+    packs: ClassVar[bool] = True
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens to predict")
     mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
     random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
@@ -115,6 +116,10 @@ class MaskedLM(Config):
         if self.next_sentence:
             return PairRows(corpus, documents, length=length, seed=seed)
         return PackedRows(corpus, documents, length=length)
+
+    def target_length(self, length: int) -> int:
+        """No decoder writes anything."""
+        return 0
 
     def collate(self, tokenizer: Tokenizer) -> MaskTokens:
         """The data side."""

@@ -1,0 +1,120 @@
+"""Span corruption: write what was cut out of a text (Raffel et al. 2020, T5, section 3.1.4)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import count
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from homespun.batch import Batch, Draw
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import Row, Rows
+from homespun.data.sentence_rows import SentenceRows
+from homespun.errors import UserError
+from homespun.models.config import ModelConfig
+from homespun.objectives.seq2seq import Seq2SeqObjective, teacher_forced, writer
+from homespun.objectives.sequence_noise import choose_spans, cut_out, noise_and_spans
+from homespun.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class CutSpans:
+    """Collate: each span of the source is a sentinel, and the target the spans, each after its sentinel."""
+
+    pad_id: int
+    sentinel_ids: np.ndarray  # (n,)
+    probability: float
+    mean_span: float
+
+    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+        """Rows, each a text before the token that ends it, to a batch; that token ends source and target."""
+        sources, targets = [], []
+        for row, draw in zip(rows, draws, strict=True):
+            text, end = row.input_ids[:-1], row.input_ids[-1:]
+            noise = choose_spans(len(text), draw.generator(), probability=self.probability, mean_span=self.mean_span)
+            left, hidden = cut_out(text, noise, self.sentinel_ids)
+            sources.append(Row(np.concatenate([left, end])))
+            targets.append(np.concatenate([hidden, end]))
+        # a decoder begins with the padding token, as T5's does
+        return teacher_forced(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
+
+
+class SpanCorruption(Config):
+    """15 % of the tokens in spans of 3 on average; the tokenizer must have sentinels, one for each span of a row.
+
+    ``data.length`` is the length of a source: rows hold as much more as is cut out of them (568 tokens for 512).
+    """
+
+    kind: Literal["span_corruption"] = "span_corruption"
+    packs: ClassVar[bool] = False
+    probability: float = Field(default=0.15, gt=0, lt=1, description="share of the tokens that are cut out")
+    mean_span: float = Field(default=3.0, ge=1, description="mean length of the spans")
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Whole sentences of one document, where the corpus knows them.
+
+        Raises:
+            UserError: the tokenizer has no sentinels, or fewer than a row has spans.
+        """
+        body = self._body(length)
+        _, spans = self._noise_and_spans(body)
+        have = len(_sentinel_ids(corpus.tokenizer))
+        if spans > have:
+            raise UserError(
+                f"rows of data.length={length} tokens have {spans} spans, and this tokenizer has {have} sentinels; "
+                f"lower data.length, or raise objective.mean_span"
+            )
+        return SentenceRows(corpus, documents, length=body + 1, begin_id=None, end_id=corpus.tokenizer.sep_id)
+
+    def target_length(self, length: int) -> int:
+        """Tokens to write of a row, with sentinels and the token that ends it."""
+        return sum(self._noise_and_spans(self._body(length))) + 1
+
+    def collate(self, tokenizer: Tokenizer) -> CutSpans:
+        """The data side.
+
+        Raises:
+            UserError: the tokenizer has no sentinels.
+        """
+        return CutSpans(tokenizer.pad_id, _sentinel_ids(tokenizer), self.probability, self.mean_span)
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
+        """The model side: an encoder with a decoder, which begins to write with the padding token.
+
+        Raises:
+            UserError: the model is one stack.
+        """
+        tokens = {
+            "bos_token_id": None,
+            "eos_token_id": tokenizer.sep_id,
+            "decoder_start_token_id": tokenizer.pad_id,
+        }
+        config = writer(model, self.kind, tokens=tokens)
+        return Seq2SeqObjective(config.build(), config)
+
+    def _noise_and_spans(self, body: int) -> tuple[int, int]:
+        return noise_and_spans(body, probability=self.probability, mean_span=self.mean_span)
+
+    def _body(self, length: int) -> int:
+        """Tokens of a text that is ``length`` tokens when spans are cut out of it and the end is put to it."""
+
+        def source(body: int) -> int:
+            noise, spans = self._noise_and_spans(body)
+            return body - noise + spans + 1
+
+        return next(body for body in count(length - 1) if source(body + 1) > length)
+
+
+def _sentinel_ids(tokenizer: Tokenizer) -> np.ndarray:
+    if not len(tokenizer.sentinel_ids):
+        raise UserError(
+            "objective span_corruption marks what it cuts out with sentinels, and this tokenizer has none; make one "
+            "with `homespun tokenizer train --sentinels 100`, or `homespun tokenizer extend TOKENIZER --sentinels 100`"
+        )
+    return tokenizer.sentinel_ids
