@@ -1,0 +1,139 @@
+"""A training step of a causal language model in the shape of GPT-2 small: tokens a second and peak memory.
+
+Both train 4 layers of 768 on the same rows without padding, with the same loss, dropout of the stream, clipping and
+AdamW; preparing batches is not timed. What differs is what each loop is: ours is the objective as the trainer runs it;
+the other is `transformers`' `GPT2LMHeadModel` given its labels, with `torch.optim.AdamW`, as they come. Its
+configuration drops a tenth of the attention probabilities, which ours does not in pretraining; so a ``careful_peer``
+runs beside it, which drops none, and has fused AdamW as ours has.
+
+Each is in a process of its own, so that nothing of another reaches its memory. On a machine that does other work
+besides, ``--clock processor`` counts the seconds of the processor in place of those of the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.measure import Apart, by_turns
+from homespun.batch import Batch, Draw
+from homespun.data.rows import Row
+from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.objectives.causal import CausalLMObjective, NextTokens
+from homespun.training.memory import keep_freed_memory
+from homespun.training.optim import adamw, parameter_groups
+
+VOCAB_SIZE, LAYERS, LEARNING_RATE, MAX_NORM, WARMUP = 50_257, 4, 5e-4, 1.0, 2
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "processor": time.process_time}
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks causal-step", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=2, help="of each, in a round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=8, help="rows in a step (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=512, help="tokens in a row (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what a second is (default: %(default)s)")
+    settings = vars(parser.parse_args(arguments))
+    contestants = {name: Apart(turns, name, settings) for name in CONTESTANTS}
+    try:
+        rates = by_turns(contestants, settings["rounds"])
+        peaks = {name: apart.peak for name, apart in contestants.items()}
+    finally:
+        for apart in contestants.values():
+            apart.close()
+    return {
+        "unit": "tokens/s, bytes",
+        **settings,
+        **{name: {"tokens_per_second": round(rates[name], 1), "peak_bytes": peaks[name]} for name in CONTESTANTS},
+        "ratios": {
+            "tokens_per_second": round(rates["ours"] / rates["peer"], 3),  # reach: at least 1.3
+            "peak_bytes": round(peaks["ours"] / peaks["peer"], 3),  # reach: at most 0.7
+            "tokens_per_second_careful": round(rates["ours"] / rates["careful_peer"], 3),
+            "peak_bytes_careful": round(peaks["ours"] / peaks["careful_peer"], 3),
+        },
+    }
+
+
+def turns(name: str, settings: dict[str, Any]) -> Callable[[], float]:
+    """Tokens a second over the next steps, each time it is called."""
+    torch.manual_seed(0)
+    torch.set_num_threads(settings["threads"])
+    training, clock = CONTESTANTS[name](settings), CLOCKS[settings["clock"]]
+    for _ in range(WARMUP):
+        next(training)
+
+    def measure() -> float:
+        start = clock()
+        for _ in range(settings["steps"]):
+            next(training)
+        return settings["steps"] * int(settings["batch_size"]) * int(settings["length"]) / (clock() - start)
+
+    return measure
+
+
+def ours(settings: dict[str, Any]) -> Iterator[None]:
+    """Endless steps of the objective, as the trainer makes them."""
+    keep_freed_memory()
+    size = {"preset": "gpt2-small", "num_hidden_layers": LAYERS, "vocab_size": VOCAB_SIZE}
+    config = ModelConfig(backbone=EncoderConfig.model_validate(size), head=CausalLMHeadConfig())
+    objective = CausalLMObjective(config.build(), config).train()
+    groups = parameter_groups(objective, weight_decay=0.01)
+    optimizer = adamw(groups, learning_rate=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-6)
+    for batch in itertools.cycle(_batches(settings)):
+        objective(batch).total(batch.targets).backward()
+        nn.utils.clip_grad_norm_(objective.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield
+
+
+def peer(settings: dict[str, Any]) -> Iterator[None]:
+    """Endless steps of the `transformers` loop, with everything as it comes."""
+    return _peer(settings, attention_dropout=0.1, fused=None)
+
+
+def careful_peer(settings: dict[str, Any]) -> Iterator[None]:
+    """The same without dropout in attention, and with fused AdamW."""
+    return _peer(settings, attention_dropout=0.0, fused=True)
+
+
+def _peer(settings: dict[str, Any], *, attention_dropout: float, fused: bool | None) -> Iterator[None]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, attn_pdrop=attention_dropout)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
+    for batch in itertools.cycle(_batches(settings)):
+        loss: Tensor = model(input_ids=batch.input_ids, labels=batch.input_ids).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield
+
+
+CONTESTANTS: dict[str, Callable[[dict[str, Any]], Iterator[None]]] = {
+    "ours": ours,
+    "peer": peer,
+    "careful_peer": careful_peer,
+}
+
+
+def _batches(settings: dict[str, Any], count: int = 8) -> list[Batch]:
+    """Rows of random words."""
+    random = np.random.default_rng(0)
+    shape = count, settings["batch_size"], settings["length"]
+    collate = NextTokens(pad_id=0)
+    return [
+        collate([Row(row) for row in rows], [Draw(0, number, index) for index in range(len(rows))])
+        for number, rows in enumerate(random.integers(5, VOCAB_SIZE, shape))
+    ]
