@@ -18,6 +18,7 @@ from homespun.jobs.adapt import record, start
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.store import save_model
 from homespun.report.console import Display
 from homespun.report.page import write_report
@@ -67,7 +68,13 @@ def pretrain(
         begin = start(start_from, tokenizer, corpus=recipe.data.corpus, changes=changes, generator=generator)
     elif changes or generator is not None:
         raise UserError("changes to a checkpoint and --generator want --from, the checkpoint")
-    backbone = fitted(_drawn(recipe) if begin is None else begin.backbone, tokenizer, recipe.data.length)
+    length = recipe.data.length
+    backbone = fitted(
+        _drawn(recipe.model, recipe.train.seed) if begin is None else begin.backbone,
+        tokenizer,
+        length,
+        target_length=recipe.objective.target_length(length),
+    )
     recipe = recipe.model_copy(update={"model": backbone})
     training, validation = pretraining_rows(recipe, corpus)
 
@@ -85,6 +92,7 @@ def pretrain(
         seed=config.seed,
         rank=place.rank,
         world_size=place.world_size,
+        order="shuffled" if recipe.objective.packs else "bucketed",
         workers=config.workers,
     )
     # the held-out rows keep one set of masks, that of epoch 0, so that their losses compare over time
@@ -134,17 +142,26 @@ def pretrain(
     return result
 
 
-def _drawn(recipe: PretrainRecipe) -> BackboneConfig:
-    """The model of the recipe; what its attention draws once comes from the run's seed, unless it has its own."""
-    if "seed" in recipe.model.model_fields_set:
-        return recipe.model
-    return recipe.model.model_copy(update={"seed": recipe.train.seed})
+def _drawn(backbone: BackboneConfig, seed: int) -> BackboneConfig:
+    """The backbone; what its attention draws once comes from the run's seed, unless it has its own."""
+    if not isinstance(backbone, EncoderDecoderConfig):
+        return backbone if "seed" in backbone.model_fields_set else backbone.model_copy(update={"seed": seed})
+    if "seed" in backbone.encoder.model_fields_set:
+        return backbone
+    stacks = {"encoder": backbone.encoder, "decoder": backbone.decoder}
+    return backbone.model_copy(update={name: stack.model_copy(update={"seed": seed}) for name, stack in stacks.items()})
 
 
-def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int) -> BackboneConfig:
+def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int, *, target_length: int = 0) -> BackboneConfig:
     """The backbone's config with the tokenizer's vocabulary, if it can read rows of ``length`` tokens.
 
     A vocabulary larger than the tokenizer's stays: released checkpoints are often padded to a round number.
+
+    Args:
+        backbone: as it is given.
+        tokenizer: of the text.
+        length: tokens in a row.
+        target_length: tokens that its decoder is to write, at the most.
 
     Raises:
         UserError: rows longer than the model, or a vocabulary smaller than the tokenizer's.
@@ -157,6 +174,12 @@ def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int) -> Backb
         raise UserError(
             f"rows of data.length={length} tokens exceed max_position_embeddings={backbone.max_position_embeddings}; "
             f"lower the one or raise the other"
+        )
+    if isinstance(backbone, EncoderDecoderConfig) and target_length > backbone.decoder.max_position_embeddings:
+        raise UserError(
+            f"of rows of data.length={length} tokens a decoder has up to {target_length} to write, which exceeds its "
+            f"max_position_embeddings={backbone.decoder.max_position_embeddings}; lower data.length or set "
+            f"model.decoder.max_position_embeddings={target_length}"
         )
     size = max(backbone.vocab_size, tokenizer.vocab_size)
     return backbone.with_tokens(size, tokenizer.pad_id)
@@ -177,7 +200,7 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
         )
     rows = recipe.objective.rows(corpus, training, length=data.length, seed=seed)
     validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=seed)
-    if not recipe.model.attention.separates_documents:
+    if recipe.objective.packs and not recipe.model.attention.separates_documents:
         logger.warning(
             "%s attention cannot tell the documents of a row apart: they see each other", recipe.model.attention.kind
         )

@@ -1,4 +1,8 @@
-"""Encoders with a decoder, by size."""
+"""Encoders with a decoder, by size.
+
+The Transformer's two are those of Vaswani et al. 2017, table 3. BART's base and large, LED's, BigBird-Pegasus's and
+T5's five, of 1.0 and of 1.1, are the released ones. ProphetNet's, and what is called tiny or mini, are ours.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,90 @@ from typing import Any
 
 from homespun.models.presets.sizes import SIZES
 
-# Of two stacks. T5's small is the released one; 1.1's feed-forward is `gated_feed_forward` with `gelu_new`.
-_T5: dict[str, Any] = {
+_Tree = dict[str, Any]
+
+
+def _size(layers: int, width: int, heads: int, inner: int, head_size: int = 0) -> _Tree:
+    """Of one stack; both have as many layers."""
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": width,
+        "num_attention_heads": heads,
+        "intermediate_size": inner,
+        "head_size": head_size,
+    }
+
+
+def _two(encoder: _Tree, **decoder: Any) -> _Tree:
+    """``decoder`` is what it does not take over from the encoder."""
+    return {"kind": "encoder_decoder", "encoder": encoder} | ({"decoder": decoder} if decoder else {})
+
+
+_SMALL = {"tiny": SIZES["tiny"], "mini": SIZES["mini"]}
+
+_TRANSFORMER: _Tree = {
+    "type_vocab_size": 0,
+    "hidden_act": "relu",
+    "layer_norm_eps": 1e-5,
+    "embedding_norm": False,
+    "scale_embedding": True,
+    "positions": {"kind": "sinusoidal"},
+    "max_position_embeddings": 1024,
+}
+_TRANSFORMER_SIZES = _SMALL | {
+    "base": _size(6, 512, 8, 2048),
+    "big": _size(6, 1024, 16, 4096) | {"hidden_dropout_prob": 0.3},
+}
+_BART: _Tree = {
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-5,
+    "positions": {"kind": "learned", "offset": 2},
+    "max_position_embeddings": 1024,
+}
+_BART_SIZES = _SMALL | {"base": _size(6, 768, 12, 3072), "large": _size(12, 1024, 16, 4096)}
+
+
+def _led(longest: int, radius: int) -> _Tree:
+    windows = {"kind": "sparse", "patterns": [{"kind": "window", "radius": radius}]}
+    return _BART | {
+        "positions": {"kind": "learned"},
+        "max_position_embeddings": longest,
+        "attention": windows | {"everywhere": {"first": 1, "projections": True}},
+    }
+
+
+_LED_SIZES = {
+    "tiny": _SMALL["tiny"] | _led(1024, 32),
+    "mini": _SMALL["mini"] | _led(4096, 64),
+    "base": _BART_SIZES["base"] | _led(16384, 512),
+    "large": _BART_SIZES["large"] | _led(16384, 512),
+}
+
+
+def _bigbird_pegasus(longest: int, block: int) -> _Tree:
+    return {
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu_new",
+        "embedding_norm": False,
+        "scale_embedding": True,
+        "attention_bias": False,
+        "residual": {"kind": "pre"},
+        "max_position_embeddings": longest,
+        "attention": {
+            "kind": "sparse",
+            "patterns": [{"kind": "blocks", "size": block}, {"kind": "random_blocks", "size": block, "count": 3}],
+            "everywhere": {"first": 0, "block": block},
+        },
+    }
+
+
+_BIGBIRD_PEGASUS_SIZES = {
+    "tiny": _SMALL["tiny"] | _bigbird_pegasus(1024, 16),
+    "mini": _SMALL["mini"] | _bigbird_pegasus(4096, 32),
+    "large": _size(16, 1024, 16, 4096) | _bigbird_pegasus(4096, 64),
+}
+_T5: _Tree = {
     "type_vocab_size": 0,
     "hidden_act": "relu",
     "norm": "rms_norm",
@@ -20,30 +106,47 @@ _T5: dict[str, Any] = {
     "attention": {"kind": "relative_bias"},
     "residual": {"kind": "pre", "final_dropout": True},
 }
-_T5_SIZES: dict[str, dict[str, Any]] = {
-    "tiny": SIZES["tiny"],
-    "mini": SIZES["mini"],
-    "small": SIZES["small"] | {"num_hidden_layers": 6},
+_T5_SIZES = _SMALL | {
+    "small": _size(6, 512, 8, 2048),
+    "base": _size(12, 768, 12, 3072),
+    "large": _size(24, 1024, 16, 4096),
+    "3b": _size(24, 1024, 32, 16384, head_size=128),
+    "11b": _size(24, 1024, 128, 65536, head_size=128),
+}
+# 1.1 was pretrained without dropout, and writes with embeddings of its own: a matter of its head
+_T5_1_1 = _T5 | {"gated_feed_forward": True, "hidden_act": "gelu_new", "hidden_dropout_prob": 0.0}
+_T5_1_1_SIZES = {
+    "tiny": _SMALL["tiny"] | {"intermediate_size": 352},
+    "mini": _SMALL["mini"] | {"intermediate_size": 704},
+    "small": _size(8, 512, 6, 1024, head_size=64),
+    "base": _size(12, 768, 12, 2048),
+    "large": _size(24, 1024, 16, 2816),
+    "xl": _size(24, 2048, 32, 5120),
+    "xxl": _size(24, 4096, 64, 10240),
 }
 # ProphetNet's positions begin after the padding id's row.
-_PROPHETNET: dict[str, Any] = {
+_PROPHETNET: _Tree = {
     "positions": {"kind": "learned", "offset": 1},
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-5,
 }
+_WITH_BIASES = {"attention": _T5["attention"]}
 
-ENCODER_DECODERS: dict[str, dict[str, Any]] = {
+ENCODER_DECODERS: dict[str, _Tree] = {
+    **{f"transformer-{size}": _two(values | _TRANSFORMER) for size, values in _TRANSFORMER_SIZES.items()},
+    **{f"bart-{size}": _two(values | _BART) for size, values in _BART_SIZES.items()},
     **{
-        f"t5-{size}": {
-            "kind": "encoder_decoder",
-            "encoder": values | _T5,
-            "decoder": {"attention": _T5["attention"]},
-            "learned_padding": True,
-        }
+        f"led-{size}": _two(values, positions={"kind": "learned"}, max_position_embeddings=1024)
+        for size, values in _LED_SIZES.items()
+    },
+    **{f"bigbird-pegasus-{size}": _two(values) for size, values in _BIGBIRD_PEGASUS_SIZES.items()},
+    **{
+        f"t5-{size}": _two(values | _T5, **_WITH_BIASES) | {"learned_padding": True}
         for size, values in _T5_SIZES.items()
     },
     **{
-        f"prophetnet-{size}": {"kind": "encoder_decoder", "ngram": 2, "encoder": SIZES[size] | _PROPHETNET}
-        for size in ("tiny", "mini")
+        f"t5-v1.1-{size}": _two(values | _T5_1_1, **_WITH_BIASES) | {"learned_padding": True}
+        for size, values in _T5_1_1_SIZES.items()
     },
+    **{f"prophetnet-{size}": _two(SIZES[size] | _PROPHETNET) | {"ngram": 2} for size in ("tiny", "mini")},
 }

@@ -1,0 +1,62 @@
+"""Presets of encoders with a decoder are the released models: their numbers of parameters, their classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from homespun.hf.place import find_place
+from homespun.models.config import ModelConfig
+from homespun.models.presets import PRESETS
+
+# name: vocabulary, whether the head has words of its own, parameters of the released checkpoint
+RELEASED = {
+    "bart-base": (50265, False, 139_420_416),
+    "bart-large": (50265, False, 406_291_456),
+    "led-base": (50265, False, 161_844_480),
+    "led-large": (50265, False, 459_801_600),
+    "bigbird-pegasus-large": (96103, False, 576_891_904),
+    "t5-small": (32128, False, 60_506_624),
+    "t5-base": (32128, False, 222_903_552),
+    "t5-large": (32128, False, 737_668_096),
+    "t5-3b": (32128, False, 2_851_598_336),
+    "t5-11b": (32128, False, 11_307_321_344),
+    "t5-v1.1-small": (32128, True, 76_961_152),
+    "t5-v1.1-base": (32128, True, 247_577_856),
+    "t5-v1.1-large": (32128, True, 783_150_080),
+    "t5-v1.1-xl": (32128, True, 2_849_757_184),
+    "t5-v1.1-xxl": (32128, True, 11_135_332_352),
+}
+
+
+def build(name: str, vocab_size: int, *, tied: bool = True) -> tuple[ModelConfig, nn.Module]:
+    tree = {"backbone": {"preset": name}, "head": {"kind": "causal_lm", "tie_word_embeddings": tied}}
+    config = ModelConfig.model_validate(tree)
+    config = config.model_copy(update={"backbone": config.backbone.with_tokens(vocab_size, 0)})
+    with torch.device("meta"):
+        return config, config.build()
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_they_have_the_parameters_of_the_released_models(name: str) -> None:
+    vocab_size, own, parameters = RELEASED[name]
+    _, model = build(name, vocab_size, tied=not own)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
+def test_the_transformer_is_as_large_as_in_its_paper() -> None:
+    for name, millions in (("transformer-base", 65), ("transformer-big", 213)):
+        _, model = build(name, 37_000)
+        assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, rel=0.04)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, tree in PRESETS.items() if tree.get("kind") == "encoder_decoder" and not n.startswith("transformer-")],
+)
+def test_each_has_a_class_of_transformers(name: str) -> None:
+    config, _ = build(name, 331)
+    place, notes = find_place(config)
+    assert place is not None, notes
+    assert place.architecture.name.endswith("ForConditionalGeneration")
