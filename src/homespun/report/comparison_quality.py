@@ -196,7 +196,8 @@ def _mean_of(value: object) -> float | None:
 
 def _rows(runs: Sequence[Path], name: str, who: str, troubles: list[str]) -> Rows | None:
     """What was said of the test rows by ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
-    files = [f for run in runs for f in (run / f"predictions/{name}.jsonl", *sorted(run.glob(f"trials/*/predictions/{name}.jsonl")))]  # fmt: skip
+    own = f"predictions/{name}.jsonl"
+    files = [file for run in runs for file in (run / own, *sorted(run.glob(f"trials/*/{own}")))]
     answers = _Answers()
     try:
         for file in files:
@@ -234,7 +235,7 @@ def _read_answers(file: Path, answers: _Answers) -> None:
 
 
 def _differences(first: Contender, second: Contender, troubles: list[str]) -> tuple[np.ndarray, float | None] | None:
-    """(rows,) scores of the first less those of the second on the rows that both have, and what they are multiples of."""
+    """(rows,) scores of the first less those of the second on the rows of both, and what they are multiples of."""
     if first.rows is None or second.rows is None:
         return None
     shared = sorted(first.rows.scores.keys() & second.rows.scores.keys())

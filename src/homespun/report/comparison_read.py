@@ -1,4 +1,4 @@
-"""The folder of a comparison as records. What is missing, damaged or of another version is said, and the rest is read."""
+"""The folder of a comparison as records. What is missing, damaged or of another version is said, the rest is read."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def average(records: Sequence[RunRecord], name: str) -> RunRecord:
             term: mean_series([r.validation[term] for r in records if term in r.validation])
             for term in records[0].validation
         },
-        summary=_means([record.summary for record in records]),
+        summary={**_means([record.summary for record in records])},
     )
 
 

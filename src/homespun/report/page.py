@@ -31,22 +31,29 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str, story: Sequence
     Raises:
         UserError: no run, or a folder that is not a run directory, or a damaged file in one, or ``out`` is a file.
     """
-    records = read_runs(runs)
-    out = Path(out)
+    return write_document(compose(read_runs(runs), title=title, story=story), Path(out))
+
+
+def write_document(document: Document, out: Path) -> Path:
+    """Write a report into the folder ``out``: tables and figures, ``report.md``, and last ``index.html``, which is
+    returned.
+
+    Raises:
+        UserError: ``out`` is a file, or under one.
+    """
     try:
         for folder in (out, out / "tables", out / "plots"):
             folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"cannot write a report to {out}: a file is in the way; name a folder") from error
-    document = compose(records, title=title, story=story)
     for table in document.tables():
-        _write(out / "tables" / f"{table.name}.csv", csv_text(table).encode())
+        write_whole(out / "tables" / f"{table.name}.csv", csv_text(table).encode())
     for plot in document.plots():
-        _write(out / "plots" / f"{plot.name}.svg", plot.svg)
-        _write(out / "plots" / f"{plot.name}.png", plot.png)
-    _write(out / "report.md", markdown(document).encode())
+        write_whole(out / "plots" / f"{plot.name}.svg", plot.svg)
+        write_whole(out / "plots" / f"{plot.name}.png", plot.png)
+    write_whole(out / "report.md", markdown(document).encode())
     page = out / "index.html"
-    _write(page, html(document).encode())
+    write_whole(page, html(document).encode())
     return page
 
 
@@ -69,7 +76,8 @@ def _data_uri(plot: Plot) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(plot.svg).decode()}"
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file beside its place, and move it there when it is whole and on the disk."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's palette, told apart by colour-blind eyes; without its yellow, which is too pale for a line
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MAX_POINTS = 800
+LINE = 0.165  # inches: the height of a line of text
 CARD, INK, FAINT = "#fcfcfa", "#333333", "#d9d9d4"
 _NATS = {"generator", "discriminator", "mlm", "causal", "next_sentence"}
 STYLE: Any = {
@@ -54,16 +55,31 @@ class Plot:
 
 @dataclass(frozen=True)
 class Curve:
-    """What one run adds to a figure; ``train`` as it is to be drawn."""
+    """What one run adds to a figure; ``train`` as it is to be drawn. ``lows`` and ``highs`` bound the validation's
+    points, where they are means."""
 
     name: str
     colour: str
     train: Series
     validation: Series
+    dash: str = "-"
+    lows: Sequence[float] = ()
+    highs: Sequence[float] = ()
+
+
+@dataclass(frozen=True, order=True)
+class End:
+    """Where a line ends, and how it is told from the others; points without a line have a marker."""
+
+    value: float
+    name: str
+    colour: str
+    dash: str = "-"
+    marker: str = ""
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """What a horizontal axis counts."""
 
     name: str
@@ -78,10 +94,14 @@ def _time_unit(largest: float) -> tuple[float, str]:
     return 1.0, "time of training, seconds"
 
 
-_AXES = (
-    _Axis("step", lambda largest: (1.0, "step"), lambda series: series.steps),
-    _Axis("time", _time_unit, lambda series: series.seconds),
-)
+def _token_unit(largest: float) -> tuple[float, str]:
+    return (1e6, "tokens seen, millions") if largest >= 2e6 else (1.0, "tokens seen")
+
+
+BY_STEP = Axis("step", lambda largest: (1.0, "step"), lambda series: series.steps)
+BY_TIME = Axis("time", _time_unit, lambda series: series.seconds)
+BY_TOKENS = Axis("tokens", _token_unit, lambda series: series.tokens)
+_AXES = (BY_STEP, BY_TIME)
 
 
 def colours(records: Sequence[RunRecord]) -> dict[str, str]:
@@ -91,7 +111,19 @@ def colours(records: Sequence[RunRecord]) -> dict[str, str]:
 
 def loss_plots(records: Sequence[RunRecord], colour: dict[str, str], prefix: str) -> list[Plot]:
     """A figure for each term of the loss and the whole, by step and by time. ``records`` have the same terms."""
-    terms = loss_terms(records[0])
+
+    def curve(record: RunRecord, term: str) -> Curve:
+        empty = Series()
+        train, validation = record.train.get(term, empty), record.validation.get(term, empty)
+        return Curve(record.name, colour[record.name], smoothed(train), validation)
+
+    return draw_terms(loss_terms(records[0]), lambda term: [curve(r, term) for r in records], _AXES, prefix)
+
+
+def draw_terms(
+    terms: Sequence[str], curves_of: Callable[[str], list[Curve]], axes: Sequence[Axis], prefix: str
+) -> list[Plot]:
+    """A figure for each term of the loss and the whole, by each of the axes."""
     plots = []
     # the one term of a plain objective is its whole loss: one figure says it
     for term in [*terms, "loss"] if len(terms) > 1 else ["loss"]:
@@ -99,12 +131,8 @@ def loss_plots(records: Sequence[RunRecord], colour: dict[str, str], prefix: str
         overall = "overall loss" if terms else "loss"
         title = overall if named == "loss" else f"{words(named)} loss"
         unit = " (nats)" if named in _NATS else ""
-        empty = Series()
-        curves = [
-            Curve(r.name, colour[r.name], _smoothed(r.train.get(term, empty)), r.validation.get(term, empty))
-            for r in records
-        ]
-        for axis in _AXES:
+        curves = curves_of(term)
+        for axis in axes:
             if any(curve.train.values or curve.validation.values for curve in curves):
                 caption = f"{title[0].upper()}{title[1:]} by {axis.name}"
                 plots.append(_draw(f"{prefix}{_file(named)}-by-{axis.name}", caption, f"{title}{unit}", curves, axis))
@@ -115,67 +143,86 @@ def learning_rate_plot(records: Sequence[RunRecord], colour: dict[str, str], nam
     """The learning rate by step, small."""
     empty = Series()
     curves = [Curve(r.name, colour[r.name], r.learning_rate, empty) for r in records if r.learning_rate.values]
-    return _draw(name, "Learning rate by step", "learning rate", curves, _AXES[0], height=1.9) if curves else None
+    return _draw(name, "Learning rate by step", "learning rate", curves, BY_STEP, height=1.9) if curves else None
 
 
 def _file(term: str) -> str:
     return "overall" if term == "loss" else "".join(c if c.isascii() and c.isalnum() else "-" for c in term)[:40]
 
 
-def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: _Axis, height: float = 2.9) -> Plot:
+def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: Axis, height: float = 2.9) -> Plot:
     import matplotlib
     from matplotlib.figure import Figure
 
+    height = max(height, LINE * (len(curves) + 1) + 0.7)  # room for the names at the ends
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         largest = max((max(xs) for c in curves for s in (c.train, c.validation) if (xs := axis.of(s))), default=0.0)
         unit, xlabel = axis.label(largest)
-        ends: list[tuple[float, str, str]] = []
+        ends: list[End] = []
         for curve in curves:
             x, y = _thin(np.array(axis.of(curve.train)) / unit, np.array(curve.train.values))
             if len(x):
-                axes.plot(x, y, color=curve.colour, linewidth=1.0, alpha=0.75)
+                axes.plot(x, y, curve.dash, color=curve.colour, linewidth=1.0, alpha=0.75)
                 if len(x) == 1:
                     axes.plot(x, y, "_", color=curve.colour)
             vx, vy = _thin(np.array(axis.of(curve.validation)) / unit, np.array(curve.validation.values))
             if len(vx):
                 size = 4.0 if len(vx) < 40 else 2.0
-                axes.plot(vx, vy, "o-", color=curve.colour, markersize=size, linewidth=0.6)
+                axes.plot(vx, vy, "o" + curve.dash, color=curve.colour, markersize=size, linewidth=0.6)
+            if len(curve.lows) and len(curve.lows) == len(curve.validation.values):
+                places = np.array(axis.of(curve.validation)) / unit
+                axes.fill_between(places, curve.lows, curve.highs, color=curve.colour, alpha=0.15, linewidth=0)
             if len(curves) > 1 and (len(vx) or len(x)):
-                ends.append((float(vy[-1] if len(vy) else y[-1]), curve.name, curve.colour))
+                ends.append(End(float(vy[-1] if len(vy) else y[-1]), curve.name, curve.colour, curve.dash))
             elif len(vx) and len(x):
-                ends += [(float(y[-1]), "train", curve.colour), (float(vy[-1]), "validation", curve.colour)]
+                ends.append(End(float(y[-1]), "train", curve.colour))
+                ends.append(End(float(vy[-1]), "validation", curve.colour, marker="o"))
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}" if abs(value) < 1e5 else f"{value / 1e3:,.6g}k")
         axes.margins(x=0.01)
         figure.draw_without_rendering()
-        _label_ends(axes, ends, height)
+        label_ends(axes, ends, height)
         return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
 
 
-def _label_ends(axes: Axes, ends: list[tuple[float, str, str]], height: float) -> None:
-    """The names of the lines at their right ends, moved apart where they would overlap."""
+def label_ends(axes: Axes, ends: Sequence[End], height: float) -> None:
+    """The names of the lines at the right of the axes, at the height of their ends, moved apart where they would
+    overlap. Names are in ink behind a piece of their line: pale colours cannot be read as letters."""
     if not ends:
         return
-    bottom, top = axes.get_ylim()
-    gap = 0.165 / (height - 0.7)  # the height of a line of text as a share of the axes
-    ends = sorted(ends)
-    places = [(value - bottom) / (top - bottom) for value, _, _ in ends]
+    gap = LINE / (height - 0.7)  # the height of a line of text as a share of the axes
+    to_axes = axes.transData + axes.transAxes.inverted()
+    placed = sorted((float(to_axes.transform((axes.get_xlim()[1], end.value))[1]), end) for end in ends)
+    places = [place for place, _ in placed]
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + gap)
     if (excess := places[-1] - 1.0) > 0:
         places[-1] -= excess
         for i in range(len(places) - 2, -1, -1):
             places[i] = min(places[i], places[i + 1] - gap)
-    for place, (_, name, colour) in zip(places, ends, strict=True):
-        shown = name if len(name) <= 24 else f"{name[:23]}…"
-        axes.text(1.015, place, shown, color=colour, transform=axes.transAxes, verticalalignment="center")
+    for place, (_, end) in zip(places, placed, strict=True):
+        shown = end.name if len(end.name) <= 24 else f"{end.name[:23]}…"
+        sample = [1.02, 1.07] if end.marker == "" else [1.045]
+        axes.plot(
+            sample,
+            [place] * len(sample),
+            color=end.colour,
+            linestyle=end.dash if end.marker == "" else "",
+            marker=end.marker,
+            markersize=5,
+            linewidth=1.6,
+            transform=axes.transAxes,
+            clip_on=False,
+        )
+        axes.text(1.09, place, shown, color=INK, transform=axes.transAxes, verticalalignment="center")
 
 
-def _smoothed(series: Series) -> Series:
-    return Series(series.steps, series.seconds, smooth(np.array(series.values)).tolist())
+def smoothed(series: Series) -> Series:
+    """The same points with `smooth` values."""
+    return replace(series, values=smooth(np.array(series.values)).tolist())
 
 
 def smooth(values: np.ndarray) -> np.ndarray:

@@ -1,0 +1,104 @@
+"""The report of a comparison, from the files of its trials alone: page, Markdown, CSV, figures, ``comparison.json``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from homespun.report import comparison_tables as tables
+from homespun.report import formats, statistics
+from homespun.report.comparison_document import Report
+from homespun.report.comparison_quality import Contender, Task
+from homespun.report.comparison_read import read_comparison
+from homespun.report.document import Document, Notice, Words
+from homespun.report.formats import number
+from homespun.report.markdown import csv_text
+from homespun.report.page import write_document, write_whole
+from homespun.report.table import Table
+
+VERSION = 1
+"""Of ``comparison.json``."""
+
+
+def write_comparison(folder: Path) -> Path:
+    """Write ``comparison.json``, ``comparison.csv`` and ``report/`` of the comparison in ``folder``; its page.
+
+    Whatever state the trials are in: of those that wait, run, failed or cannot be read it says so. The same files give
+    the same bytes. Every file is whole or not there; tables and figures that an earlier report had and this one has not
+    are removed.
+
+    Raises:
+        UserError: ``folder`` is no comparison's, or its ``comparison.yaml`` is damaged.
+    """
+    folder = Path(folder)
+    report = Report(read_comparison(folder))
+    document = report.document()
+    out = folder / "report"
+    page = write_document(document, out)
+    kept = {f"{table.name}.csv" for table in document.tables()}
+    kept |= {f"{plot.name}.{kind}" for plot in document.plots() for kind in ("svg", "png")}
+    for file in [*out.glob("tables/*.csv"), *out.glob("plots/*.svg"), *out.glob("plots/*.png")]:
+        if file.name not in kept:
+            file.unlink(missing_ok=True)
+    write_whole(folder / "comparison.csv", csv_text(tables.flat_trials(report.comparison)).encode())
+    told = json.dumps(_results(report, document), indent=1, ensure_ascii=False, allow_nan=False)
+    write_whole(folder / "comparison.json", told.encode())
+    return page
+
+
+def _results(report: Report, document: Document) -> dict[str, Any]:
+    """What ``comparison.json`` holds: the verdicts, and the rows of every table with raw values."""
+    comparison = report.comparison
+    statuses = [trial.status for trial in comparison.trials]
+    whole = sum(trial.seconds or 0.0 for trial in comparison.trials if trial.status == "done")
+    in_stages = sum(s.seconds or 0.0 for t in comparison.trials if t.status == "done" for s in t.stages.values())
+    return {
+        "version": VERSION,
+        "trials": {status: statuses.count(status) for status in dict.fromkeys(statuses)},
+        "advice": [item.text for item in document.lead if isinstance(item, Words)],
+        "notices": [item.text for item in document.lead if isinstance(item, Notice)],
+        "tasks": {task.name: _told(task) for task in report.tasks},
+        "fronts": {task: {cost.kind: cost.front for cost in costs} for task, costs in report.costs.items()},
+        "crossovers": {what: [asdict(c) for c in found] for what, found in report.crossings.items()},
+        "overhead": {
+            "seconds": whole,
+            "stages_seconds": in_stages,
+            "share": (whole - in_stages) / in_stages if in_stages else None,
+        },
+        "tables": {table.name: _raw(table) for table in document.tables()},
+    }
+
+
+def _told(task: Task) -> dict[str, Any]:
+    best = task.best
+
+    def row(contender: Contender) -> dict[str, Any]:
+        verdict = task.verdicts.get(contender.name)
+        pair = contender.spread or (None, None)
+        told: dict[str, Any] = {"name": contender.name, "kind": contender.kind, "trials": contender.state}
+        told |= {"why": contender.why, "values": list(contender.values), "mean": pair[0], "deviation": pair[1]}
+        return told | (asdict(verdict) if verdict else {"alike": False})
+
+    return {
+        "measure": task.measure,
+        "level": statistics.LEVEL,
+        "pairs": task.pairs,
+        "best": best.name if best else None,
+        "alike": [contender.name for contender in task.alike],
+        "contenders": [row(contender) for contender in task.contenders],
+    }
+
+
+def _raw(table: Table) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return [plain(item) for item in value]
+        if isinstance(value, bool) or value is None or isinstance(value, str):
+            return value
+        known = number(value)
+        return formats.text(value) if known is None else int(known) if isinstance(value, int) else known
+
+    rows = [[plain(value) for value in row] for row in table.rows]
+    return {"title": table.title, "columns": [column.title for column in table.columns], "rows": rows}

@@ -1,0 +1,340 @@
+"""A comparison as chapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from homespun.report import comparison_plots as plots
+from homespun.report import comparison_tables as tables
+from homespun.report import comparison_words as words
+from homespun.report import formats
+from homespun.report.comparison_plots import Look
+from homespun.report.comparison_quality import Task, judge
+from homespun.report.comparison_read import Comparison, Variation
+from homespun.report.confusion import Confusion, confusion, mistakes
+from homespun.report.crossovers import ByLength, crossovers, pareto
+from homespun.report.document import (
+    Chapter,
+    Code,
+    Content,
+    Document,
+    Folded,
+    Gallery,
+    Heat,
+    Notice,
+    Tabular,
+    Words,
+)
+from homespun.report.plots import Plot
+from homespun.report.read import RunRecord, as_list, as_tree, config_text, final_losses
+from homespun.report.tables import lengths, losses
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What quality is held against: a value for each variation, and who is on the Pareto front."""
+
+    kind: str
+    title: str
+    values: Mapping[str, float]
+    write: Callable[[object], str]
+    front: list[str]
+
+
+class Report:
+    """A comparison with all that is worked out of it, once."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        self.tasks = judge(comparison)
+        self.look: Mapping[str, Look] = plots.looks(comparison)
+        self.stages = [*(["pretrain"] if comparison.pretrains else []), *comparison.tasks]
+        self.seconds = {v.name: found for v in comparison.variations if (found := self._sum(v)) is not None}
+        self.memory = {v.name: max(peaks) for v in comparison.variations if (peaks := self._peaks(v))}
+        self.latency = self._in_inference("seconds_per_text")
+        self.inference_memory = self._in_inference("peak_bytes")
+        self.crossings = {"latency": crossovers(self.latency), "memory": crossovers(self.inference_memory)}
+        self.costs = {task.name: self._costs(task) for task in self.tasks}
+
+    def _sum(self, variation: Variation, task: str | None = None) -> float | None:
+        """Seconds of training of one trial: of the stage of pretraining and of one task, or of all."""
+        stages = self.stages if task is None else [s for s in self.stages if s in ("pretrain", task)]
+        found = [variation.stage_mean(stage, "seconds") for stage in stages]
+        known = [seconds for seconds in found if seconds is not None]
+        return sum(known) if known else None
+
+    def _peaks(self, variation: Variation) -> list[float]:
+        means = [variation.mean(stage) for stage in self.stages]
+        return [peak for mean in means if mean is not None and (peak := mean.summary.get("peak_bytes")) is not None]
+
+    def _in_inference(self, what: str) -> dict[str, ByLength]:
+        return {v.name: found for v in self.comparison.variations if (found := tables.inference(v, what))}
+
+    def document(self) -> Document:
+        """The page. Chapters without content are left out."""
+        comparison = self.comparison
+        about = formats.text(comparison.recipe.get("about")) if comparison.recipe.get("about") else ""
+        sure = words.certainty(comparison, self.tasks)
+        lead: list[Content] = [Words(about)] if about else []
+        lead += [Words(text) for text in words.advice(comparison, self.tasks, self.seconds)]
+        lead += [Words(sure)] if sure else []
+        lead += [Words(words.untested(comparison, self.tasks))]
+        progress = words.progress(comparison)
+        lead += [Notice(progress)] if progress else []
+        lead += [Notice(trouble) for task in self.tasks for trouble in task.troubles]
+        lead += [Notice(trouble) for trouble in comparison.troubles]
+        lead += self._machines_notice()
+        chapters = [
+            Chapter("Quality", self._quality()),
+            Chapter("Resources", self._resources()),
+            Chapter("Quality against time and memory", self._tradeoffs()),
+            Chapter("Loss curves", self._curves()),
+            Chapter("Along one setting", self._ablations()),
+            Chapter("In inference, by length", self._inference()),
+            Chapter("Which classes are told apart", self._classes()),
+            Chapter("Lengths of the texts", self._lengths()),
+            Chapter("What was run", self._what_was_run()),
+        ]
+        title = f"Comparison: {comparison.path.resolve().name}"
+        return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
+
+    def _machines_notice(self) -> list[Content]:
+        found = tables.machines(self.comparison)
+        if len(found) < 2:
+            return []
+        return [
+            Notice(
+                f"The trials ran on {len(found)} different machines or versions (the last table says which): their "
+                f"times and memory are not measured alike, and their results may differ for that reason too."
+            )
+        ]
+
+    def _quality(self) -> list[Content]:
+        contents: list[Content] = [Tabular(tables.quality(task)) for task in self.tasks if task.contenders]
+        done = all(trial.status == "done" for trial in self.comparison.trials)
+        listed = Tabular(tables.trials(self.comparison))
+        return [*contents, Folded(listed.table.title, [listed]) if done else listed]
+
+    def _resources(self) -> list[Content]:
+        contents: list[Content] = []
+        for stage in self.stages:
+            resources = tables.resources(self.comparison, stage)
+            means = [mean for v in self.comparison.variations if (mean := v.mean(stage)) is not None]
+            by_part = [replace(table, name=f"{table.name}-{tables.slug(stage)}") for table in losses(means)]
+            own: list[Content] = [Tabular(table) for table in ([resources] if resources else []) + by_part]
+            contents += own if stage == self.stages[0] or not own else [Folded(f"In fine-tuning: {stage}", own)]
+        return contents
+
+    def _costs(self, task: Task) -> list[Cost]:
+        """Time and memory of training, and latency at the longest measured length."""
+        longest = max((at for measured in self.latency.values() for at in measured), default=0.0)
+        seconds = {v.name: s for v in self.comparison.variations if (s := self._sum(v, task.name)) is not None}
+        at_longest = {name: fmean(measured[longest]) for name, measured in self.latency.items() if longest in measured}
+        quality = {c.name: c.mean for c in task.contenders if c.kind == "model" and c.mean is not None}
+        kinds: list[tuple[str, str, Mapping[str, float], Callable[[object], str]]] = [
+            ("time", "time of training", seconds, formats.duration),
+            ("memory", "peak memory in training", self.memory, formats.memory),
+            ("latency", f"seconds a text of {longest:,.0f} tokens", at_longest, formats.rate),
+        ]
+        costs = []
+        for kind, title, values, write in kinds:
+            known = {name: value for name, value in values.items() if name in quality}
+            front = pareto({name: (value, quality[name]) for name, value in known.items()})
+            costs += [Cost(kind, title, known, write, front)] if len(known) > 1 else []
+        return costs
+
+    def _tradeoffs(self) -> list[Content]:
+        contents: list[Content] = []
+        for task in self.tasks:
+            costs = self.costs[task.name]
+            drawn = [
+                plots.tradeoff(task, cost.values, cost.front, self.look, cost.title, name, cost.write)
+                for cost in costs
+                for name in [f"{tables.slug(task.name)}-by-{cost.kind}"]
+            ]
+            fronts = "; ".join(f"{cost.kind}: {', '.join(cost.front)}" for cost in costs)
+            note = (
+                f"Up is better, left is cheaper. The thin line is the Pareto front: what no other beats in both. On it, "
+                f"by mean (bars: deviation over trainings; differences within them are noise): {fronts}."
+            )
+            contents += [Gallery(task.name, drawn, note)] if drawn else []
+        return contents
+
+    def _curves(self) -> list[Content]:
+        contents: list[Content] = []
+        for stage in self.stages:
+            found = plots.groups(self.comparison, stage)
+            galleries: list[Content] = []
+            for i, group in enumerate(found, start=1):
+                prefix = f"{tables.slug(stage)}-" + ("" if len(found) == 1 else f"{i}-")
+                drawn = plots.loss_curves(group, stage, self.look, prefix)
+                note = "Means over trainings. Thin line: training, smoothed. Line with dots: validation, and its range."
+                if len(found) > 1:
+                    note += " Only variations whose losses are the same quantity share axes."
+                title = f"{_stage_title(stage)}: {', '.join(variation.name for variation in group)}"
+                galleries += [Gallery(title, drawn, note)] if drawn else []
+            contents += (
+                galleries if stage == self.stages[0] else [Folded(_stage_title(stage), galleries)] * bool(galleries)
+            )
+        return contents
+
+    def _ablations(self) -> list[Content]:
+        contents: list[Content] = []
+        targets: list[tuple[str, str, Mapping[str, Sequence[float]], list[str], Callable[[object], str], Any]] = [
+            (
+                *(
+                    task.name,
+                    f"{task.title}, {task.name}",
+                    {c.name: c.values for c in task.contenders if c.kind == "model"},
+                ),
+                *([s for s in self.stages if s in ("pretrain", task.name)], formats.percent, formats.spread),
+            )
+            for task in self.tasks
+        ]
+        for i, group in enumerate(plots.groups(self.comparison, "pretrain"), start=1):
+            values: Mapping[str, Sequence[float]] = {
+                v.name: [loss for r in v.records("pretrain") if (loss := final_losses(r)[1].get("loss")) is not None]
+                for v in group
+            }
+            targets.append((f"loss-{i}", "validation loss", values, ["pretrain"], formats.loss, _loss_spread))
+        for name, title, values, stages, write, write_pair in targets:
+            drawn, listed = [], []
+            for found in tables.ablations(self.comparison, values, stages):
+                file = f"{tables.slug(name)}-along-{tables.slug(found.setting)}"
+                drawn.append(plots.ablation_plot(found, title, file, write))
+                listed.append(Tabular(tables.ablation_table(found, title, file, write_pair)))
+            if drawn:
+                note = (
+                    "All else alike along a line. Bars: deviation over trainings; without one, there was one training."
+                )
+                contents += [Gallery(title, drawn, note), Folded(f"{title}: the numbers", listed)]
+        return contents
+
+    def _inference(self) -> list[Content]:
+        contents: list[Content] = []
+        drawn = [
+            plots.by_length(self.latency, self.look, "milliseconds a text", "latency-by-length", 1e-3),
+            plots.by_length(self.inference_memory, self.look, "peak memory, MB", "memory-by-length", 1e6),
+        ]
+        if found := [plot for plot in drawn if plot is not None]:
+            note = "Both axes in powers: a straight line is a power of the length. Bars span the trials."
+            contents.append(Gallery("By length", found, note))
+        listed = [
+            tables.in_inference(self.latency, "Seconds a text", "latency", formats.step_seconds),
+            tables.in_inference(self.inference_memory, "Peak memory in inference", "inference-memory", formats.memory),
+            tables.crossings(self.crossings["latency"], "seconds a text", "crossovers-latency"),
+            tables.crossings(self.crossings["memory"], "peak memory", "crossovers-memory"),
+        ]
+        if self.latency and not self.crossings["latency"]:
+            contents.append(Words("No variation begins to be faster than another within the measured lengths."))
+        return contents + [Tabular(table) for table in listed if table is not None]
+
+    def _classes(self) -> list[Content]:
+        contents: list[Content] = []
+        for task in self.tasks:
+            by_name = {variation.name: variation for variation in self.comparison.variations}
+            models = [c for c in task.contenders if c.kind == "model" and c.values]
+            for rank, contender in enumerate(models):
+                found = _summed(by_name[contender.name].records(task.name))
+                if found is None:
+                    continue
+                end = f"-{tables.slug(task.name)}-{rank + 1}"
+                counts = found.table(f"confusion{end}")
+                title = f"{task.name}: {contender.name}"
+                wrong = mistakes(found, f"mistakes{end}")
+                own: list[Content] = [Heat(title, counts, found) if found.readable else Tabular(counts)]
+                own += [Tabular(replace(wrong, title=f"Most frequent mistakes of {contender.name}"))] if wrong else []
+                contents += own if rank == 0 and found.readable else [Folded(title, own)]
+        if contents:
+            contents.insert(
+                0, Words("Of each task the highest is shown first; the trainings of a variation are summed.")
+            )
+        return contents
+
+    def _lengths(self) -> list[Content]:
+        contents: list[Content] = []
+        for stage in self.stages:
+            told = [(v.mean(stage), v) for v in self.comparison.variations]
+            given: list[tuple[RunRecord, list[str]]] = []
+            for record, variation in told:
+                if record is None or not record.result.get("lengths"):
+                    continue
+                same = [names for other, names in given if other.result["lengths"] == record.result["lengths"]]
+                if same:
+                    same[0].append(variation.name)
+                else:
+                    given.append((record, [variation.name]))
+            for i, (record, names) in enumerate(given, start=1):
+                end = f"{tables.slug(stage)}" + ("" if len(given) == 1 else f"-{i}")
+                title = stage if len(given) == 1 else f"{stage}: {', '.join(names)}"
+                drawn = _histograms(record, end, title)
+                if drawn:
+                    note = "Tokens a text, by class; the axis is in powers of two, each strip to its own height."
+                    contents.append(Gallery(title, drawn, note))
+                table = lengths(record, f"lengths-{end}")
+                contents += [Tabular(replace(table, title=f"Lengths in tokens, {title}"))] if table else []
+        return contents
+
+    def _what_was_run(self) -> list[Content]:
+        comparison = self.comparison
+        contents: list[Content] = []
+        different = tables.differences(comparison, self.stages)
+        if different:
+            contents.append(Tabular(different))
+        found = tables.machines(comparison)
+        environment = tables.environments(found)
+        if environment:
+            contents.append(
+                Tabular(environment) if len(found) > 1 else Folded(environment.title, [Tabular(environment)])
+            )
+        if len(found) > 1:
+            listed = [f"Machine {i}: {'; '.join(who)}." for i, (_, who) in enumerate(found, start=1)]
+            contents += [Folded("Which trials ran where", [Words(text) for text in listed])]
+        contents += self._recipes()
+        return contents
+
+    def _recipes(self) -> list[Content]:
+        contents: list[Content] = []
+        file = self.comparison.path / "comparison.yaml"
+        if file.is_file():
+            contents.append(Folded("comparison.yaml", [Code(file.read_text(encoding="utf-8", errors="replace"))]))
+        for variation in self.comparison.variations:
+            stages = {s: records[0] for s in self.stages if (records := variation.records(s)) and records[0].config}
+            configs: list[Content] = []
+            for stage, record in stages.items():
+                configs += [Words("", title=f"{stage}/config.yaml"), Code(config_text(record))]
+            contents += [Folded(f"Configs of {variation.name}", configs)] if configs else []
+        return contents
+
+
+def _stage_title(stage: str) -> str:
+    return "Pretraining" if stage == "pretrain" else f"Fine-tuning, {stage}"
+
+
+def _loss_spread(value: Any) -> str:
+    mean, deviation = value
+    return formats.loss(mean) if deviation is None else f"{formats.loss(mean)}{formats.NB}±{formats.NB}{deviation:.2g}"
+
+
+def _summed(records: Sequence[RunRecord]) -> Confusion | None:
+    """The confusion matrices of all tests of some runs, counts added up."""
+    found = [matrix for record in records for test in record.tests() if (matrix := confusion(test)) is not None]
+    if not found or any(list(one.labels) != list(found[0].labels) for one in found):
+        return None
+    cells = range(len(found[0].labels))
+    return Confusion(found[0].labels, [[sum(one.counts[i][j] for one in found) for j in cells] for i in cells])
+
+
+def _histograms(record: RunRecord, end: str, title: str) -> list[Plot]:
+    rows = [as_tree(row) for row in as_list(record.result.get("lengths"))]
+    splits = list(dict.fromkeys(str(row.get("split")) for row in rows))
+    drawn = []
+    for split in splits:
+        of_split = [row for row in rows if str(row.get("split")) == split]
+        of_classes = [row for row in of_split if row.get("class") is not None] or of_split
+        plot = plots.length_histogram(of_classes, f"lengths-{end}-{tables.slug(split)}", f"Lengths, {title}, {split}")
+        drawn += [plot] if plot is not None else []
+    return drawn

@@ -1,0 +1,327 @@
+"""The tables of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from homespun.report import formats
+from homespun.report.comparison_plots import Ablation
+from homespun.report.comparison_quality import Task, spread
+from homespun.report.comparison_read import Comparison, Trial, Variation
+from homespun.report.crossovers import ByLength, Crossover
+from homespun.report.formats import number
+from homespun.report.read import RunRecord, Tree, architecture, final_losses, flatten
+from homespun.report.table import Column, Table
+from homespun.report.tables import side_by_side
+
+_PAIR = ("mean", "deviation")
+_PLACES = {"out", "path", "start_from", "name"}  # where a trial stands is no setting of it
+
+
+def quality(task: Task) -> Table:
+    """Every contender of a task: its measure, what it is against the best, and what failed."""
+    rows: list[tuple[Any, ...]] = []
+    marked = set()
+    for place, contender in enumerate(task.contenders):
+        verdict = task.verdicts.get(contender.name)
+        if verdict is None:
+            said = None
+        elif verdict.alike:
+            marked.add(place)
+            said = "best, or not told from it"
+        else:
+            said = "below the best"
+        log_loss = spread(contender.log_loss)
+        rows.append(
+            (
+                contender.name,
+                contender.spread,
+                said,
+                verdict and verdict.gap,
+                verdict and verdict.interval,
+                verdict and verdict.texts,
+                verdict and verdict.trainings,
+                verdict and verdict.adjusted,
+                spread(contender.macro_f1) if task.measure != "macro_f1" else None,
+                log_loss and log_loss[0],
+                len(contender.values) if contender.kind == "model" else None,
+                contender.texts,
+                contender.state,
+                contender.why,
+            )
+        )
+    columns = (
+        Column("model", numeric=False),
+        Column(task.title, formats.spread, parts=_PAIR),
+        Column("verdict", numeric=False),
+        Column("to the best, points", formats.points),
+        Column("95 % interval", formats.points_interval, parts=("low", "high")),
+        Column("p, other texts", formats.probability),
+        Column("p, other trainings", formats.probability),
+        Column("p, adjusted", formats.probability),
+        Column("macro F1", formats.share_spread, parts=_PAIR),
+        Column("log loss", formats.loss),
+        Column("trainings", formats.whole),
+        Column("test texts", formats.whole),
+        Column("trials", numeric=False),
+        Column("why", numeric=False),
+    )
+    note = (
+        f"Marked alike: the best, and all that are not told from it at 5 %. ± is the deviation over trainings. The "
+        f"difference to the best and its interval (paired bootstrap) are on the same test rows, trainings averaged. p "
+        f"over other texts: paired permutation test; over other trainings: Student's t, the variance pooled; adjusted: "
+        f"the larger of the two, by Holm for all {task.pairs} pairs."
+    )
+    table = Table(f"quality-{slug(task.name)}", task.name, columns, tuple(rows), note, frozenset(marked))
+    return table.without_empty_columns()
+
+
+def resources(comparison: Comparison, stage: str) -> Table | None:
+    """What each variation took in a stage: the mean over its trials."""
+    rows: list[tuple[Any, ...]] = []
+    for variation in comparison.variations:
+        mean = variation.mean(stage)
+        if mean is None:
+            state = variation.state if variation.why is None else f"{variation.state}: {variation.why}"
+            rows.append((variation.name, *[None] * 13, state))
+            continue
+        # of inference the table by length says all; here is what the largest measured length takes
+        memory = [value for row in inference(variation, "peak_bytes").values() for value in row]
+        train, validation = (losses.get("loss") for losses in final_losses(mean))
+        keys = ("seconds_per_step", "tokens_per_second", "tokens", "steps", "seconds")
+        rows.append(
+            (
+                variation.name,
+                architecture(mean),
+                mean.summary.get("parameters"),
+                mean.summary.get("flops_per_token"),
+                mean.summary.get("peak_bytes"),
+                max(memory, default=None),
+                *(mean.summary.get(key) for key in keys),
+                variation.stage_mean(stage, "energy"),
+                train,
+                validation,
+                variation.state,
+            )
+        )
+    if not any(value is not None for row in rows for value in row[1:-1]):
+        return None
+    columns = (
+        Column("variation", numeric=False),
+        Column("architecture", numeric=False),
+        Column("parameters", formats.count),
+        Column("FLOPs per token", formats.count),
+        Column("peak memory, training", formats.memory),
+        Column("peak memory, inference", formats.memory),
+        Column("seconds per iteration", formats.step_seconds),
+        Column("tokens/s", formats.rate),
+        Column("tokens seen", formats.count),
+        Column("iterations", formats.whole),
+        Column("time", formats.duration),
+        Column("energy, joules", formats.count),
+        Column("loss, train", formats.loss),
+        Column("loss, validation", formats.loss),
+        Column("trials", numeric=False),
+    )
+    title = "In pretraining" if stage == "pretrain" else f"In fine-tuning: {stage}"
+    note = (
+        "Means over the trials that are done. FLOPs forward and backward; memory in training with gradients and "
+        "optimizer, in inference at the largest measured length; padding is not counted as tokens. Losses of different "
+        "objectives are different quantities: the tables by part stand apart."
+    )
+    return Table(f"resources-{slug(stage)}", title, columns, tuple(rows), note).without_empty_columns()
+
+
+def trials(comparison: Comparison) -> Table:
+    """Every trial and what became of it."""
+    columns = (
+        Column("variation", numeric=False),
+        Column("seed", formats.whole),
+        Column("state", numeric=False),
+        Column("where", numeric=False),
+        Column("why", numeric=False),
+        Column("time", formats.duration),
+    )
+    rows = tuple((t.name, t.seed, t.status, t.stage or None, t.why or None, t.seconds) for t in comparison.trials)
+    return Table("trials", "All trials", columns, rows).without_empty_columns()
+
+
+def flat_trials(comparison: Comparison) -> Table:
+    """One row a trial with all its numbers, for other programs: ``comparison.csv``."""
+    found = [_flat_trial(trial) for trial in comparison.trials]
+    titles = dict.fromkeys(key for row in found for key in row)
+    columns = tuple(Column(title, numeric=False) for title in titles)
+    return Table("comparison", "", columns, tuple(tuple(row.get(title) for title in titles) for row in found))
+
+
+def _flat_trial(trial: Trial) -> dict[str, Any]:
+    row: dict[str, Any] = {"variation": trial.name, "seed": trial.seed, "status": trial.status}
+    row |= {"stage": trial.stage or None, "why": trial.why or None, "seconds": trial.seconds}
+    for name, stage in trial.stages.items():
+        row |= {f"{name}.process_seconds": stage.seconds, f"{name}.energy_joules": stage.energy}
+        if stage.record is None:
+            continue
+        train, validation = final_losses(stage.record)
+        row |= {f"{name}.{key}": value for key, value in stage.record.summary.items()}
+        row |= {f"{name}.train.{key}": value for key, value in train.items()}
+        row |= {f"{name}.validation.{key}": value for key, value in validation.items()}
+        tested = flatten({"test": {k: v for k, v in _tree(stage.record, "test").items() if number(v) is not None}})
+        row |= {f"{name}.{key}": value for key, value in tested.items()}
+    for measured in trial.inference:
+        at = formats.text(measured.get("length"))
+        row |= {f"inference.{at}.{key}": measured.get(key) for key in ("seconds_per_text", "peak_bytes")}
+    return row | {
+        f"{stage}: {key}": formats.text(value)
+        for stage, given in trial.settings.items()
+        for key, value in given.items()
+    }
+
+
+def _tree(record: RunRecord, key: str) -> Tree:
+    value = record.result.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def inference(variation: Variation, what: str) -> dict[float, list[float]]:
+    """A measurement of inference by length, one value a trial."""
+    found: dict[float, list[float]] = {}
+    for trial in variation.done:
+        for row in trial.inference:
+            length, value = number(row.get("length")), number(row.get(what))
+            if length and value:
+                found.setdefault(length, []).append(value)
+    return found
+
+
+def in_inference(costs: Mapping[str, ByLength], title: str, name: str, write: Any) -> Table | None:
+    """A cost by variation and length: the mean over trials."""
+    lengths = sorted({length for measured in costs.values() for length in measured})
+    if not lengths:
+        return None
+    columns = (Column("variation", numeric=False), *(Column(f"{length:,.0f} tokens", write) for length in lengths))
+    rows = tuple(
+        (variation, *(fmean(measured[at]) if at in measured else None for at in lengths))
+        for variation, measured in costs.items()
+    )
+    return Table(name, title, columns, rows)
+
+
+def crossings(found: Sequence[Crossover], what: str, name: str) -> Table | None:
+    """Where one begins to cost less than another."""
+    columns = (
+        Column("from about, tokens", formats.whole),
+        Column("costs less", numeric=False),
+        Column("than", numeric=False),
+        Column("measured between", numeric=False),
+    )
+    rows = tuple((round(c.length), c.cheaper, c.dearer, f"{c.after:,.0f} and {c.until:,.0f}") for c in found)
+    note = "Only where all trials agree on the order before and after; the length is estimated between the two."
+    return Table(name, f"Crossovers: {what}", columns, rows, note) if rows else None
+
+
+def differences(comparison: Comparison, stages: Sequence[str]) -> Table | None:
+    """The settings of the configs as run that are not the same in all variations, under their stage."""
+    rows: list[tuple[Any, ...]] = []
+    names = [variation.name for variation in comparison.variations]
+    for stage in stages:
+        firsts = {v.name: records[0].config for v in comparison.variations if (records := _with_config(v, stage))}
+        if len(firsts) < 2:
+            continue
+        for key, *values in side_by_side(list(firsts.values())):
+            if len(set(map(repr, values))) > 1 and key.rpartition(".")[2] not in _PLACES:
+                told = dict(zip(firsts, values, strict=True))
+                rows.append((f"{stage}: {key}", *(told.get(name) for name in names)))
+    columns = (Column("setting", numeric=False), *(Column(name, numeric=False) for name in names))
+    return Table("differences", "Settings that differ", columns, tuple(rows)) if rows else None
+
+
+def _with_config(variation: Variation, stage: str) -> list[RunRecord]:
+    """The runs of a stage, of trials that failed or go on too: what they were to do is known."""
+    found = [trial.stages[stage].record for trial in variation.trials if stage in trial.stages]
+    return [record for record in found if record is not None and record.config]
+
+
+def machines(comparison: Comparison) -> list[tuple[Tree, list[str]]]:
+    """The distinct machines and versions, each with the trials that ran there, the most used first.
+
+    A commit with changes is another one; the rest is told as it was found.
+    """
+    found: dict[str, tuple[Tree, list[str]]] = {}
+    for trial in comparison.trials:
+        for stage in trial.stages.values():
+            if stage.record is not None and stage.record.environment:
+                tree = stage.record.environment
+                who = found.setdefault(repr(sorted(flatten(tree).items())), (tree, []))[1]
+                if (name := f"{trial.name}, seed {trial.seed}") not in who:
+                    who.append(name)
+    return sorted(found.values(), key=lambda pair: -len(pair[1]))
+
+
+def environments(found: Sequence[tuple[Tree, Sequence[str]]]) -> Table | None:
+    """Machines and versions side by side; where there are several, only what differs is marked."""
+    if not found:
+        return None
+    rows = [
+        (key, *(formats.memory(v) if key.endswith("_bytes") else v for v in values))
+        for key, *values in side_by_side([tree for tree, _ in found])
+    ]
+    if len(found) == 1:
+        columns = [Column("what", numeric=False), Column("value", numeric=False)]
+    else:
+        heads = [f"machine {i} ({formats.whole(len(who))} trials)" for i, (_, who) in enumerate(found, start=1)]
+        columns = [Column("what", numeric=False), *(Column(head, numeric=False) for head in heads)]
+    marked = frozenset(i for i, row in enumerate(rows) if len(set(map(repr, row[1:]))) > 1)
+    return Table("environment", "Machine and versions", tuple(columns), tuple(rows), marked=marked)
+
+
+def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], stages: Sequence[str]) -> list[Ablation]:
+    """Settings that several variations give, with different values and all else alike, with what came of each.
+
+    Args:
+        values: by variation, the measure of each training.
+        stages: whose settings are looked at.
+    """
+    settings: dict[str, dict[str, Any]] = {}
+    for variation in comparison.variations:
+        if values.get(variation.name) and variation.done:
+            given = variation.done[0].settings
+            settings[variation.name] = {f"{s}.{key}": v for s in stages for key, v in given.get(s, {}).items()}
+    shared = {key for tree in settings.values() for key in tree}
+    varied = sorted(key for key in shared if len({repr(tree.get(key)) for tree in settings.values()}) > 1)
+    found = []
+    for key in varied:
+        lines: dict[str, list[tuple[Any, float, float | None]]] = {}
+        for name, tree in settings.items():
+            if key in tree:
+                rest = ", ".join(
+                    f"{k.rpartition('.')[2]} {formats.text(tree.get(k))}" for k in varied if k != key and k in tree
+                )
+                point = spread(values[name])
+                assert point is not None
+                lines.setdefault(rest, []).append((tree[key], *point))
+        kept = {rest: _in_order(line) for rest, line in lines.items() if len({repr(v) for v, *_ in line}) > 1}
+        if kept:
+            found.append(Ablation(key, kept))
+    return found
+
+
+def _in_order(line: Sequence[tuple[Any, float, float | None]]) -> list[tuple[Any, float, float | None]]:
+    return sorted(line, key=lambda point: point[0]) if all(number(v) is not None for v, *_ in line) else list(line)
+
+
+def ablation_table(found: Ablation, title: str, name: str, write: Any) -> Table:
+    """The points of an ablation."""
+    columns = (
+        Column("all else", numeric=False),
+        Column(found.setting, numeric=False),
+        Column(title, write, parts=_PAIR),
+    )
+    rows = tuple((rest or None, value, (mean, dev)) for rest, line in found.lines.items() for value, mean, dev in line)
+    return Table(name, f"Along {found.setting}", columns, rows).without_empty_columns()
+
+
+def slug(name: str) -> str:
+    """``name`` as part of the name of a file."""
+    return "".join(c if c.isascii() and (c.isalnum() or c in "_.+=-") else "-" for c in name)[:48] or "all"

@@ -1,0 +1,60 @@
+"""From which length on one model is cheaper than another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+ByLength = Mapping[float, Sequence[float]]
+"""Measurements (of several trials) of a cost by length."""
+
+
+@dataclass(frozen=True)
+class Crossover:
+    """Beyond ``length`` (tokens, estimated between the measured ``after`` and ``until``) ``cheaper`` costs less than
+    ``dearer``; before it, more. Where ``after`` and ``until`` are further apart than two neighbours, the measurements
+    between them do not tell."""
+
+    cheaper: str
+    dearer: str
+    length: float
+    after: float
+    until: float
+
+
+def crossovers(costs: Mapping[str, ByLength]) -> list[Crossover]:
+    """Every change of order between two models along the measured lengths, the shortest lengths first.
+
+    At a length two models are told apart where the ranges of their measurements do not overlap: other lengths are
+    passed over, so that noise gives no crossing. The crossing itself is where straight lines between the two
+    measured lengths cross in logarithms of length and cost, as powers of the length do.
+    """
+    found: list[Crossover] = []
+    for first, second in itertools.combinations(costs, 2):
+        before: tuple[float, float] | None = None  # the last length where the two were told apart, log cost ratio
+        for length in sorted(costs[first].keys() & costs[second].keys()):
+            a, b = costs[first][length], costs[second][length]
+            if min(a) <= max(b) and min(b) <= max(a):
+                continue
+            ratio = math.log(fmean(a) / fmean(b))
+            if before is not None and (before[1] > 0) != (ratio > 0):
+                share = before[1] / (before[1] - ratio)
+                at = math.exp(math.log(before[0]) + share * math.log(length / before[0]))
+                cheaper, dearer = (first, second) if ratio < 0 else (second, first)
+                found.append(Crossover(cheaper, dearer, at, before[0], length))
+            before = length, ratio
+    return sorted(found, key=lambda crossing: crossing.length)
+
+
+def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Those of ``{name: (cost, quality)}`` that no other beats in one and equals or beats in the other, by cost."""
+    ordered = sorted(points, key=lambda name: (points[name][0], -points[name][1]))
+    front: list[str] = []
+    for name in ordered:
+        same = bool(front) and points[name] == points[front[-1]]
+        if not front or same or points[name][1] > points[front[-1]][1]:
+            front.append(name)
+    return front
