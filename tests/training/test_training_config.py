@@ -4,7 +4,15 @@ import pytest
 
 from homespun.config import validate
 from homespun.errors import UserError
-from homespun.training.config import ConstantSchedule, CosineSchedule, LinearSchedule, TrainConfig
+from homespun.training.config import (
+    Adafactor,
+    AdamW,
+    ConstantSchedule,
+    CosineSchedule,
+    InverseSquareRootSchedule,
+    LinearSchedule,
+    TrainConfig,
+)
 
 SCHEDULES = [LinearSchedule(), LinearSchedule(final=0.1), CosineSchedule(), CosineSchedule(warmup=0.0)]
 
@@ -25,6 +33,18 @@ def test_schedules_are_annealed_at_the_end_of_the_budget(schedule):
     assert schedule.multiplier(1.0) == pytest.approx(schedule.final)
 
 
+def test_the_rate_of_t5_in_its_pretraining():
+    schedule = InverseSquareRootSchedule(level=10_000 / 524_288)
+    for step in (1, 9_999, 10_000, 40_000, 524_288):
+        assert 0.01 * schedule.multiplier(step / 524_288) == pytest.approx(max(step, 10_000) ** -0.5)
+
+
+def test_an_optimizer_without_a_kind_is_adamw():
+    config = validate(TrainConfig, {"optimizer": {"learning_rate": 0.3}}, source="test")
+    assert config.optimizer == AdamW(learning_rate=0.3)
+    assert validate(TrainConfig, {"optimizer": {"kind": "adafactor"}}, source="test").optimizer == Adafactor()
+
+
 def test_budgets_are_written_as_people_write_them():
     budget = validate(TrainConfig, {"budget": {"time": "1h30m", "tokens": "1.5M"}}, source="test").budget
     assert (budget.time, budget.tokens, budget.steps) == (5400.0, 1_500_000, None)
@@ -41,6 +61,9 @@ def test_budgets_are_written_as_people_write_them():
         ({"schedule": {"kind": "linear", "warmup": 1.0}}, "schedule.warmup"),
         ({"optimizer": {"learning_rate": -1}}, "optimizer.learning_rate"),
         ({"optimizer": {"betas": [0.9, 1.0]}}, "betas must be in [0, 1)"),
+        ({"optimizer": {"kind": "adafactr"}}, "did you mean 'adafactor'?"),
+        ({"optimizer": {"kind": "adafactor", "eps": [-1, 0]}}, "eps must not be below zero"),
+        ({"optimizer": {"kind": "adafactor", "betas": [0.9, 0.9]}}, "unknown key 'optimizer.betas'"),
         ({"precision": "int8"}, "precision"),
         ({"learning_rate": 1}, "unknown key 'learning_rate'"),
         ({"validate_every": 0}, "validate_every"),

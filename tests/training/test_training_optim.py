@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 from training_parts import Objective
 
 from homespun.errors import UserError
-from homespun.training.config import AdamW
+from homespun.training.checkpoint import load_optimizer, optimizer_tensors
+from homespun.training.config import Adafactor, AdamW
 from homespun.training.optim import layer_scales, parameter_groups, set_learning_rate
 
 
@@ -62,3 +64,43 @@ def test_the_fused_optimizer_is_used_on_a_cpu():
 
 def test_a_device_without_a_fused_kernel_gets_the_plain_optimizer():
     assert not AdamW().build(Objective().to("meta")).param_groups[0]["fused"]
+
+
+def by_hand(weight: torch.Tensor, gradients: list[torch.Tensor], rate: float) -> torch.Tensor:
+    """Shazeer and Stern 2018, algorithm 4, with a relative step, no momentum and no decay."""
+    rows, columns = torch.zeros(5, 1, dtype=torch.float64), torch.zeros(1, 3, dtype=torch.float64)
+    for step, gradient in enumerate(gradients, 1):
+        beta = 1 - step**-0.8
+        squares = gradient.square() + 1e-30
+        rows = beta * rows + (1 - beta) * squares.mean(1, keepdim=True)
+        columns = beta * columns + (1 - beta) * squares.mean(0, keepdim=True)
+        update = gradient / (rows * columns / rows.mean()).sqrt()
+        update = update / max(1.0, float(update.square().mean().sqrt()))
+        size = max(1e-3, float(weight.square().mean().sqrt()))
+        weight = weight - min(rate, step**-0.5) * size * update
+    return weight
+
+
+def test_adafactor_is_that_of_the_paper_and_goes_on_from_a_checkpoint():
+    torch.manual_seed(1)
+    linear = nn.Linear(3, 5, bias=False, dtype=torch.float64)
+    gradients = list(torch.randn(4, 5, 3, dtype=torch.float64))
+    expected = by_hand(linear.weight.detach().clone(), gradients, 0.3)
+    optimizer = Adafactor().build(linear)
+    for number, gradient in enumerate(gradients):
+        if number == 2:
+            again = Adafactor().build(linear)
+            load_optimizer(again, {name: tensor.clone() for name, tensor in optimizer_tensors(optimizer).items()})
+            optimizer = again
+        set_learning_rate(optimizer, 0.3)
+        linear.weight.grad = gradient
+        optimizer.step()
+    assert torch.allclose(linear.weight, expected, atol=1e-12)
+
+
+def test_adafactor_holds_no_second_table_of_a_matrix():
+    linear = nn.Linear(29, 31)
+    optimizer = Adafactor().build(linear)
+    linear(torch.ones(1, 29)).sum().backward()
+    optimizer.step()
+    assert sum(tensor.numel() for tensor in optimizer_tensors(optimizer).values()) <= 29 + 31 + 31 + 2

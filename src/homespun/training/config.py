@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from homespun.config import Config, Count, Duration
-from homespun.training.optim import adamw, parameter_groups
+from homespun.training.optim import adafactor, adamw, parameter_groups
 
 Positive = Annotated[Count, Field(gt=0)]
 Warmup = Annotated[float, Field(ge=0, lt=1, description="share of the budget over which the rate rises from zero")]
@@ -77,11 +77,27 @@ class ConstantSchedule(Config):
         return share / self.warmup if share < self.warmup else 1.0
 
 
+class InverseSquareRootSchedule(Config):
+    """Level first, then down with the inverse square root of the steps (Raffel et al. 2020, section 3.1.2).
+
+    T5 pretrains at ``1 / sqrt(max(n, 10,000))`` in step n of 524,288: a height of 0.01, level for 2% of the budget.
+    """
+
+    kind: Literal["inverse_square_root"] = "inverse_square_root"
+    level: float = Field(default=0.02, gt=0, le=1, description="share of the budget before the rate falls")
+
+    def multiplier(self, share: float) -> float:
+        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
+        return math.sqrt(self.level / max(share, self.level))
+
+
 def _left(share: float, warmup: float) -> float:
     return max(0.0, 1.0 - share) / (1.0 - warmup)
 
 
-Schedule = Annotated[LinearSchedule | CosineSchedule | ConstantSchedule, Field(discriminator="kind")]
+Schedule = Annotated[
+    LinearSchedule | CosineSchedule | ConstantSchedule | InverseSquareRootSchedule, Field(discriminator="kind")
+]
 
 
 class AdamW(Config):
@@ -108,7 +124,47 @@ class AdamW(Config):
         return adamw(groups, learning_rate=self.learning_rate, betas=self.betas, eps=self.eps)
 
 
-Optimizer = AdamW
+class Adafactor(Config):
+    """Little memory: of a matrix's mean squares the means of rows and columns are kept (Shazeer and Stern 2018).
+
+    The learning rate is relative: it is multiplied by the root mean square of what it changes, at least by the second
+    of ``eps``, and cut to ``1 / sqrt(step)``. As T5 used it, there is no mean of gradients and no weight decay.
+    """
+
+    kind: Literal["adafactor"] = "adafactor"
+    learning_rate: float = Field(default=0.01, gt=0, description="relative, the height of the schedule")
+    weight_decay: float = Field(default=0.0, ge=0, description="not applied to biases and norms")
+    beta2_decay: float = Field(default=-0.8, le=0, description="mean squares decay by 1 - step^this")
+    clip_threshold: float = Field(default=1.0, ge=1, description="updates with a larger root mean square are cut to it")
+    eps: tuple[float, float] = Field(default=(1e-30, 1e-3), description="added to squares; the least size of a weight")
+    layer_decay: float = Field(
+        default=1.0, gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all alike"
+    )
+
+    @model_validator(mode="after")
+    def _positive_eps(self) -> Adafactor:
+        if min(self.eps) < 0:
+            raise ValueError(f"eps must not be below zero, as {list(self.eps)} is")
+        return self
+
+    def build(self, module: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the parameters of ``module`` that learn; each group has its ``scale`` of the rate."""
+        groups = parameter_groups(module, weight_decay=self.weight_decay, layer_decay=self.layer_decay)
+        return adafactor(
+            groups,
+            learning_rate=self.learning_rate,
+            beta2_decay=self.beta2_decay,
+            clip_threshold=self.clip_threshold,
+            eps=self.eps,
+        )
+
+
+def _kind_of_optimizer(tree: Any) -> Any:
+    """AdamW, where nothing is said."""
+    return {"kind": "adamw"} | tree if isinstance(tree, dict) else tree
+
+
+Optimizer = Annotated[AdamW | Adafactor, Field(discriminator="kind"), BeforeValidator(_kind_of_optimizer)]
 
 
 class TrainConfig(Config):

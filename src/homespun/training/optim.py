@@ -75,6 +75,16 @@ def adamw(
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
 
 
+def adafactor(
+    groups: list[Group], *, learning_rate: float, beta2_decay: float, clip_threshold: float, eps: tuple[float, float]
+) -> torch.optim.Optimizer:
+    """Adafactor (Shazeer and Stern 2018) over `parameter_groups`: of a matrix it keeps only sums of rows and columns.
+
+    Its rate is relative, to the size of what it changes, and never above ``1 / sqrt(step)``.
+    """
+    return torch.optim.Adafactor(groups, lr=learning_rate, beta2_decay=beta2_decay, eps=eps, d=clip_threshold)
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """Give every group its ``scale`` of ``learning_rate``."""
     for group in optimizer.param_groups:
