@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from homespun.cli.compare import baselines, compare, measure
 from homespun.cli.convert import convert, export
 from homespun.cli.options import Columns, Encoding, Input, Json, Out, Overrides, Resume, parts, tell, tell_run
 from homespun.cli.recipes import recipes_app
@@ -31,6 +32,9 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
 app.command()(convert)
 app.command()(export)
+app.command()(compare)
+app.command()(measure)
+app.command()(baselines)
 
 
 @app.command()

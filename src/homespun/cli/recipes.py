@@ -15,10 +15,13 @@ recipes_app = typer.Typer(no_args_is_help=True, help="The shipped recipes.")
 @recipes_app.command("list")
 def recipes_list(as_json: Json = False) -> None:
     """The shipped recipes, a line each."""
-    from homespun.jobs.recipe import recipe_names, recipe_tree
+    from homespun.jobs.recipe import comparison_names, recipe_names, recipe_tree
 
-    rows = {name: str(recipe_tree(name).get("about", "")) for name in recipe_names()}
-    tell({"recipes": rows} if as_json else rows, as_json)
+    rows, comparisons = (
+        {name: str(recipe_tree(name).get("about", "")) for name in names}
+        for names in (recipe_names(), comparison_names())
+    )
+    tell({"recipes": rows, "comparisons": comparisons} if as_json else rows | comparisons, as_json)
 
 
 @recipes_app.command("show")
@@ -28,10 +31,12 @@ def recipes_show(
     as_json: Json = False,
 ) -> None:
     """A recipe in full, every default written out."""
+    from homespun.compare.recipe import compare_recipe
     from homespun.config import dump
-    from homespun.jobs.recipe import load_recipe
+    from homespun.jobs.recipe import load_recipe, recipe_tree
 
-    recipe = load_recipe(name, overrides or ())
+    load = compare_recipe if recipe_tree(name).get("kind") == "compare" else load_recipe
+    recipe = load(name, overrides or ())
     if as_json:
         tell(recipe.model_dump(mode="json"), as_json)
     else:

@@ -75,8 +75,20 @@ _KINDS: dict[str, type[PretrainRecipe] | type[FinetuneRecipe]] = {
 }
 
 
+_COMPARISON = "compare-"
+
+
 def recipe_names() -> list[str]:
-    """The shipped recipes."""
+    """The shipped recipes, of one training each."""
+    return [name for name in _shipped() if not name.startswith(_COMPARISON)]
+
+
+def comparison_names() -> list[str]:
+    """The shipped comparisons, which `homespun.compare` reads."""
+    return [name for name in _shipped() if name.startswith(_COMPARISON)]
+
+
+def _shipped() -> list[str]:
     folder = resources.files("homespun.recipes")
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -89,7 +101,7 @@ def recipe_tree(name: str) -> Tree:
     """
     if name.endswith((".yaml", ".yml")):
         return read_yaml(name)
-    names = recipe_names()
+    names = _shipped()
     if name not in names:
         raise UserError(f"unknown recipe {name!r}{nearest(name, names)} (or give the path of a .yaml file)")
     tree = yaml.safe_load((resources.files("homespun.recipes") / f"{name}.yaml").read_text(encoding="utf-8"))

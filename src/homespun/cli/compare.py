@@ -1,0 +1,94 @@
+"""The verbs about comparing: `homespun compare`, and what it starts for every trial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from homespun.cli.options import Json, Out, Overrides, Resume, parts, tell
+from homespun.errors import UserError
+
+
+def compare(
+    recipe: Annotated[str, typer.Argument(help="A .yaml file of kind compare, or a shipped one.")],
+    overrides: Overrides = None,
+    out: Out = Path("runs/compare"),
+    slots: Annotated[
+        int | None, typer.Option("--slots", help="Trials under way at a time, sharing the threads.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run trials again that failed.")] = False,
+    on_ray: Annotated[bool, typer.Option("--ray", help="On a Ray cluster (RAY_ADDRESS), or a local one.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare variations under one budget. Give the command again to go on where it was stopped."""
+    from homespun.compare.recipe import compare_recipe
+    from homespun.compare.run import run_comparison
+    from homespun.report.console import Display
+
+    with Display(json=as_json) as display:
+        result = run_comparison(
+            compare_recipe(recipe, overrides or ()),
+            out,
+            slots=slots,
+            retry_failed=retry_failed,
+            on_ray=on_ray,
+            display=display,
+        )
+    if as_json:
+        tell(result, as_json)
+    else:
+        for failed in result["failed"]:
+            typer.echo(f"failed: {failed['name']}, seed {failed['seed']}: {failed['why']}")
+        for note in result["notes"]:
+            typer.echo(f"note: {note}")
+        tell({"trials done": f"{result['done']} of {result['trials']}", "report": result["page"]}, as_json)
+    if not result["done"]:
+        raise typer.Exit(1)
+
+
+def measure(
+    run: Annotated[str, typer.Argument(help="A run, a model folder, or a Hugging Face folder or hub name.")],
+    lengths: Annotated[str, typer.Option("--lengths", help="Tokens a text: 128,512.")] = "128,512",
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts at a time.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Measure what a model costs in use: seconds and memory by length."""
+    from homespun.jobs.measure import measure as job
+
+    words = parts(lengths) or []
+    if not all(word.isdecimal() for word in words):
+        raise UserError(f"--lengths takes whole numbers, such as 128,512, not {lengths!r}")
+    result = job(run, lengths=[int(word) for word in words], batch_size=batch_size)
+    if as_json:
+        tell(result, as_json)
+        return
+    from homespun.report import formats
+    from homespun.report.console import print_tables
+    from homespun.report.table import Column, Table
+
+    columns = (
+        Column("tokens", formats.whole),
+        Column("seconds a text", formats.step_seconds),
+        Column("peak memory", formats.memory),
+    )
+    rows = tuple((row["length"], row["seconds_per_text"], row["peak_bytes"]) for row in result["inference"])
+    print_tables(Table("inference", f"In use, {batch_size} at a time, on {result['device']}", columns, rows))
+
+
+def baselines(
+    recipe: Annotated[str, typer.Argument(help="A recipe for fine-tuning.")],
+    overrides: Overrides = None,
+    start_from: Annotated[str, typer.Option("--from", help="A model that could be fine-tuned so.")] = "",
+    out: Out = Path("runs/baselines"),
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """Measure what a fine-tuned model must beat, without one."""
+    from homespun.jobs.baselines import baselines as job
+    from homespun.jobs.recipe import finetune_recipe
+
+    if not start_from:
+        raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")
+    tell(job(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume), as_json)

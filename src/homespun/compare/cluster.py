@@ -1,0 +1,108 @@
+"""The stages of a comparison as tasks of Ray: on several machines, which share the folder, or on this one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from homespun.compare.energy import Meter
+from homespun.compare.stage import START, Command, Outcome, Process, Running
+from homespun.errors import UserError
+
+_LOOK = 0.2  # seconds between asking whether a process has ended
+
+
+class Cluster:
+    """A Ray cluster: that of ``RAY_ADDRESS``, one that this process has already joined, or a local one begun here.
+
+    Args:
+        slots: tasks at a time; by default one a node. Each is given its part of the processors, and a GPU where there
+            are as many.
+
+    Raises:
+        UserError: Ray is not installed.
+    """
+
+    def __init__(self, slots: int | None = None) -> None:
+        try:
+            ray: Any = importlib.import_module("ray")
+        except ImportError:
+            raise UserError(
+                "Ray is not installed, and --ray runs the trials on it: pip install 'homespun[ray]'"
+            ) from None
+        if not ray.is_initialized():
+            address = os.environ.get("RAY_ADDRESS")
+            ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+        self._ray = ray
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        there = ray.cluster_resources()
+        self._slots = slots or max(1, len(nodes))
+        most = min(node["Resources"].get("CPU", 1.0) for node in nodes)
+        options: dict[str, Any] = {
+            "num_cpus": max(1, min(int(most), int(there.get("CPU", 1.0) // self._slots))),
+            "num_gpus": 1 if there.get("GPU", 0) >= self._slots else 0,
+            "max_retries": 0,  # a failure is a row; the checkpoint makes the next attempt cheap
+        }
+        self._task = ray.remote(**options)(run_command)
+        self._alone = self._slots <= len(nodes)
+
+    @property
+    def slots(self) -> int:
+        """Tasks at a time."""
+        return self._slots
+
+    def start(self, command: Command) -> Running:
+        """A task; what it runs dies with it."""
+        words, log = list(command.words), str(command.log.absolute())
+        reference = self._task.remote(words, log, dict(command.environment), str(command.folder), self._alone)
+        return _Remote(self._ray, reference)
+
+
+def run_command(words: list[str], log: str, environment: Mapping[str, str], folder: str, alone: bool) -> dict[str, Any]:
+    """Run one command to its end, in a worker of the cluster; the `Outcome`, as plain values.
+
+    A cancelled task lets its command write a checkpoint.
+    """
+    import time
+
+    command = Command(tuple(words), Path(log), environment, Path(folder))
+    process = Process(command, START, environment, meter=Meter() if alone else None)
+    while (outcome := process.poll()) is None:
+        try:
+            time.sleep(_LOOK)
+        except KeyboardInterrupt:
+            process.stop()
+    return asdict(outcome)
+
+
+class _Remote:
+    """A task of the cluster."""
+
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self._ray = ray
+        self._reference = reference
+
+    def poll(self) -> Outcome | None:
+        """How it ended; None while it runs, or waits for a worker."""
+        done, _ = self._ray.wait([self._reference], timeout=0)
+        if not done:
+            return None
+        try:
+            return Outcome(**self._ray.get(self._reference))
+        # of the task, its worker or its machine: whatever it was, the trial is what failed
+        except (self._ray.exceptions.RayError, OSError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return Outcome(why=f"{type(error).__name__} of Ray: {lines[-1] if lines else 'no more is known'}")
+
+    def stop(self) -> None:
+        """Ask it to end soon, with a checkpoint."""
+        self._ray.cancel(self._reference, force=False)
+
+    def kill(self) -> None:
+        """End it now."""
+        if self.poll() is None:
+            self._ray.cancel(self._reference, force=True)

@@ -1,0 +1,420 @@
+"""The runner: starts the stages of all trials, as many at a time as there are slots, and goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from homespun.compare.checks import check
+from homespun.compare.folder import Lock, Record, open_records
+from homespun.compare.recipe import CompareRecipe
+from homespun.compare.stage import Command, Here, Outcome, Places, Running, last_object
+from homespun.compare.trials import Stage, trials
+from homespun.errors import UserError
+from homespun.report.console import Display, Task
+from homespun.training.interruption import Interruption
+
+logger = logging.getLogger(__name__)
+
+_POLL, _LOOK = 0.1, 5.0  # seconds between asking whether a process has ended, and how far those under way are
+_REPORT_SHARE = 0.01  # of the time so far may go into reports on the way
+MEASURE = "measure"
+
+
+def run_comparison(
+    recipe: CompareRecipe,
+    out: str | Path,
+    *,
+    slots: int | None = None,
+    retry_failed: bool = False,
+    on_ray: bool = False,
+    display: Display | None = None,
+) -> dict[str, Any]:
+    """Run the trials of ``recipe`` in the folder ``out``, and report on them.
+
+    Before anything runs, every trial is built without its weights, and the data of its tasks is read. Each stage is
+    then a process of its own, which ends when this one does; a trial whose process fails is a row that says why, and
+    the others go on. Stopped in whatever way, the same call goes on: what is finished is not run again, and what was
+    under way resumes from its checkpoint. Trials that would pretrain alike, to the setting and the seed, share one run.
+
+    Args:
+        recipe: see `homespun.compare.recipe.compare_recipe`.
+        out: a new folder, or that of the same comparison.
+        slots: trials under way at a time, in place of the recipe's; threads are divided among them.
+        retry_failed: run again what failed; it goes on from its checkpoint.
+        on_ray: run the stages as tasks of Ray, on the cluster of ``RAY_ADDRESS`` or a local one.
+        display: where progress is shown.
+
+    Returns:
+        ``trials`` and ``done`` (counts), ``failed`` (a list: name, seed, stage, why), ``notes``, ``overhead`` (share of
+        the processor time of the trials that measuring and this function took), ``page`` (the report).
+
+    Raises:
+        UserError: trials that cannot be built, all at once; a folder of something else, or in which another runner is
+            at work; the runner was stopped.
+    """
+    from homespun.compare.search import found_by
+    from homespun.report.comparison import write_comparison
+
+    display = display or Display(json=True)
+    out, begun = Path(out), time.process_time()
+    wanted = trials(recipe)
+    with Lock(out) as lock:
+        notes = check(recipe, wanted)
+        for note in notes:
+            logger.warning("%s", note)
+        if on_ray:
+            from homespun.compare.cluster import Cluster
+
+            places: Places = Cluster(slots)
+        else:
+            places = Here(slots or recipe.slots, inherit=lock.descriptors)
+        if recipe.search is not None:
+            bare = recipe.model_copy(update={"measure": None})
+            tuner = Runner(out, bare, places, display, report=_no_report, begun=begun)
+            wanted = trials(recipe, found=found_by(recipe, tuner))
+        runner = Runner(out, recipe, places, display, notes, report=write_comparison, begun=begun)
+        runner.add(open_records(out, recipe, wanted), retry_failed=retry_failed)
+        runner.run()
+        return runner.close()
+
+
+@dataclass
+class Job:
+    """A process of the comparison: a stage of a trial, its measurement, or the baselines of a task."""
+
+    command: Command
+    what: str
+    record: Record | None = None
+    stage: Stage | None = None
+    running: Running | None = None
+
+
+class Runner:
+    """The trials under way, and those that wait."""
+
+    def __init__(
+        self,
+        out: Path,
+        recipe: CompareRecipe,
+        places: Places,
+        display: Display,
+        notes: Sequence[str] = (),
+        *,
+        report: Callable[[Path], Path],
+        begun: float,
+    ) -> None:
+        self.out = out
+        self.recipe = recipe
+        self.notes = list(notes)
+        self._places = places
+        self._display = display
+        self._write_report = report
+        self._records: list[Record] = []
+        self._owners: dict[tuple[object, ...], Record] = {}
+        self._jobs: list[Job] = []
+        self._baselines: set[str] = set()
+        self._counted = begun  # processor time of this process, up to which it is in a record
+        self._reported, self._report_cost = time.monotonic(), 0.0
+
+    def add(self, records: Sequence[Record], *, retry_failed: bool = False) -> None:
+        """More trials to run. One that would pretrain as an earlier one does is given that one's run."""
+        for record in records:
+            self._records.append(record)
+            record.values["notes"] = [*self.notes]
+            pretraining = record.trial.pretraining
+            if pretraining is not None:
+                owner = self._owners.setdefault(_alike(pretraining), record)
+                shared = record.stage("pretrain")
+                if owner is not record and not (record.folder / "pretrain").is_dir():
+                    shared["path"] = os.path.relpath(owner.path_of("pretrain"), record.folder)
+                    shared["shared_with"] = owner.trial.place
+            if record.status == "failed" and retry_failed:
+                record.values |= {"status": "waiting", "why": None, "stage": None}
+            record.write()
+
+    @property
+    def slots(self) -> int:
+        """Trials under way at a time."""
+        return self._places.slots
+
+    def run(self, feed: Callable[[], bool] = lambda: False) -> None:
+        """Until no trial waits.
+
+        Args:
+            feed: called between steps; may add trials, and says whether it waits for any.
+
+        Raises:
+            UserError: Ctrl-C or SIGTERM; what was under way has written its checkpoint.
+        """
+        task = self._display.task(self.out.name, total=len(self._records), unit="trials")
+        looked = 0.0
+        try:
+            with Interruption() as interruption:
+                told = False
+                while True:
+                    more = not interruption.asked and feed()
+                    if not self.step(idle=interruption.asked) and not more:
+                        break
+                    if interruption.asked and not told:
+                        told = True
+                        self._stop()
+                    if time.monotonic() - looked > _LOOK:
+                        looked = time.monotonic()
+                        self._show(task)
+                    time.sleep(_POLL)
+        finally:
+            self._kill()
+        self._show(task)
+        if interruption.asked:
+            raise UserError(
+                f"stopped, with {self._counts()['done']} of {len(self._records)} trials done; give the same command "
+                f"again to go on with {self.out}"
+            )
+
+    def step(self, *, idle: bool = False) -> bool:
+        """Take what has ended, start what can be (nothing when ``idle``); False: there is nothing left to wait for."""
+        ended = [(job, outcome) for job in self._jobs if job.running and (outcome := job.running.poll())]
+        for job, outcome in ended:
+            self._jobs.remove(job)
+            self._take(job, outcome, stopped=idle)
+        if ended and not idle:
+            self._report_on_the_way()
+        while not idle and len(self._jobs) < self._places.slots and (job := self._next()):
+            job.running = self._places.start(job.command)
+            self._jobs.append(job)
+        return bool(self._jobs)
+
+    def close(self) -> dict[str, Any]:
+        """Write the report, and say what came of it all."""
+        page = self._report()
+        counts = self._counts()
+        overhead = self._overhead()
+        return {
+            "kind": "compare",
+            "out": str(self.out),
+            "trials": len(self._records),
+            "done": counts["done"],
+            "failed": [
+                {key: record.values[key] for key in ("name", "seed", "stage", "why")}
+                for record in self._records
+                if record.status == "failed"
+            ],
+            "notes": self.notes,
+            "overhead": overhead,
+            "page": str(page),
+        }
+
+    # what is next
+
+    def _next(self) -> Job | None:
+        """Trials under way come before those that wait."""
+        busy = {id(job.record) for job in self._jobs}
+        waiting = [r for r in self._records if r.status in ("waiting", "running") and id(r) not in busy]
+        for record in sorted(waiting, key=lambda record: record.status != "running"):
+            job = self._job_of(record)
+            if job is not None:
+                return job
+        return None
+
+    def _job_of(self, record: Record) -> Job | None:
+        for stage in record.trial.stages:
+            if record.is_finished(stage.name):
+                continue
+            if "shared_with" in record.stage(stage.name):
+                if self._take_shared(record, stage):
+                    continue
+                return None
+            if stage.kind == "finetune" and (lines := self._baselines_of(record, stage)) is not None:
+                return lines
+            if record.status != "running":
+                record.update(status="running")
+            return self._stage_job(record, stage)
+        if self.recipe.measure is not None and record.values["inference"] is None:
+            record.update(status="running")
+            return self._measure_job(record)
+        self._count_overhead(record)
+        record.update(status="done", stage=None, why=None)
+        return None
+
+    def _take_shared(self, record: Record, stage: Stage) -> bool:
+        """Whether the pretraining that an earlier trial makes is there; where it failed, this one has failed too."""
+        owner, known = self._owners[_alike(stage)], record.stage(stage.name)
+        theirs = owner.stage(stage.name)
+        if owner.is_finished(stage.name):
+            known |= {key: theirs[key] for key in ("finished", "seconds", "energy_joules")}
+            record.values["seconds"] += theirs["seconds"]  # what the trial costs, whoever paid
+            record.write()
+            return True
+        if owner.status == "failed":
+            why = f"{owner.trial.place}, whose pretraining it shares, failed: {owner.values['why']}"
+            record.update(status="failed", stage=stage.name, why=why)
+        return False
+
+    def _stage_job(self, record: Record, stage: Stage) -> Job:
+        path = record.path_of(stage.name)
+        if path.is_dir() and not (path / "config.yaml").is_file():
+            shutil.rmtree(path)  # killed before it was a run
+        start_from = stage.start_from
+        if start_from is None and stage.kind == "finetune":
+            start_from = str(record.path_of("pretrain"))
+        words = [stage.kind, stage.recipe, *stage.settings, "--out", str(path), "--resume", "--json"]
+        words += [] if start_from is None else ["--from", start_from]
+        command = Command(tuple(words), record.folder / "logs" / f"{stage.name}.log")
+        return Job(command, f"{record.trial.place} {stage.name}", record, stage)
+
+    def _measure_job(self, record: Record) -> Job:
+        wanted = self.recipe.measure
+        assert wanted is not None
+        run = record.path_of(record.trial.stages[-1].name)
+        words = [MEASURE, str(run), "--lengths", ",".join(map(str, wanted.lengths))]
+        words += ["--batch-size", str(wanted.batch_size), "--json"]
+        command = Command(tuple(words), record.folder / "logs" / f"{MEASURE}.log")
+        return Job(command, f"{record.trial.place} in use", record)
+
+    def _baselines_of(self, record: Record, stage: Stage) -> Job | None:
+        """The baselines of a task, when the first of its models is there; None: they are known, or being measured."""
+        folder = self.out / "baselines" / stage.name
+        if stage.name in self._baselines or (folder / "result.json").is_file():
+            return None
+        self._baselines.add(stage.name)
+        shutil.rmtree(folder, ignore_errors=True)
+        start_from = stage.start_from or str(record.path_of("pretrain"))
+        settings = [setting for setting in stage.settings if not setting.startswith("baselines=")]
+        words = ["baselines", stage.recipe, *settings, "--from", start_from, "--out", str(folder), "--json"]
+        command = Command(tuple(words), self.out / "baselines" / "logs" / f"{stage.name}.log")
+        return Job(command, f"baselines of {stage.name}")
+
+    # what has ended
+
+    def _take(self, job: Job, outcome: Outcome, *, stopped: bool) -> None:
+        record, stage = job.record, job.stage
+        if record is None:
+            if outcome.why is not None and not stopped:
+                self.notes.append(f"{job.what} could not be measured: {outcome.why}")
+            return
+        record.values["seconds"] += outcome.seconds
+        if stage is None:
+            self._take_measured(record, job, outcome, stopped=stopped)
+            return
+        known = record.stage(stage.name)
+        known["seconds"] += outcome.seconds
+        known["processor_seconds"] += outcome.processor_seconds
+        if outcome.energy_joules is not None:
+            known["energy_joules"] = outcome.energy_joules + (known["energy_joules"] or 0.0)
+        if outcome.why is None:
+            known["finished"] = True
+            record.write()
+        elif stopped:
+            record.update(status="waiting")
+        else:
+            self._count_overhead(record)
+            record.update(status="failed", stage=stage.name, why=outcome.why)
+            logger.warning("%s failed in %s: %s", record.trial.place, stage.name, outcome.why)
+
+    def _take_measured(self, record: Record, job: Job, outcome: Outcome, *, stopped: bool) -> None:
+        record.values["overhead"]["processor_seconds"] += outcome.processor_seconds
+        if outcome.why is None:
+            record.values["inference"] = last_object(job.command.log)["inference"]
+        elif not stopped:  # a trial is as good without; the next call does not try again
+            record.values["inference"] = []
+            record.values["notes"].append(f"could not be measured in use: {outcome.why}")
+        record.write()
+
+    def _count_overhead(self, record: Record) -> None:
+        """What this process has spent since the last trial ended is of the trial at hand."""
+        spent = time.process_time()
+        record.values["overhead"]["processor_seconds"] += spent - self._counted
+        self._counted = spent
+
+    def _overhead(self) -> dict[str, float]:
+        """Measuring and this process, against the trainings, in seconds of processor time."""
+        extra = sum(record.values["overhead"]["processor_seconds"] for record in self._records)
+        extra += time.process_time() - self._counted
+        stages = [record.stage(stage.name) for record in self._records for stage in record.trial.stages]
+        own = sum(stage["processor_seconds"] for stage in stages)
+        return {"processor_seconds": extra, "trials_processor_seconds": own, "share": extra / own if own else 0.0}
+
+    # stopping
+
+    def _stop(self) -> None:
+        for job in self._jobs:
+            if job.running is not None:
+                job.running.stop()
+
+    def _kill(self) -> None:
+        for job in self._jobs:
+            if job.running is not None:
+                job.running.kill()
+            if job.record is not None:
+                job.record.update(status="waiting")
+        self._jobs = []
+
+    # telling
+
+    def _counts(self) -> Counter[str]:
+        return Counter(record.status for record in self._records)
+
+    def _show(self, task: Task) -> None:
+        counts = self._counts()
+        doing = ", ".join(job.what for job in self._jobs)
+        parts = [f"{counts['done']} done", f"{counts['failed']} failed" if counts["failed"] else "", doing]
+        share = sum(_share(job) for job in self._jobs)
+        task.update(counts["done"] + counts["failed"] + share, note="; ".join(part for part in parts if part))
+
+    def _report_on_the_way(self) -> None:
+        """A report now and then, so that writing them stays cheap however many trials there are."""
+        if self._report_cost <= _REPORT_SHARE * (time.monotonic() - self._reported):
+            self._report()
+
+    def _report(self) -> Path:
+        begun = time.monotonic()
+        page = self._write_report(self.out)
+        self._reported = time.monotonic()
+        self._report_cost = self._reported - begun
+        return page
+
+
+def _no_report(out: Path) -> Path:
+    return out
+
+
+def _alike(stage: Stage) -> tuple[object, ...]:
+    """Equal for stages that would do the same."""
+    return (stage.recipe, stage.start_from, stage.settings)
+
+
+def _share(job: Job) -> float:
+    """How far a trial is, 0 to 1, from the end of the metrics of its stage."""
+    if job.record is None:
+        return 0.0
+    names = [stage.name for stage in job.record.trial.stages]
+    if job.stage is None:
+        return 1.0
+    shares = [event.get("share", 0.0) for event in _events(job.record.path_of(job.stage.name) / "metrics.jsonl")]
+    return min(0.99, (names.index(job.stage.name) + (shares[-1] if shares else 0.0)) / len(names))
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    """The steps at the end of a file of metrics."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 8192))
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("event") == "step":
+            yield event

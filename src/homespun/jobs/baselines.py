@@ -1,0 +1,54 @@
+"""The lines that a task's models must beat, by themselves: for a comparison, which measures them once for all."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homespun.hf.open import open_model
+from homespun.jobs.recipe import FinetuneRecipe
+from homespun.jobs.trials import plan, together, write_predictions
+from homespun.training.run import Run
+
+
+def baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False) -> dict[str, Any]:
+    """Measure the baselines of the task of ``recipe``, on the splits on which `finetune` measures its models.
+
+    Args:
+        recipe: that of the fine-tuning.
+        out: a folder for ``result.json`` (``kind``, ``baselines``) and ``predictions/BASELINE.jsonl``, a line a row
+            that was measured; with folds, each row once.
+        start_from: a model that could be fine-tuned so: a task may want its tokenizer.
+        resume: begin again where a measurement was stopped.
+
+    Raises:
+        UserError: data that cannot be used, or a model that cannot be opened.
+    """
+    data = recipe.data
+    everything, test = data.read("train"), data.read("test")
+    assert everything is not None
+    task = data.task(recipe.objective, open_model(start_from), everything)
+    trials = plan(recipe, task, everything, data.read("validation"), test)
+    run = Run.create(out, recipe, resume=resume)
+    largest = max(trial.size or 0 for trial in trials)
+    reports, rows, said = [], [], []
+    for _, alike in groupby((t for t in trials if (t.size or 0) == largest), key=lambda trial: trial.fold):
+        first = next(alike)
+        report = task.baselines(first.given_to_baselines, first.validation if first.test is None else first.test)
+        reports.append(report)
+        rows.append(first.measured_rows)
+    for name in reports[0]:
+        said = [line for report in reports for line in report[name].predictions]
+        write_predictions(run.path, name, np.concatenate(rows), said)
+    result = {
+        "kind": "baselines",
+        "name": run.path.name,
+        "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
+        "rows": int(sum(map(len, rows))),
+        "baselines": {name: together([report[name].metrics for report in reports]) for name in reports[0]},
+    }
+    run.write_result(result)
+    return result
