@@ -28,18 +28,19 @@ class CutSpans:
     """Collate: each span of the source is a sentinel, and the target the spans, each after its sentinel."""
 
     pad_id: int
+    before: int  # special tokens before a text
     sentinel_ids: np.ndarray  # (n,)
     probability: float
     mean_span: float
 
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        """Rows, each a text before the token that ends it, to a batch; that token ends source and target."""
+        """Rows to a batch; the token that ends a row ends its source and its target."""
         sources, targets = [], []
         for row, draw in zip(rows, draws, strict=True):
-            text, end = row.input_ids[:-1], row.input_ids[-1:]
+            begin, text, end = np.split(row.input_ids, [self.before, len(row.input_ids) - 1])
             noise = choose_spans(len(text), draw.generator(), probability=self.probability, mean_span=self.mean_span)
             left, hidden = cut_out(text, noise, self.sentinel_ids)
-            sources.append(Row(np.concatenate([left, end])))
+            sources.append(Row(np.concatenate([begin, left, end])))
             targets.append(np.concatenate([hidden, end]))
         # a decoder begins with the padding token, as T5's does
         return teacher_forced(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
@@ -59,10 +60,14 @@ class SpanCorruption(Config):
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Whole sentences of one document, where the corpus knows them.
 
+        Before a text stands what the tokenizer puts there: nothing with T5's own, ``[CLS]`` with those trained here. A
+        model then reads later what it has read in training.
+
         Raises:
             UserError: the tokenizer has no sentinels, or fewer than a row has spans.
         """
-        body = self._body(length)
+        before = corpus.tokenizer.frame[0][:1]
+        body = self._body(length - len(before))
         _, spans = self._noise_and_spans(body)
         have = len(_sentinel_ids(corpus.tokenizer))
         if spans > have:
@@ -70,7 +75,13 @@ class SpanCorruption(Config):
                 f"rows of data.length={length} tokens have {spans} spans, and this tokenizer has {have} sentinels; "
                 f"lower data.length, or raise objective.mean_span"
             )
-        return SentenceRows(corpus, documents, length=body + 1, begin_id=None, end_id=corpus.tokenizer.sep_id)
+        return SentenceRows(
+            corpus,
+            documents,
+            length=len(before) + body + 1,
+            begin_id=before[0] if before else None,
+            end_id=corpus.tokenizer.sep_id,
+        )
 
     def target_length(self, length: int) -> int:
         """Tokens to write of a row, with sentinels and the token that ends it."""
@@ -82,7 +93,8 @@ class SpanCorruption(Config):
         Raises:
             UserError: the tokenizer has no sentinels.
         """
-        return CutSpans(tokenizer.pad_id, _sentinel_ids(tokenizer), self.probability, self.mean_span)
+        before = len(tokenizer.frame[0][:1])
+        return CutSpans(tokenizer.pad_id, before, _sentinel_ids(tokenizer), self.probability, self.mean_span)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
         """The model side: an encoder with a decoder, which begins to write with the padding token.

@@ -235,6 +235,14 @@ class Tokenizer:
         return self._role_id("mask")
 
     @cached_property
+    def frame(self) -> tuple[list[int], list[int]]:
+        """The special tokens that its tokenizer.json puts before a text and after it, where it says any."""
+        encoding = self._engine.encode("a", add_special_tokens=True)
+        text = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
+        first, last = (text[0], text[-1]) if text else (0, -1)
+        return encoding.ids[:first], encoding.ids[last + 1 :]
+
+    @cached_property
     def sentinel_ids(self) -> NDArray[np.int64]:
         """(n,) of ``<extra_id_0>``, ``<extra_id_1>`` and on, as far as there are; see `homespun.text.sentinels`."""
         found = takewhile(lambda i: i is not None, (self._vocabulary.get(sentinel(n)) for n in count()))
