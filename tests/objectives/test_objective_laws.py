@@ -20,6 +20,7 @@ from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.denoising import Denoising
+from homespun.objectives.gap_sentences import GapSentenceGeneration
 from homespun.objectives.masked import MaskedLM
 from homespun.text.tokenizer import Tokenizer
 
@@ -29,6 +30,7 @@ VARIANTS = CONFIGS | {
     "static": MaskedLM(masking="static"),
     "whole words": MaskedLM(whole_words=True),
     "every noise": Denoising(token_masking=0.1, token_deletion=0.1, document_rotation=0.5, sentence_permutation=0.7),
+    "gaps and tokens": GapSentenceGeneration(mlm=0.15, selection="sequential", rouge="unique", noise=0.2, intact=0.2),
 }
 every_kind = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
@@ -36,7 +38,7 @@ every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANT
 
 def model_for(config: Any, tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
     if writes(config):
-        return tiny_writer(tokenizer, **fields)
+        return tiny_writer(tokenizer, ngram=2 if config.kind == "future_ngrams" else 0, **fields)
     return tiny_model(tokenizer, causal=config.kind == "clm", **fields)
 
 

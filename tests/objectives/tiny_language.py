@@ -44,10 +44,10 @@ def tiny_model(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
     return ModelConfig(backbone=EncoderConfig.model_validate(sizes | fields))
 
 
-def tiny_writer(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
-    """An encoder with a decoder of the same sizes."""
+def tiny_writer(tokenizer: Tokenizer, *, ngram: int = 0, **fields: Any) -> ModelConfig:
+    """An encoder with a decoder of the same sizes, and of so many streams."""
     stack = tiny_model(tokenizer, type_vocab_size=0, **fields).backbone
-    return ModelConfig(backbone=EncoderDecoderConfig.model_validate({"encoder": stack}))
+    return ModelConfig(backbone=EncoderDecoderConfig.model_validate({"encoder": stack, "ngram": ngram}))
 
 
 def some_words(length: int, random: np.random.Generator) -> np.ndarray:

@@ -9,9 +9,12 @@ from pydantic import Field
 from homespun.objectives.causal import CausalLM
 from homespun.objectives.denoising import Denoising
 from homespun.objectives.electra import Electra
+from homespun.objectives.gap_sentences import GapSentenceGeneration
 from homespun.objectives.masked import MaskedLM
+from homespun.objectives.prophet import FutureNgrams
 from homespun.objectives.span_corruption import SpanCorruption
 
 PretrainingObjective = Annotated[
-    MaskedLM | Electra | CausalLM | Denoising | SpanCorruption, Field(discriminator="kind")
+    MaskedLM | Electra | CausalLM | Denoising | SpanCorruption | GapSentenceGeneration | FutureNgrams,
+    Field(discriminator="kind"),
 ]

@@ -73,7 +73,8 @@ def independent_scores(counts: WordCounts, counting: Counting) -> np.ndarray:
 def independent(counts: WordCounts, counting: Counting, factors: np.ndarray, number: int) -> np.ndarray:
     """(number,) sentences with the highest scores, each times its factor; of equal ones the earlier."""
     scores = independent_scores(counts, counting) * factors
-    return np.sort(np.argsort(-scores, kind="stable")[:number])
+    best: np.ndarray = np.sort(np.argsort(-scores, kind="stable")[:number])
+    return best
 
 
 def sequential(counts: WordCounts, counting: Counting, factors: np.ndarray, number: int) -> np.ndarray:
@@ -121,7 +122,8 @@ class Selection(Protocol):
 
 def random_sentences(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
     """Any."""
-    return np.sort(torch.randperm(len(ends), generator=generator).numpy()[:number])
+    drawn: np.ndarray = torch.randperm(len(ends), generator=generator).numpy()[:number]
+    return np.sort(drawn)
 
 
 def lead_sentences(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
