@@ -198,20 +198,24 @@ def make_comparison(
             if made.radius is not None:
                 settings.append(f"model.attention.radius={made.radius}")
             inference = [
-                {"length": at, "batch_size": 1, "seconds_per_text": took * (1 + 0.007 * seed), "peak_bytes": 2e8 + at * 1e5 * (place + 1)}
-                for at, took in zip((128, 512, 2048), made.latency, strict=True)
-            ]  # fmt: skip
-            stages = {
-                "pretrain": {"kind": "pretrain", "path": "pretrain", "seconds": made.seconds + seed, "energy_joules": 50_000 + place},
-                "phrasebank": {"kind": "finetune", "path": "phrasebank", "seconds": 40.0 + place + seed},
-            }  # fmt: skip
+                {
+                    "length": length,
+                    "batch_size": 1,
+                    "seconds_per_text": took * (1 + 0.007 * seed),
+                    "peak_bytes": 2e8 + length * 1e5 * (place + 1),
+                }
+                for length, took in zip((128, 512, 2048), made.latency, strict=True)
+            ]
+            pretrained: dict[str, Any] = {"kind": "pretrain", "path": "pretrain", "seconds": made.seconds + seed}
+            tuned: dict[str, Any] = {"kind": "finetune", "path": "phrasebank", "seconds": 40.0 + place + seed}
+            stages = {"pretrain": pretrained | {"energy_joules": 50_000 + 1000 * place}, "phrasebank": tuned}
             write_trial(
                 trial,
                 name=made.name,
                 seed=seed,
                 settings={"pretrain": settings, "phrasebank": [f"train.seed={seed}"]},
                 status="done",
-                seconds=sum(stage["seconds"] for stage in stages.values()) + 11.0,  # type: ignore[misc]
+                seconds=pretrained["seconds"] + tuned["seconds"] + 11.0,
                 stages=stages,
                 inference=inference,
             )

@@ -28,7 +28,7 @@ from homespun.report.document import (
     Tabular,
     Words,
 )
-from homespun.report.plots import Plot
+from homespun.report.plots import BY_TIME, Plot
 from homespun.report.read import RunRecord, as_list, as_tree, config_text, final_losses
 from homespun.report.tables import lengths, losses
 
@@ -39,8 +39,7 @@ class Cost:
 
     kind: str
     title: str
-    values: Mapping[str, float]
-    write: Callable[[object], str]
+    values: Mapping[str, float]  # as they are drawn: in the unit that the title names
     front: list[str]
 
 
@@ -114,9 +113,8 @@ class Report:
 
     def _quality(self) -> list[Content]:
         contents: list[Content] = [Tabular(tables.quality(task)) for task in self.tasks if task.contenders]
-        done = all(trial.status == "done" for trial in self.comparison.trials)
         listed = Tabular(tables.trials(self.comparison))
-        return [*contents, Folded(listed.table.title, [listed]) if done else listed]
+        return [*contents, Folded(listed.table.title, [listed])]
 
     def _resources(self) -> list[Content]:
         contents: list[Content] = []
@@ -134,16 +132,16 @@ class Report:
         seconds = {v.name: s for v in self.comparison.variations if (s := self._sum(v, task.name)) is not None}
         at_longest = {name: fmean(measured[longest]) for name, measured in self.latency.items() if longest in measured}
         quality = {c.name: c.mean for c in task.contenders if c.kind == "model" and c.mean is not None}
-        kinds: list[tuple[str, str, Mapping[str, float], Callable[[object], str]]] = [
-            ("time", "time of training", seconds, formats.duration),
-            ("memory", "peak memory in training", self.memory, formats.memory),
-            ("latency", f"seconds a text of {longest:,.0f} tokens", at_longest, formats.rate),
+        kinds = [
+            ("time", seconds, BY_TIME.label(max(seconds.values(), default=0.0))),
+            ("memory", self.memory, (1e9, "peak memory in training, GB")),
+            ("latency", at_longest, (1e-3, f"milliseconds a text of {longest:,.0f} tokens")),
         ]
         costs = []
-        for kind, title, values, write in kinds:
-            known = {name: value for name, value in values.items() if name in quality}
+        for kind, values, (unit, title) in kinds:
+            known = {name: value / unit for name, value in values.items() if name in quality}
             front = pareto({name: (value, quality[name]) for name, value in known.items()})
-            costs += [Cost(kind, title, known, write, front)] if len(known) > 1 else []
+            costs += [Cost(kind, title, known, front)] if len(known) > 1 else []
         return costs
 
     def _tradeoffs(self) -> list[Content]:
@@ -151,14 +149,15 @@ class Report:
         for task in self.tasks:
             costs = self.costs[task.name]
             drawn = [
-                plots.tradeoff(task, cost.values, cost.front, self.look, cost.title, name, cost.write)
+                plots.tradeoff(task, cost.values, cost.front, self.look, cost.title, name)
                 for cost in costs
                 for name in [f"{tables.slug(task.name)}-by-{cost.kind}"]
             ]
             fronts = "; ".join(f"{cost.kind}: {', '.join(cost.front)}" for cost in costs)
             note = (
-                f"Up is better, left is cheaper. The thin line is the Pareto front: what no other beats in both. On it, "
-                f"by mean (bars: deviation over trainings; differences within them are noise): {fronts}."
+                f"Up is better, left is cheaper. The thin line is the Pareto front, what no other beats in both; on it "
+                f"by mean: {fronts}. Bars are deviations over trainings: differences within them are noise. Baselines "
+                f"that are far below are not drawn."
             )
             contents += [Gallery(task.name, drawn, note)] if drawn else []
         return contents

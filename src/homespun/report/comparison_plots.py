@@ -121,13 +121,17 @@ def tradeoff(
     look: Mapping[str, Look],
     what: str,
     name: str,
-    write: Callable[[object], str],
 ) -> Plot:
-    """Quality against a cost (by variation), with deviations and the Pareto front; baselines are dotted levels."""
+    """Quality against a cost (by variation), with deviations and the Pareto front; baselines are dotted levels.
+
+    A baseline as far below all variations as these are apart is not drawn: they would lie in one line.
+    """
     means = {c.name: c.mean for c in task.contenders if c.mean is not None}
     points = {c: (cost, means[c]) for c, cost in costs.items()}
     spreads = {c.name: c.spread for c in task.contenders if c.name in points}
-    levels = {c.name: means[c.name] for c in task.contenders if c.kind == "baseline" and c.name in means}
+    lowest, highest = (pick(quality for _, quality in points.values()) for pick in (min, max))
+    floor = lowest - max(highest - lowest, 0.01)
+    levels = {c.name: c.mean for c in task.contenders if c.kind == "baseline" and c.mean and c.mean >= floor}
     caption = f"{task.name}: {task.title} against {what}"
     with drawing(name, caption, len(points) + len(levels)) as canvas:
         axes: Axes = canvas.axes
@@ -160,7 +164,12 @@ def tradeoff(
         for baseline, level in levels.items():
             axes.axhline(level, color=_BASELINE, linewidth=0.9, linestyle=":")
             canvas.ends.append(End(level, baseline, _BASELINE, ":"))
-        _numbers(axes, "x", [x for x, _ in points.values()], write)
+        if min(costs.values()) > 0 and max(costs.values()) / min(costs.values()) >= 8:
+            axes.set_xscale("log")
+            axes.minorticks_off()
+            low, high = min(costs.values()) / 1.3, max(costs.values()) * 1.3
+            axes.set_xticks([m * 10.0**e for e in range(-6, 16) for m in (1, 2, 5) if low <= m * 10.0**e <= high])
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}")
         axes.set_xlabel(what)
         axes.set_ylabel(f"{task.title}, %")
@@ -282,17 +291,3 @@ def length_histogram(rows: Sequence[Tree], name: str, caption: str) -> Plot | No
 
 def _short(label: str) -> str:
     return label if len(label) <= 18 else f"{label[:17]}…"
-
-
-def _numbers(axes: Axes, side: str, values: Sequence[float], write: Callable[[object], str]) -> None:
-    """Numbers with units on an axis, in logarithms where they span much."""
-    if side == "x" and min(values) > 0 and max(values) / min(values) >= 8:
-        axes.set_xscale("log")
-        axes.minorticks_off()
-        low, high = min(values) / 1.3, max(values) * 1.3
-        steps = (1, 2, 5) if high / low < 100 else (1,)
-        ticks = [m * 10.0**e for e in range(-6, 16) for m in steps if low <= m * 10.0**e <= high]
-        axes.set_xticks(ticks)
-    else:
-        axes.locator_params(axis="x", nbins=5)
-    axes.xaxis.set_major_formatter(lambda value, _: write(value).replace(formats.NB, " "))

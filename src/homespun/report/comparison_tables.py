@@ -27,12 +27,12 @@ def quality(task: Task) -> Table:
     for place, contender in enumerate(task.contenders):
         verdict = task.verdicts.get(contender.name)
         if verdict is None:
-            said = None
+            said = f"no result: {contender.why}" if contender.why else "no result yet"
         elif verdict.alike:
             marked.add(place)
-            said = "best, or not told from it"
+            said = "among the best"
         else:
-            said = "below the best"
+            said = "below"
         log_loss = spread(contender.log_loss)
         rows.append(
             (
@@ -46,10 +46,9 @@ def quality(task: Task) -> Table:
                 verdict and verdict.adjusted,
                 spread(contender.macro_f1) if task.measure != "macro_f1" else None,
                 log_loss and log_loss[0],
-                len(contender.values) if contender.kind == "model" else None,
+                len(contender.values) if contender.kind == "model" and contender.values else None,
                 contender.texts,
                 contender.state,
-                contender.why,
             )
         )
     columns = (
@@ -66,13 +65,12 @@ def quality(task: Task) -> Table:
         Column("trainings", formats.whole),
         Column("test texts", formats.whole),
         Column("trials", numeric=False),
-        Column("why", numeric=False),
     )
     note = (
-        f"Marked alike: the best, and all that are not told from it at 5 %. ± is the deviation over trainings. The "
-        f"difference to the best and its interval (paired bootstrap) are on the same test rows, trainings averaged. p "
-        f"over other texts: paired permutation test; over other trainings: Student's t, the variance pooled; adjusted: "
-        f"the larger of the two, by Holm for all {task.pairs} pairs."
+        f"Among the best, and marked alike: the highest, and all that are not told from it at 5 %. ± is the deviation "
+        f"over trainings. The difference to the best and its interval (paired bootstrap) are on the same test rows, "
+        f"trainings averaged. p over other texts: paired permutation test; over other trainings: Student's t, the "
+        f"variance pooled; adjusted: the larger of the two, by Holm for all {task.pairs} pairs."
     )
     table = Table(f"quality-{slug(task.name)}", task.name, columns, tuple(rows), note, frozenset(marked))
     return table.without_empty_columns()
@@ -85,11 +83,10 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
         mean = variation.mean(stage)
         if mean is None:
             state = variation.state if variation.why is None else f"{variation.state}: {variation.why}"
-            rows.append((variation.name, *[None] * 13, state))
+            rows.append((variation.name, *[None] * 11, state))
             continue
         # of inference the table by length says all; here is what the largest measured length takes
         memory = [value for row in inference(variation, "peak_bytes").values() for value in row]
-        train, validation = (losses.get("loss") for losses in final_losses(mean))
         keys = ("seconds_per_step", "tokens_per_second", "tokens", "steps", "seconds")
         rows.append(
             (
@@ -101,8 +98,6 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
                 max(memory, default=None),
                 *(mean.summary.get(key) for key in keys),
                 variation.stage_mean(stage, "energy"),
-                train,
-                validation,
                 variation.state,
             )
         )
@@ -121,15 +116,12 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
         Column("iterations", formats.whole),
         Column("time", formats.duration),
         Column("energy, joules", formats.count),
-        Column("loss, train", formats.loss),
-        Column("loss, validation", formats.loss),
         Column("trials", numeric=False),
     )
     title = "In pretraining" if stage == "pretrain" else f"In fine-tuning: {stage}"
     note = (
         "Means over the trials that are done. FLOPs forward and backward; memory in training with gradients and "
-        "optimizer, in inference at the largest measured length; padding is not counted as tokens. Losses of different "
-        "objectives are different quantities: the tables by part stand apart."
+        "optimizer, in inference at the largest measured length; padding is not counted as tokens."
     )
     return Table(f"resources-{slug(stage)}", title, columns, tuple(rows), note).without_empty_columns()
 
