@@ -47,13 +47,20 @@ def teacher_forced(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int
     )
 
 
-def writer(model: ModelConfig, kind: str, *, tokens: Mapping[str, int | None] | None = None) -> ModelConfig:
+def writer(
+    model: ModelConfig,
+    kind: str,
+    *,
+    tokens: Mapping[str, int | None] | None = None,
+    head: CausalLMHeadConfig | None = None,
+) -> ModelConfig:
     """An encoder with a decoder under a language model's head, its own where it has one.
 
     Args:
         model: what is to write.
         kind: of the objective, for its name in errors.
         tokens: what its texts begin and end with, by the names in `NAMED_TOKENS`; others stay as they are.
+        head: what it gets where it has none; by default one over the words that it reads.
 
     Raises:
         UserError: the backbone is one stack.
@@ -65,7 +72,7 @@ def writer(model: ModelConfig, kind: str, *, tokens: Mapping[str, int | None] | 
         )
     own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
     backbone = model.backbone.model_copy(update=dict(tokens or {}))
-    return ModelConfig(backbone=backbone, head=own or CausalLMHeadConfig())
+    return ModelConfig(backbone=backbone, head=own or head or CausalLMHeadConfig())
 
 
 class Seq2SeqObjective(nn.Module):

@@ -17,7 +17,7 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
-from homespun.models.config import ModelConfig
+from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.objectives.seq2seq import Seq2SeqObjective, teacher_forced, writer
 from homespun.objectives.sequence_noise import choose_spans, cut_out, noise_and_spans
 from homespun.text.tokenizer import Tokenizer
@@ -56,6 +56,9 @@ class SpanCorruption(Config):
     packs: ClassVar[bool] = False
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of the tokens that are cut out")
     mean_span: float = Field(default=3.0, ge=1, description="mean length of the spans")
+    head: CausalLMHeadConfig = Field(
+        default=CausalLMHeadConfig(), description="of a model that has none: T5 1.1's has words of its own"
+    )
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Whole sentences of one document, where the corpus knows them.
@@ -107,7 +110,7 @@ class SpanCorruption(Config):
             "eos_token_id": tokenizer.sep_id,
             "decoder_start_token_id": tokenizer.pad_id,
         }
-        config = writer(model, self.kind, tokens=tokens)
+        config = writer(model, self.kind, tokens=tokens, head=self.head)
         return Seq2SeqObjective(config.build(), config)
 
     def _noise_and_spans(self, body: int) -> tuple[int, int]:
