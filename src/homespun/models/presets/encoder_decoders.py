@@ -1,7 +1,7 @@
 """Encoders with a decoder, by size.
 
-The Transformer's two are those of Vaswani et al. 2017, table 3. BART's base and large, LED's, BigBird-Pegasus's and
-T5's five, of 1.0 and of 1.1, are the released ones. ProphetNet's, and what is called tiny or mini, are ours.
+The Transformer's two are those of Vaswani et al. 2017, table 3. BART's base and large, LED's, PEGASUS's, BigBird-Pegasus's
+and T5's five, of 1.0 and of 1.1, and ProphetNet's large are the released ones. What is called tiny or mini is ours.
 """
 
 from __future__ import annotations
@@ -93,6 +93,19 @@ _BIGBIRD_PEGASUS_SIZES = {
     "mini": _SMALL["mini"] | _bigbird_pegasus(4096, 32),
     "large": _size(16, 1024, 16, 4096) | _bigbird_pegasus(4096, 64),
 }
+_PEGASUS: _Tree = {
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "relu",
+    "embedding_norm": False,
+    "scale_embedding": True,
+    "residual": {"kind": "pre"},
+    "positions": {"kind": "sinusoidal", "halves": True},
+}
+_PEGASUS_SIZES = _SMALL | {
+    "base": _size(12, 768, 12, 3072),
+    "large": _size(16, 1024, 16, 4096) | {"max_position_embeddings": 1024},
+}
 _T5: _Tree = {
     "type_vocab_size": 0,
     "hidden_act": "relu",
@@ -130,6 +143,7 @@ _PROPHETNET: _Tree = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-5,
 }
+_PROPHETNET_SIZES = _SMALL | {"large": _size(12, 1024, 16, 4096)}
 _WITH_BIASES = {"attention": _T5["attention"]}
 
 ENCODER_DECODERS: dict[str, _Tree] = {
@@ -148,5 +162,6 @@ ENCODER_DECODERS: dict[str, _Tree] = {
         f"t5-v1.1-{size}": _two(values | _T5_1_1, **_WITH_BIASES) | {"learned_padding": True}
         for size, values in _T5_1_1_SIZES.items()
     },
-    **{f"prophetnet-{size}": _two(SIZES[size] | _PROPHETNET) | {"ngram": 2} for size in ("tiny", "mini")},
+    **{f"pegasus-{size}": _two(values | _PEGASUS) for size, values in _PEGASUS_SIZES.items()},
+    **{f"prophetnet-{size}": _two(values | _PROPHETNET) | {"ngram": 2} for size, values in _PROPHETNET_SIZES.items()},
 }
