@@ -62,6 +62,16 @@ class Cache:
             self._source[owner] = build()
         return self._source[owner]
 
+    def branch(self, rows: Tensor) -> Cache:
+        """A cache that goes on from these rows of this one, (new batch,) int64; this one stays as it is."""
+        cache = Cache()
+        cache.length = self.length
+        for owner, past in self._past.items():
+            cache._past[owner] = _Written(past.buffer.index_select(1, rows), past.length)
+        for place, (key, value) in self._source.items():
+            cache._source[place] = key.index_select(0, rows), value.index_select(0, rows)
+        return cache
+
     def reorder(self, rows: Tensor) -> None:
         """Take these rows of the batch, in this order, of the tokens and of the source: (new batch,) int64."""
         for owner, (key, value) in self._source.items():

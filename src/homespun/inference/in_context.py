@@ -1,0 +1,277 @@
+"""In-context learning: a task told by a prompt, and answers scored by how likely the model finds them after it.
+
+A prompt is an instruction, examples with their answers, and a text without one (Brown et al. 2020, section 2). What
+stands before the text is the same for many texts: a causal stack reads it once, and goes on from its cache. An encoder
+with a decoder reads the whole prompt, and its decoder scores the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from homespun.config import Config
+from homespun.data.padding import pad
+from homespun.data.rows import Row
+from homespun.errors import UserError
+from homespun.models.backbone import Encoder, EncoderDecoder, Model
+from homespun.models.heads import CausalLMHead
+from homespun.nn.cache import Cache, NoCacheError
+from homespun.text.tokenizer import Tokenizer
+
+Ids = NDArray[np.int64]
+_TEXT, _ANSWER = "{text}", "{answer}"
+
+
+class PromptTemplate(Config):
+    """How a prompt is written; texts and answers stand in it with their white space made single spaces."""
+
+    instruction: str = Field(default="", description="what is to be done, before the examples")
+    example: str = Field(default="{text}\nAnswer: {answer}", description="an example; the text asked about ends early")
+    separator: str = Field(default="\n\n", description="after the instruction and after each example")
+
+    @field_validator("example")
+    @classmethod
+    def _text_then_answer(cls, example: str) -> str:
+        if (example.count(_TEXT), example.count(_ANSWER)) != (1, 1) or example.index(_TEXT) > example.index(_ANSWER):
+            raise ValueError(f"an example must have {_TEXT} once and then {_ANSWER} once, unlike {example!r}")
+        return example
+
+    def before(self, examples: Sequence[tuple[str, str]]) -> str:
+        """The prompt up to the text asked about: the instruction, and these texts with their answers."""
+        parts = [self.instruction] if self.instruction else []
+        parts += [
+            self.example.replace(_ANSWER, _line(answer)).replace(_TEXT, _line(text), 1) for text, answer in examples
+        ]
+        return "".join(f"{part}{self.separator}" for part in parts)
+
+    def question(self, text: str) -> str:
+        """The text asked about, up to its answer; a space before the answer belongs to the answer."""
+        return self.example.partition(_ANSWER)[0].rstrip(" ").replace(_TEXT, _line(text))
+
+    def answer(self, word: str) -> str:
+        """An answer as it stands behind `question`."""
+        begun = self.example.partition(_ANSWER)[0]
+        return " " * (len(begun) - len(begun.rstrip(" "))) + _line(word)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts in ids: what they have in common, what each asks, and the answers. The parts are encoded apart."""
+
+    before: Ids
+    questions: Sequence[Ids]
+    answers: Sequence[Ids]
+
+    @classmethod
+    def of(
+        cls,
+        template: PromptTemplate,
+        tokenizer: Tokenizer,
+        *,
+        examples: Sequence[tuple[str, str]],
+        texts: Sequence[str],
+        answers: Sequence[str],
+    ) -> Prompts:
+        """Of texts.
+
+        Raises:
+            UserError: an answer or a question without a token.
+        """
+        (before,) = tokenizer.encode_batch([template.before(examples)])
+        said = tokenizer.encode_batch([template.answer(answer) for answer in answers])
+        for answer, ids in zip(answers, said, strict=True):
+            if not len(ids):
+                raise UserError(f"the answer {answer!r} has no token; name a word for it with --answers LABEL=WORD")
+        questions = tokenizer.encode_batch([template.question(text) for text in texts])
+        if not all(len(ids) for ids in questions):
+            raise UserError("a question without a token: the template must say something beside the text")
+        begins, _ = tokenizer.frame
+        return cls(
+            np.concatenate([np.array(begins, dtype=np.int64), before]).astype(np.int64),
+            [ids.astype(np.int64) for ids in questions],
+            [ids.astype(np.int64) for ids in said],
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt with its longest answer."""
+        return len(self.before) + max(map(len, self.questions), default=0) + max(map(len, self.answers)) - 1
+
+
+def likelihoods(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> NDArray[np.float64]:
+    """(questions, answers) log-probabilities of all tokens of each answer, after its prompt.
+
+    Answers that begin alike are read together: those of one token need no row of their own. The model is put into
+    evaluation mode.
+
+    Args:
+        batch_size: questions at a time.
+
+    Raises:
+        UserError: a model that does not write, or a prompt longer than the model.
+    """
+    model.eval()
+    reading = _reading(model, prompts, tokenizer)
+    stems = _stems(prompts.answers)
+    found = np.zeros((len(prompts.questions), len(prompts.answers)))
+    order = sorted(range(len(prompts.questions)), key=lambda index: -len(prompts.questions[index]))
+    with torch.no_grad():
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            tables = reading([prompts.questions[index] for index in chosen], stems)
+            for answer, ids in enumerate(prompts.answers):
+                stem = next(n for n, other in enumerate(stems) if np.array_equal(other[: len(ids) - 1], ids[:-1]))
+                scores = tables[:, stem, torch.arange(len(ids)), torch.from_numpy(ids)]  # (chosen, tokens)
+                found[chosen, answer] = scores.double().sum(-1).numpy()
+    return found
+
+
+def written(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> list[str]:
+    """What the model writes after each prompt, the likeliest token each time, as many as the longest answer has."""
+    texts = []
+    most = max(map(len, prompts.answers))
+    source = isinstance(model.backbone, EncoderDecoder)
+    device = next(model.parameters()).device
+    end = np.array([tokenizer.sep_id] if source else [], dtype=np.int64)
+    for start in range(0, len(prompts.questions), batch_size):
+        asked = prompts.questions[start : start + batch_size]
+        batch = pad([Row(np.concatenate([prompts.before, ids, end])) for ids in asked], tokenizer.pad_id).to(device)
+        ids = model.generate(
+            batch.input_ids,
+            batch.attention_mask,
+            max_new_tokens=most,
+            eos_token_id=tokenizer.sep_id,
+            pad_token_id=tokenizer.pad_id,
+        )
+        new = ids[:, 1:] if source else ids[:, batch.input_ids.shape[1] :]
+        texts += [tokenizer.decode(row.tolist()).strip() for row in new]
+    return texts
+
+
+def named(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:
+    """(texts,) the number of the answer that each text begins with, the longest of several; -1: none."""
+    lines = [_line(answer).casefold() for answer in answers]
+    chosen = []
+    for text in texts:
+        fitting = [number for number, line in enumerate(lines) if _line(text).casefold().startswith(line)]
+        chosen.append(max(fitting, key=lambda number: len(lines[number]), default=-1))
+    return np.array(chosen, dtype=np.int64)
+
+
+def per_token(scores: NDArray[np.float64], answers: Sequence[Ids]) -> NDArray[np.float64]:
+    """(questions, answers) log-probabilities, each divided by the tokens of its answer, so that long ones may win."""
+    return scores / np.array([len(ids) for ids in answers])
+
+
+def calibrated(scores: NDArray[np.float64], content_free: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(questions, answers) scores, less what the prompt alone says for each answer (Zhao et al. 2021, section 5).
+
+    Args:
+        content_free: (texts, answers) the same scores of texts that say nothing; their probabilities are averaged.
+    """
+    prior = probabilities(content_free).mean(0)
+    return scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
+
+
+def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(questions, answers) scores -> shares that sum to one over the answers."""
+    shares: NDArray[np.float64] = np.exp(scores - scores.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    return shares
+
+
+def _stems(answers: Sequence[Ids]) -> list[Ids]:
+    """The answers without their last tokens, less those that another begins with."""
+    stems = {tuple(ids[:-1].tolist()) for ids in answers}
+    kept = [s for s in stems if not any(s != other and other[: len(s)] == s for other in stems)]
+    return [np.array(stem, dtype=np.int64) for stem in sorted(kept)]
+
+
+class _Continued:
+    """A causal stack: the prompts go on from what they have in common, which is read once where that can be."""
+
+    def __init__(self, backbone: Encoder, head: CausalLMHead, before: Ids, pad_id: int) -> None:
+        self.backbone, self.head, self.before, self.pad_id = backbone, head, before, pad_id
+        self.device = head.weight.device
+        self.cache: Cache | None = Cache() if len(before) else None
+        if self.cache is None:
+            return
+        try:
+            with torch.no_grad():
+                backbone.decode(torch.from_numpy(before)[None].to(self.device), cache=self.cache)
+        except NoCacheError:
+            self.cache = None
+
+    def __call__(self, questions: Sequence[Ids], stems: Sequence[Ids]) -> Tensor:
+        """(questions, stems, tokens + 1, vocab) log-probabilities of what follows each question and stem so far."""
+        rows = [Row(np.concatenate([ids, stem])) for ids in questions for stem in stems]
+        hidden = self._hidden(rows)  # (rows, seq, hidden)
+        places = torch.tensor([len(ids) - 1 for ids in questions]).repeat_interleave(len(stems))[:, None]
+        places = places + torch.arange(max(map(len, stems)) + 1)  # beyond a stem's own end nobody reads them
+        places = places.clamp(max=hidden.shape[1] - 1).to(self.device)
+        chosen = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+        table = _log_softmax(self.head(chosen))
+        return table.view(len(questions), len(stems), *table.shape[1:])
+
+    def _hidden(self, rows: Sequence[Row]) -> Tensor:
+        if self.cache is None:
+            whole = [Row(np.concatenate([self.before, row.input_ids])) for row in rows]
+            batch = pad(whole, self.pad_id).to(self.device)
+            hidden: Tensor = self.backbone(batch.input_ids, attention_mask=batch.attention_mask)
+            return hidden[:, len(self.before) :]
+        batch = pad(rows, self.pad_id).to(self.device)
+        keep = batch.attention_mask
+        if keep is not None:
+            keep = torch.cat([keep.new_ones(len(rows), len(self.before)), keep], 1)
+        cache = self.cache.branch(torch.zeros(len(rows), dtype=torch.int64, device=self.device))
+        return self.backbone.decode(batch.input_ids, attention_mask=keep, cache=cache)
+
+
+class _Answered:
+    """An encoder with a decoder: the encoder reads the prompt, the decoder the answers."""
+
+    def __init__(self, backbone: EncoderDecoder, head: CausalLMHead, before: Ids, tokenizer: Tokenizer) -> None:
+        self.backbone, self.head, self.before = backbone, head, before
+        self.pad_id, self.end = tokenizer.pad_id, np.array([tokenizer.sep_id])
+        self.device = head.weight.device
+
+    def __call__(self, questions: Sequence[Ids], stems: Sequence[Ids]) -> Tensor:
+        """(questions, stems, tokens + 1, vocab) log-probabilities of what follows each stem so far."""
+        prompts = [Row(np.concatenate([self.before, ids, self.end])) for ids in questions for _ in stems]
+        batch = pad(prompts, self.pad_id).to(self.device)
+        source = self.backbone.encode(batch.input_ids, attention_mask=batch.attention_mask)
+        start = np.array([self.backbone.decoder_start_token_id])
+        read = pad([Row(np.concatenate([start, stem])) for _ in questions for stem in stems], self.pad_id)
+        read = read.to(self.device)
+        hidden = self.backbone.decode(read.input_ids, source, decoder_attention_mask=read.attention_mask)
+        table = _log_softmax(self.head(hidden))
+        return table.view(len(questions), len(stems), *table.shape[1:])
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).cpu()
+
+
+def _reading(model: Model, prompts: Prompts, tokenizer: Tokenizer) -> _Continued | _Answered:
+    backbone, head = model.backbone, model.head
+    if not isinstance(head, CausalLMHead):
+        raise UserError(
+            "this model does not write: it has no language model's head; take a run of objective clm, or an encoder "
+            "with a decoder"
+        )
+    if isinstance(backbone, EncoderDecoder):
+        return _Answered(backbone, head, prompts.before, tokenizer)
+    if not backbone.causal:
+        raise UserError("this model does not write: its tokens see later ones; take a run of objective clm")
+    return _Continued(backbone, head, prompts.before, tokenizer.pad_id)

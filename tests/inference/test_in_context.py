@@ -1,0 +1,161 @@
+"""Answers are scored by their likelihood after a prompt: as one full pass over each would, alone or in a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from homespun.errors import UserError
+from homespun.inference.in_context import (
+    Prompts,
+    PromptTemplate,
+    calibrated,
+    likelihoods,
+    named,
+    per_token,
+    probabilities,
+    written,
+)
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig
+from homespun.text.tokenizer import Tokenizer
+
+TEXTS = ["a fine film", "dull", "what a long and tedious evening that was"]
+ANSWERS = ["good", "bad", "good enough", "terrible"]
+EXAMPLES = [("I loved it", "good"), ("never again", "bad")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train([*TEXTS, "good good bad bad Answer: Answer:"] * 3, kind="bpe", vocab_size=283)
+
+
+def causal(tokenizer: Tokenizer, **fields: Any) -> Model:
+    return built(tokenizer, {"preset": "gpt2-tiny", "num_attention_heads": 4, "hidden_size": 28} | fields)
+
+
+def built(tokenizer: Tokenizer, backbone: dict[str, Any], head: str = "causal_lm") -> Model:
+    torch.manual_seed(3)
+    sizes = {"vocab_size": tokenizer.vocab_size, "initializer_range": 0.3}
+    tree = backbone | ({} if backbone.get("kind") == "encoder_decoder" else sizes)
+    config = ModelConfig.model_validate({"backbone": tree, "head": {"kind": head}})
+    return config.build().double().eval()
+
+
+def pair(tokenizer: Tokenizer) -> Model:
+    stack = {"vocab_size": tokenizer.vocab_size, "hidden_size": 28, "num_hidden_layers": 2, "initializer_range": 0.3}
+    return built(tokenizer, {"kind": "encoder_decoder", "encoder": stack})
+
+
+MODELS = {
+    "full": lambda tokenizer: causal(tokenizer),
+    "banded and dense": lambda tokenizer: causal(tokenizer, preset="gpt3-tiny"),
+    "post-norm": lambda tokenizer: causal(tokenizer, preset="gpt-tiny"),
+    "without a cache": lambda tokenizer: causal(
+        tokenizer, attention={"kind": "lsh", "chunk_length": 512, "num_buckets": 2}
+    ),
+    "encoder and decoder": pair,
+}
+
+
+def prompts(tokenizer: Tokenizer, **fields: Any) -> Prompts:
+    given: dict[str, Any] = {"examples": EXAMPLES, "texts": TEXTS, "answers": ANSWERS} | fields
+    return Prompts.of(PromptTemplate(instruction="Is it good?"), tokenizer, **given)
+
+
+def in_full(model: Model, asked: Prompts, tokenizer: Tokenizer, question: int, answer: int) -> float:
+    """The log-probability of one answer, by one pass over everything."""
+    prompt, said = np.concatenate([asked.before, asked.questions[question]]), asked.answers[answer]
+    with torch.no_grad():
+        if model.backbone.causal:
+            ids = torch.from_numpy(np.concatenate([prompt, said]))[None]
+            table = model(ids)[0, len(prompt) - 1 : -1].log_softmax(-1)
+        else:
+            source = torch.from_numpy(np.concatenate([prompt, [tokenizer.sep_id]]))[None]
+            read = torch.from_numpy(np.concatenate([[0], said[:-1]]))[None]
+            table = model(source, decoder_input_ids=read)[0].log_softmax(-1)
+    return float(table[torch.arange(len(said)), torch.from_numpy(said)].sum())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_are_the_log_likelihoods_of_a_full_pass(tokenizer: Tokenizer, name: str) -> None:
+    model = MODELS[name](tokenizer)
+    asked = prompts(tokenizer)
+    assert len({len(ids) for ids in asked.answers}) > 2
+    scores = likelihoods(model, asked, tokenizer, batch_size=2)
+    expected = [[in_full(model, asked, tokenizer, q, a) for a in range(len(ANSWERS))] for q in range(len(TEXTS))]
+    np.testing.assert_allclose(scores, expected, atol=1e-9)
+    assert np.ptp(scores) > 1.0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_text_alone_is_as_in_a_batch(tokenizer: Tokenizer, name: str) -> None:
+    model = MODELS[name](tokenizer)
+    together = likelihoods(model, prompts(tokenizer), tokenizer)
+    alone = [likelihoods(model, prompts(tokenizer, texts=[text]), tokenizer)[0] for text in TEXTS]
+    np.testing.assert_allclose(together, alone, atol=1e-9)
+    again = likelihoods(model, prompts(tokenizer), tokenizer)
+    np.testing.assert_array_equal(together, again)  # what was read once is not changed by use
+
+
+@pytest.mark.parametrize("name", ["full", "encoder and decoder"])
+def test_what_is_written_alone_is_as_in_a_batch(tokenizer: Tokenizer, name: str) -> None:
+    model = MODELS[name](tokenizer)
+    texts = written(model, prompts(tokenizer), tokenizer)
+    assert len(texts) == len(TEXTS)
+    assert texts == [written(model, prompts(tokenizer, texts=[text]), tokenizer)[0] for text in TEXTS]
+
+
+def test_a_prompt_is_instruction_examples_and_question() -> None:
+    template = PromptTemplate(instruction="Judge.", example="Text: {text}\nIt is {answer}!", separator="\n--\n")
+    assert template.before([("a {answer}\n b", "bad"), ("c", "good")]) == (
+        "Judge.\n--\nText: a {answer} b\nIt is bad!\n--\nText: c\nIt is good!\n--\n"
+    )
+    assert template.question("d  {text}") == "Text: d {text}\nIt is"
+    assert template.answer("good") == " good"
+    assert PromptTemplate(example="{text}={answer}").answer("good") == "good"
+    assert PromptTemplate().before([]) == ""
+
+
+@pytest.mark.parametrize("example", ["{text}", "{answer} {text}", "{text} {text} {answer}", ""])
+def test_an_example_has_a_text_and_then_an_answer(example: str) -> None:
+    with pytest.raises(ValidationError, match="once and then"):
+        PromptTemplate(example=example)
+
+
+def test_bad_prompts_are_one_line(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="has no token; name a word for it with --answers"):
+        Prompts.of(PromptTemplate(example="{text}{answer}"), tokenizer, examples=[], texts=["a"], answers=["", "b"])
+    with pytest.raises(UserError, match="a question without a token"):
+        Prompts.of(PromptTemplate(example="{text}{answer}"), tokenizer, examples=[], texts=[""], answers=["a", "b"])
+
+
+def test_a_model_that_does_not_write_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(UserError, match="no language model's head"):
+        likelihoods(built(tokenizer, {"preset": "bert-tiny"}, "masked_lm"), prompts(tokenizer), tokenizer)
+    with pytest.raises(UserError, match="tokens see later ones"):
+        likelihoods(built(tokenizer, {"preset": "bert-tiny"}), prompts(tokenizer), tokenizer)
+
+
+def test_calibration_takes_out_what_the_prompt_says_alone() -> None:
+    scores = np.log([[0.6, 0.2], [0.9, 0.05]])
+    content_free = np.log([[0.5, 0.1], [0.7, 0.3]])  # shares of 5/6 and 7/10 for the first answer
+    prior = (5 / 6 + 0.7) / 2
+    expected = np.array([0.6 / prior, 0.2 / (1 - prior)])
+    np.testing.assert_allclose(probabilities(calibrated(scores, content_free))[0], expected / expected.sum())
+    # a text that says nothing is then undecided
+    np.testing.assert_allclose(probabilities(calibrated(scores[:1], scores[:1])), [[0.5, 0.5]])
+
+
+def test_scores_per_token() -> None:
+    answers = [np.zeros(1), np.zeros(3)]
+    np.testing.assert_allclose(per_token(np.array([[-1.0, -3.0]]), answers), [[-1.0, -1.0]])
+
+
+def test_an_answer_is_recognised_by_its_beginning() -> None:
+    said = ["Good enough, I think", "good\n\nmore", "terribly", "badly", ""]
+    np.testing.assert_array_equal(named(said, ANSWERS), [2, 0, -1, 1, -1])
