@@ -192,6 +192,7 @@ class Process:
         if self.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            self.poll()
 
 
 def _of_children() -> float:

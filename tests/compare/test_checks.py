@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparing import comparison
+
+from homespun.compare.checks import check
+from homespun.compare.recipe import compare_recipe
+from homespun.compare.trials import trials
+from homespun.data.corpus import build_corpus
+from homespun.errors import UserError
+from homespun.jobs.recipe import comparison_names
+from homespun.text.sources import Document
+from homespun.text.tokenizer import Tokenizer
+
+TEXTS = [f"the {a} of a {b} is {c}" for a in ["price", "value", "sum"] for b in ["bond", "share"] for c in "upward"]
+SMALL = {"model": {"hidden_size": 16, "embedding_size": 8, "intermediate_size": 24, "num_attention_heads": 2}}
+
+
+def corpus(folder: Path, vocab_size: int = 281) -> Path:
+    tokenizer = Tokenizer.train(TEXTS, kind="bpe", vocab_size=vocab_size)
+    build_corpus((Document(text) for text in TEXTS * 3), tokenizer, folder, workers=1)
+    return folder
+
+
+def table(path: Path, labels: str) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        writer.writerows([f"{TEXTS[n % len(TEXTS)]} {n}", label] for n, label in enumerate(labels))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checks")
+    corpus(folder / "corpus")
+    corpus(folder / "other", vocab_size=277)
+    table(folder / "train.csv", "ab" * 20)
+    table(folder / "test.csv", "ab" * 5)
+    table(folder / "strange.csv", "abz" * 5)
+    return folder
+
+
+def checked(made: Path, **tree: Any) -> list[str]:
+    stage = {"recipe": "electra-tiny", "settings": {"data": {"corpus": str(made / "corpus"), "length": 16}, **SMALL}}
+    recipe = comparison(**{"pretrain": stage, "budget": {"steps": 1}} | tree)
+    return check(recipe, trials(recipe))
+
+
+def task(made: Path, **data: Any) -> dict[str, Any]:
+    tree = {"train": str(made / "train.csv"), "test": str(made / "test.csv"), "length": 16} | data
+    return {"topics": {"recipe": "classify", "settings": {"data": tree}}}
+
+
+def test_what_can_be_built_is_built_without_weights(made: Path) -> None:
+    variations = {
+        "full": {},
+        "frozen": {"finetune": {"objective.frozen": True, "objective.head": {"kind": "cnn"}}},
+        "mlm": {"pretrain": {"objective": {"kind": "mlm"}}},
+        "large": {"pretrain": {"model": {"hidden_size": 8192, "num_hidden_layers": 48, "intermediate_size": 32768}}},
+        "lsh": {"pretrain": {"model.attention": {"kind": "lsh"}}},
+        "reversible": {"pretrain": {"model.residual": {"kind": "reversible", "streams": "copy"}}},
+    }
+    assert checked(made, finetune=task(made), variations=variations) == []
+
+
+def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) -> None:
+    variations = {
+        "good": {},
+        "typo": {"pretrain": {"model.num_hidden_layer": 2}},
+        "heads": {"pretrain": {"model.num_attention_heads": 3}},
+        "long": {"pretrain": {"data.length": 1031}},
+        "causal": {"pretrain": {"model.causal": True}},
+        "nowhere": {"pretrain": {"data.corpus": "no/such/corpus"}},
+        "unknown": {"pretrain": {"recipe": "electra-tinny"}},
+        "head": {"finetune": {"objective.head.kind": "ccn"}},
+        "reader": {"finetune": {"data.length": 4099}},
+    }
+    with pytest.raises(UserError) as told:
+        checked(made, finetune=task(made), variations=variations)
+    words = str(told.value)
+    assert "\n" not in words
+    assert words.startswith("8 of 9 variations cannot be built, so nothing was begun: (1) typo: ")
+    for name in set(variations) - {"good"}:
+        assert f") {name}: " in words
+    for reason in (
+        "did you mean 'num_hidden_layers'?",
+        "did you mean 'electra-tiny'?",
+        "did you mean 'cnn'?",
+        "data.length=1031 tokens exceed",
+        "data.length=4099 exceeds",
+        "no/such/corpus",
+    ):
+        assert reason in words
+    assert "good" not in words
+
+
+def test_one_reason_of_several_variations_is_said_once(made: Path) -> None:
+    variations = {"a": {}, "b": {"finetune": {"train.batch_size": 3}}}
+    with pytest.raises(UserError, match=r"2 of 2 variations .* \(1\) a, b: label 'z' was not seen in training"):
+        checked(made, finetune=task(made, test=str(made / "strange.csv")), variations=variations)
+
+
+def test_corpora_with_different_tokenizers_are_refused_unless_said_so(made: Path) -> None:
+    variations = {"one": {}, "two": {"pretrain": {"data.corpus": str(made / "other")}}}
+    with pytest.raises(
+        UserError, match=r"corpora have different tokenizers.*corpus against .*other; .*different_token"
+    ):
+        checked(made, variations=variations)
+    assert checked(made, variations=variations, different_tokenizers=True) == []
+
+
+def test_more_tokens_than_there_are_is_said_in_passes(made: Path) -> None:
+    from homespun.data.corpus import Corpus
+
+    there = round(Corpus.open(made / "corpus").num_tokens * 0.98)
+    (note,) = checked(made, budget={"tokens": 5 * there})
+    assert note.startswith(
+        f"tokens of the budget come to 5.0 passes over {made / 'corpus'}, which has {there:,} tokens"
+    )
+    (note,) = checked(made, budget={"steps": 100})
+    assert f"steps of the budget come to {100 * 32 * 16 / there:,.1f} passes" in note
+    assert checked(made, budget={"tokens": there - 1}) == []
+
+
+def test_seeds_are_not_built_apart(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from homespun.compare import checks
+
+    built = []
+    build = checks._build
+    monkeypatch.setattr(checks, "_build", lambda trial, reader: (built.append(trial.place), build(trial, reader)))
+    checked(made, seeds=5)
+    assert built == ["base/seed-0"]
+
+
+@pytest.mark.parametrize("name", comparison_names())
+def test_shipped_comparisons_are_read(name: str) -> None:
+    recipe = compare_recipe(name)
+    assert recipe.about
+    assert trials(recipe)
+    json.dumps(recipe.model_dump(mode="json"))
+
+
+def test_a_recipe_of_another_kind_is_refused() -> None:
+    with pytest.raises(UserError, match="electra-tiny is of kind 'pretrain'; a comparison is of kind: compare"):
+        compare_recipe("electra-tiny")

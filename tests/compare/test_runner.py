@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from comparing import FAKE, calls, comparison, records, run, runner_of
+
+from homespun.compare import folder
+from homespun.compare.folder import Lock
+from homespun.compare.stage import Command, Here, Process, reason, shares
+from homespun.errors import UserError
+
+TASK = {"topics": {"recipe": "classify"}}
+
+
+def of(*recipes: str, **more: Any) -> Any:
+    """A comparison whose variations pretrain by these recipes."""
+    tree = {"pretrain": {"recipe": "good"}, "finetune": TASK, "seeds": 1, "measure": None}
+    return comparison(**tree | {"variations": {name: {"pretrain": {"recipe": name}} for name in recipes}} | more)
+
+
+def test_a_trial_that_fails_is_a_row_that_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    result = run(of("bad", "crash", "memory", "good"), tmp_path)
+    found = records(tmp_path)
+    assert {name: record["status"] for name, record in found.items()} == {
+        "bad/seed-0": "failed",
+        "crash/seed-0": "failed",
+        "memory/seed-0": "failed",
+        "good/seed-0": "done",
+    }
+    assert found["bad/seed-0"]["why"] == "the corpus is empty; give another"
+    assert found["crash/seed-0"]["why"] == "ended with exit code 1: RuntimeError: 7 is not 11"
+    assert found["memory/seed-0"]["why"] == "killed by SIGKILL, as the system does when memory runs out"
+    assert all(found[f"{name}/seed-0"]["stage"] == "pretrain" for name in ("bad", "crash", "memory"))
+    assert (result["trials"], result["done"], len(result["failed"])) == (4, 1, 3)
+    stages = found["good/seed-0"]["stages"]
+    assert all(
+        stage["finished"] and stage["seconds"] > 0 and stage["processor_seconds"] > 0 for stage in stages.values()
+    )
+    assert found["good/seed-0"]["seconds"] == pytest.approx(sum(stage["seconds"] for stage in stages.values()))
+
+
+def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+    recipe = of("bad", "good", measure={"lengths": [17]})
+    run(recipe, tmp_path)
+    before = calls(tmp_path)
+    assert before == [
+        "baselines/topics",
+        "trials/bad/seed-0/pretrain",
+        "trials/good/seed-0/pretrain",
+        "trials/good/seed-0/topics",
+    ]
+    result = run(recipe, tmp_path)
+    assert calls(tmp_path) == before
+    assert (result["done"], len(result["failed"])) == (1, 1)
+    assert records(tmp_path)["good/seed-0"]["inference"] == [
+        {"length": 17, "batch_size": 1, "seconds_per_text": 0.5, "peak_bytes": 19}
+    ]
+
+
+def test_what_failed_is_run_again_only_when_asked(tmp_path: Path) -> None:
+    recipe = of("second", "good")
+    assert run(recipe, tmp_path)["done"] == 1
+    assert run(recipe, tmp_path)["done"] == 1
+    assert run(recipe, tmp_path, retry_failed=True)["done"] == 2
+    assert records(tmp_path)["second/seed-0"]["why"] is None
+    assert calls(tmp_path).count("trials/second/seed-0/pretrain") == 2
+    assert calls(tmp_path).count("trials/good/seed-0/pretrain") == 1
+
+
+def test_trials_that_pretrain_alike_share_one_run(tmp_path: Path) -> None:
+    recipe = of("good", variations={"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}}, seeds=2)
+    assert run(recipe, tmp_path, slots=2)["done"] == 4
+    started = calls(tmp_path)
+    assert [name for name in started if name.endswith("pretrain")] == [
+        "trials/tuned/seed-0/pretrain",
+        "trials/tuned/seed-1/pretrain",
+    ]
+    assert len([name for name in started if name.endswith("topics")]) == 4 + 1  # and the baselines
+    shared = records(tmp_path)["frozen/seed-1"]["stages"]["pretrain"]
+    assert shared["shared_with"] == "tuned/seed-1"
+    path = tmp_path / "trials" / "frozen" / "seed-1" / shared["path"]
+    assert path.resolve() == tmp_path / "trials" / "tuned" / "seed-1" / "pretrain"
+    words = (tmp_path / "trials/frozen/seed-1/topics/calls.txt").read_text()
+    assert "objective.frozen=true" in words
+    assert f"--from {tmp_path}/trials/frozen/seed-1/../../tuned/seed-1/pretrain" in words
+
+
+def test_a_trial_whose_shared_pretraining_failed_says_so(tmp_path: Path) -> None:
+    recipe = of(variations={"a": {}, "b": {}}, pretrain={"recipe": "bad"})
+    run(recipe, tmp_path)
+    why = records(tmp_path)["b/seed-0"]["why"]
+    assert why == "a/seed-0, whose pretraining it shares, failed: the corpus is empty; give another"
+
+
+def test_baselines_are_measured_once_a_task(tmp_path: Path) -> None:
+    recipe = of("good", "other", finetune={**TASK, "tone": {}}, seeds=2)
+    run(recipe, tmp_path, slots=3)
+    assert [name for name in calls(tmp_path) if name.startswith("baselines")] == ["baselines/tone", "baselines/topics"]
+    assert "baselines=" not in (tmp_path / "baselines/topics/calls.txt").read_text()
+    assert "baselines=false" in (tmp_path / "trials/other/seed-1/topics/calls.txt").read_text()
+
+
+def test_slots_run_side_by_side_and_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    runner = runner_of(of("slow", "good", "other"), tmp_path, slots=2)
+    started = time.monotonic()
+    while len(records_done(tmp_path)) < 2 and time.monotonic() < started + 20:
+        runner.step()
+        time.sleep(0.02)
+    assert records_done(tmp_path) == ["good/seed-0", "other/seed-0"]  # beside one that does not end
+    runner._kill()
+    assert records(tmp_path)["slow/seed-0"]["status"] == "waiting"
+    assert "pretrain good 3" in (tmp_path / "trials/good/seed-0/logs/pretrain.log").read_text()
+
+
+def records_done(out: Path) -> list[str]:
+    return [name for name, record in records(out).items() if record["status"] == "done"]
+
+
+def test_gpus_go_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert [shares(slot, 3)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["3", "5", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert "CUDA_VISIBLE_DEVICES" not in shares(1, 3)
+
+
+def test_what_a_killed_runner_left_running_goes_on(tmp_path: Path) -> None:
+    recipe = of("good")
+    runner = runner_of(recipe, tmp_path)
+    runner.step()
+    assert records(tmp_path)["good/seed-0"]["status"] == "running"
+    (left,) = runner._jobs
+    assert left.running is not None
+    left.running.kill()  # and the runner writes nothing more
+    assert run(recipe, tmp_path)["done"] == 1
+    words = (tmp_path / "trials/good/seed-0/pretrain/calls.txt").read_text()
+    assert all("--resume" in line for line in words.splitlines())
+
+
+def test_a_folder_killed_before_it_was_a_run_is_made_anew(tmp_path: Path) -> None:
+    left = tmp_path / "trials/good/seed-0/pretrain/checkpoints"
+    recipe = of("good")
+    runner_of(recipe, tmp_path)
+    left.mkdir(parents=True)
+    assert run(recipe, tmp_path)["done"] == 1
+    assert not left.exists()
+
+
+def test_a_measurement_that_fails_costs_nobody_the_trial(tmp_path: Path) -> None:
+    recipe = of("good", measure={"lengths": [17]})
+    runner = runner_of(recipe, tmp_path)
+    runner._places = Here(1, start=(sys.executable, "-c", "raise SystemExit('no such length')"))
+    record = runner._records[0]
+    for stage in record.trial.stages:
+        record.stage(stage.name)["finished"] = True
+        record.path_of(stage.name).mkdir()
+        (record.path_of(stage.name) / "result.json").write_text("{}")
+    runner.run()
+    assert (record.status, record.values["inference"]) == ("done", [])
+    assert record.values["notes"] == ["could not be measured in use: ended with exit code 1: no such length"]
+
+
+def test_overhead_is_what_measuring_and_running_took(tmp_path: Path) -> None:
+    result = run(of("good", "other", measure={"lengths": [17]}), tmp_path)
+    found = records(tmp_path).values()
+    own = sum(stage["processor_seconds"] for record in found for stage in record["stages"].values())
+    assert result["overhead"]["trials_processor_seconds"] == pytest.approx(own)
+    assert result["overhead"]["processor_seconds"] >= sum(r["overhead"]["processor_seconds"] for r in found) > 0
+
+
+# the folder
+
+
+def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
+    run(of("good"), tmp_path)
+    changed = of("good", pretrain={"recipe": "good", "settings": {"train.batch_size": 13}})
+    with pytest.raises(UserError, match=r"other settings: None is now train.batch_size=13; give --out"):
+        run(changed, tmp_path)
+
+
+def test_trials_of_another_comparison_are_refused(tmp_path: Path) -> None:
+    run(of("good", "other"), tmp_path)
+    with pytest.raises(UserError, match=r"1 trials that are not in this comparison: other/seed-0"):
+        run(of("good"), tmp_path)
+
+
+def test_more_seeds_and_variations_may_be_added(tmp_path: Path) -> None:
+    run(of("good"), tmp_path)
+    assert run(of("other", "good", seeds=2), tmp_path)["done"] == 4
+    assert calls(tmp_path).count("trials/good/seed-0/pretrain") == 1
+
+
+def test_a_record_of_another_version_is_refused(tmp_path: Path) -> None:
+    run(of("good"), tmp_path)
+    path = tmp_path / "trials/good/seed-0/trial.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 7}))
+    with pytest.raises(UserError, match=r"trial.json is of version 7, and this homespun reads 1; give --out"):
+        run(of("good"), tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": 3}'])
+def test_a_record_cut_short_is_refused(tmp_path: Path, text: str) -> None:
+    run(of("good"), tmp_path)
+    (tmp_path / "trials/good/seed-0/trial.json").write_text(text)
+    with pytest.raises(UserError, match=r"cut short or altered; delete .*seed-0, and its trial runs again"):
+        run(of("good"), tmp_path)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("dear")
+    with pytest.raises(UserError, match="other things in it"):
+        run(of("good"), tmp_path)
+    with pytest.raises(UserError, match="is a file"):
+        run(of("good"), tmp_path / "letters.txt")
+
+
+def test_one_runner_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_PATIENCE", 0.0)
+    with Lock(tmp_path), pytest.raises(UserError, match="another runner is at work"), Lock(tmp_path):
+        pass
+    with Lock(tmp_path):
+        pass
+
+
+def test_the_lock_is_held_by_what_a_killed_runner_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "_PATIENCE", 0.0)
+    with Lock(tmp_path) as lock:
+        places = Here(1, inherit=lock.descriptors, start=FAKE)
+        left = places.start(Command(("pretrain", "slow", "--out", str(tmp_path / "out")), tmp_path / "log"))
+    with pytest.raises(UserError, match="another runner"), Lock(tmp_path):
+        pass
+    left.kill()
+    with Lock(tmp_path):
+        pass
+
+
+# processes
+
+
+def test_a_stage_ends_with_what_started_it(tmp_path: Path) -> None:
+    code = (
+        "import time; from homespun.compare.child import follow_starter; follow_starter(); "
+        "print('up', flush=True); time.sleep(600)"
+    )
+    process = Process(Command((), tmp_path / "log"), (sys.executable, "-c", code), {})
+    deadline = time.monotonic() + 60
+    while "up" not in process.said() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process.poll() is None
+    pipe = process._process.stdin
+    assert pipe is not None
+    pipe.close()  # as the system does when the starter ends
+    while process._process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert process._process.returncode == -signal.SIGKILL
+
+
+def test_a_process_is_asked_to_stop_alone(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); "
+        "print('up', flush=True); time.sleep(600)"
+    )
+    process = Process(Command((), tmp_path / "log"), (sys.executable, "-c", code), {})
+    assert os.getpgid(process._process.pid) != os.getpgrp()  # a Ctrl-C in the terminal does not reach it
+    while "up" not in process.said():
+        time.sleep(0.02)
+    process.stop()
+    while (outcome := process.poll()) is None:
+        time.sleep(0.02)
+    assert outcome.why == "ended with exit code 3: up"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "why"),
+    [
+        (2, "error: one\nerror: two\n", "two"),
+        (1, "", "ended with exit code 1"),
+        (-15, "error: stopped after step 3", "killed by SIGTERM"),
+        (-250, "", "killed by 250"),
+    ],
+)
+def test_reasons(code: int, said: str, why: str) -> None:
+    assert reason(code, said) == why
