@@ -13,6 +13,7 @@ import typer
 from homespun.cli.compare import baselines, compare, measure
 from homespun.cli.convert import convert, export
 from homespun.cli.options import Columns, Encoding, Input, Json, Out, Overrides, Resume, parts, tell, tell_run
+from homespun.cli.prompt import prompt
 from homespun.cli.recipes import recipes_app
 from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
@@ -32,6 +33,7 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
 app.command()(convert)
 app.command()(export)
+app.command()(prompt)
 app.command()(compare)
 app.command()(measure)
 app.command()(baselines)
@@ -148,14 +150,18 @@ def predict(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, one or several to compare.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, one or several, or the folder of one comparison.")],
     out: Out = Path("report"),
     title: Annotated[str, typer.Option(help="Of the page.")] = "Report",
     as_json: Json = False,
 ) -> None:
-    """Write one page about one run, or comparing several."""
+    """Write one page about one run, or comparing several; that of a comparison stands in its own folder."""
+    from homespun.report.comparison import is_comparison, write_comparison
     from homespun.report.page import write_report
 
+    if len(runs) == 1 and is_comparison(runs[0]):
+        tell({"report": str(write_comparison(runs[0]))}, as_json)
+        return
     tell({"report": str(write_report(runs, out, title=title))}, as_json)
 
 
