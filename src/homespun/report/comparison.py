@@ -11,12 +11,14 @@ from homespun.report import comparison_tables as tables
 from homespun.report import formats, statistics
 from homespun.report.comparison_document import Report
 from homespun.report.comparison_quality import Contender, Task
-from homespun.report.comparison_read import read_comparison
+from homespun.report.comparison_read import Comparison, is_comparison, read_comparison
 from homespun.report.document import Document, Notice, Words
 from homespun.report.formats import number
 from homespun.report.markdown import csv_text
 from homespun.report.page import write_document, write_whole
 from homespun.report.table import Table
+
+__all__ = ["VERSION", "is_comparison", "write_comparison"]
 
 VERSION = 1
 """Of ``comparison.json``."""
@@ -52,8 +54,6 @@ def _results(report: Report, document: Document) -> dict[str, Any]:
     """What ``comparison.json`` holds: the verdicts, and the rows of every table with raw values."""
     comparison = report.comparison
     statuses = [trial.status for trial in comparison.trials]
-    whole = sum(trial.seconds or 0.0 for trial in comparison.trials if trial.status == "done")
-    in_stages = sum(s.seconds or 0.0 for t in comparison.trials if t.status == "done" for s in t.stages.values())
     return {
         "version": VERSION,
         "trials": {status: statuses.count(status) for status in dict.fromkeys(statuses)},
@@ -62,13 +62,16 @@ def _results(report: Report, document: Document) -> dict[str, Any]:
         "tasks": {task.name: _told(task) for task in report.tasks},
         "fronts": {task: {cost.kind: cost.front for cost in costs} for task, costs in report.costs.items()},
         "crossovers": {what: [asdict(c) for c in found] for what, found in report.crossings.items()},
-        "overhead": {
-            "seconds": whole,
-            "stages_seconds": in_stages,
-            "share": (whole - in_stages) / in_stages if in_stages else None,
-        },
+        "overhead": _overhead(comparison),
         "tables": {table.name: _raw(table) for table in document.tables()},
     }
+
+
+def _overhead(comparison: Comparison) -> dict[str, float | None]:
+    """What scheduling and measuring took beside the trainings, in seconds of processor time."""
+    extra = sum(trial.overhead for trial in comparison.trials)
+    own = sum(stage.processor_seconds for trial in comparison.trials for stage in trial.stages.values())
+    return {"processor_seconds": extra, "stages_processor_seconds": own, "share": extra / own if own else None}
 
 
 def _told(task: Task) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,14 +24,16 @@ MEASURES = {
     "accuracy": "accuracy",
     "exact_match": "exact match",
     "f1": "F1",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
-    "rouge_l": "ROUGE-L",
     "spearman": "Spearman correlation",
     "pearson": "Pearson correlation",
     "roc_auc": "ROC AUC",
     "macro_f1": "macro F1",
 }
-"""What decides, the first of these that the tests of a task have; greater is better, and 1 the most."""
+"""How measures are called: greater is better, and 1 the most. The first of a task's own ``measures`` decides; where a
+result does not name them, the first of these that its tests have."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +131,28 @@ def judge(comparison: Comparison) -> list[Task]:
 
 def _task(comparison: Comparison, name: str) -> Task:
     troubles: list[str] = []
-    tests = [test for v in comparison.variations for r in v.records(name) for test in _tests(r)]
-    measure = next((key for key in MEASURES if any(number(test.get(key)) is not None for test in tests)), "accuracy")
+    records = [record for variation in comparison.variations for record in variation.records(name)]
+    measure = _measure(records)
     contenders = [_model(variation, name, measure, troubles) for variation in comparison.variations]
     contenders += _baselines(comparison, name, measure, troubles)
     ranked = sorted(contenders, key=lambda c: -math.inf if c.mean is None else c.mean, reverse=True)
     verdicts, pairs = _verdicts([c for c in ranked if c.values], troubles)
     luck = any(len(c.values) > 1 for c in ranked)
     return Task(name, measure, ranked, verdicts, pairs, list(dict.fromkeys(troubles)), luck)
+
+
+def _measure(records: Sequence[RunRecord]) -> str:
+    named = [str(key) for record in records for key in as_list(record.result.get("measures"))[:1]]
+    tests = [test for record in records for test in _tests(record)]
+    return next((key for key in [*named, *MEASURES] if any(number(t.get(key)) is not None for t in tests)), "accuracy")
+
+
+def _texts(record: RunRecord) -> float | None:
+    """On how many examples a run was measured: with folds, each was in one of them."""
+    rows = [number(test.get("rows")) or 0.0 for test in _tests(record)]
+    if record.result.get("measured_on") == "folds":
+        return sum(rows) / (number(record.config.get("seeds")) or 1.0) or None
+    return rows[0] or None
 
 
 def _tests(record: RunRecord) -> list[Tree]:
@@ -162,7 +179,7 @@ def _model(variation: Variation, task: str, measure: str, troubles: list[str]) -
         macro_f1=_values(records, "macro_f1"),
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", f"{variation.name}, {task}", troubles),
-        texts=next((texts for record in records if (texts := record.test_rows())), None),
+        texts=next((texts for record in records if (texts := _texts(record))), None),
         state=variation.state,
         why=variation.why,
     )
@@ -182,7 +199,7 @@ def _baselines(comparison: Comparison, task: str, measure: str, troubles: list[s
             troubles.append(f"baselines of {task}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
     found += [(record.path, record.baselines()) for record in records]
     path, metrics = next(((path, metrics) for path, metrics in found if metrics), (comparison.path, {}))
-    texts = next((texts for record in records if (texts := record.test_rows())), None)
+    texts = next((texts for record in records if (texts := _texts(record))), None)
     for key, values in metrics.items():
         title = BASELINES.get(key, key)
         kept = {what: [n] if (n := _mean_of(values.get(what))) is not None else [] for what in (measure, "macro_f1")}
@@ -197,7 +214,7 @@ def _mean_of(value: object) -> float | None:
 def _rows(runs: Sequence[Path], name: str, who: str, troubles: list[str]) -> Rows | None:
     """What was said of the test rows by ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
     own = f"predictions/{name}.jsonl"
-    files = [file for run in runs for file in (run / own, *sorted(run.glob(f"trials/*/{own}")))]
+    files = [file for run in runs for file in (run / own, *_largest(sorted(run.glob(f"trials/*/{own}"))))]
     answers = _Answers()
     try:
         for file in files:
@@ -214,6 +231,17 @@ def _rows(runs: Sequence[Path], name: str, who: str, troubles: list[str]) -> Row
         troubles.append(f"Of {who}, {len(answers.counts) - len(kept)} rows were not predicted by every training.")
     scores = {row: answers.sums[row] / most for row in kept}
     return Rows(scores, {row: answers.truths[row] for row in kept}, most if answers.plain else None)
+
+
+def _largest(files: Sequence[Path]) -> list[Path]:
+    """Those of trainings on the most examples, where a run has several numbers of them: ``examples-100-seed-0``."""
+
+    def size(file: Path) -> int:
+        found = re.search(r"examples-(\d+)", file.parents[1].name)
+        return int(found[1]) if found else 0
+
+    most = max(map(size, files), default=0)
+    return [file for file in files if size(file) == most]
 
 
 def _read_answers(file: Path, answers: _Answers) -> None:

@@ -31,6 +31,7 @@ class Stage:
     record: RunRecord | None  # None: nothing there yet
     seconds: float | None  # of its process, from start to end
     energy: float | None  # joules
+    processor_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Trial:
     plan: Tree
     stages: Mapping[str, Stage]
     inference: Sequence[Tree]
+    notes: Sequence[str] = ()
+    overhead: float = 0.0  # seconds of processor time beside the stages
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,9 @@ def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
             status, why = "unreadable", said
         kind = str(told.get("kind") or ("pretrain" if name == "pretrain" else "finetune"))
         seconds, energy = number(told.get("seconds")), number(told.get("energy_joules"))
-        stages[str(name)] = Stage(str(name), kind, record, seconds, energy)
+        stages[str(name)] = Stage(
+            str(name), kind, record, seconds, energy, number(told.get("processor_seconds")) or 0.0
+        )
     return Trial(
         name=str(tree.get("name") or path.parent.name),
         seed=int(number(tree.get("seed")) or seed),
@@ -197,6 +202,8 @@ def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
         plan=as_tree(tree.get("plan")),
         stages=stages,
         inference=[row for row in as_list(tree.get("inference")) if isinstance(row, Mapping)],
+        notes=[str(note) for note in as_list(tree.get("notes"))],
+        overhead=number(as_tree(tree.get("overhead")).get("processor_seconds")) or 0.0,
     )
 
 

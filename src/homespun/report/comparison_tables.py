@@ -135,8 +135,12 @@ def trials(comparison: Comparison) -> Table:
         Column("where", numeric=False),
         Column("why", numeric=False),
         Column("time", formats.duration),
+        Column("notes", numeric=False),
     )
-    rows = tuple((t.name, t.seed, t.status, t.stage or None, t.why or None, t.seconds) for t in comparison.trials)
+    rows = tuple(
+        (t.name, t.seed, t.status, t.stage or None, t.why or None, t.seconds, "; ".join(t.notes) or None)
+        for t in comparison.trials
+    )
     return Table("trials", "All trials", columns, rows).without_empty_columns()
 
 

@@ -1,0 +1,409 @@
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+from comparison_folder import BERT, CAUSAL, EVERYONE, REFORMER, SMALL, WIDE, change_trial, copy, make_comparison
+
+from homespun.cli import app
+from homespun.errors import UserError
+from homespun.report.comparison import write_comparison
+from homespun.report.comparison_read import mean_series, read_comparison
+from homespun.report.crossovers import crossovers, pareto
+from homespun.report.read import Series
+
+Told = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_comparison(tmp_path_factory.mktemp("whole") / "news")
+    write_comparison(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def told(folder: Path) -> Told:
+    return json.loads((folder / "comparison.json").read_text())
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports whose figures are empty files: they are tested apart, and take the most time."""
+    for room in ("plots", "comparison_plots"):
+        monkeypatch.setattr(f"homespun.report.{room}.render", lambda figure, kind: b"")
+    monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
+
+
+def write(folder: Path) -> Told:
+    write_comparison(folder)
+    return json.loads((folder / "comparison.json").read_text())
+
+
+def rows_of(folder: Path, table: str) -> list[dict[str, str]]:
+    with (folder / "report" / "tables" / f"{table}.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def accuracies(folder: Path, name: str) -> list[float]:
+    results = sorted(folder.glob(f"trials/{name}/seed-*/phrasebank/result.json"))
+    return [json.loads(result.read_text())["test"]["accuracy"] for result in results]
+
+
+def test_the_right_numbers_are_in_the_right_cells(folder: Path) -> None:
+    quality = {row["model"]: row for row in rows_of(folder, "quality-phrasebank")}
+    for made in EVERYONE:
+        values = accuracies(folder, made.name)
+        assert len(values) == 3
+        assert float(quality[made.name]["accuracy, mean"]) == pytest.approx(fmean(values))
+        assert float(quality[made.name]["accuracy, deviation"]) == pytest.approx(stdev(values))
+    resources = {row["variation"]: row for row in rows_of(folder, "resources-pretrain")}
+    for place, made in enumerate(EVERYONE):
+        row = resources[made.name]
+        assert float(row["parameters"]) == 3_000_017 + 1_000_003 * place
+        assert float(row["FLOPs per token"]) == 17_000_000 + 3_000_000 * place
+        assert float(row["peak memory, training"]) == pytest.approx(made.peak + 1e6)  # the mean of three seeds
+        assert float(row["peak memory, inference"]) == pytest.approx(2e8 + 2048e5 * (place + 1))
+        assert float(row["seconds per iteration"]) == pytest.approx(made.seconds / 211 * 1.01)
+        assert float(row["tokens seen"]) == 211 * 4003
+        assert float(row["energy, joules"]) == 50_000 + 1000 * place
+    losses = {row["run"]: row for row in rows_of(folder, "losses-1-pretrain")}
+    assert set(losses) == {"bert", "reformer", "window-16", "window-128"}
+    expected = 5.9 + 0.1 + 3 * np.exp(-3) + 0.013
+    assert float(losses["reformer"]["generator, validation"]) == pytest.approx(expected)
+    assert [row["run"] for row in rows_of(folder, "losses-2-pretrain")] == ["causal"]
+
+
+def test_nothing_within_noise_of_the_best_is_told_from_it(folder: Path, told: Told) -> None:
+    task = told["tasks"]["phrasebank"]
+    by_name = {row["name"]: row for row in task["contenders"]}
+    assert task["best"] == max((r["mean"], r["name"]) for r in task["contenders"] if r["mean"] is not None)[1]
+    assert set(task["alike"]) == {"bert", "window-16", "window-128"}
+    assert task["pairs"] == 21  # five models and two baselines
+    for name in set(task["alike"]) - {task["best"]}:
+        assert by_name[name]["adjusted"] > 0.05
+    for name in ("reformer", "TF-IDF + linear", "majority class"):
+        assert by_name[name]["adjusted"] <= 0.05
+        low, high = by_name[name]["interval"]
+        assert low < by_name[name]["gap"] < high < 0
+    page = (folder / "report" / "index.html").read_text()
+    assert page.count('<tr class="marked">') == 3
+    advice = " ".join(told["advice"])
+    assert "train window-16, or any of" in advice  # the cheapest of those alike
+    assert "It beats TF-IDF + linear" in advice
+
+
+def test_the_tests_are_those_of_the_rows(folder: Path, told: Told) -> None:
+    """The difference to the best by hand, from the files of predictions."""
+
+    def right(name: str) -> np.ndarray:
+        found = []
+        for file in sorted(folder.glob(f"trials/{name}/seed-*/phrasebank/predictions/model.jsonl")):
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            found.append([line["truth"] == line["predicted"] for line in lines])
+        return np.array(found).mean(axis=0)
+
+    task = told["tasks"]["phrasebank"]
+    by_name = {row["name"]: row for row in task["contenders"]}
+    gap = right("reformer") - right(task["best"])
+    assert by_name["reformer"]["gap"] == pytest.approx(gap.mean())
+    normal = 1.96 * gap.std(ddof=1) / np.sqrt(len(gap))
+    assert by_name["reformer"]["interval"] == pytest.approx([gap.mean() - normal, gap.mean() + normal], abs=0.002)
+
+
+def test_a_failed_variation_is_a_row_that_says_why(folder: Path, told: Told) -> None:
+    giant = next(row for row in rows_of(folder, "quality-phrasebank") if row["model"] == "giant")
+    assert giant["verdict"] == "no result: pretrain: out of memory: killed by signal 9"
+    assert giant["trials"] == "3 failed"
+    assert giant["accuracy, mean"] == ""
+    assert told["trials"] == {"done": 15, "failed": 3}
+    assert "Of 18 trials 15 done, 3 failed." in told["notices"]
+    assert any("giant (3 failed)" in text for text in told["advice"])
+
+
+def test_every_chapter_is_there_and_the_page_asks_for_nothing(folder: Path) -> None:
+    page = (folder / "report" / "index.html").read_text()
+    for chapter in (
+        "Quality",
+        "Resources",
+        "Quality against time and memory",
+        "Loss curves",
+        "Along one setting",
+        "In inference, by length",
+        "Which classes are told apart",
+        "Lengths of the texts",
+        "What was run",
+    ):
+        assert f"<h2>{chapter}</h2>" in page
+    assert "<script" not in page
+    assert "http://" not in page.replace("http-equiv", "")
+    assert "https://" not in page
+    drawn = {file.stem for file in (folder / "report" / "plots").glob("*.svg")}
+    for axis in ("step", "tokens", "time"):
+        assert {f"pretrain-1-generator-by-{axis}", f"pretrain-2-causal-by-{axis}"} <= drawn
+    assert {f"phrasebank-by-{cost}" for cost in ("time", "memory", "latency")} <= drawn
+    assert {"latency-by-length", "memory-by-length", "lengths-phrasebank-all"} <= drawn
+    assert "phrasebank-along-pretrain.model.attention.radius" in drawn
+    assert drawn == {file.stem for file in (folder / "report" / "plots").glob("*.png")}
+    # losses of another objective are on no axes with these, and a variation has one colour throughout
+    generator = (folder / "report" / "plots" / "pretrain-1-generator-by-step.svg").read_text()
+    assert "window-128" in generator
+    assert "causal" not in generator
+    colour = "#cc79a7"  # the fourth of the palette, of the fourth variation
+    for name in ("pretrain-1-generator-by-step", "phrasebank-by-time", "latency-by-length"):
+        assert colour in (folder / "report" / "plots" / f"{name}.svg").read_text().lower()
+
+
+def test_fronts_crossovers_and_ablations(folder: Path, told: Told) -> None:
+    means = {made.name: fmean(accuracies(folder, made.name)) for made in EVERYONE}
+    seconds = {made.name: made.seconds for made in EVERYONE}  # the stages of fine-tuning do not change the order
+    front = told["fronts"]["phrasebank"]["time"]
+    assert front == pareto({name: (seconds[name], means[name]) for name in means})
+    assert front[0] == "window-16"
+    crossings = {(c["cheaper"], c["dearer"]): c for c in told["crossovers"]["latency"]}
+    found = crossings["reformer", "bert"]
+    assert (found["after"], found["until"]) == (128, 512)
+    assert 128 < found["length"] < 512
+    assert told["crossovers"]["memory"] == []
+    ablation = rows_of(folder, "phrasebank-along-pretrain.model.attention.radius")
+    assert [row["pretrain.model.attention.radius"] for row in ablation] == ["16", "128"]
+    assert float(ablation[0]["accuracy, phrasebank, mean"]) == pytest.approx(means["window-16"])
+
+
+def test_recipes_machine_and_confusion(folder: Path) -> None:
+    differences = {row["setting"]: row for row in rows_of(folder, "differences")}
+    assert set(differences) == {
+        "pretrain: model.backbone.num_hidden_layers",
+        "pretrain: model.backbone.attention.kind",
+        "pretrain: model.backbone.attention.radius",
+        "pretrain: objective.kind",
+    }
+    assert differences["pretrain: objective.kind"]["causal"] == "clm"
+    best = json.loads((folder / "comparison.json").read_text())["tasks"]["phrasebank"]["best"]
+    counts = np.zeros((3, 3))
+    for file in folder.glob(f"trials/{best}/seed-*/phrasebank/result.json"):
+        counts += json.loads(file.read_text())["test"]["confusion"]["counts"]
+    with (folder / "report" / "tables" / "confusion-phrasebank-1.csv").open() as file:
+        given = [[float(cell) for cell in row[1:]] for row in list(csv.reader(file))[1:]]
+    assert given == counts.tolist()
+    assert {row["what"] for row in rows_of(folder, "environment")} >= {"cpu", "cores", "packages.torch"}
+
+
+def test_the_flat_file_has_a_row_a_trial(folder: Path) -> None:
+    with (folder / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 18
+    row = next(row for row in rows if (row["variation"], row["seed"]) == ("causal", "2"))
+    assert float(row["phrasebank.test.accuracy"]) == pytest.approx(accuracies(folder, "causal")[2])
+    assert float(row["inference.512.seconds_per_text"]) == pytest.approx(CAUSAL.latency[1] * 1.014)
+    assert row["pretrain: train.seed"] == "2"
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    own = [*folder.glob("comparison.*"), *folder.glob("report/**/*.*")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in own if file.is_file()}
+
+
+def test_made_twice_the_report_is_the_same_and_what_is_stale_goes(folder: Path, tmp_path: Path) -> None:
+    again = copy(folder, tmp_path)
+    (again / "report" / "tables" / "old.csv").write_text("stale")
+    (again / "report" / "notes.txt").write_text("mine")
+    write_comparison(again)
+    after = files_in(again)
+    assert after.pop("report/notes.txt") == b"mine"
+    assert after == files_in(folder)
+    assert len(after) > 60
+
+
+def test_killed_and_resumed_is_the_same_but_for_times(folder: Path, tmp_path: Path, undrawn: None) -> None:
+    """A run that went back to a checkpoint repeats steps in its metrics, and its seconds are others."""
+    once, resumed = copy(folder, tmp_path / "once"), copy(folder, tmp_path / "resumed")
+    metrics = resumed / "trials" / "bert" / "seed-1" / "pretrain" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if json.loads(line).get("step") == 60)
+    torn = [*lines[: at + 9], '{"event": "step", "st', json.dumps({"event": "resume", "step": 59, "time": 777.0})]
+    metrics.write_text("\n".join([*torn, *lines[at:]]) + "\n")
+    change_trial(resumed / "trials" / "bert" / "seed-1", seconds=9999.0)
+    first, second = write(once), write(resumed)
+    for tree in (first, second):
+        for row in tree["tables"]["trials"]["rows"]:
+            row[-1] = None
+    assert first == second
+
+
+def test_trials_that_wait_or_run_or_cannot_be_read_are_said(folder: Path, tmp_path: Path, undrawn: None) -> None:
+    path = copy(folder, tmp_path)
+    trials = path / "trials"
+    change_trial(trials / "bert" / "seed-0", status="waiting", stages={}, seconds=None)
+    change_trial(trials / "bert" / "seed-1", status="running")
+    (trials / "reformer" / "seed-2" / "trial.json").write_text('{"version": 1, "na')
+    change_trial(trials / "causal" / "seed-0", version=7)
+    (trials / "window-16" / "seed-1" / "trial.json").unlink()
+    (trials / "window-128" / "seed-2" / "phrasebank" / "result.json").write_text("{")
+    told = write(path)
+    assert told["trials"] == {"waiting": 1, "running": 1, "done": 9, "unreadable": 4, "failed": 3}
+    notices = "\n".join(told["notices"])
+    assert "Of 18 trials 1 not begun, 1 still running, 9 done, 3 failed, 4 cannot be read." in notices
+    assert "trials/reformer/seed-2: trial.json is not valid JSON" in notices
+    assert "trials/causal/seed-0: trial.json is of version 7, which this homespun (version 1) does not read" in notices
+    assert "trials/window-16/seed-1 has no trial.json" in notices
+    assert "trials/window-128/seed-2: phrasebank/result.json is not valid JSON" in notices
+    assert str(tmp_path) not in json.dumps(told)
+    by_name = {row["name"]: row for row in told["tasks"]["phrasebank"]["contenders"]}
+    assert [len(by_name[made.name]["values"]) for made in EVERYONE] == [1, 2, 2, 2, 2]
+    assert by_name["bert"]["trials"] == "1 not begun, 1 still running, 1 done"
+
+
+def test_predictions_that_do_not_fit_are_said(folder: Path, tmp_path: Path, undrawn: None) -> None:
+    path = copy(folder, tmp_path)
+    for file in path.glob("trials/reformer/*/phrasebank/predictions/model.jsonl"):
+        file.write_text(file.read_text().replace('"truth": "neutral"', '"truth": "other"'))
+    cut = path / "trials" / "bert" / "seed-0" / "phrasebank" / "predictions" / "model.jsonl"
+    cut.write_text(cut.read_text()[:-9])
+    fewer = path / "trials" / "causal" / "seed-0" / "phrasebank" / "predictions" / "model.jsonl"
+    fewer.write_text("".join(fewer.read_text().splitlines(keepends=True)[:-3]))
+    told = write(path)
+    notices = "\n".join(told["notices"])
+    assert "The predictions of bert, phrasebank are left out: line 997 of model.jsonl has no row" in notices
+    assert "reformer were not tested on the same rows" in notices
+    assert "Of causal, phrasebank, 3 rows were not predicted by every training." in notices
+    by_name = {row["name"]: row for row in told["tasks"]["phrasebank"]["contenders"]}
+    assert by_name["reformer"]["texts"] is None
+    assert by_name["reformer"]["trainings"] is not None
+
+
+def test_one_training_each_and_no_predictions_tells_nothing_apart(tmp_path: Path, undrawn: None) -> None:
+    path = make_comparison(tmp_path / "thin", everyone=(BERT, REFORMER), seeds=1, failed=False, rows=211)
+    for file in path.glob("trials/*/*/phrasebank/predictions/*.jsonl"):
+        file.unlink()
+    told = write(path)
+    assert set(told["tasks"]["phrasebank"]["alike"]) == {"bert", "reformer", "TF-IDF + linear", "majority class"}
+    text = " ".join(told["advice"])
+    assert "no predictions of single rows" in text
+    assert "other seeds" in text
+    assert "not shown to be better than TF-IDF" in text
+    assert "under 500 texts" in text
+
+
+def test_baselines_of_the_comparison_are_read_once_for_all(folder: Path, tmp_path: Path, undrawn: None) -> None:
+    path = copy(folder, tmp_path)
+    first = path / "trials" / "bert" / "seed-0" / "phrasebank"
+    own = path / "baselines" / "phrasebank"
+    (own / "predictions").mkdir(parents=True)
+    known = json.loads((first / "result.json").read_text())["baselines"]
+    (own / "result.json").write_text(json.dumps({"kind": "baselines", "baselines": {"lead": known["tfidf"]}}))
+    (own / "predictions" / "lead.jsonl").write_text((first / "predictions" / "tfidf.jsonl").read_text())
+    told = write(path)
+    names = [row["name"] for row in told["tasks"]["phrasebank"]["contenders"] if row["kind"] == "baseline"]
+    assert names == ["lead"]
+    assert next(r for r in told["tasks"]["phrasebank"]["contenders"] if r["name"] == "lead")["texts"] < 1e-6
+
+
+def test_a_baseline_that_is_best_is_said_to_be(tmp_path: Path, undrawn: None) -> None:
+    weak = (replace(BERT, right=0.5), replace(SMALL, right=0.45))
+    told = write(make_comparison(tmp_path / "weak", everyone=weak, failed=False))
+    assert told["tasks"]["phrasebank"]["best"] == "TF-IDF + linear"
+    assert "no model is shown to be better than TF-IDF + linear" in told["advice"][1]
+    assert "every model that was trained here is below it" in told["advice"][1]
+
+
+def test_without_a_task_the_losses_are_told_apart_over_trainings(tmp_path: Path, undrawn: None) -> None:
+    path = make_comparison(tmp_path / "losses", everyone=(BERT, WIDE, CAUSAL), failed=False)
+    recipe = path / "comparison.yaml"
+    recipe.write_text(recipe.read_text().replace("finetune:", "ignored:"))
+    for trial in path.glob("trials/*/*/trial.json"):
+        tree = json.loads(trial.read_text())
+        del tree["stages"]["phrasebank"]
+        trial.write_text(json.dumps(tree))
+    told = write(path)
+    assert told["tasks"] == {}
+    first, second = told["advice"][1:3]
+    assert first.startswith("The lowest validation loss is that of bert")
+    assert "Above it: window-128" in first
+    assert "causal" not in first  # another objective's loss is another quantity
+    assert second.startswith("The lowest validation loss is that of causal")
+
+
+def test_another_machine_is_a_warning(tmp_path: Path, undrawn: None) -> None:
+    path = make_comparison(tmp_path / "two", everyone=(BERT, SMALL), seeds=2, failed=False, other_machine=True)
+    told = write(path)
+    assert any("2 different machines or versions" in notice for notice in told["notices"])
+    environment = {row[0]: row[1:] for row in told["tables"]["environment"]["rows"]}
+    assert environment["packages.torch"] == ["2.13.0", "2.12.1"]
+
+
+def test_names_and_reasons_are_data(tmp_path: Path, undrawn: None) -> None:
+    path = make_comparison(tmp_path / "evil", everyone=(SMALL,), seeds=1)
+    change_trial(path / "trials" / "giant" / "seed-0", why="<script>alert(1)</script> =1+1 |")
+    change_trial(path / "trials" / "window-16" / "seed-0", name="<b>x")
+    write_comparison(path)
+    page = (path / "report" / "index.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script" in page
+    assert "<b>" not in page
+
+
+def test_what_is_no_comparison_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no comparison: it has neither"):
+        write_comparison(tmp_path)
+    with pytest.raises(UserError, match="is not a folder"):
+        write_comparison(tmp_path / "nowhere")
+    (tmp_path / "comparison.yaml").write_text("kind: compare\n")
+    (tmp_path / "trials").mkdir()
+    told = write(tmp_path)  # nothing begun yet
+    assert told["advice"][0] == "No trial has run to its end yet: there is nothing to tell."
+    (tmp_path / "comparison.yaml").write_text("kind: [")
+    with pytest.raises(UserError, match=r"comparison\.yaml"):
+        write_comparison(tmp_path)
+
+
+def test_the_command_makes_the_page(tmp_path: Path, undrawn: None) -> None:
+    path = make_comparison(tmp_path / "cli", everyone=(SMALL,), seeds=1, failed=False, rows=211)
+    result = CliRunner().invoke(app, ["report", str(path), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output) == {"report": str(path / "report" / "index.html")}
+    assert (path / "comparison.json").is_file()
+
+
+def test_crossovers_by_hand() -> None:
+    def twice(cost: Callable[[float], float]) -> dict[float, list[float]]:
+        return {n: [cost(n), 1.001 * cost(n)] for n in (128.0, 512.0, 2048.0)}
+
+    linear, quadratic = twice(lambda n: 7.0 * n), twice(lambda n: n * n / 100)  # equal at 700
+    (found,) = crossovers({"linear": linear, "quadratic": quadratic})
+    assert (found.cheaper, found.dearer, found.after, found.until) == ("linear", "quadratic", 512.0, 2048.0)
+    assert found.length == pytest.approx(700.0)
+    noisy = {128.0: [1.0, 1.2], 512.0: [3.0, 5.0], 2048.0: [9.0, 9.1]}
+    other = {128.0: [1.3, 1.4], 512.0: [4.0, 4.1], 2048.0: [8.0, 8.1]}
+    (found,) = crossovers({"a": noisy, "b": other})
+    assert (found.cheaper, found.after, found.until) == ("b", 128.0, 2048.0)  # at 512 they are not told apart
+    assert crossovers({"a": noisy, "b": {128.0: [1.1], 512.0: [9.0]}}) == []
+
+
+def test_pareto_by_hand() -> None:
+    points = {"a": (1.0, 0.5), "b": (2.0, 0.4), "c": (3.0, 0.9), "d": (3.0, 0.8), "e": (4.0, 0.9), "f": (1.0, 0.5)}
+    assert pareto(points) == ["a", "f", "c"]
+
+
+def test_the_mean_curve_goes_as_far_as_all() -> None:
+    first = Series([1.0, 2.0, 3.0], [5.0, 6.0, 7.0], [0.1, 0.2, 0.3], [11.0, 13.0, 17.0])
+    second = Series([1.0, 2.0], [7.0, 10.0], [0.3, 0.6], [11.0, 13.0])
+    mean = mean_series([first, second])
+    assert (mean.steps, mean.seconds, mean.tokens) == ([1.0, 2.0], [6.0, 8.0], [11.0, 13.0])
+    assert mean.values == pytest.approx([0.2, 0.4])
+
+
+def test_variations_stand_in_the_order_of_the_recipe(folder: Path) -> None:
+    names = [variation.name for variation in read_comparison(folder).variations]
+    assert names == ["bert", "reformer", "window-16", "window-128", "causal", "giant"]
