@@ -8,6 +8,7 @@ from torch import nn
 
 from homespun.hf.place import find_place
 from homespun.models.config import ModelConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.presets import PRESETS
 
 # name: vocabulary, whether the head has words of its own, parameters of the released checkpoint
@@ -60,3 +61,15 @@ def test_each_has_a_class_of_transformers(name: str) -> None:
     place, notes = find_place(config)
     assert place is not None, notes
     assert place.architecture.name.endswith("ForConditionalGeneration")
+
+
+def test_fields_of_a_stack_win_over_the_presets_one_by_one() -> None:
+    tree = {"preset": "t5-v1.1-tiny", "encoder": {"hidden_size": 64}, "decoder": {"num_hidden_layers": 3}}
+    config = EncoderDecoderConfig.model_validate(tree)
+    assert (config.encoder.hidden_size, config.decoder.hidden_size) == (64, 64)
+    assert (config.encoder.num_hidden_layers, config.decoder.num_hidden_layers) == (2, 3)
+    assert config.encoder.norm == config.decoder.norm == "rms_norm"
+    assert config.decoder.attention.kind == "relative_bias"
+    own = EncoderDecoderConfig.model_validate({"preset": "bart-mini", "encoder": {"preset": "longformer-mini"}})
+    assert own.encoder.attention.kind == "sparse"
+    assert own.encoder.max_position_embeddings == 4096

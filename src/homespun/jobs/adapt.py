@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from homespun.config import Tree, override
 from homespun.data.corpus import Corpus, Progress
@@ -23,11 +23,12 @@ from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.prepare import Reading, tokenizer_folder
-from homespun.models.backbone import Model
-from homespun.models.config import ModelConfig
+from homespun.models.backbone import Backbone, Encoder, EncoderDecoder, Model
+from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.store import Stored
-from homespun.models.stretch import Origins, carry, changed_backbone
+from homespun.models.stretch import Origins, carry, changed_stacks
 from homespun.objectives.electra import ElectraObjective
 from homespun.text.extend import NewWords, Word, extend, new_words
 from homespun.text.sentinels import with_sentinels
@@ -56,7 +57,7 @@ class Start:
 
     source: str
     stored: Stored
-    backbone: EncoderConfig
+    backbone: BackboneConfig
     words: NewWords
     generator: Stored | None = None
 
@@ -98,13 +99,12 @@ def start(
     """The checkpoint in ``source``, ready to go on with ``tokenizer``.
 
     Raises:
-        UserError: no checkpoint; one with a decoder; a tokenizer that is neither its own nor an extension of it;
+        UserError: no checkpoint; a tokenizer that is neither its own nor an extension of it;
             changes that cannot be made.
     """
     stored = open_model(source)
-    stack = stored.config.one_stack("pretraining that goes on from a checkpoint")
     words = _beyond(stored, tokenizer, source, corpus)
-    backbone = changed_backbone(stack, changes or {})
+    backbone = changed_stacks(stored.config.backbone, changes or {})
     backbone = backbone.with_tokens(max(backbone.vocab_size, tokenizer.vocab_size), tokenizer.pad_id)
     given = None
     if generator is not None:
@@ -203,7 +203,7 @@ def record(
         told = json.loads(file.read_text(encoding="utf-8"))
         assert isinstance(told, dict)
         return told
-    before = begin.stored.config.one_stack("an adaptation")
+    before = begin.stored.config.backbone
     loss = evaluate()
     told = {
         "start_from": begin.source,
@@ -252,28 +252,39 @@ def _tokens_per_word(corpus: Corpus, before: Tokenizer) -> Tree:
     return _pair(counts["before"] / words, counts["after"] / words)
 
 
-def _moved(begin: Start, after: nn.Module, held_out: Rows) -> list[Tree]:
+def _moved(begin: Start, after: Backbone, held_out: Rows) -> list[Tree]:
     """How far the hidden states are from the checkpoint's: at its own length, and at the new one, where the checkpoint
     reads one piece after the other. Empty where nothing but the vocabulary changed.
     """
-    old = begin.stored.config.one_stack("an adaptation")
-    if begin.backbone.with_tokens(old.vocab_size, old.pad_token_id) == old:
+    checkpoint = begin.stored.config.backbone
+    old, new = _reading(checkpoint), _reading(begin.backbone)
+    if new.with_tokens(old.vocab_size, old.pad_token_id) == old:
         return []
     # new words cannot be read by the checkpoint as it is: it gets them too, and nothing else
-    same = old.with_tokens(begin.backbone.vocab_size, begin.backbone.pad_token_id)
-    config = ModelConfig(backbone=same)
+    config = ModelConfig(backbone=checkpoint.with_tokens(new.vocab_size, new.pad_token_id))
     with torch.random.fork_rng(devices=[]):
         before = config.build()
     carry(begin.stored, before, config, words=begin.words)
-    apart = old.attention.separates_documents and begin.backbone.attention.separates_documents
+    apart = old.attention.separates_documents and new.attention.separates_documents
     rows = [_plain(held_out[index], apart) for index in range(min(_ROWS, len(held_out)))]
     longest = max(len(row.input_ids) for row in rows)
-    own = min(longest, old.max_position_embeddings, begin.backbone.max_position_embeddings)
+    own = min(longest, old.max_position_embeddings, new.max_position_embeddings)
+    first, second = _reader(before.backbone), _reader(after)
     told = []
-    for length in sorted({own, min(longest, begin.backbone.max_position_embeddings)}):
+    for length in sorted({own, min(longest, new.max_position_embeddings)}):
         piece = min(length, old.max_position_embeddings)
-        told.append({"tokens": length, "pieces": -(-length // piece)} | _distance(before, after, rows, length, piece))
+        told.append({"tokens": length, "pieces": -(-length // piece)} | _distance(first, second, rows, length, piece))
     return told
+
+
+def _reading(backbone: BackboneConfig) -> EncoderConfig:
+    """The stack that reads a text: where a decoder writes of it, its encoder."""
+    return backbone.encoder if isinstance(backbone, EncoderDecoderConfig) else backbone
+
+
+def _reader(backbone: Backbone) -> Encoder:
+    """The same of a built one."""
+    return backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
 
 
 def _plain(row: Row, apart: bool) -> Row:
@@ -281,7 +292,7 @@ def _plain(row: Row, apart: bool) -> Row:
 
 
 @torch.no_grad()
-def _distance(before: Model, after: nn.Module, rows: Sequence[Row], length: int, piece: int) -> Tree:
+def _distance(before: Encoder, after: Encoder, rows: Sequence[Row], length: int, piece: int) -> Tree:
     was_training = after.training
     device = next(after.parameters()).device
     before.to(device).eval()
@@ -293,7 +304,7 @@ def _distance(before: Model, after: nn.Module, rows: Sequence[Row], length: int,
         ours = _read(after, some, device)
         for row, mine in zip(some, ours, strict=True):
             parts = [_cut(row, at, at + piece) for at in range(0, len(row.input_ids), piece)]
-            theirs = torch.cat([_read(before.backbone, [part], device)[0] for part in parts])
+            theirs = torch.cat([_read(before, [part], device)[0] for part in parts])
             cosine += float(torch.cosine_similarity(mine, theirs, dim=-1).sum())
             distance += float(((mine - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-12)).sum())
             tokens += len(mine)
@@ -311,7 +322,7 @@ def _cut(row: Row, begin: int, end: int) -> Row:
     )
 
 
-def _read(backbone: nn.Module, rows: Sequence[Row], device: torch.device) -> list[Tensor]:
+def _read(backbone: Encoder, rows: Sequence[Row], device: torch.device) -> list[Tensor]:
     """The hidden states of each row, (tokens, hidden)."""
     batch = pad(rows, 0).to(device)
     hidden = backbone(batch.input_ids, **batch.context).double()

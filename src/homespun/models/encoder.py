@@ -37,6 +37,8 @@ def name_presets(schema: dict[str, Any]) -> None:
 def with_preset(tree: Any) -> Any:
     """A mapping with its ``preset``, where it has one, written out; other fields win over it.
 
+    Of two stacks, the fields of each win over the preset's one by one, unless a stack names a preset of its own.
+
     Raises:
         UserError: there is no such preset.
     """
@@ -45,7 +47,15 @@ def with_preset(tree: Any) -> Any:
     name = tree["preset"]
     if not isinstance(name, str) or name not in PRESETS:
         raise UserError(f"unknown preset {name!r}{nearest(str(name), PRESETS)}")
-    return PRESETS[name] | {key: value for key, value in tree.items() if key != "preset"}
+    given = {key: value for key, value in tree.items() if key != "preset"}
+    stacks = {
+        key: stack | given[key]
+        for key in ("encoder", "decoder")
+        if isinstance(stack := PRESETS[name].get(key), dict)
+        and isinstance(given.get(key), dict)
+        and "preset" not in given[key]
+    }
+    return PRESETS[name] | given | stacks
 
 
 class EncoderConfig(Config):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from homespun.config import Config, validate
 from homespun.errors import UserError, nearest
 from homespun.models.attentions import AttentionConfig
 from homespun.models.backbone import Model
-from homespun.models.config import ModelConfig
+from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.store import Stored, weights_of
 from homespun.text.extend import NewWords
 
@@ -43,9 +45,9 @@ _INSTEAD = {
     "query": "query_key",
     "key": "query_key",
 }
-_WORDS = ("backbone.embeddings.words.weight", "head.words.weight", "head.bias")
-_POSITIONS = "backbone.embeddings.positions."
-_LAYER = re.compile(r"^(backbone\.layers\.)(\d+)(\..+)$")
+_WORDS = re.compile(r"backbone\.((en|de)coder\.)?embeddings\.words\.weight|head\.words\.weight|head\.bias")
+_POSITIONS = "embeddings.positions."
+_LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Origins:
         changed: made of the checkpoint's, and how.
         fresh: newly drawn, or zero, for want of anything to begin with.
         left: of the checkpoint, and in no use any more.
-        layers: which layer of the checkpoint each layer is.
+        layers: which layer of the checkpoint each layer is; of two stacks the encoder's, then the decoder's.
     """
 
     copied: tuple[str, ...] = ()
@@ -107,6 +109,25 @@ def carried(stored: Stored, changes: Mapping[str, Any]) -> tuple[Stored, Origins
     return replace(stored, model=model, config=config, task=task), origins
 
 
+def changed_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> BackboneConfig:
+    """`changed_backbone` of one stack, or of each: ``{"encoder": {...}, "decoder": {...}}``.
+
+    Raises:
+        UserError: see `changed_backbone`; or one stack of two is not named.
+    """
+    if not isinstance(backbone, EncoderDecoderConfig):
+        return changed_backbone(backbone, changes)
+    stacks = {"encoder": backbone.encoder, "decoder": backbone.decoder}
+    for name, of_stack in changes.items():
+        if name not in stacks or not isinstance(of_stack, Mapping):
+            raise UserError(
+                f"model.{name}={of_stack} says nothing of which stack, and this checkpoint has two; set "
+                f"model.encoder.KEY=VALUE or model.decoder.KEY=VALUE"
+            )
+        stacks[name] = changed_backbone(stacks[name], of_stack)
+    return backbone.model_copy(update=stacks)
+
+
 def changed_backbone(backbone: EncoderConfig, changes: Mapping[str, Any]) -> EncoderConfig:
     """The config with ``changes``. Settings of an attention of the same kind are changed singly.
 
@@ -149,20 +170,25 @@ def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords 
             in the output.
 
     Raises:
-        UserError: an encoder with a decoder; another length that a tensor of the model cannot follow.
+        UserError: one stack where the other model has two; another length that a tensor of the model cannot follow.
     """
-    before, after = (c.one_stack("going on from a checkpoint") for c in (stored.config, config))
+    stacks = _pairs_of_stacks(stored.config, config)
     kinds = [None if c.head is None else c.head.kind for c in (stored.config, config)]
     source = {
         name: tensor.detach()
         for name, tensor in stored.model.state_dict().items()
         if kinds[0] == kinds[1] or not name.startswith("head.")
     }
-    layers = layers_of(before.num_hidden_layers, after.num_hidden_layers)
+    layers = {
+        prefix: layers_of(before.num_hidden_layers, after.num_hidden_layers)
+        for prefix, (before, after) in stacks.items()
+    }
     copied, changed, fresh, used = [], {}, [], set()
     with torch.no_grad():
         for name, tensor in weights_of(model).items():
-            origin = _origin(name, source, layers)
+            prefix = next((prefix for prefix in stacks if name.startswith(prefix)), next(iter(stacks)))
+            before, after = stacks[prefix]
+            origin = _origin(name, source, layers[prefix])
             if origin is not None and ".kernel." in name and before.attention.kind != after.attention.kind:
                 origin = None  # of another kernel, whatever its name
             if origin is None:
@@ -186,7 +212,19 @@ def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords 
             else:
                 copied.append(name)
     left = [name for name in weights_of(stored.model) if name not in used]
-    return Origins(tuple(copied), changed, tuple(fresh), tuple(left), layers)
+    return Origins(tuple(copied), changed, tuple(fresh), tuple(left), tuple(chain(*layers.values())))
+
+
+def _pairs_of_stacks(before: ModelConfig, after: ModelConfig) -> dict[str, tuple[EncoderConfig, EncoderConfig]]:
+    """The stacks of both models, by what the names of their tensors begin with."""
+    first, second = before.backbone, after.backbone
+    if isinstance(first, EncoderDecoderConfig) and isinstance(second, EncoderDecoderConfig):
+        return {
+            "backbone.encoder.": (first.encoder, second.encoder),
+            "backbone.decoder.": (first.decoder, second.decoder),
+        }
+    use = "going on from a checkpoint of one stack"
+    return {"backbone.": (before.one_stack(use), after.one_stack(use))}
 
 
 def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) -> str | None:
@@ -204,15 +242,15 @@ def _fitted(
     name: str, tensor: Tensor, shape: torch.Size, before: EncoderConfig, words: NewWords | None
 ) -> tuple[Tensor, str]:
     """The tensor in its new shape where that can be had, and how; other shapes are left as they are."""
-    if name in _WORDS and words is not None and words.pieces and len(tensor) == before.vocab_size:
+    if _WORDS.fullmatch(name) and words is not None and words.pieces and len(tensor) == before.vocab_size:
         return _with_words(tensor, shape[0], words), f"{len(words.pieces)} new rows, each the mean of its pieces"
     if tensor.shape == shape:
         return tensor, ""
-    if name == f"{_POSITIONS}embedding.weight" and before.positions.kind == "learned":
+    if name.endswith(f"{_POSITIONS}embedding.weight") and before.positions.kind == "learned":
         offset = before.positions.offset
         made = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])
         return made, _told(len(tensor) - offset, shape[0] - offset, "positions")
-    if name == f"{_POSITIONS}row.weight":
+    if name.endswith(f"{_POSITIONS}row.weight"):
         return _repeated(tensor, shape[0]), _told(len(tensor), shape[0], "rows")
     if name.endswith("_projection.weight") and ".kernel." in name and tensor.shape[:-1] == shape[:-1]:
         made = _repeated(tensor.transpose(0, -1), shape[-1]).transpose(0, -1)
