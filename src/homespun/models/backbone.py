@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.models.embeddings import Embeddings
+from homespun.models.generation.settings import GenerationArguments, SpecialTokens
 from homespun.models.prophet import PredictingStreams
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
@@ -151,17 +152,20 @@ class Encoder(nn.Module):
         input_ids: Tensor,
         *,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         source: Source | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden), reading a source, or going on from the tokens in a cache.
 
-        With a cache, ``attention_mask`` is of all tokens so far, (batch, cached + seq).
+        With a cache, ``attention_mask`` is of all tokens so far, (batch, cached + seq). Where ``position_ids``, (batch,
+        seq), are not given, they count on.
 
         Raises:
             UserError: more tokens than ``max_position_embeddings``.
         """
-        vectors = self.embeddings(input_ids, start=0 if cache is None else cache.length)
+        start = 0 if cache is None else cache.length
+        vectors = self.embeddings(input_ids, position_ids=position_ids, start=start)
         return self.decode_vectors(vectors, attention_mask=attention_mask, source=source, cache=cache)
 
     def decode_vectors(
@@ -330,13 +334,21 @@ def decoded(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
 
 
 class Model(nn.Module):
-    """A backbone and its head: what training leaves, what `homespun.load` returns."""
+    """A backbone and its head: what training leaves, what `homespun.load` returns. `generate` needs the tokens."""
 
-    def __init__(self, backbone: Backbone, head: nn.Module | None = None, *, reader: Reader = last_layer) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: nn.Module | None = None,
+        *,
+        reader: Reader = last_layer,
+        special_tokens: SpecialTokens | None = None,
+    ) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.reader = reader
+        self.special_tokens = special_tokens or SpecialTokens()
 
     def forward(
         self,
@@ -376,3 +388,31 @@ class Model(nn.Module):
         """(batch, seq) ids and what goes with them (`Batch.context`) -> the vectors that the head is given."""
         # each backbone takes what it knows of, and refuses the rest by name
         return self.reader(self.backbone, input_ids, **{name: t for name, t in context.items() if t is not None})
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        token_type_ids: Tensor | None = None,
+        global_attention_mask: Tensor | None = None,
+        **arguments: Unpack[GenerationArguments],
+    ) -> Tensor:
+        """Write on from texts, or write of them where the model is an encoder with a decoder.
+
+        Args:
+            input_ids, attention_mask: (batch, seq) ids of texts, padded on either side.
+            token_type_ids, global_attention_mask: for an encoder.
+            **arguments: how; those of `GenerationConfig`, under the names of `transformers`.
+
+        Returns:
+            (batch * num_return_sequences, seq + new) ids: the prompt as it was given, or what a decoder begins with,
+            and the new tokens, padded on the right.
+
+        Raises:
+            UserError: the model does not write, an argument is none, a prompt is empty or longer than the model.
+        """
+        from homespun.models.generation.write import generate  # which is about models
+
+        context = Context(token_type_ids=token_type_ids, global_attention_mask=global_attention_mask)
+        return generate(self, input_ids, attention_mask, arguments, context=context)

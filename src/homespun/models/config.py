@@ -109,4 +109,4 @@ class ModelConfig(Config):
         if head is not None:
             shared = set(backbone.modules())
             initialise((m for m in head.modules() if m not in shared), self.backbone.initializer_range)
-        return Model(backbone, head, reader=self.reader)
+        return Model(backbone, head, reader=self.reader, special_tokens=self.backbone.special_tokens)

@@ -44,6 +44,13 @@ class Embeddings(nn.Module):
         self.norm = norm
         self.dropout = Dropout(dropout)
 
+    @property
+    def max_position_embeddings(self) -> int:
+        """The longest sequence."""
+        longest = self.positions.max_position_embeddings
+        assert isinstance(longest, int)
+        return longest
+
     def forward(
         self,
         input_ids: Tensor,

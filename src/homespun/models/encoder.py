@@ -16,6 +16,7 @@ from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
 from homespun.models.backbone import Encoder
 from homespun.models.embeddings import Embeddings
+from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import LearnedPositionsConfig, PositionsConfig
 from homespun.models.presets import PRESETS
 from homespun.models.residual import PostResidualConfig, ResidualConfig
@@ -163,6 +164,11 @@ class EncoderConfig(Config):
     def own_layers(self) -> int:
         """Layers with weights of their own."""
         return self.num_hidden_groups or self.num_hidden_layers
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What writing depends on; what ends a text is the tokenizer's matter."""
+        return SpecialTokens(pad_token_id=self.pad_token_id)
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderConfig:
         """The same for another vocabulary."""

@@ -11,6 +11,7 @@ from homespun.errors import UserError
 from homespun.models.attentions import AttentionConfig
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.encoder import EncoderConfig, initialise, name_presets, with_preset
+from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import PositionsConfig
 from homespun.models.prophet import PredictingStreams
 
@@ -145,6 +146,17 @@ class EncoderDecoderConfig(Config):
     def seed(self) -> int:
         """Of what the encoder draws once."""
         return self.encoder.seed
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What writing depends on."""
+        return SpecialTokens(
+            pad_token_id=self.pad_token_id,
+            eos_token_id=self.eos_token_id,
+            decoder_start_token_id=self.decoder_start_token_id,
+            forced_bos_token_id=self.forced_bos_token_id,
+            forced_eos_token_id=self.forced_eos_token_id,
+        )
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderDecoderConfig:
         """The same for another vocabulary."""

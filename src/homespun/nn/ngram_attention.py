@@ -133,7 +133,8 @@ class NgramAttention(nn.Module):
     def _seen(self, mask: Mask, queries: int, keys: Tensor) -> Tensor:
         """(batch or 1, 1, seq, keys) bool: what the main stream sees of itself."""
         seen = mask.dense(self.sparse, queries, keys.shape[2], keys.device)
-        assert seen is not None  # it is causal
+        if seen is None:  # the newest token sees all
+            return torch.ones(1, 1, queries, keys.shape[2], dtype=torch.bool, device=keys.device)
         return seen
 
     def _heads(self, vectors: Tensor) -> Tensor:

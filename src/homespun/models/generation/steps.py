@@ -1,0 +1,173 @@
+"""One step of writing: the new tokens in, the scores of the next ones out. With a cache, or by reading all again."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from homespun.models.backbone import Encoder, EncoderDecoder
+from homespun.models.heads import CausalLMHead
+from homespun.nn.cache import Cache, NoCacheError
+from homespun.nn.masks import Source
+from homespun.nn.packed import Product, packed_linears, product
+
+_WORTHWHILE = 16  # steps from which on laying out the weights anew pays
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """What is there before the first new token.
+
+    Args:
+        input_ids: (batch, seq) ids of what is gone on with; for a decoder of its own, one token a row.
+        keep: (batch, seq) bool, False at padding, which stands on the left; None: there is none.
+        source: what a decoder reads; None for a stack that stands alone.
+    """
+
+    input_ids: Tensor
+    keep: Tensor | None = None
+    source: Source | None = None
+
+    @property
+    def positions(self) -> Tensor | None:
+        """(batch, seq) int64: places counted from the first real token; None: they are those of the columns."""
+        return None if self.keep is None else (self.keep.cumsum(1) - 1).clamp(min=0)
+
+
+class Steps(Protocol):
+    """What a search asks of a model."""
+
+    def begin(self) -> Tensor:
+        """(batch, vocab) logits of what comes after the prompt."""
+
+    def go_on(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
+        """(new rows, vocab) logits of what comes after these tokens, (new rows,) int64.
+
+        Args:
+            tokens: one more a row.
+            rows: (new rows,) int64: which of the rows before each goes on from; None: each from its own. Those that
+                come from one text of the prompt stay beside each other, of each text as many.
+        """
+
+
+class Writer:
+    """A backbone that writes, its head, and how both are called.
+
+    Args:
+        backbone: a causal stack, or an encoder with a decoder.
+        head: the scores of the vocabulary.
+        rows: how many are written at a time.
+        steps: how many tokens at the most.
+    """
+
+    def __init__(self, backbone: Encoder | EncoderDecoder, head: CausalLMHead, *, rows: int, steps: int) -> None:
+        self.backbone, self.head, self.rows, self.steps = backbone, head, rows, steps
+        self._product: Product | None = None
+
+    @contextmanager
+    def lean(self) -> Iterator[None]:
+        """Inside, what a step multiplies by is laid out for it, where there are steps enough."""
+        stack = self.backbone.decoder if isinstance(self.backbone, EncoderDecoder) else self.backbone
+        if self.steps < _WORTHWHILE:
+            yield
+            return
+        with packed_linears(stack, rows=self.rows):
+            yield
+
+    def decode(
+        self, input_ids: Tensor, prompt: Prompt, keep: Tensor | None, positions: Tensor | None, cache: Cache | None
+    ) -> Tensor:
+        """(rows, seq) ids -> (rows, seq, hidden)."""
+        if isinstance(self.backbone, EncoderDecoder):
+            assert prompt.source is not None
+            return self.backbone.decode(input_ids, prompt.source, decoder_attention_mask=keep, cache=cache)
+        return self.backbone.decode(input_ids, attention_mask=keep, position_ids=positions, cache=cache)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(rows, hidden) -> (rows, vocab) in float32, which the caller may change."""
+        features = self.head.features(hidden)
+        if self._product is None:
+            rows = self.rows if self.steps >= _WORTHWHILE else 0
+            self._product = product(self.head.weight, self.head.bias, rows=rows)
+        return self._product(features).float()
+
+
+class Cached:
+    """`Steps` that read only the new tokens.
+
+    Raises:
+        NoCacheError: in `begin`, an attention cannot.
+    """
+
+    def __init__(self, writer: Writer, prompt: Prompt) -> None:
+        self.writer, self.prompt = writer, prompt
+        self.cache = Cache()
+        self.keep = prompt.keep
+        positions = prompt.positions
+        self.next_positions = None if positions is None else positions[:, -1:] + 1
+
+    def begin(self) -> Tensor:
+        hidden = self.writer.decode(
+            self.prompt.input_ids, self.prompt, self.prompt.keep, self.prompt.positions, self.cache
+        )
+        return self.writer.logits(hidden[:, -1])
+
+    def go_on(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
+        if rows is not None:
+            self.cache.follow(rows)
+        if self.keep is not None and self.next_positions is not None:
+            if rows is not None and len(rows) != len(self.keep):  # those of one text are alike
+                self.keep, self.next_positions = self.keep[rows], self.next_positions[rows]
+            self.keep = torch.cat([self.keep, self.keep.new_ones(len(self.keep), 1)], 1)
+        hidden = self.writer.decode(tokens[:, None], self.prompt, self.keep, self.next_positions, self.cache)
+        if self.next_positions is not None:
+            self.next_positions = self.next_positions + 1
+        return self.writer.logits(hidden[:, -1])
+
+
+class Whole:
+    """`Steps` that read the whole text for every new token, padded on the right: for any attention."""
+
+    def __init__(self, writer: Writer, prompt: Prompt) -> None:
+        self.writer, self.prompt = writer, prompt
+        keep = torch.ones_like(prompt.input_ids, dtype=torch.bool) if prompt.keep is None else prompt.keep
+        self.lengths = keep.sum(1)
+        order = (~keep).int().argsort(dim=1, stable=True)  # real tokens first
+        self.ids = prompt.input_ids.gather(1, order)
+
+    def begin(self) -> Tensor:
+        places = torch.arange(self.ids.shape[1], device=self.ids.device)
+        keep = places < self.lengths[:, None]
+        real = None if bool(keep.all()) else keep
+        hidden = self.writer.decode(self.ids, self.prompt, real, None, None)
+        return self.writer.logits(hidden[torch.arange(len(hidden), device=hidden.device), self.lengths - 1])
+
+    def go_on(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
+        if rows is not None:
+            self.ids, self.lengths = self.ids[rows], self.lengths[rows]
+        ids = torch.cat([self.ids, tokens[:, None]], 1)  # the new column is padding of the rows that are shorter
+        self.ids = ids.scatter(1, self.lengths[:, None], tokens[:, None])
+        self.lengths = self.lengths + 1
+        return self.begin()
+
+
+def begin(writer: Writer, prompt: Prompt, *, use_cache: bool) -> tuple[Steps, Tensor]:
+    """The steps, and the logits of what comes after the prompt.
+
+    Where an attention cannot go on from a cache, this says so once, and all is read again for every token.
+    """
+    if use_cache:
+        steps = Cached(writer, prompt)
+        try:
+            return steps, steps.begin()
+        except NoCacheError as error:
+            why = str(error).partition(":")[0]
+            warnings.warn(f"{why}: the whole text is read again for each new token", stacklevel=2)
+    whole = Whole(writer, prompt)
+    return whole, whole.begin()

@@ -1,0 +1,248 @@
+"""From texts to what a model writes of them or after them: `Model.generate`, and the same token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from homespun.errors import UserError
+from homespun.models.backbone import Context, Encoder, EncoderDecoder, Model
+from homespun.models.generation.scores import uniforms
+from homespun.models.generation.search import Beams, Ends, Task, one_by_one
+from homespun.models.generation.settings import GenerationConfig
+from homespun.models.generation.steps import Prompt, Writer, begin
+from homespun.models.heads import CausalLMHead
+from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.patterns import Band, Window
+
+
+def generate(
+    model: Model,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    arguments: Mapping[str, object],
+    *,
+    context: Context | None = None,
+    ends: Ends | None = None,
+) -> Tensor:
+    """See `Model.generate`. ``ends`` says of the new tokens of a text whether it ends with them."""
+    job = _checked(model, input_ids, attention_mask, arguments, context or {}, ends)
+    config = job.config
+    with _evaluating(model):
+        parts = [(rows, _written(job, rows)) for rows in job.parts()]
+    longest = max(tokens.shape[1] for _, tokens in parts)
+    found = input_ids.new_full((len(input_ids), config.num_return_sequences, longest), config.pad_token_id)
+    for rows, tokens in parts:
+        found[rows, :, : tokens.shape[1]] = tokens.view(len(rows), config.num_return_sequences, -1)
+    prompt = job.shown.repeat_interleave(config.num_return_sequences, 0)
+    return torch.cat([prompt, found.flatten(0, 1)], 1)
+
+
+def stream(
+    model: Model,
+    input_ids: Tensor,
+    arguments: Mapping[str, object],
+    *,
+    context: Context | None = None,
+    ends: Ends | None = None,
+) -> Iterator[int]:
+    """The new tokens of one text, (1, seq) ids, one after the other as they are chosen.
+
+    Raises:
+        UserError: as in `Model.generate`; several texts, or beams, of which none is known before the end.
+    """
+    job = _checked(model, input_ids, None, arguments, context or {}, ends)
+    if job.config.num_beams > 1 or job.config.num_return_sequences > 1 or len(input_ids) > 1:
+        raise UserError("one text is streamed, and beams are compared at the end; leave out what makes several")
+    return _streamed(job)
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """A checked call.
+
+    Args:
+        keep: (batch, seq) bool; None where nothing is padded.
+        shown: (batch, columns) ids: the prompt as it comes back.
+        most, least: new tokens.
+    """
+
+    model: Model
+    backbone: Encoder | EncoderDecoder
+    head: CausalLMHead
+    input_ids: Tensor
+    keep: Tensor | None
+    shown: Tensor
+    config: GenerationConfig
+    context: Context
+    ends: Ends | None
+    most: int
+    least: int
+
+    def parts(self) -> list[Tensor]:
+        """Numbers of the texts that are written together: all, or those of one length where places are absolute."""
+        every = torch.arange(len(self.input_ids), device=self.input_ids.device)
+        if self.keep is None or isinstance(self.backbone, EncoderDecoder) or _only_distances(self.backbone):
+            return [every]
+        lengths = self.keep.sum(1)
+        return [every[lengths == length] for length in sorted(set(lengths.tolist()))]
+
+
+def _checked(
+    model: Model,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    arguments: Mapping[str, object],
+    context: Context,
+    ends: Ends | None,
+) -> _Job:
+    backbone, head = model.backbone, model.head
+    decodes = isinstance(backbone, EncoderDecoder)
+    if not isinstance(head, CausalLMHead) or not (decodes or backbone.causal):
+        raise UserError(
+            f"this model does not write: it is {_kind(model)}; take one of objective clm or of an encoder with a "
+            f"decoder, or homespun predict for a classifier"
+        )
+    config = GenerationConfig.of(arguments, model.special_tokens)
+    keep = None if attention_mask is None else attention_mask.bool()
+    if input_ids.dim() != 2 or (keep is not None and keep.shape != input_ids.shape):
+        raise UserError(
+            f"input_ids are (batch, seq) and attention_mask alike, not {tuple(input_ids.shape)} and "
+            f"{None if keep is None else tuple(keep.shape)}"
+        )
+    if not input_ids.numel() or (keep is not None and not bool(keep.any(1).all())):
+        raise UserError("a prompt is empty: give each at least one token, such as that which begins a text")
+    vocab_size = backbone.embeddings.words.num_embeddings
+    if 2 * config.num_beams > vocab_size:
+        raise UserError(f"num_beams={config.num_beams} of a vocabulary of {vocab_size}; take at most half as many")
+    if keep is not None and bool(keep.all()):
+        keep = None
+    shown = input_ids[:, :1].new_full((len(input_ids), 1), config.decoder_start_token_id) if decodes else input_ids
+    most, least = config.steps(shown.shape[1])
+    given = config.max_new_tokens is not None or config.max_length is not None
+    most = _with_room(backbone, int(_lengths(input_ids, keep).max()), most, given=given)
+    return _Job(model, backbone, head, input_ids, keep, shown, config, context, ends, most, least)
+
+
+def _with_room(backbone: Encoder | EncoderDecoder, longest: int, most: int, *, given: bool) -> int:
+    """How many new tokens there are to be, where so many were asked for; if they were not, as many as there is room."""
+    reads, writes = backbone, backbone
+    if isinstance(backbone, EncoderDecoder):
+        reads, writes = backbone.encoder, backbone.decoder
+    reach = reads.embeddings.max_position_embeddings
+    if longest > reach:
+        raise UserError(
+            f"a prompt of {longest} tokens is longer than the model, which reads max_position_embeddings={reach}; "
+            f"shorten it, or stretch the model"
+        )
+    # what is written last is never read
+    room = writes.embeddings.max_position_embeddings + 1 - (longest if reads is writes else 1)
+    if most > room and given:
+        raise UserError(
+            f"{most} new tokens were asked for, and the model has room for {room} after a prompt of "
+            f"{longest if reads is writes else 1}; ask for at most max_new_tokens={room}"
+        )
+    return min(most, room)
+
+
+def _lengths(input_ids: Tensor, keep: Tensor | None) -> Tensor:
+    """(batch,) int64: real tokens."""
+    return input_ids.new_full((len(input_ids),), input_ids.shape[1]) if keep is None else keep.sum(1)
+
+
+def _kind(model: Model) -> str:
+    """What a model that does not write is, in words."""
+    stack = "two stacks" if isinstance(model.backbone, EncoderDecoder) else "an encoder whose tokens see later ones"
+    if not isinstance(model.backbone, EncoderDecoder) and model.backbone.causal:
+        stack = "a causal stack"
+    return f"{stack} with {'no head' if model.head is None else f'the head {type(model.head).__name__}'}"
+
+
+def _only_distances(stack: Encoder) -> bool:
+    """Whether attention asks how far apart two tokens are, not where they stand: so may all be moved to the right."""
+    sparse = [part.sparse for part in stack.modules() if isinstance(part, DotProduct)]
+    return all(
+        each.everywhere is None and all(isinstance(pattern, (Window, Band)) for pattern in each.patterns)
+        for each in sparse
+    )
+
+
+@contextmanager
+def _evaluating(model: Model) -> Iterator[None]:
+    """Without dropout or gradients; every part is afterwards in the mode that it was in before."""
+    modes = [(module, module.training) for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _begun(job: _Job, rows: Tensor) -> tuple[Task, Writer, Prompt]:
+    """What is to be written of these texts, by what, and after what."""
+    config = job.config
+    ids, keep = job.input_ids[rows], None if job.keep is None else job.keep[rows]
+    many = len(rows) * max(config.num_beams, config.num_return_sequences)
+    writer = Writer(job.backbone, job.head, rows=many, steps=job.most)
+    if isinstance(job.backbone, EncoderDecoder):
+        types, chosen = job.context.get("token_type_ids"), job.context.get("global_attention_mask")
+        context = Context(
+            attention_mask=keep,
+            token_type_ids=None if types is None else types[rows],
+            global_attention_mask=None if chosen is None else chosen[rows],
+        )
+        prompt = Prompt(job.shown[rows], source=job.backbone.encode(ids, **context))
+    else:
+        prompt = _on_the_right(ids, keep)
+    written = prompt.input_ids if prompt.keep is None else prompt.input_ids.where(prompt.keep, -1)
+    return Task(config, written, job.most, job.least, job.ends), writer, prompt
+
+
+def _on_the_right(ids: Tensor, keep: Tensor | None) -> Prompt:
+    """The texts with their padding before them, in as many columns as the longest has tokens."""
+    if keep is None:
+        return Prompt(ids)
+    longest = int(keep.sum(1).max())
+    order = keep.int().argsort(dim=1, stable=True)[:, -longest:]  # real tokens last
+    keep = keep.gather(1, order)
+    return Prompt(ids.gather(1, order), None if bool(keep.all()) else keep)
+
+
+def _written(job: _Job, rows: Tensor) -> Tensor:
+    """(rows * num_return_sequences, new) ids."""
+    if job.config.num_beams == 1:
+        return torch.stack(list(_one_by_one(job, rows)), 1)
+    task, writer, prompt = _begun(job, rows)
+    with writer.lean():
+        steps, logits = begin(writer, prompt, use_cache=job.config.use_cache)
+        return Beams(task, len(rows), logits.shape[1], logits.device).run(steps, logits)
+
+
+def _one_by_one(job: _Job, rows: Tensor) -> Iterator[Tensor]:
+    """(rows * num_return_sequences,) ids, step after step."""
+    config = job.config
+    task, writer, prompt = _begun(job, rows)
+    drawn = None
+    if config.do_sample:
+        keep = torch.ones_like(job.input_ids, dtype=torch.bool) if job.keep is None else job.keep
+        texts = [ids[real].tolist() for ids, real in zip(job.input_ids[rows], keep[rows], strict=True)]
+        drawn = uniforms(config.seed, texts, config.num_return_sequences, job.most)
+    with writer.lean():
+        steps, logits = begin(writer, prompt, use_cache=config.use_cache)
+        yield from one_by_one(task, steps, logits, drawn)
+
+
+def _streamed(job: _Job) -> Iterator[int]:
+    steps = _one_by_one(job, torch.arange(1, device=job.input_ids.device))
+    while True:
+        with _evaluating(job.model):  # not while the caller has the word
+            tokens = next(steps, None)
+        if tokens is None:
+            return
+        yield int(tokens)

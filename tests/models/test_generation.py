@@ -1,0 +1,358 @@
+"""The laws of writing: cached = full, batch = alone, one beam = greedy, beams find the best, nothing comes twice."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from homespun.errors import UserError
+from homespun.models.backbone import Model
+from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.generation.settings import GenerationArguments, GenerationConfig
+from homespun.models.generation.write import generate, stream
+
+VOCAB, EOS, START, PAD = 43, 5, 3, 0
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 44,
+    "num_attention_heads": 2,
+    "intermediate_size": 23,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 37,
+    "type_vocab_size": 0,
+    "initializer_range": 0.5,
+}
+WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}
+FIRST = WINDOW | {"everywhere": {"first": 1}}
+BAND: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "band", "width": 5}]}
+STACKS: dict[str, dict[str, Any]] = {
+    "full": {"residual": {"kind": "pre"}, "embedding_norm": False},
+    "alternating": {"attention": {"kind": "alternating", "cycle": [{"kind": "full"}, BAND]}},
+    "first": {"attention": FIRST},
+    "performer": {"attention": {"kind": "performer", "num_features": 19}},
+    "biased": {"attention": {"kind": "relative_bias"}, "positions": {"kind": "none"}},
+    "shared": {"num_hidden_groups": 1, "positions": {"kind": "sinusoidal"}},
+}
+UNCACHED: dict[str, dict[str, Any]] = {
+    "lsh": {"attention": {"kind": "lsh", "chunk_length": 3}},
+    "local": {"attention": {"kind": "local", "chunk_length": 3}},
+}
+TWO: dict[str, dict[str, Any]] = {
+    "two stacks": {},
+    "ngram": {"ngram": 2},
+    "band": {"decoder": {"attention": BAND}},
+    "no cache": {"decoder": {"attention": {"kind": "local", "chunk_length": 3}}},
+}
+
+
+def config_of(name: str) -> ModelConfig:
+    if name in TWO:
+        tree: dict[str, Any] = {"kind": "encoder_decoder", "encoder": SIZES, "decoder_start_token_id": START}
+        return ModelConfig.model_validate({"backbone": tree | TWO[name] | {"eos_token_id": EOS}, "head": HEAD})
+    own = STACKS | UNCACHED
+    return ModelConfig.model_validate({"backbone": SIZES | {"causal": True} | own[name], "head": HEAD})
+
+
+HEAD = CausalLMHeadConfig().model_dump()
+NAMES = [*STACKS, *UNCACHED, *TWO]
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def build(name: str, seed: int = 1) -> Model:
+    torch.manual_seed(seed)
+    return config_of(name).build().eval().double()
+
+
+def some_ids(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randint(7, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+LENGTHS = (11, 3, 7)
+KEEP = torch.arange(11) < torch.tensor(LENGTHS)[:, None]
+IDS = some_ids(3, 11).where(KEEP, PAD)
+
+
+def written(model: Model, ids: Tensor, keep: Tensor | None = None, **arguments: Any) -> Tensor:
+    """The new tokens alone; a stack that cannot go on from a cache says so, which is another test's matter."""
+    arguments = {"max_new_tokens": 13, "eos_token_id": EOS} | arguments
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "local attention|LSH attention")
+        found = model.generate(ids, keep, **arguments)
+    columns = found.shape[1] - (1 if model.special_tokens.eos_token_id == EOS else ids.shape[1])
+    return found[:, found.shape[1] - columns :]
+
+
+def real(row: Tensor) -> list[int]:
+    """Up to and with the token that ends it."""
+    tokens = row.tolist()
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "bounded": {"min_new_tokens": 4, "no_repeat_ngram_size": 2},
+    "drawn": {"do_sample": True, "seed": 7, "top_p": 0.9, "temperature": 1.5},
+    "drawn twice": {"do_sample": True, "num_return_sequences": 2, "top_k": 11},
+    "beams": {"num_beams": 3, "num_return_sequences": 2},
+    "long beams": {"num_beams": 4, "length_penalty": 3.0, "early_stopping": "never", "min_new_tokens": 2},
+    "early": {"num_beams": 4, "early_stopping": True, "length_penalty": 0.4, "no_repeat_ngram_size": 3},
+}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+
+
+@every
+@every_way
+def test_a_text_alone_is_as_in_a_batch_padded_on_either_side(name: str, way: dict[str, Any]) -> None:
+    model = build(name)
+    copies = way.get("num_return_sequences", 1)
+    together = written(model, IDS, KEEP, **way)
+    turned = KEEP.int().argsort(dim=1, stable=True)
+    if name not in TWO:  # an encoder of absolute places counts the padding before a text
+        left = written(model, IDS.gather(1, turned), KEEP.gather(1, turned), **way)
+        assert torch.equal(left, together)
+    for row, length in enumerate(LENGTHS):
+        alone = written(model, IDS[row : row + 1, :length], **way)
+        for copy in range(copies):
+            assert real(together[row * copies + copy]) == real(alone[copy])
+            assert not together[row * copies + copy, len(real(alone[copy])) :].any()
+
+
+@every
+@every_way
+def test_from_a_cache_it_is_as_by_reading_all(name: str, way: dict[str, Any]) -> None:
+    model = build(name)
+    cached, full = (written(model, IDS, KEEP, use_cache=use, **way) for use in (True, False))
+    assert torch.equal(cached, full)
+
+
+@every
+def test_one_beam_is_greedy_is_the_likeliest_token_each_time(name: str) -> None:
+    model = build(name)
+    ids = IDS[:1]
+    found = written(model, ids, num_beams=1, eos_token_id=None)[0]
+    begun = torch.tensor([[START]]) if name in TWO else ids
+    for token in found:
+        given = {"decoder_input_ids": begun} if name in TWO else {}
+        logits = model(ids if name in TWO else begun, **given)
+        assert token == logits[0, -1].float().argmax()
+        begun = torch.cat([begun, token.view(1, 1)], 1)
+
+
+def score(model: Model, ids: Tensor, tokens: Tensor) -> float:
+    """The log-probability of these new tokens after a prompt (1, seq)."""
+    whole = torch.cat([ids, tokens[None]], 1)
+    shares = model(whole).log_softmax(-1)[0, ids.shape[1] - 1 : -1]
+    return float(shares.gather(1, tokens[:, None]).sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_as_many_beams_as_there_are_texts_find_the_best_of_all(seed: int) -> None:
+    tree = {"backbone": SIZES | {"causal": True, "vocab_size": 7}, "head": HEAD}
+    torch.manual_seed(seed)
+    model = ModelConfig.model_validate(tree).build().eval().double()
+    ids = torch.tensor([[1, 4, 2]])
+    with torch.no_grad():
+        best = max(itertools.product(range(7), repeat=3), key=lambda t: score(model, ids, torch.tensor(t)))
+        greedy = model.generate(ids, max_new_tokens=3, eos_token_id=None)[0, 3:]
+        few = model.generate(ids, max_new_tokens=2, eos_token_id=None, num_beams=2)[0, 3:]
+        # of two tokens every number of beams holds the greedy one to the end; of three, as many as there are first two
+        assert score(model, ids, few) >= score(model, ids, greedy[:2]) - 1e-9
+        three = model.generate(ids, max_new_tokens=3, eos_token_id=None, num_beams=3)[0, 3:]
+        assert score(model, ids, torch.tensor(best)) >= score(model, ids, three) - 1e-9
+        assert score(model, ids, torch.tensor(best)) >= score(model, ids, greedy) - 1e-9
+    wide = ModelConfig.model_validate({"backbone": tree["backbone"] | {"vocab_size": 99}, "head": HEAD}).build()
+    wide = wide.eval().double()
+    wide.head.words.weight.data[7:] = 0
+    wide.head.bias[7:] = -1e4  # seven words and no more, but as many beams as one likes
+    with torch.no_grad():
+        best = max(itertools.product(range(7), repeat=3), key=lambda t: score(wide, ids, torch.tensor(t)))
+        found = wide.generate(ids, max_new_tokens=3, eos_token_id=None, num_beams=49)[0, 3:]
+    assert tuple(found.tolist()) == best
+
+
+def test_beams_are_on_average_better_than_greedy() -> None:
+    # no law of single texts: a beam may lose the greedy text on the way. Of 40, more are better than worse
+    model = build("full")
+    prompts = some_ids(40, 5, seed=9)
+    settings: dict[str, Any] = {"max_new_tokens": 8, "eos_token_id": None}
+    with torch.no_grad():
+        greedy = model.generate(prompts, **settings)[:, 5:]
+        beams = model.generate(prompts, num_beams=4, **settings)[:, 5:]
+        gains = [
+            score(model, ids[None], found) - score(model, ids[None], plain)
+            for ids, found, plain in zip(prompts, beams, greedy, strict=True)
+        ]
+    assert sum(gains) > 0
+    assert sum(gain > 1e-6 for gain in gains) > 3 * sum(gain < -1e-6 for gain in gains)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["full", "two stacks"])
+def test_no_run_of_tokens_comes_twice(name: str, beams: int, size: int) -> None:
+    model = build(name)
+    model.head.bias[11] = 6.0  # it would like to say the same again and again
+    model.head.bias[12] = 6.0
+    plain = model.generate(IDS[:2], max_new_tokens=20, num_beams=beams, eos_token_id=None)
+    runs = [tuple(run) for run in plain[0].unfold(0, size, 1).tolist()]
+    assert len(set(runs)) < len(runs)
+    found = model.generate(IDS[:2], max_new_tokens=20, num_beams=beams, eos_token_id=None, no_repeat_ngram_size=size)
+    for row in found:
+        runs = [tuple(run) for run in row.unfold(0, size, 1).tolist()]
+        own = runs[IDS.shape[1] - size + 1 :] if name == "full" else runs
+        assert all(runs.count(run) == 1 for run in own)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_lengths_and_forced_tokens_hold(beams: int) -> None:
+    model = build("two stacks")
+    model.head.bias[EOS] = 50.0
+    given: dict[str, Any] = {"num_beams": beams, "max_new_tokens": 9}
+    assert written(model, IDS, KEEP, **given).shape == (3, 1)
+    found = written(model, IDS, KEEP, min_new_tokens=4, **given)
+    assert (found[:, :4] != EOS).all()
+    assert (found[:, 4] == EOS).all()
+    assert torch.equal(found, written(model, IDS, KEEP, min_length=5, **given))
+    model.head.bias[EOS] = -50.0
+    assert written(model, IDS, KEEP, **given).shape == (3, 9)
+    assert written(model, IDS, KEEP, num_beams=beams, max_new_tokens=None, max_length=8).shape == (3, 7)
+    forced = written(model, IDS, KEEP, forced_bos_token_id=17, forced_eos_token_id=EOS, **given)
+    assert (forced[:, 0] == 17).all()
+    assert (forced[:, -1] == EOS).all()
+    begun = model.generate(IDS, KEEP, decoder_start_token_id=19, **given)
+    assert (begun[:, 0] == 19).all()
+
+
+def test_draws_are_those_of_the_distribution_and_of_their_seed() -> None:
+    model = build("full")
+    ids, arguments = IDS[:1], {"max_new_tokens": 1, "do_sample": True, "temperature": 2.0}
+    with torch.no_grad():
+        shares = (model(ids)[0, -1] / 2).softmax(-1)
+        found = model.generate(ids, num_return_sequences=4001, **arguments)[:, -1]
+        counts = torch.bincount(found, minlength=VOCAB) / 4001
+        assert (counts - shares).abs().max() < 4 * (0.25 / 4001) ** 0.5
+        kept = model.generate(ids, num_return_sequences=499, top_k=3, **arguments)[:, -1]
+        assert set(kept.tolist()) == set(shares.topk(3).indices.tolist())
+        order = shares.sort(descending=True)
+        nucleus = order.indices[: int((order.values.cumsum(0) < 0.5).sum()) + 1]
+        kept = model.generate(ids, num_return_sequences=999, top_p=0.5, **arguments)[:, -1]
+        assert set(kept.tolist()) == set(nucleus.tolist())
+    once, again, other = (written(model, IDS, KEEP, do_sample=True, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+    # a longer text begins as a shorter one
+    longer = written(model, IDS, KEEP, do_sample=True, seed=3, max_new_tokens=20, eos_token_id=None)
+    shorter = written(model, IDS, KEEP, do_sample=True, seed=3, max_new_tokens=5, eos_token_id=None)
+    assert torch.equal(longer[:, :5], shorter)
+
+
+@pytest.mark.parametrize("name", ["full", "two stacks", "local"])
+@pytest.mark.parametrize("way", ["greedy", "drawn"])
+def test_streamed_it_is_the_same(name: str, way: str) -> None:
+    model, ids = build(name), IDS[:1]
+    arguments = WAYS[way] | {"max_new_tokens": 13, "eos_token_id": EOS}
+    expected = real(written(model, ids, **WAYS[way])[0])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "local attention")
+        model.train()
+        tokens = stream(model, ids, arguments)
+        found = [next(tokens)]
+        assert torch.is_grad_enabled()  # the caller's own state, between two tokens
+        assert model.training
+        found += tokens
+    assert found == expected
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_text_ends_where_it_is_told_to(beams: int) -> None:
+    model = build("full")
+    plain = written(model, IDS, KEEP, num_beams=beams, eos_token_id=None)
+    arguments = {"max_new_tokens": 13, "eos_token_id": None, "num_beams": beams, "early_stopping": True}
+    found = generate(model, IDS, KEEP, arguments, ends=lambda new: len(new) == 5)[:, IDS.shape[1] :]
+    assert found.shape == (3, 5)
+    if beams == 1:
+        assert torch.equal(found, plain[:, :5])
+    never = generate(model, IDS, KEEP, arguments, ends=lambda new: False)
+    assert never.shape == (3, IDS.shape[1] + 13)
+
+
+def test_what_cannot_go_on_from_a_cache_says_so_once() -> None:
+    model = build("local")
+    with pytest.warns(UserWarning, match="the whole text is read again for each new token") as told:
+        model.generate(IDS, KEEP, max_new_tokens=5)
+    assert len(told) == 1
+
+
+def test_the_mode_of_every_part_is_as_before() -> None:
+    model = build("full").train()
+    model.backbone.embeddings.eval()
+    modes = [module.training for module in model.modules()]
+    model.generate(IDS, KEEP, max_new_tokens=2)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("name", ["full", "biased", "two stacks"])
+@pytest.mark.parametrize("beams", [1, 4])
+def test_packed_weights_change_nothing_and_go_away(name: str, beams: int) -> None:
+    tree = config_of(name).model_dump()
+    sizes = {"vocab_size": 1009, "hidden_size": 256, "intermediate_size": 512}
+    tree["backbone"] |= sizes if "encoder" not in tree["backbone"] else {}
+    for stack in ("encoder", "decoder"):
+        if stack in tree["backbone"]:
+            tree["backbone"][stack] |= sizes
+    torch.manual_seed(1)
+    model = ModelConfig.model_validate(tree).build().eval()
+    given: dict[str, Any] = {"num_beams": beams, "eos_token_id": None}
+    packed = written(model, IDS, KEEP, max_new_tokens=17, **given)  # enough for it to be worth while
+    plain = written(model.double(), IDS, KEEP, max_new_tokens=17, **given)
+    assert torch.equal(packed, plain)
+    assert not [module for module in model.modules() if "forward" in vars(module)]
+
+
+BAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "none": ("full", {"max_new_tokens": 0}, "max_new_tokens: Input should be greater than or equal to 1 (given 0)"),
+    "unknown": ("full", {"max_tokens": 3}, "unknown key 'max_tokens'; did you mean"),
+    "both": ("full", {"max_new_tokens": 3, "max_length": 30}, "say the same; give one"),
+    "short": ("full", {"max_length": 11}, "max_length=11 counts the prompt, which has 11 tokens"),
+    "far": ("full", {"max_new_tokens": 28}, "ask for at most max_new_tokens=27"),
+    "cold": ("full", {"temperature": 0.5}, "temperature is for drawing tokens; give do_sample=True"),
+    "drawn beams": ("full", {"do_sample": True, "num_beams": 2}, "exclude each other"),
+    "many": ("full", {"num_return_sequences": 2}, "there are as many texts as beams"),
+    "wide": ("full", {"num_beams": 22}, "of a vocabulary of 43; take at most half as many"),
+    "stopping": ("full", {"early_stopping": "sometimes", "num_beams": 2}, "early_stopping"),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD)
+def test_what_cannot_be_is_refused_in_one_line(case: tuple[str, dict[str, Any], str]) -> None:
+    name, arguments, message = case
+    with pytest.raises(UserError) as error:
+        build(name).generate(IDS, KEEP, **arguments)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_prompts_that_cannot_be_are_refused() -> None:
+    model = build("full")
+    with pytest.raises(UserError, match="a prompt of 38 tokens is longer than the model"):
+        model.generate(some_ids(1, 38))
+    with pytest.raises(UserError, match="a prompt is empty"):
+        model.generate(IDS[:, :0])
+    with pytest.raises(UserError, match="a prompt is empty"):
+        model.generate(IDS, torch.zeros_like(KEEP))
+    assert model.generate(some_ids(1, 31)).shape == (1, 38)  # as far as there is room, where nothing was asked for
+    tree: dict[str, Any] = {"backbone": SIZES, "head": {"kind": "linear", "num_labels": 3}}
+    with pytest.raises(UserError, match="this model does not write: it is an encoder whose tokens see later ones"):
+        ModelConfig.model_validate(tree).build().generate(IDS)
+    with pytest.raises(UserError, match="beams are compared at the end"):
+        stream(model, IDS[:1], {"num_beams": 2})
+
+
+def test_the_arguments_are_the_fields_of_the_config() -> None:
+    assert [*GenerationArguments.__annotations__] == [*GenerationConfig.model_fields]
