@@ -1,10 +1,16 @@
-"""The lines that every model must beat: the majority class, and TF-IDF with a linear support vector machine."""
+"""The lines that every model must beat.
+
+For classes, the majority class, and TF-IDF with a linear support vector machine; for texts that are written of others,
+the first sentences of these, and as many at random.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,6 +20,7 @@ from sklearn.svm import LinearSVC
 
 from homespun.data.labelled import LabelNames, Labels
 from homespun.errors import UserError
+from homespun.text.clean import sentence_spans
 from homespun.training.evaluate import Metrics, classification_metrics, classify
 
 
@@ -94,3 +101,26 @@ def _distances(features: Any, column: NDArray[np.int64], unseen: Any) -> NDArray
         return np.full(unseen.shape[0], 1.0 if column[0] else -1.0)
     distances: NDArray[np.float64] = LinearSVC(random_state=0).fit(features, column).decision_function(unseen)
     return distances
+
+
+def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
+    """Texts of each of ``sources`` that cost no training: ``lead-3``, its first three sentences, and ``random-3``.
+
+    Where the ``targets`` of the training have another number of sentences, their median, there are ``lead-N`` and
+    ``random-N`` of it besides: three sentences against one are a weak line. A number of sentences is the same for all
+    sources, and what is drawn depends on the place of the source alone.
+    """
+    usual = round(median(len(sentence_spans(target)) for target in targets)) if targets else 3
+    made: dict[str, list[str]] = {}
+    for count in dict.fromkeys((3, max(1, usual))):
+        made[f"lead-{count}"] = []
+        made[f"random-{count}"] = []
+    for place, source in enumerate(sources):
+        sentences = [source[begin:end] for begin, end in sentence_spans(source)]
+        for name, texts in made.items():
+            count = min(int(name.rpartition("-")[2]), len(sentences))
+            chosen: Sequence[int] = range(count)
+            if name.startswith("random"):
+                chosen = sorted(random.Random(place).sample(range(len(sentences)), count))
+            texts.append(" ".join(sentences[index] for index in chosen))
+    return made

@@ -255,7 +255,7 @@ def read_labelled(
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         where = f"row {number} of {names}"
         texts.append(text_of(record, wanted, where=where))
-        value = _field(record, label, where=where)
+        value = field_of(record, label, where=where)
         if multi_label:
             several.append(_label_set(value, separator or ","))
             continue
@@ -275,7 +275,7 @@ def text_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) ->
     """
     parts = []
     for column in columns:
-        value = _field(record, column, where=where)
+        value = field_of(record, column, where=where)
         if value is None:
             continue
         if not isinstance(value, str | int | float):
@@ -286,7 +286,12 @@ def text_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) ->
     return " ".join(part for part in parts if part)
 
 
-def _field(record: Mapping[str, Any], column: str, *, where: str) -> Any:
+def field_of(record: Mapping[str, Any], column: str, *, where: str) -> Any:
+    """What stands in a column of a record.
+
+    Raises:
+        UserError: beginning with ``where``: there is no such column; those there are are named.
+    """
     if column not in record:
         raise UserError(f"{where} has no column {column!r}; there are: {', '.join(map(str, record))}")
     return record[column]

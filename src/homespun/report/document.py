@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from homespun.report import plots, summary, tables
+from homespun.report import plots, summary, tables, tasks
 from homespun.report.adaptation import adaptations
 from homespun.report.confusion import Confusion, confusion, mistakes
 from homespun.report.plots import Plot
@@ -127,7 +127,8 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
     """The report of one run, or of several side by side. Chapters without content are left out."""
     lead: list[Content] = [*map(Words, summary.summary(records)), *map(Notice, summary.troubles(records))]
     chapters = [
-        Chapter("Results", _tabular(tables.results(records))),
+        Chapter("Results", _tabular(tables.results(records), *tasks.results(records))),
+        Chapter("With fewer examples", _fewer_examples(records)),
         Chapter("Resources and losses", _tabular(tables.resources(records), *tables.losses(records))),
         Chapter("What it went on from", _tabular(*adaptations(records))),
         Chapter("Curves", _curves(records)),
@@ -141,6 +142,18 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
 
 def _tabular(*found: Table | None) -> list[Content]:
     return [Tabular(table) for table in found if table is not None]
+
+
+def _fewer_examples(records: Sequence[RunRecord]) -> list[Content]:
+    """What came of fewer training examples, of each run that asked."""
+    contents: list[Content] = []
+    for number, record in enumerate(records, start=1):
+        end = "" if len(records) == 1 else f"-{number}"
+        contents += _tabular(tasks.curve_table(record, f"examples{end}"))
+        if (plot := tasks.curve_plot(record, f"examples{end}")) is not None:
+            note = "Bars: deviation over trainings. Dashed: what must be beaten, with as many examples."
+            contents.append(Gallery(record.name, [plot], note))
+    return contents
 
 
 def _curves(records: Sequence[RunRecord]) -> list[Content]:
@@ -161,7 +174,8 @@ def _curves(records: Sequence[RunRecord]) -> list[Content]:
 
 def _classes(records: Sequence[RunRecord]) -> list[Content]:
     """Confusion matrix, mistakes and classes of each tested run; those after the best one are folded."""
-    tested = sorted((r for r in records if r.tests()), key=lambda r: -(tables.accuracy(r) or 0.0))
+    naming = [record for record in records if record.tests() and record.measures[0] == tables.CLASSES[0]]
+    tested = sorted(naming, key=lambda r: -(tables.accuracy(r) or 0.0))
     contents: list[Content] = []
     for rank, record in enumerate(tested):
         end = "" if len(tested) == 1 else f"-{rank + 1}"

@@ -67,7 +67,12 @@ class RunRecord:
         """The test metrics of every seed or fold; of the only one where there is one; none of a pretraining run."""
         seeds = [as_tree(seed) for seed in as_list(self.result.get("seeds"))]
         tests = [as_tree(seed.get("test", seed)) for seed in seeds] or [as_tree(self.result.get("test"))]
-        return [test for test in tests if number(test.get("accuracy")) is not None]
+        return [test for test in tests if number(test.get(self.measures[0])) is not None]
+
+    @property
+    def measures(self) -> list[str]:
+        """The test metrics to show, by which the first models are compared."""
+        return [str(name) for name in as_list(self.result.get("measures"))] or ["accuracy"]
 
     def test_rows(self) -> float | None:
         """On how many texts the metrics were taken: with folds, each text was in one of them."""

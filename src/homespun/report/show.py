@@ -12,7 +12,6 @@ from rich.text import Text
 
 from homespun.report import formats
 from homespun.report.console import Display, print_tables
-from homespun.report.formats import number
 from homespun.report.table import Column, Table
 
 if TYPE_CHECKING:
@@ -46,9 +45,12 @@ def print_run(path: str | Path) -> None:
     from homespun.report.read import read_runs
     from homespun.report.summary import summary, troubles
     from homespun.report.tables import losses, resources, results
+    from homespun.report.tasks import curve_table
+    from homespun.report.tasks import results as of_other_tasks
 
     records = read_runs([path])
-    tables = [results(records), *losses(records), resources(records)]
+    of_tasks = [results(records), *of_other_tasks(records), curve_table(records[0], "examples")]
+    tables = [*of_tasks, *losses(records), resources(records)]
     print_tables(*(table for table in tables if table is not None))
     console = Console(soft_wrap=True)
     for sentence in [*summary(records), *troubles(records)]:
@@ -56,20 +58,18 @@ def print_run(path: str | Path) -> None:
     console.print(Text(f"\nreport: {Path(path) / 'report' / 'index.html'}"))
 
 
-_MEASURES = ("accuracy", "macro_f1", "weighted_f1", "micro_f1", "roc_auc", "pr_auc", "log_loss")
-
-
 def print_metrics(metrics: Mapping[str, Any]) -> None:
     """The metrics of one evaluation: the whole, by class, and the confusion matrix in percent."""
     from homespun.report.confusion import confusion
+    from homespun.report.tasks import title
 
-    whole = [(name, number(metrics.get(name))) for name in _MEASURES]
-    rows: list[tuple[Any, ...]] = [(name.replace("_", " "), f"{v:.4f}") for name, v in whole if v is not None]
+    rows: list[tuple[Any, ...]] = [(title(k), f"{v:.4f}") for k, v in metrics.items() if isinstance(v, float)]
     rows.append(("texts", formats.whole(metrics.get("rows"))))
     if metrics.get("chunked"):
         rows.append(("in chunks", f"{formats.whole(metrics['chunked'])} of them, of {metrics['length']} tokens each"))
     if metrics.get("truncated"):
-        size = "" if metrics.get("chunked") else f", to {metrics['length']} tokens"
+        length = metrics.get("length") or metrics.get("source_length")
+        size = "" if metrics.get("chunked") or not length else f", to {length} tokens"
         rows.append(("cut", f"{formats.whole(metrics['truncated'])} of them{size}"))
     columns = (Column("measure", numeric=False), Column("value"))
     tables = [Table("metrics", "Metrics", columns, tuple(rows))]
@@ -83,7 +83,8 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     )
     keys = ("precision", "recall", "f1", "support")
     body = tuple((name, *(values.get(key) for key in keys)) for name, values in classes.items())
-    tables.append(Table("per_class", "Per class", per_class, body))
+    if body:
+        tables.append(Table("per_class", "Per class", per_class, body))
     found = confusion(metrics)
     if found is not None:
         tables.append(found.table("confusion"))

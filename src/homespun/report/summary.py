@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from homespun.report import formats
+from homespun.report import formats, tasks
 from homespun.report.formats import number
 from homespun.report.intervals import difference
 from homespun.report.read import RunRecord, Tree, as_tree, final_losses, loss_terms
-from homespun.report.tables import mean_and_deviation
+from homespun.report.tables import CLASSES, mean_and_deviation
 
 _SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
 
@@ -44,6 +44,8 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
 
 
 def _finetuning(record: RunRecord) -> str:
+    if record.measures[0] != CLASSES[0]:
+        return " ".join(tasks.sentences(record, _circumstances([record])))
     tests = record.tests()
     classes = len(as_tree(tests[0].get("per_class"))) if tests else 0
     told = f"{classes} classes" if classes else "classes"

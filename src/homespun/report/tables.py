@@ -25,6 +25,8 @@ from homespun.report.table import Column, Table
 
 BASELINES = {"majority": "majority class", "tfidf": "TF-IDF + linear"}
 """Names of baselines as people read them; others keep their own."""
+CLASSES = ("accuracy", "macro_f1", "log_loss", "roc_auc")
+"""The metrics of those who name classes; what others are measured by is in `homespun.report.tasks`."""
 
 
 def mean_and_deviation(tests: Sequence[Tree], metric: str) -> tuple[float, float | None] | None:
@@ -58,7 +60,8 @@ def distinct_baselines(records: Sequence[RunRecord]) -> dict[str, tuple[Tree, fl
 
 
 def results(records: Sequence[RunRecord]) -> Table | None:
-    """Test metrics of the fine-tuned models and of the baselines; ``None`` where nothing was tested."""
+    """Test metrics of the models that name classes and of the baselines; ``None`` where nothing was tested."""
+    records = [record for record in records if record.measures[0] == CLASSES[0]]
     rows = [
         _result(record.name, tests, record.test_rows(), len(tests)) for record in records if (tests := record.tests())
     ]

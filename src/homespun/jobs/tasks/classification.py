@@ -18,12 +18,16 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
 from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.jobs.tasks.files import files_of, paths
-from homespun.jobs.tasks.task import Lesson, Measured, Part
+from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
 from homespun.models.backbone import Model
+from homespun.models.encoder import EncoderConfig
+from homespun.models.sequence_heads import FeedForwardHeadConfig, LinearHeadConfig, PooledHeadConfig
 from homespun.models.store import Stored
 from homespun.objectives.supervised import Classification
 from homespun.training.evaluate import classification_metrics, classify
 from homespun.training.validation import Evaluation
+
+_READ_THE_FIRST = (LinearHeadConfig, FeedForwardHeadConfig, PooledHeadConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,7 @@ class LabelledData(Config):
         """Of the training texts, for the validation."""
         return self.validation if isinstance(self.validation, float) else None
 
-    def read(self, part: Part) -> list[LabelledText] | None:
+    def read(self, part: Part) -> list[Any] | None:
         """The texts of a part."""
         ways = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
         files = files_of(part, train=self.train, validation=self.validation, test=self.test, ways=ways)
@@ -79,7 +83,7 @@ class LabelledData(Config):
         labels: Sequence[str | tuple[str, ...]] = found
         return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
 
-    def task(self, objective: Any, stored: Stored, training: Sequence[LabelledText]) -> ClassificationTask:
+    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
         """Classification of them.
 
         Raises:
@@ -97,9 +101,15 @@ class LabelledData(Config):
                 f"data.length={self.length} exceeds the model's max_position_embeddings={limit}; lower it, and read "
                 f"longer texts with data.long_inputs.kind=chunk_mean"
             )
+        backbone = stored.config.backbone
+        if isinstance(backbone, EncoderConfig) and backbone.causal and isinstance(objective.head, _READ_THE_FIRST):
+            raise UserError(
+                f"head {objective.head.kind} reads the first token, which in a causal model has seen no other; set "
+                f"objective.head.kind=last, or mean"
+            )
         return ClassificationTask(self, Labels.collect(_labels(training), multi_label=self.multi_label), stored)
 
-    def stored_task(self, stored: Stored, *, source: str) -> ClassificationTask:
+    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
         """Classification as the model was fine-tuned for it."""
         if stored.labels is None or "length" not in stored.task:
             raise UserError(

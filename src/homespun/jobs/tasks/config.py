@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from homespun.config import Config, validate
 from homespun.jobs.tasks.classification import LabelledData
 from homespun.jobs.tasks.task import Task, TaskData
+from homespun.jobs.tasks.text_to_text import TextPairsData
 from homespun.models.store import Stored
 from homespun.objectives.supervised import Classification
+from homespun.objectives.text_to_text import TextToText
 
-FinetuneData = LabelledData
-FinetuneObjective = Classification
+FinetuneData = Annotated[LabelledData | TextPairsData, Field(discriminator="kind")]
+FinetuneObjective = Annotated[Classification | TextToText, Field(discriminator="kind")]
 
 
 class _Remembered(Config):

@@ -1,0 +1,235 @@
+"""Pairs of texts, one to be read and one to be written: reading them, and the rows that a writer learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.labelled import field_of
+from homespun.data.rows import Row, Rows
+from homespun.errors import UserError
+from homespun.text.sources import read_records
+from homespun.text.tokenizer import Tokenizer
+
+_CHUNK = 1024  # texts encoded at a time
+
+Listed = Literal["references", "sentences"]
+"""What a list in the target's column is: several targets, each right, or the sentences of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """A text to be read, and the texts of which each is a right one to write of it; any may be empty."""
+
+    source: str
+    targets: tuple[str, ...]
+    data_set: int = 0  # which of several data sets it is from
+
+    @property
+    def is_empty(self) -> bool:
+        """There is nothing to read, or nothing to write."""
+        return not self.source or not self.targets
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The tokens around a text: before source and target, after the source, after the target.
+
+    Between the source and the target of a causal stack stands a separator instead, which is then ``after_source``, and
+    ``glue`` begins every target, so that its first word is the token that it is inside a text.
+    """
+
+    before: tuple[int, ...]
+    after_source: tuple[int, ...]
+    after_target: tuple[int, ...]
+    before_target: tuple[int, ...] = ()
+    glue: str = ""
+
+    @classmethod
+    def of_two_stacks(cls, tokenizer: Tokenizer, *, bos_id: int | None, eos_id: int | None) -> Frame:
+        """``[bos] text eos`` on both sides: what the model says, ``bos`` only where its tokenizer puts it too."""
+        begins, _ = tokenizer.frame
+        before = (bos_id,) if bos_id is not None and bos_id in begins else ()
+        end = (tokenizer.sep_id if eos_id is None else eos_id,)
+        return cls(before, end, end, before)
+
+    @classmethod
+    def of_one_stack(cls, tokenizer: Tokenizer, separator: str) -> Frame:
+        """``[bos] source separator target eos`` in one row (Radford et al. 2019, whose separator is "TL;DR:")."""
+        begins, _ = tokenizer.frame
+        said = separator.rstrip()
+        between = tuple(int(i) for i in tokenizer.encode_batch([said])[0])
+        return cls(tuple(begins), between, (tokenizer.sep_id,), glue=separator[len(said) :])
+
+
+class PairsOfTextsRows:
+    """A row for every target of every pair that is not empty; longer texts are cut at their ends.
+
+    ``row.input_ids`` is the source in its frame, ``row.target_ids`` the target in its own. Tokens are kept once a
+    source, 2 or 4 bytes each.
+
+    Args:
+        pairs: the pairs.
+        tokenizer: of both sides.
+        source_length: the most tokens of a source, with its frame and prefix.
+        target_length: the most tokens of a target, with its frame.
+        frame: the tokens around them.
+        prefixes: what stands before each source, by `TextPair.data_set`.
+
+    Raises:
+        UserError: a length that leaves no room for a token.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[TextPair],
+        tokenizer: Tokenizer,
+        *,
+        source_length: int,
+        target_length: int,
+        frame: Frame,
+        prefixes: Sequence[str] = ("",),
+    ) -> None:
+        self.pairs = pairs
+        self._frame = frame
+        room = source_length - len(frame.before) - len(frame.after_source)
+        target_room = target_length - len(frame.before_target) - len(frame.after_target)
+        for name, given, left in (("source", source_length, room), ("target", target_length, target_room)):
+            if left < 1:
+                raise UserError(f"data.{name}_length={given} leaves no room between the tokens around a text; raise it")
+        self.usable = np.array([i for i, pair in enumerate(pairs) if not pair.is_empty], dtype=np.int64)
+        read = [prefixes[pairs[i].data_set] + pairs[i].source for i in self.usable.tolist()]
+        written = [(place, text) for place, i in enumerate(self.usable.tolist()) for text in pairs[i].targets]
+        self._sources, self.cut = _encoded(tokenizer, read, room)
+        self._targets, targets_cut = _encoded(tokenizer, [frame.glue + text for _, text in written], target_room)
+        self._source_of = np.array([place for place, _ in written], dtype=np.int64)  # (rows,) into `usable`
+        around = sum(map(len, (frame.before, frame.after_source, frame.before_target, frame.after_target)))
+        sizes = np.array([len(ids) for ids in self._sources], dtype=np.int64)
+        self.lengths: NDArray[np.int64] = (
+            around + sizes[self._source_of] + np.array([len(ids) for ids in self._targets], dtype=np.int64)
+        )
+        self.data_sets = np.array([pairs[i].data_set for i in self.usable[self._source_of].tolist()], dtype=np.int64)
+        cut = int(self.cut.sum())
+        self.counts: dict[str, int] = {
+            "empty": len(pairs) - len(self.usable),
+            "longer": cut,
+            "truncated": cut,
+            "targets_truncated": int(targets_cut.sum()),
+        }
+
+    def source(self, place: int) -> NDArray[np.int64]:
+        """(source,) ids of the ``place``-th of `usable`, in their frame."""
+        return _joined(self._frame.before, self._sources[place], self._frame.after_source)
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __getitem__(self, index: int) -> Row:
+        frame = self._frame
+        target = _joined(frame.before_target, self._targets[index], frame.after_target)
+        return Row(self.source(int(self._source_of[index])), target_ids=target)
+
+
+class Mixture:
+    """Rows of several data sets in proportion to their sizes, of which none counts for more than ``limit``.
+
+    An epoch goes through all of them: the rows of the smaller ones come several times (Raffel et al. 2020, section
+    3.5.2, examples-proportional mixing).
+
+    Args:
+        rows: the rows of all.
+        data_sets: (rows,) the data set of each.
+        weights: by data set; multiplies what its size comes to.
+        limit: the most rows that a data set counts for; ``None``: no limit.
+    """
+
+    def __init__(
+        self, rows: Rows, data_sets: NDArray[np.int64], *, weights: Sequence[float], limit: int | None = None
+    ) -> None:
+        own = [np.flatnonzero(data_sets == number) for number in range(len(weights))]
+        sizes = np.array([len(places) for places in own])
+        rates = np.array(weights) * (sizes if limit is None else sizes.clip(max=limit))
+        passes = max((size / rate for size, rate in zip(sizes, rates, strict=True) if size), default=0.0)
+        counts = np.round(rates * passes).astype(np.int64)
+        self._rows = rows
+        self.places = np.concatenate([np.resize(p, n) for p, n in zip(own, counts, strict=True) if len(p)])
+        self.lengths: NDArray[np.int64] = rows.lengths[self.places]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Row:
+        return self._rows[int(self.places[index])]
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str], room: int) -> tuple[list[NDArray[Any]], NDArray[np.bool_]]:
+    ids: list[NDArray[Any]] = []
+    cut = []
+    for start in range(0, len(texts), _CHUNK):
+        for whole in tokenizer.encode_batch(texts[start : start + _CHUNK]):
+            ids.append(whole[:room].copy())
+            cut.append(len(whole) > room)
+    return ids, np.array(cut, dtype=np.bool_)
+
+
+def _joined(before: tuple[int, ...], ids: NDArray[Any], after: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.concatenate([np.array(before, np.int64), ids.astype(np.int64), np.array(after, np.int64)])
+
+
+def read_pairs(
+    inputs: Sequence[str],
+    *,
+    source: Sequence[str],
+    target: Sequence[str],
+    columns: Sequence[str] | None = None,
+    encoding: str | None = None,
+    listed: Listed = "references",
+    data_set: int = 0,
+) -> list[TextPair]:
+    """The pairs of all records of ``inputs`` (see `homespun.text.sources.read_records`), empty ones too.
+
+    Several source columns are joined with a space, and so is a list in one of them; several target columns are several
+    right targets, and a list in one of them is what ``listed`` says.
+
+    Raises:
+        UserError: no such column (naming those there are), a text that is not text, no rows.
+    """
+    pairs = []
+    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
+        where = f"row {number} of {', '.join(inputs)}"
+        read = source_of(record, source, where=where)
+        written = [_texts(record, column, where=where) for column in target]
+        if listed == "sentences":
+            written = [[" ".join(texts)] for texts in written if texts]
+        pairs.append(TextPair(read, tuple(dict.fromkeys(text for texts in written for text in texts)), data_set))
+    if not pairs:
+        raise UserError(f"{', '.join(inputs)} holds no rows; give a file with pairs of texts")
+    return pairs
+
+
+def source_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) -> str:
+    """The text of a record to be read.
+
+    Raises:
+        UserError: beginning with ``where``: no such column, or something in it that is not text.
+    """
+    return " ".join(text for column in columns for text in _texts(record, column, where=where))
+
+
+def _texts(record: Mapping[str, Any], column: str, *, where: str) -> list[str]:
+    value = field_of(record, column, where=where)
+    values = value if isinstance(value, list | tuple) else [value]
+    texts = []
+    for part in values:
+        if part is None or part != part:  # a gap in a table comes out of some readers as not-a-number
+            continue
+        if not isinstance(part, str | int | float):
+            raise UserError(
+                f"{where}: column {column!r} holds a {type(part).__name__}, not text; name a column of text"
+            )
+        texts.append(str(part).strip())
+    return [text for text in texts if text]

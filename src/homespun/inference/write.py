@@ -1,0 +1,69 @@
+"""Texts that a model writes of others: in, ids as it reads them; out, plain text in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from homespun.config import Config
+from homespun.data.padding import pad
+from homespun.data.rows import Row
+from homespun.models.backbone import EncoderDecoder, Model
+from homespun.text.tokenizer import Tokenizer
+
+
+class Writing(Config):
+    """How texts are written; the names are those of `Model.generate`."""
+
+    num_beams: int = Field(default=1, ge=1, description="texts held at a time; 1: the likeliest token is taken")
+    length_penalty: float = Field(default=1.0, description="a beam's score is its log-probability / length^this")
+    no_repeat_ngram_size: int = Field(default=3, ge=0, description="no so many tokens in a row come twice; 0: they may")
+    min_new_tokens: int = Field(default=0, ge=0, description="before these are written no text ends")
+
+
+def write_texts(
+    model: Model,
+    sources: Sequence[NDArray[np.int64]],
+    tokenizer: Tokenizer,
+    *,
+    end_id: int,
+    max_new_tokens: int,
+    writing: Writing,
+    batch_size: int = 32,
+) -> list[str]:
+    """A text for each of ``sources``, (tokens,) ids with all that stands around them.
+
+    The longest go first, so that too large a batch fails at once. The model is in evaluation mode meanwhile.
+    """
+    device = next(model.parameters()).device
+    order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+    texts = [""] * len(sources)
+    modes = [(module, module.training) for module in model.modules()]  # not one for all: a part may be frozen
+    model.eval()
+    try:
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = pad([Row(sources[index]) for index in chosen], tokenizer.pad_id).to(device)
+            with torch.no_grad():
+                ids = model.generate(
+                    batch.input_ids,
+                    batch.attention_mask,
+                    max_new_tokens=max_new_tokens,
+                    eos_token_id=end_id,
+                    pad_token_id=tokenizer.pad_id,
+                    num_beams=writing.num_beams,
+                    length_penalty=writing.length_penalty,
+                    no_repeat_ngram_size=writing.no_repeat_ngram_size,
+                    min_new_tokens=writing.min_new_tokens,
+                )
+            shown = 1 if isinstance(model.backbone, EncoderDecoder) else batch.input_ids.shape[1]
+            for index, row in zip(chosen, ids[:, shown:].tolist(), strict=True):
+                texts[index] = tokenizer.decode(row).strip()
+    finally:
+        for module, training in modes:
+            module.training = training
+    return texts

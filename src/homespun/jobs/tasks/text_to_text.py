@@ -1,0 +1,346 @@
+"""Text to text: summaries, headlines, questions, translations; one task, or several told apart by their prefixes."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from homespun.baselines import sentence_baselines
+from homespun.config import Config
+from homespun.data.loader import Loader
+from homespun.data.pairs_of_texts import Frame, Listed, Mixture, PairsOfTextsRows, TextPair, read_pairs, source_of
+from homespun.data.rows import Rows
+from homespun.errors import UserError
+from homespun.inference.write import Writing, write_texts
+from homespun.jobs.tasks.files import files_of, paths
+from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.store import Stored
+from homespun.objectives.text_to_text import TextToText
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.rouge import MEASURES, Rouge, mean_scores
+from homespun.training.validation import Evaluation, evaluate_loss
+
+logger = logging.getLogger(__name__)
+
+_AHEAD = 256  # texts read ahead in prediction, and sorted by length together
+_CONFUSED = 0.9  # of the pairs have a target longer than its source
+
+
+class DataSet(Config):
+    """One of several data sets that a model learns from together."""
+
+    name: str = Field(default="", description="in tables; its prefix where not given")
+    train: str | list[str] = Field(description="file, glob, folder or hub name, or several")
+    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
+    validation: str | list[str] = Field(default="", description="the same; or the share of all that data.validation is")
+    source: str | list[str] = Field(default="source", description="column of the text to read")
+    target: str | list[str] = Field(default="target", description="column of the text to write")
+    prefix: str = Field(default="", description='stands before every source: "summarize: "')
+    weight: float = Field(default=1.0, gt=0, description="multiplies its share of the training")
+
+
+class TextPairsData(Config):
+    """Texts to read, and what to write of each."""
+
+    kind: Literal["pairs_of_texts"] = "pairs_of_texts"
+    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
+    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
+    validation: float | str | list[str] = Field(
+        default=0.1, description="held-out share of the training pairs, or files"
+    )
+    source: str | list[str] = Field(
+        default="source", description="column of the text to read; several, or a list, are joined with a space"
+    )
+    target: str | list[str] = Field(default="target", description="column of the text to write; several: each is right")
+    listed: Listed = Field(default="references", description="a list there: references, or sentences of one text")
+    prefix: str = Field(default="", description='stands before every source: "summarize: "')
+    separator: str = Field(default=" TL;DR: ", description="of one causal stack: between source and target")
+    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
+    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
+    source_length: int = Field(default=512, ge=8, description="tokens of a source at the most, special ones included")
+    target_length: int = Field(default=64, ge=4, description="tokens of a target at the most, special ones included")
+    sets: list[DataSet] | None = Field(
+        default=None, min_length=1, description="several data sets instead, each with its prefix"
+    )
+    limit: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="of sets: the most pairs that one counts for in the mixture"
+    )
+    writing: Writing = Field(default=Writing(), description="how the texts are written that are measured")
+
+    @model_validator(mode="after")
+    def _apart(self) -> TextPairsData:
+        if self.sets is not None and (self.train or self.test or self.prefix):
+            raise ValueError("give each of the sets its files and its prefix, and none beside them")
+        if set(paths(self.source)) & set(paths(self.target)):
+            raise ValueError(
+                f"source and target are the same column, {self.source!r}; name the one to read and the one to write"
+            )
+        return self
+
+    @property
+    def share(self) -> float | None:
+        """Of the training pairs, for the validation."""
+        files = self.sets is not None and any(one.validation for one in self.sets)
+        return self.validation if isinstance(self.validation, float) and not files else None
+
+    @property
+    def all_sets(self) -> list[DataSet]:
+        """The data sets, of which there is one where ``sets`` are not given."""
+        if self.sets is not None:
+            return self.sets
+        files = [] if isinstance(self.validation, float) else paths(self.validation)
+        return [
+            DataSet(
+                train=self.train,
+                test=self.test,
+                validation=files,
+                source=self.source,
+                target=self.target,
+                prefix=self.prefix,
+            )
+        ]
+
+    def read(self, part: Part) -> list[Any] | None:
+        """The pairs of a part, of all data sets."""
+        ways = "which pairs of texts? give data.train=FILE, with data.source=COLUMN and data.target=COLUMN"
+        found: list[TextPair] = []
+        for number, one in enumerate(self.all_sets):
+            files = files_of(part, train=one.train, validation=one.validation, test=one.test, ways=ways)
+            found += self._pairs(files, one, number) if files else []
+        return found or None
+
+    def read_files(self, inputs: Sequence[str]) -> list[TextPair]:
+        """The pairs of any files."""
+        return self._pairs(inputs, self.all_sets[0], 0)
+
+    def _pairs(self, inputs: Sequence[str], one: DataSet, number: int) -> list[TextPair]:
+        return read_pairs(
+            inputs,
+            source=paths(one.source),
+            target=paths(one.target),
+            columns=self.columns,
+            encoding=self.encoding,
+            listed=self.listed,
+            data_set=number,
+        )
+
+    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+        """Writing the targets.
+
+        Raises:
+            UserError: another objective, a model that does not write or is too short, no pair that is not empty, or
+                ROUGE is not installed.
+        """
+        if not isinstance(objective, TextToText):
+            raise UserError(
+                f"data.kind=pairs_of_texts has texts to write, and objective {objective.kind} learns something else; "
+                f"set objective.kind=text_to_text, or give data of its kind"
+            )
+        self._check_room(stored.config)
+        whole = [pair for pair in training if not pair.is_empty]
+        if not whole:
+            raise UserError(
+                f"none of {len(training)} pairs has both a text in {self.source!r} and one in {self.target!r}; name "
+                f"the columns with data.source and data.target"
+            )
+        longer = sum(min(map(len, pair.targets)) > len(pair.source) for pair in whole)
+        if longer > _CONFUSED * len(whole):
+            logger.warning(
+                "%d of %d targets are longer than their source: are data.source and data.target confused?",
+                longer,
+                len(whole),
+            )
+        return TextToTextTask(self, stored)
+
+    def _check_room(self, config: ModelConfig) -> None:
+        backbone = config.backbone
+        if isinstance(backbone, EncoderConfig):
+            needed, limit = self.source_length + self.target_length, backbone.max_position_embeddings
+            if needed > limit:
+                raise UserError(
+                    f"data.source_length={self.source_length} and data.target_length={self.target_length} are "
+                    f"{needed} tokens in one row, and the model's max_position_embeddings={limit}; lower one of them"
+                )
+            return
+        for name, given, stack in (
+            ("source", self.source_length, backbone.encoder),
+            ("target", self.target_length, backbone.decoder),
+        ):
+            limit = stack.max_position_embeddings
+            if given > limit:
+                raise UserError(
+                    f"data.{name}_length={given} exceeds the model's max_position_embeddings={limit}; lower it"
+                )
+
+    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+        """Writing, as the model was fine-tuned for it."""
+        return TextToTextTask(self, stored)
+
+    def with_columns(
+        self,
+        *,
+        text: Sequence[str] | None,
+        label: str | None,
+        encoding: str | None,
+        columns: Sequence[str] | None,
+    ) -> TextPairsData:
+        """The same for files with other columns. The encoding is that of the files given, not of the training's."""
+        first = self.all_sets[0]
+        return self.model_copy(
+            update={
+                "sets": None,
+                "prefix": first.prefix,
+                "source": list(text) if text else first.source,
+                "target": label or first.target,
+                "columns": list(columns) if columns else self.columns,
+                "encoding": encoding,
+            }
+        )
+
+
+class TextToTextTask:
+    """Texts of texts; see `homespun.jobs.tasks.task.Task`."""
+
+    labels = None
+    measures = MEASURES
+
+    def __init__(self, data: TextPairsData, stored: Stored) -> None:
+        self.data = data
+        self.tokenizer: Tokenizer = stored.tokenizer
+        backbone = stored.config.backbone
+        if isinstance(backbone, EncoderConfig):
+            self.frame = Frame.of_one_stack(self.tokenizer, data.separator)
+        else:
+            self.frame = Frame.of_two_stacks(self.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id)
+        self._rouge = Rouge()
+
+    def strata(self, examples: Sequence[TextPair]) -> NDArray[np.int64]:
+        """Nothing is kept in proportion but the data sets, where there are several."""
+        if len(self.data.all_sets) == 1:
+            return np.zeros((len(examples), 0), dtype=np.int64)
+        return np.array([pair.data_set for pair in examples], dtype=np.int64)
+
+    def rows(self, examples: Sequence[TextPair]) -> PairsOfTextsRows:
+        """A row a target."""
+        return PairsOfTextsRows(
+            examples,
+            self.tokenizer,
+            source_length=self.data.source_length,
+            target_length=self.data.target_length,
+            frame=self.frame,
+            prefixes=[one.prefix for one in self.data.all_sets],
+        )
+
+    def lesson(self, objective: TextToText, stored: Stored, training: PairsOfTextsRows) -> Lesson:
+        """The model as it is, or under a new head."""
+        module = objective.build(copy.deepcopy(stored.model), stored.config)
+        rows: Rows = training
+        if (sets := self.data.sets) is not None:
+            weights = [one.weight for one in sets]
+            rows = Mixture(training, training.data_sets, weights=weights, limit=self.data.limit)
+        return Lesson(module, module.model, rows, objective.collate(module.config), module.product)
+
+    def validate(self, lesson: Lesson, rows: PairsOfTextsRows, *, batch_size: int) -> Evaluation:
+        """The loss by teacher forcing: nothing is written."""
+        loader = Loader(rows, lesson.collate, batch_size=batch_size, seed=0)
+        return evaluate_loss(lesson.objective, loader.once(), next(lesson.model.parameters()).device)
+
+    def measure(self, model: Model, rows: PairsOfTextsRows, *, batch_size: int) -> Measured:
+        """ROUGE of what it writes."""
+        sources = [rows.source(place) for place in range(len(rows.usable))]
+        written = self._write(model, sources, batch_size)
+        texts = [""] * len(rows.pairs)
+        for index, text in zip(rows.usable.tolist(), written, strict=True):
+            texts[index] = text
+        return self._measured(rows.pairs, texts)
+
+    def _write(self, model: Model, sources: Sequence[NDArray[np.int64]], batch_size: int) -> list[str]:
+        return write_texts(
+            model,
+            sources,
+            self.tokenizer,
+            end_id=self.frame.after_target[0],
+            max_new_tokens=self.data.target_length,
+            writing=self.data.writing,
+            batch_size=batch_size,
+        )
+
+    def _measured(self, pairs: Sequence[TextPair], texts: Sequence[str]) -> Measured:
+        """Empty pairs count for nothing."""
+        scores = [
+            None if pair.is_empty else self._rouge.scores(text, pair.targets)
+            for pair, text in zip(pairs, texts, strict=True)
+        ]
+        said = [
+            {"truth": list(pair.targets), "predicted": text}
+            | ({} if score is None else {"score": score["rougeL"]} | score)
+            for pair, text, score in zip(pairs, texts, scores, strict=True)
+        ]
+        return Measured(self._metrics(pairs, texts, scores), said)
+
+    def _metrics(
+        self, pairs: Sequence[TextPair], texts: Sequence[str], scores: Sequence[dict[str, float] | None]
+    ) -> dict[str, Any]:
+        whole = [(p, t, s) for p, t, s in zip(pairs, texts, scores, strict=True) if s is not None]
+        if not whole:
+            raise UserError("there is nothing to measure: in every pair the source or the target is empty")
+        metrics = mean_scores([score for _, _, score in whole], [text for _, text, _ in whole])
+        sets = self.data.all_sets
+        if len(sets) > 1:
+            by_set = {}
+            for number, one in enumerate(sets):
+                own = [(text, score) for pair, text, score in whole if pair.data_set == number]
+                if own:
+                    name = one.name or one.prefix.strip(" :") or f"set {number}"
+                    by_set[name] = mean_scores([score for _, score in own], [text for text, _ in own])
+            metrics["by_set"] = by_set
+        return metrics
+
+    def baselines(self, training: Sequence[TextPair], test: Sequence[TextPair]) -> dict[str, Measured]:
+        """The first sentences of the source, and as many at random."""
+        targets = [pair.targets[0] for pair in training if not pair.is_empty]
+        made = sentence_baselines(targets, [pair.source for pair in test])
+        return {name: self._measured(test, texts) for name, texts in made.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """How much is read and written."""
+        return {"source_length": self.data.source_length, "target_length": self.data.target_length}
+
+    def describe(self) -> dict[str, Any]:
+        """How the texts are read and written. The files of the data sets are left out."""
+        told = self.data.model_dump(
+            mode="json", exclude={"kind", "train", "test", "validation", "sets", "limit", "encoding"}
+        )
+        if self.data.sets is not None:
+            kept = ("name", "source", "target", "prefix")
+            told |= {"sets": [{"train": ""} | one.model_dump(mode="json", include=set(kept)) for one in self.data.sets]}
+        return {"kind": "text_to_text", "data": self.data.kind} | told
+
+    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+        """``text``: what is written."""
+        columns = paths(self.data.all_sets[0].source)
+        waiting = enumerate(records, start=1)
+        while chunk := list(islice(waiting, _AHEAD)):
+            pairs = [
+                TextPair(source_of(record, columns, where=f"row {number} of {source}"), ("?",))
+                for number, record in chunk
+            ]
+            rows = self.rows(pairs)
+            places = {index: place for place, index in enumerate(rows.usable.tolist())}
+            written = self._write(model, [rows.source(place) for place in range(len(places))], 32)
+            for index in range(len(pairs)):
+                place = places.get(index)
+                yield {
+                    "text": "" if place is None else written[place],
+                    "truncated": place is not None and bool(rows.cut[place]),
+                }

@@ -1,0 +1,208 @@
+"""Fine-tuned models whose task is not to name classes: their results, whether they beat the baselines, and the curve of
+any task over numbers of training examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homespun.report import formats
+from homespun.report.formats import number
+from homespun.report.plots import CARD, PALETTE, STYLE, End, Plot, label_ends, render
+from homespun.report.read import RunRecord, Tree, as_list, as_tree
+from homespun.report.statistics import bootstrap
+from homespun.report.table import Column, Table
+from homespun.report.tables import BASELINES, CLASSES, mean_and_deviation
+
+NAMES = {
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+    "roc_auc": "ROC AUC",
+    "pr_auc": "PR AUC",
+    "macro_f1": "macro F1",
+    "f1": "F1",
+}
+_PURPOSE = {"text_to_text": "write texts of texts"}
+
+
+def title(measure: str) -> str:
+    """A metric as people read it."""
+    return NAMES.get(measure, measure.replace("_", " "))
+
+
+def others(records: Sequence[RunRecord]) -> list[RunRecord]:
+    """The tested runs whose task is not to name classes."""
+    return [record for record in records if record.tests() and record.measures[0] != CLASSES[0]]
+
+
+def results(records: Sequence[RunRecord]) -> list[Table]:
+    """Test metrics of these models and of their baselines: a table for each group with the same metrics."""
+    groups = [(key, list(found)) for key, found in groupby(others(records), key=lambda r: tuple(r.measures))]
+    return [
+        _results(measures, group, "results" if len(groups) == 1 else f"results-{place}")
+        for place, (measures, group) in enumerate(groups, start=1)
+    ]
+
+
+def _results(measures: Sequence[str], records: Sequence[RunRecord], name: str) -> Table:
+    rows: list[tuple[Any, ...]] = []
+    for record in records:
+        tests = record.tests()
+        rows.append((record.name, *_values(tests, measures), len(tests), record.test_rows()))
+        for part, metrics in as_tree(tests[0].get("by_set")).items():
+            rows.append((f"{record.name}: {part}", *_values([metrics], measures), len(tests), metrics.get("rows")))
+        for baseline, metrics in record.baselines().items():
+            line = BASELINES.get(baseline, baseline)
+            shown = line if len(records) == 1 else f"{line} ({record.name})"
+            rows.append((shown, *_values([metrics], measures), None, metrics.get("rows")))
+    columns = (
+        Column("model", numeric=False),
+        *(Column(title(measure), formats.share_spread, parts=("mean", "deviation")) for measure in measures),
+        Column("words", formats.rate),
+        Column("trainings", formats.whole),
+        Column("test examples", formats.whole),
+    )
+    note = "± is the deviation over trainings (seeds, folds), where there are several."
+    return Table(name, "On the test examples", columns, tuple(rows), note).without_empty_columns()
+
+
+def _values(tests: Sequence[Tree], measures: Sequence[str]) -> list[Any]:
+    words = mean_and_deviation(tests, "words")
+    return [*(mean_and_deviation(tests, measure) for measure in measures), words and words[0]]
+
+
+def sentences(record: RunRecord, circumstances: str) -> list[str]:
+    """What was learned, how good it is, and whether it beat each baseline."""
+    tests, measures, rows = record.tests(), record.measures, record.test_rows()
+    told = [f"{record.name} was fine-tuned to {_purpose(record)}{circumstances}."]
+    main, *rest = (mean_and_deviation(tests, measure) for measure in measures)
+    if main is None:
+        return [*told, "It was not tested."]
+    beside = [f"{title(m)} {formats.share(v[0])}" for m, v in zip(measures[1:], rest, strict=True) if v is not None]
+    on = "the test examples" if rows is None else f"{formats.whole(rows)} test examples"
+    told_too = f" ({', '.join(beside)})" if beside else ""
+    several = f", the mean of {len(tests)} trainings" if len(tests) > 1 else ""
+    told.append(f"Its {title(measures[0])} on {on} is {formats.share(main[0])}{told_too}{several}.")
+    if record.result.get("measured_on") == "validation":
+        told.append("These are the validation examples, which also chose the checkpoint: an independent test is due.")
+    told += [
+        f"It {_verdict(record, measures[0], main[0], name, reference[0])}."
+        for name, baseline in record.baselines().items()
+        if (reference := mean_and_deviation([baseline], measures[0])) is not None
+    ]
+    for count, words in (
+        ("truncated", "sources were longer than the model reads and were cut"),
+        ("targets_truncated", "targets were longer than the model writes and were cut in training"),
+        ("empty", "pairs without a source or a target were left out"),
+    ):
+        if found := number(record.result.get(count)):
+            told.append(f"{formats.whole(found)} {words}.")
+    return told
+
+
+def _purpose(record: RunRecord) -> str:
+    task = str(record.result.get("task", ""))
+    return _PURPOSE.get(task, task.replace("_", " ") or "its task")
+
+
+def _verdict(record: RunRecord, measure: str, value: float, name: str, reference: float) -> str:
+    line, gain = BASELINES.get(name, name), value - reference
+    words = f"beat {line} ({formats.share(reference)}) by {formats.share(gain)}"
+    if gain <= 0:
+        words = f"did not beat {line} ({formats.share(reference)}): it is {formats.share(-gain)} below"
+    differences = _differences(record.path, measure, name)
+    if differences is None:
+        return words
+    low, high = bootstrap(differences)
+    interval = f"95 % interval of the difference over other test examples: {low:+.3f} to {high:+.3f}".replace("-", "−")
+    noise = "within noise, " if low <= 0 <= high else ""
+    return f"{words} ({noise}{interval})"
+
+
+def _differences(run: Path, measure: str, baseline: str) -> np.ndarray | None:
+    """The scores of a run's only training less those of a baseline, on the same examples."""
+    found = []
+    for name in ("model", baseline):
+        file = run / "predictions" / f"{name}.jsonl"
+        if not file.is_file():
+            return None
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        found.append({line["row"]: number(line.get(measure, line.get("score"))) for line in lines})
+    ours, theirs = found
+    both = [(a, b) for row, a in ours.items() if a is not None and (b := theirs.get(row)) is not None]
+    return np.array([a - b for a, b in both]) if both else None
+
+
+def curve_table(record: RunRecord, name: str) -> Table | None:
+    """The first metric by the number of training examples, of the model and of the baselines."""
+    points = _points(record)
+    if not points:
+        return None
+    measure = record.measures[0]
+    lines = list(dict.fromkeys(key for point in points for key in as_tree(point.get("baselines"))))
+    columns = (
+        Column("training examples", formats.whole),
+        Column(f"{title(measure)} of {record.name}", formats.share_spread, parts=("mean", "deviation")),
+        *(Column(BASELINES.get(line, line), formats.share) for line in lines),
+    )
+    rows = tuple(
+        (point["examples"], _measured(point, measure), *(_of_baseline(point, line, measure) for line in lines))
+        for point in points
+    )
+    return Table(name, "By the number of training examples", columns, rows)
+
+
+def curve_plot(record: RunRecord, name: str) -> Plot | None:
+    """The same, drawn; the axis of examples is logarithmic."""
+    points = _points(record)
+    if len(points) < 2:
+        return None
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    measure = record.measures[0]
+    sizes = [float(point["examples"]) for point in points]
+    lines = list(dict.fromkeys(key for point in points for key in as_tree(point.get("baselines"))))
+    height = 2.9
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
+        axes = figure.add_subplot(facecolor=CARD)
+        measured = [_measured(point, measure) or (float("nan"), None) for point in points]
+        deviations = [deviation or 0.0 for _, deviation in measured]
+        axes.errorbar(sizes, [m for m, _ in measured], yerr=deviations, fmt="o-", color=PALETTE[0], markersize=4)
+        ends = [End(measured[-1][0], record.name, PALETTE[0])]
+        for place, line in enumerate(lines, start=1):
+            values = [_of_baseline(point, line, measure) for point in points]
+            known = [(size, value) for size, value in zip(sizes, values, strict=True) if value is not None]
+            colour = PALETTE[place % len(PALETTE)]
+            axes.plot([s for s, _ in known], [v for _, v in known], "--", color=colour, linewidth=1.0)
+            ends.append(End(known[-1][1], BASELINES.get(line, line), colour))
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel("training examples")
+        axes.set_ylabel(title(measure))
+        figure.draw_without_rendering()
+        label_ends(axes, ends, height)
+        caption = f"{title(measure)} by the number of training examples"
+        return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
+
+
+def _points(record: RunRecord) -> list[Tree]:
+    points = [as_tree(point) for point in as_list(record.result.get("curve"))]
+    return [point for point in points if number(point.get("examples")) and _measured(point, record.measures[0])]
+
+
+def _measured(point: Tree, measure: str) -> tuple[float, float | None] | None:
+    tests: list[Mapping[str, Any]] = [as_tree(seed) for seed in as_list(point.get("seeds"))]
+    return mean_and_deviation(tests or [as_tree(point.get("test"))], measure)
+
+
+def _of_baseline(point: Tree, line: str, measure: str) -> float | None:
+    return number(as_tree(as_tree(point.get("baselines")).get(line)).get(measure))
