@@ -147,6 +147,7 @@ def _finetune(path: Path, made: Made, place: int, seed: int, machine: int, rows:
     result = {
         "kind": "finetune",
         "name": "phrasebank",
+        "start_from": str(path.parent / "pretrain"),
         "parameters": 3_100_019 + 1_000_003 * place,
         "seconds": 31.0 + place,
         "peak_bytes": made.peak / 3,

@@ -78,6 +78,10 @@ def test_the_right_numbers_are_in_the_right_cells(folder: Path) -> None:
         assert float(row["seconds per iteration"]) == pytest.approx(made.seconds / 211 * 1.01)
         assert float(row["tokens seen"]) == 211 * 4003
         assert float(row["energy, joules"]) == 50_000 + 1000 * place
+    assert resources["window-16"]["architecture"] == "3 layers × 128, 2 heads, window attention (radius 16)"
+    tuned = {row["variation"]: row for row in rows_of(folder, "resources-phrasebank")}
+    assert float(tuned["causal"]["parameters"]) == 3_100_019 + 1_000_003 * 4
+    assert "architecture" not in tuned["causal"]  # it went on from a folder of the comparison
     losses = {row["run"]: row for row in rows_of(folder, "losses-1-pretrain")}
     assert set(losses) == {"bert", "reformer", "window-16", "window-128"}
     expected = 5.9 + 0.1 + 3 * np.exp(-3) + 0.013

@@ -114,7 +114,7 @@ class Report:
     def _quality(self) -> list[Content]:
         contents: list[Content] = [Tabular(tables.quality(task)) for task in self.tasks if task.contenders]
         listed = Tabular(tables.trials(self.comparison))
-        return [*contents, Folded(listed.table.title, [listed])]
+        return [*contents, Folded("Every trial, and what became of it", [listed])]
 
     def _resources(self) -> list[Content]:
         contents: list[Content] = []
@@ -123,7 +123,7 @@ class Report:
             means = [mean for v in self.comparison.variations if (mean := v.mean(stage)) is not None]
             by_part = [replace(table, name=f"{table.name}-{tables.slug(stage)}") for table in losses(means)]
             own: list[Content] = [Tabular(table) for table in ([resources] if resources else []) + by_part]
-            contents += own if stage == self.stages[0] or not own else [Folded(f"In fine-tuning: {stage}", own)]
+            contents += own if stage == self.stages[0] or not own else [Folded(_stage_title(stage), own)]
         return contents
 
     def _costs(self, task: Task) -> list[Cost]:

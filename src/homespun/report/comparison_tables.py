@@ -91,7 +91,8 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
         rows.append(
             (
                 variation.name,
-                architecture(mean),
+                # what a model fine-tuned here went on from is a folder in this comparison, and no architecture
+                architecture(mean) if stage == "pretrain" or not comparison.pretrains else None,
                 mean.summary.get("parameters"),
                 mean.summary.get("flops_per_token"),
                 mean.summary.get("peak_bytes"),
