@@ -1,0 +1,156 @@
+"""A whole comparison by the commands themselves: real trainings, killed on the way, and finished."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+from comparing import records
+
+from homespun.cli import app
+from homespun.data.corpus import build_corpus
+from homespun.errors import UserError
+from homespun.text.sources import Document
+from homespun.text.tokenizer import Tokenizer
+
+WORDS = {"sport": "goal match team".split(), "money": "bond share price".split()}  # noqa: SIM905
+
+
+def recipe(folder: Path) -> Path:
+    draw = random.Random(3)
+    texts = [(" ".join(draw.choices([*WORDS[label], "the", "a"], k=11)), label) for label in list(WORDS) * 30]
+    with (folder / "texts.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *texts])
+    tokenizer = Tokenizer.train((text for text, _ in texts), kind="bpe", vocab_size=277)
+    build_corpus((Document(text) for text, _ in texts), tokenizer, folder / "corpus", workers=1)
+    tree = {
+        "kind": "compare",
+        "pretrain": {
+            "recipe": "electra-tiny",
+            "settings": {
+                "data": {"corpus": str(folder / "corpus"), "length": 16},
+                "model": {"hidden_size": 16, "embedding_size": 8, "intermediate_size": 24, "num_hidden_layers": 1},
+                "train": {"batch_size": 7, "checkpoint_every": 0.2},
+            },
+        },
+        "finetune": {
+            "topics": {
+                "settings": {
+                    "data": {"train": str(folder / "texts.csv"), "test": str(folder / "texts.csv"), "length": 16},
+                    "train.budget": {"epochs": 1},
+                },
+            },
+        },
+        "variations": {"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}},
+        "budget": {"steps": 150},
+        "seeds": 1,
+        "measure": {"lengths": [8, 16, 1024]},
+    }
+    path = folder / "compare.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+def started(out: Path) -> list[psutil.Process]:
+    """The processes that work in a folder, but for the runner."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or ())
+        if str(out) in words and "homespun.compare.child" in words:
+            found.append(process)
+    return found
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison whose runner was killed in the middle of pretraining, and that was then started again."""
+    folder = tmp_path_factory.mktemp("compared")
+    path, out = recipe(folder), folder / "out"
+    command = [sys.executable, "-m", "homespun", "compare", str(path), "--out", str(out), "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
+    checkpoints = out / "trials/tuned/seed-0/pretrain/checkpoints"
+    deadline = time.monotonic() + 120
+    while not list(checkpoints.glob("step-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left = started(out)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert len(left) == 1
+    psutil.wait_procs(left, timeout=30)
+    assert not started(out)  # nobody is left who would write where the next runner works
+    assert records(out)["tuned/seed-0"]["status"] == "running"
+    again = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    (folder / "said.json").write_text(again.stdout)
+    return out
+
+
+def test_a_comparison_killed_and_started_again_is_whole(compared: Path) -> None:
+    said = json.loads((compared.parent / "said.json").read_text())
+    assert (said["trials"], said["done"], said["failed"]) == (2, 2, [])
+    events = [json.loads(line) for line in (compared / "trials/tuned/seed-0/pretrain/metrics.jsonl").open()]
+    assert "resume" in {event["event"] for event in events}
+    assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, 151))
+    found = records(compared)
+    assert found["frozen/seed-0"]["stages"]["pretrain"]["shared_with"] == "tuned/seed-0"
+    for record in found.values():
+        assert [row["length"] for row in record["inference"]] == [8, 16]  # 1024 is beyond the model
+        assert all(row["seconds_per_text"] > 0 and row["peak_bytes"] > 0 for row in record["inference"])
+
+
+def test_baselines_are_rows_of_the_comparison(compared: Path) -> None:
+    told = json.loads((compared / "comparison.json").read_text())
+    contenders = {row["name"]: row["kind"] for row in told["tasks"]["topics"]["contenders"]}
+    assert list(contenders.values()).count("baseline") == 2
+    assert {"tuned", "frozen"} <= set(contenders)
+    lines = (compared / "baselines/topics/predictions/tfidf.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in lines] == list(range(60))
+    result = json.loads((compared / "trials/tuned/seed-0/topics/result.json").read_text())
+    assert "baselines" not in result
+
+
+def test_nothing_is_run_again(compared: Path) -> None:
+    logs = {path: path.stat().st_mtime_ns for path in compared.rglob("logs/*.log")}
+    assert len(logs) == 1 + 2 + 2 + 1  # pretraining, two tasks, two measurements, the baselines
+    said = json.loads(command("compare", compared.parent / "compare.yaml", "--out", compared))
+    assert said["done"] == 2
+    assert {path: path.stat().st_mtime_ns for path in compared.rglob("logs/*.log")} == logs
+
+
+def command(*words: str | Path) -> str:
+    import contextlib
+    import io
+
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        app([*map(str, words), "--json"], standalone_mode=False)
+    return printed.getvalue()
+
+
+def test_a_model_is_measured_by_length(compared: Path) -> None:
+    result: dict[str, Any] = json.loads(
+        command("measure", compared / "trials/tuned/seed-0/topics", "--lengths", "5,16", "--batch-size", "3")
+    )
+    assert [(row["length"], row["batch_size"]) for row in result["inference"]] == [(5, 3), (16, 3)]
+    assert result["parameters"] > 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "words"),
+    [("a", "takes whole numbers"), ("0", "must be 1 or more"), ("9999", "fewer than 9999; give --lengths")],
+)
+def test_lengths_that_cannot_be_measured(compared: Path, lengths: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        command("measure", compared / "trials/tuned/seed-0/topics", "--lengths", lengths)
