@@ -76,7 +76,7 @@ def turns(name: str, settings: dict[str, Any]) -> Callable[[], float]:
         start = clock()
         for _ in range(settings["steps"]):
             next(training)
-        return settings["steps"] * int(settings["batch_size"]) * int(settings["length"]) / (clock() - start)
+        return int(settings["steps"]) * int(settings["batch_size"]) * int(settings["length"]) / (clock() - start)
 
     return measure
 
@@ -90,7 +90,7 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
     groups = parameter_groups(objective, weight_decay=0.01)
     optimizer = adamw(groups, learning_rate=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-6)
     for batch in itertools.cycle(_batches(settings)):
-        objective(batch).total(batch.targets).backward()
+        torch.autograd.backward(objective(batch).total(batch.targets))
         nn.utils.clip_grad_norm_(objective.parameters(), MAX_NORM)
         optimizer.step()
         optimizer.zero_grad()
@@ -114,7 +114,7 @@ def _peer(settings: dict[str, Any], *, attention_dropout: float, fused: bool | N
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=fused)
     for batch in itertools.cycle(_batches(settings)):
         loss: Tensor = model(input_ids=batch.input_ids, labels=batch.input_ids).loss
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
         optimizer.zero_grad()

@@ -171,7 +171,8 @@ def named(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:
 
 def per_token(scores: NDArray[np.float64], answers: Sequence[Ids]) -> NDArray[np.float64]:
     """(questions, answers) log-probabilities, each divided by the tokens of its answer, so that long ones may win."""
-    return scores / np.array([len(ids) for ids in answers])
+    mean: NDArray[np.float64] = scores / np.array([len(ids) for ids in answers])
+    return mean
 
 
 def calibrated(scores: NDArray[np.float64], content_free: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -181,7 +182,8 @@ def calibrated(scores: NDArray[np.float64], content_free: NDArray[np.float64]) -
         content_free: (texts, answers) the same scores of texts that say nothing; their probabilities are averaged.
     """
     prior = probabilities(content_free).mean(0)
-    return scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
+    without: NDArray[np.float64] = scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
+    return without
 
 
 def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:

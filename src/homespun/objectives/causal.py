@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from homespun.batch import Batch, Draw, Loss, Term
 from homespun.config import Config
@@ -23,6 +23,19 @@ from homespun.objectives.masked import at
 from homespun.text.tokenizer import Tokenizer
 
 
+def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
+    """(targets,) places of the tokens that another follows in the same document, and which one follows each."""
+    ids = batch.input_ids
+    follows = torch.ones(ids.shape, dtype=torch.bool, device=ids.device)
+    follows[:, -1] = False
+    if batch.attention_mask is not None:
+        follows[:, :-1] &= batch.attention_mask[:, 1:]
+    if batch.documents is not None:
+        follows[:, :-1] &= batch.documents[:, 1:] == batch.documents[:, :-1]
+    positions = follows.flatten().nonzero().squeeze(-1)
+    return positions, ids.flatten()[positions + 1]
+
+
 @dataclasses.dataclass(frozen=True)
 class NextTokens:
     """Collate: every token's label is the next token of the same document; the last of each has none."""
@@ -32,15 +45,7 @@ class NextTokens:
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
         """Rows to a batch; nothing is drawn."""
         batch = pad(rows, self.pad_id)
-        ids = batch.input_ids
-        follows = torch.ones(ids.shape, dtype=torch.bool)
-        follows[:, -1] = False
-        if batch.attention_mask is not None:
-            follows[:, :-1] &= batch.attention_mask[:, 1:]
-        if batch.documents is not None:
-            follows[:, :-1] &= batch.documents[:, 1:] == batch.documents[:, :-1]
-        positions = follows.flatten().nonzero().squeeze(-1)
-        labels = ids.flatten()[positions + 1]
+        positions, labels = next_tokens(batch)
         count = float(len(labels))
         targets = {"causal": count, "causal_accuracy": count}
         return dataclasses.replace(batch, positions=positions, labels=labels, targets=targets)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from homespun.batch import Batch, Draw, Loss, Term
 from homespun.config import Config, Count
 from homespun.data.labelled import Labels
+from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError, nearest
@@ -26,6 +27,7 @@ from homespun.models.encoder import initialise
 from homespun.models.last_layers import LastLayersHeadConfig, LayerCount
 from homespun.models.remembered import Remembered
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
+from homespun.objectives.auxiliary import TERM, AuxiliaryLM, WithNextTokens
 
 ClassWeight = Annotated[float, Field(gt=0)]
 
@@ -44,6 +46,9 @@ class Classification(Config):
         default=None, description="weight of each class in the loss, by name; balanced: by inverse frequency"
     )
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    auxiliary_lm: float = Field(
+        default=0.0, ge=0, description="weight of a causal model's own loss beside (GPT: 0.5); 0: there is none"
+    )
     last_layers: LayerCount = 1
     cache: str = Field(
         default="",
@@ -58,6 +63,14 @@ class Classification(Config):
     def _cached_if_frozen(self) -> Classification:
         if self.cache and not self.frozen:
             raise ValueError("cache is for the vectors of a frozen encoder; set frozen=true, or leave cache out")
+        return self
+
+    @model_validator(mode="after")
+    def _writes_with_all_of_it(self) -> Classification:
+        if self.auxiliary_lm and (self.frozen or self.last_layers > 1):
+            raise ValueError(
+                "auxiliary_lm trains the whole model and reads its last layer; leave out frozen and last_layers"
+            )
         return self
 
     def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
@@ -83,11 +96,10 @@ class Classification(Config):
         counts = np.bincount(targets, minlength=classes).clip(min=1)
         return tuple((rows / (classes * counts)).tolist())
 
-    def collate(
-        self, pad_id: int, labels: Labels, *, weights: tuple[float, ...] | None = None
-    ) -> ClassificationCollate:
+    def collate(self, pad_id: int, labels: Labels, *, weights: tuple[float, ...] | None = None) -> Collate:
         """The data side; ``weights`` as given to `build`."""
-        return ClassificationCollate(pad_id, labels.multi_label, weights)
+        collate = ClassificationCollate(pad_id, labels.multi_label, weights)
+        return WithNextTokens(collate) if self.auxiliary_lm else collate
 
     def build(
         self,
@@ -106,6 +118,7 @@ class Classification(Config):
         chunks, layers = long_inputs.chunks, long_inputs.layers
         pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=layers) if layers else own
         head_config = pooled if self.last_layers == 1 else LastLayersHeadConfig(layers=self.last_layers, head=pooled)
+        auxiliary = AuxiliaryLM.of(model, config, self.auxiliary_lm) if self.auxiliary_lm else None
         head = head_config.build(model.backbone)
         initialise(head.modules(), config.backbone.initializer_range)
         config = config.model_copy(update={"head": head_config})
@@ -122,6 +135,7 @@ class Classification(Config):
             frozen=self.frozen,
             weights=weights,
             label_smoothing=self.label_smoothing,
+            auxiliary=auxiliary,
         )
 
 
@@ -165,6 +179,7 @@ class ClassificationObjective(nn.Module):
         frozen: bool = False,
         weights: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
+        auxiliary: AuxiliaryLM | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -172,6 +187,7 @@ class ClassificationObjective(nn.Module):
         self.multi_label = multi_label
         self.frozen = frozen
         self.label_smoothing = label_smoothing
+        self.auxiliary = auxiliary
         self.register_buffer("class_weights", None if weights is None else torch.tensor(weights), persistent=False)
         if frozen:
             model.backbone.requires_grad_(False)
@@ -185,11 +201,14 @@ class ClassificationObjective(nn.Module):
         return self
 
     def forward(self, batch: Batch) -> Loss:
-        """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0)."""
+        """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0), and ``causal`` with an auxiliary language model."""
         if batch.labels is None:
             raise ValueError("classification needs a batch with labels")
-        logits: Tensor = self.model(batch.input_ids, **batch.context, chunks=batch.chunks).float()  # (texts, classes)
-        return self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
+        assert self.model.head is not None
+        hidden = self.model.read(batch.input_ids, batch.context)
+        logits: Tensor = self.model.head(hidden, batch.attention_mask, batch.chunks).float()  # (texts, classes)
+        loss = self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
+        return loss if self.auxiliary is None else Loss(loss.terms | {TERM: self.auxiliary(hidden, batch)})
 
     def _single(self, logits: Tensor, labels: Tensor) -> Loss:
         loss = F.cross_entropy(

@@ -1,0 +1,222 @@
+"""A GPT-2-type model of bytes: bits per byte of text it has not seen, its learning curve, beside a 5-gram model.
+
+Learns from IMDb's training reviews and WikiText-2's validation text, and is measured on the test text of both; a 5-gram
+model (interpolated Kneser-Ney) sees the same bytes. What both predict of a document are its bytes and its end.
+``--minutes`` are of training, on the wall clock; given again, the command goes on where it was stopped, and what is
+done it does not do again. A larger ``--minutes`` lengthens a finished run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.ngrams import KneserNey, bits_per_symbol
+from homespun.data.corpus import Corpus, build_corpus
+from homespun.hf.open import open_model
+from homespun.jobs.pretrain import pretrain
+from homespun.jobs.recipe import pretrain_recipe
+from homespun.models.backbone import Encoder, Model
+from homespun.models.heads import CausalLMHead
+from homespun.report.console import Display
+from homespun.report.page import write_whole
+from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
+from homespun.text.sources import Document
+from homespun.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+BYTES = 256
+SETTINGS = (
+    "model.hidden_dropout_prob=0",  # less than one pass over the text
+    "model.max_position_embeddings=512",
+    "data.length=512",
+    "data.validation_rows=128",
+    "train.batch_size=16",
+    "train.optimizer.learning_rate=1e-3",
+    "train.validate_every=0.05",
+    "train.checkpoint_every=2m",
+)
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks bytes", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder with imdb and wikitext2")
+    parser.add_argument("--out", type=Path, default=Path("runs/bytes"))
+    parser.add_argument("--minutes", type=float, default=60.0, help="of training (default: %(default)s)")
+    parser.add_argument("--recipe", default="gpt2-mini", help="(default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
+    parser.add_argument("--held-out", type=int, default=500_000, help="bytes measured of each (default: %(default)s)")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changes to the recipe")
+    options = parser.parse_args(arguments)
+    if not ((options.data / "imdb").is_dir() and (options.data / "wikitext2").is_dir()):
+        raise SystemExit(f"no imdb and wikitext2 in {options.data}: give --data FOLDER that has both")
+    torch.set_num_threads(options.threads)
+    out: Path = options.out
+    corpus = _corpus(out / "corpus", options.data)
+    held_out = {name: _held_out(texts, options.held_out) for name, texts in _test(options.data).items()}
+
+    settings = [f"data.corpus={out / 'corpus'}", f"train.budget.time={60 * options.minutes:g}", *SETTINGS]
+    recipe = pretrain_recipe(options.recipe, [*settings, *options.settings])
+    folder = out / "model"
+    finished = folder / "result.json"
+    with Display(json=False) as display:
+        if not (finished.is_file() and _budget(folder) == 60 * options.minutes):
+            pretrain(recipe, folder, resume=folder.is_dir(), display=display)
+    result = json.loads(finished.read_text(encoding="utf-8"))
+
+    grams = _five_grams(corpus, recipe.data.validation, recipe.train.seed, held_out)
+    stored = open_model(str(folder))
+    ours = {name: bits_per_byte(stored.model, stored.tokenizer, texts) for name, texts in held_out.items()}
+    curve = _curve(folder / "metrics.jsonl")
+    write_whole(out / "bytes-curve.svg", _plot(curve, grams["validation"]))
+    return {
+        "unit": "bits per byte",
+        "minutes": options.minutes,
+        "threads": options.threads,
+        "steps": result["steps"],
+        "bytes_seen": result["tokens"],
+        "parameters": result["parameters"],
+        "training_bytes": corpus.num_bytes,
+        "held_out_bytes": {name: sum(map(len, texts)) for name, texts in held_out.items()},
+        "ours": {name: round(bits, 4) for name, bits in ours.items()},
+        "five_gram": {name: round(float(grams[name]), 4) for name in [*held_out, "validation"]},
+        "five_gram_seconds": round(grams["seconds"], 1),
+        "curve": curve,
+        "ratios": {name: round(ours[name] / float(grams[name]), 3) for name in held_out},
+    }
+
+
+def _budget(folder: Path) -> float:
+    import yaml
+
+    return float(yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))["train"]["budget"]["time"])
+
+
+def _corpus(folder: Path, data: Path) -> Corpus:
+    if (folder / "corpus.json").is_file():
+        return Corpus.open(folder)
+    tokenizer = Tokenizer.train(["a"], kind="bpe", vocab_size=len(SPECIAL_TOKENS) + BYTES)
+    return build_corpus(_documents(data), tokenizer, folder, inputs="imdb train, wikitext2 valid")
+
+
+def _documents(data: Path) -> Iterator[Document]:
+    for text in _articles(data / "wikitext2" / "valid.txt"):
+        yield Document(text)
+    for text in _reviews(data / "imdb" / "train.jsonl.gz"):
+        yield Document(text)
+
+
+def _test(data: Path) -> dict[str, Iterator[str]]:
+    return {
+        "wikitext2": _articles(data / "wikitext2" / "test.txt"),
+        "imdb": _reviews(data / "imdb" / "test.jsonl.gz"),
+    }
+
+
+def _articles(path: Path) -> Iterator[str]:
+    """WikiText's articles, each from its title on."""
+    for part in re.split(r"(?m)^(?= = [^=]+ = $)", path.read_text(encoding="utf-8")):
+        if text := part.strip():
+            yield text
+
+
+def _reviews(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        rows = [json.loads(line)["text"] for line in lines]
+    for row in np.random.default_rng(0).permutation(len(rows)):  # the file is sorted by class
+        yield rows[row]
+
+
+def _held_out(texts: Iterator[str], size: int) -> list[bytes]:
+    """Whole documents, until there are so many bytes."""
+    kept: list[bytes] = []
+    for text in texts:
+        if sum(map(len, kept)) >= size:
+            break
+        kept.append(text.encode())
+    return kept
+
+
+def _symbols(ids: NDArray[Any]) -> NDArray[np.int64]:
+    """Ids of bytes, from 1 on; 0 is the end of a text."""
+    return ids.astype(np.int64) - (len(SPECIAL_TOKENS) - 1)
+
+
+def _five_grams(corpus: Corpus, share: float, seed: int, held_out: dict[str, list[bytes]]) -> dict[str, float]:
+    """Bits per byte of a 5-gram model of the documents that the other learns from."""
+    began = time.perf_counter()
+    training, validation = corpus.split(share, seed)
+    model = KneserNey((_symbols(corpus.tokens(int(index))) for index in training), symbols=BYTES)
+    found = {"seconds": time.perf_counter() - began}
+    found["validation"] = bits_per_symbol(model, [_symbols(corpus.tokens(int(index))) for index in validation])
+    for name, texts in held_out.items():
+        ids = corpus.tokenizer.encode_batch([text.decode() for text in texts])
+        found[name] = bits_per_symbol(model, [_symbols(i) for i in ids])
+    return found
+
+
+def bits_per_byte(model: Model, tokenizer: Tokenizer, texts: list[bytes], *, length: int = 512) -> float:
+    """Of a model of bytes: the bits of all texts and their ends, each byte told from at least ``length / 2`` before it
+    where there are so many, for each of their bytes."""
+    backbone, head = model.eval().backbone, model.head
+    assert isinstance(backbone, Encoder)
+    assert isinstance(head, CausalLMHead)
+    nats = 0.0
+    half = length // 2
+    with torch.no_grad():
+        for ids in tokenizer.encode_batch([text.decode() for text in texts]):
+            text = np.append(ids.astype(np.int64), tokenizer.sep_id)
+            known = 0  # how far the text is told
+            for first in range(0, len(text), half):
+                last = min(first + length, len(text))
+                # every window begins as a row does in training
+                window = torch.from_numpy(np.concatenate([[tokenizer.cls_id], text[first : last - 1]]))[None]
+                hidden = backbone(window)[0, known - first :]
+                nats += float(head.predict(hidden, torch.from_numpy(text[known:last])).loss)
+                known = last
+                if last == len(text):
+                    break
+    return nats / math.log(2.0) / sum(map(len, texts))
+
+
+def _curve(metrics: Path) -> list[dict[str, float]]:
+    """Minutes, bytes seen, and bits per token of the held-out part of the training text."""
+    events = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [
+        {
+            "minutes": round(event["time"] / 60, 2),
+            "bytes": event["tokens"],
+            "bits": round(event["losses"]["causal"] / math.log(2.0), 4),
+        }
+        for event in events
+        if event["event"] == "validation"
+    ]
+
+
+def _plot(curve: list[dict[str, float]], five_gram: float) -> bytes:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.7, 2.9), facecolor=CARD, layout="constrained")
+        axes = figure.add_subplot(facecolor=CARD)
+        bits = [point["bits"] for point in curve]
+        axes.plot([point["minutes"] for point in curve], bits, "o-", color=PALETTE[0], markersize=3.5, linewidth=1.0)
+        axes.axhline(five_gram, color=PALETTE[1], linewidth=1.0, linestyle="--")
+        axes.set_xlabel("time of training, minutes")
+        axes.set_ylabel("bits per byte, held out")
+        figure.draw_without_rendering()
+        ends = [End(bits[-1], "byte model", PALETTE[0]), End(five_gram, "5-gram", PALETTE[1], "--")]
+        label_ends(axes, ends, 2.9)
+        return render(figure, "svg")
