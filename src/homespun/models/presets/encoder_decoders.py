@@ -1,7 +1,8 @@
 """Encoders with a decoder, by size.
 
-The Transformer's two are those of Vaswani et al. 2017, table 3. BART's base and large, LED's, PEGASUS's, BigBird-Pegasus's
-and T5's five, of 1.0 and of 1.1, and ProphetNet's large are the released ones. What is called tiny or mini is ours.
+The Transformer's two are those of Vaswani et al. 2017, table 3. BART's base and large, LED's, PEGASUS's,
+BigBird-Pegasus's, T5's five, of 1.0 and of 1.1, and ProphetNet's large are the released ones. What is called tiny or
+mini, and ProphetNet's base, is ours.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ _PROPHETNET: _Tree = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-5,
 }
-_PROPHETNET_SIZES = _SMALL | {"large": _size(12, 1024, 16, 4096)}
+_PROPHETNET_SIZES = _SMALL | {"base": SIZES["base"], "large": _size(12, 1024, 16, 4096)}
 _WITH_BIASES = {"attention": _T5["attention"]}
 
 ENCODER_DECODERS: dict[str, _Tree] = {
