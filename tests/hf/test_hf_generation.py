@@ -1,0 +1,135 @@
+"""Token for token as `transformers.generate`, on small random models of every family that writes.
+
+In float64 on both sides, whose scores are rounded to float32 on both: what is nearly as likely as another in float32 is
+then told apart in the same way. (Theirs of ProphetNet does not work in float64, and is compared in float32.) What
+follows the end of a text is not compared: it is padding here, and with beams the end token there, where the padding
+token is 0.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hf_peers import DECODER, PROPHETNET, REFORMER, bert_tokenizer, chosen, inputs, their_model
+from torch import Tensor
+
+from homespun.hf.open import open_huggingface
+
+transformers = pytest.importorskip("transformers")
+
+PAD, EOS = 0, 5
+SPECIAL: dict[str, Any] = {"pad_token_id": PAD, "bos_token_id": 3, "eos_token_id": EOS, "decoder_start_token_id": 6}
+BART = DECODER | SPECIAL | {"forced_eos_token_id": EOS}
+LED = DECODER | SPECIAL | {"max_encoder_position_embeddings": 29, "max_decoder_position_embeddings": 29}
+T5: dict[str, Any] = {"num_decoder_layers": 2, "d_kv": 5, "relative_attention_num_buckets": 8, "dropout_rate": 0.0}
+GPT2: dict[str, Any] = {
+    "pad_token_id": PAD,
+    "bos_token_id": 3,
+    "eos_token_id": EOS,
+    "attn_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "openai-gpt": ("OpenAIGPTLMHeadModel", GPT2),
+    "reformer": (
+        "ReformerModelWithLMHead",
+        REFORMER | SPECIAL | {"attn_layers": ["local", "local"], "is_decoder": True},
+    ),
+    "bart": ("BartForConditionalGeneration", BART),
+    "bart-unforced": ("BartForConditionalGeneration", BART | {"forced_eos_token_id": None, "scale_embedding": True}),
+    "led": ("LEDForConditionalGeneration", LED | {"attention_window": 4}),
+    "pegasus": (
+        "PegasusForConditionalGeneration",
+        DECODER | SPECIAL | {"hidden_size": 22, "decoder_attention_heads": 2},
+    ),
+    "bigbird_pegasus": (
+        "BigBirdPegasusForConditionalGeneration",
+        DECODER | SPECIAL | {"hidden_act": "gelu_new", "attention_type": "original_full"},
+    ),
+    "prophetnet": ("ProphetNetForConditionalGeneration", PROPHETNET),
+    "t5": ("T5ForConditionalGeneration", T5 | SPECIAL | {"decoder_start_token_id": 0}),
+    "t5-1.1": ("T5ForConditionalGeneration", T5 | SPECIAL | {"feed_forward_proj": "gated-gelu"}),
+}
+seen: dict[str, set[int]] = {name: set() for name in MODELS}
+ALONE = ("gpt2", "openai-gpt", "reformer")
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"max_new_tokens": 9},
+    "greedy-no-repeats": {"max_new_tokens": 9, "no_repeat_ngram_size": 2, "min_new_tokens": 5},
+    "beams": {"max_new_tokens": 9, "num_beams": 4},
+    "beams-0.4": {"max_new_tokens": 7, "num_beams": 4, "length_penalty": 0.4, "min_new_tokens": 2},
+    "beams-1.2-early": {"max_new_tokens": 9, "num_beams": 4, "length_penalty": 1.2, "early_stopping": True},
+    "beams-2-never": {"max_new_tokens": 9, "num_beams": 3, "length_penalty": 2.0, "early_stopping": "never"},
+    "beams-5": {"max_new_tokens": 9, "num_beams": 4, "length_penalty": 5.0, "no_repeat_ngram_size": 3},
+    "beams-0-all": {"max_new_tokens": 5, "num_beams": 4, "length_penalty": 0.0, "num_return_sequences": 3},
+    "beams-no-repeats": {"max_new_tokens": 9, "num_beams": 2, "no_repeat_ngram_size": 1},
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Any, Any]:
+    name, settings = MODELS[request.param]
+    folder = tmp_path_factory.mktemp("theirs")
+    theirs = their_model(getattr(transformers, name), **settings)
+    generator = torch.Generator().manual_seed(23)
+    with torch.no_grad():
+        # signs in the norms: else a word is likeliest to follow itself, where both ends have the same embeddings
+        for name, parameter in theirs.named_parameters():
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter *= torch.randint(2, parameter.shape, generator=generator) * 2 - 1
+        theirs.get_output_embeddings().weight[EOS] += 0.1  # that texts end, some sooner than others
+    theirs.save_pretrained(folder)
+    bert_tokenizer().save(folder)
+    ours, dtype = open_huggingface(folder).stored.model, torch.float32 if "prophet" in request.param else torch.float64
+    return request.param, theirs.to(dtype), ours.to(dtype)
+
+
+def prompts(name: str, vocab_size: int = 89) -> dict[str, Tensor]:
+    """Three texts, padded on the right for an encoder, on the left before what goes on."""
+    given = inputs(pad_id=PAD, segments=0, vocab_size=vocab_size, lengths=(13, 5, 9))
+    if name in ALONE:
+        keep = given["attention_mask"]
+        order = keep.argsort(dim=1, stable=True)
+        given = {key: tensor.gather(1, order) for key, tensor in given.items()}
+    if name == "led":
+        given["global_attention_mask"] = chosen(given)
+    return given
+
+
+def to_the_end(row: Tensor, start: int) -> list[int]:
+    tokens = row[start:].tolist()
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_every_token_is_theirs(both: tuple[str, Any, Any], way: dict[str, Any]) -> None:
+    name, theirs, ours = both
+    given = prompts(name)
+    if name in ("openai-gpt", "reformer"):  # theirs looks at the padding of these: each text alone
+        batches = [
+            {key: tensor[row : row + 1, keep.bool()] for key, tensor in given.items()}
+            for row, keep in enumerate(given["attention_mask"])
+        ]
+    else:
+        batches = [given]
+    tokens: dict[str, Any] = {"pad_token_id": PAD, "eos_token_id": EOS}
+    for batch in batches:
+        start = batch["input_ids"].shape[1] if name in ALONE else 1
+        with torch.no_grad():
+            expected = theirs.generate(**batch, **tokens, **way, do_sample=False)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "local attention")
+            found = ours.generate(**batch, **({} if name not in ALONE else tokens), **way)
+        assert len(found) == len(expected)
+        for row, other in zip(found, expected, strict=True):
+            assert to_the_end(row, start) == to_the_end(other, start)
+            assert row[:start].tolist() == other[:start].tolist()
+            seen[name] |= {*to_the_end(row, start)}
+
+
+def test_what_was_compared_are_texts_of_several_words() -> None:
+    assert seen.keys() == MODELS.keys()
+    assert all(len(tokens) > 5 for tokens in seen.values()), {name: len(tokens) for name, tokens in seen.items()}
