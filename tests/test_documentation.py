@@ -13,7 +13,8 @@ from typer.core import TyperGroup
 
 import homespun
 from homespun.cli import app
-from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_names
+from homespun.compare.recipe import compare_recipe
+from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe, comparison_names, load_recipe, recipe_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [path for path in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md") if path.name != "design.md"]
@@ -65,6 +66,8 @@ def test_commands_parse(page: str, line: str) -> None:
     recipe = parsed.params.get("recipe") or parsed.params.get("name")
     if recipe in recipe_names():
         load_recipe(recipe, parsed.params.get("overrides") or ())
+    elif recipe in comparison_names():
+        compare_recipe(recipe, parsed.params.get("overrides") or ())
     else:
         assert recipe is None or recipe.endswith(".yaml"), f"{page}: no recipe {recipe!r}"
 

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from homespun.compare.recipe import compare_recipe
+    from homespun.compare.run import run_comparison
     from homespun.hf.open import load
     from homespun.jobs.finetune import finetune
     from homespun.jobs.prepare import make_corpus, reading, train_tokenizer
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _WHERE = {
+    "compare_recipe": "homespun.compare.recipe",
     "evaluate": "homespun.jobs.use",
     "finetune": "homespun.jobs.finetune",
     "finetune_recipe": "homespun.jobs.recipe",
@@ -29,11 +32,13 @@ _WHERE = {
     "pretrain": "homespun.jobs.pretrain",
     "pretrain_recipe": "homespun.jobs.recipe",
     "reading": "homespun.jobs.prepare",
+    "run_comparison": "homespun.compare.run",
     "train_tokenizer": "homespun.jobs.prepare",
     "write_report": "homespun.report.page",
 }
 
 __all__ = [
+    "compare_recipe",
     "evaluate",
     "finetune",
     "finetune_recipe",
@@ -43,6 +48,7 @@ __all__ = [
     "pretrain",
     "pretrain_recipe",
     "reading",
+    "run_comparison",
     "train_tokenizer",
     "write_report",
 ]
