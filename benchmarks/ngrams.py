@@ -6,6 +6,7 @@ base, sorted; all of a text's probabilities are looked up at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -64,7 +65,8 @@ class KneserNey:
             seen = np.maximum(total, 1)
             mixed = np.maximum(count - order.discount, 0.0) / seen + order.discount * kinds / seen * probability
             probability = np.where(total > 0, mixed, probability)
-        return np.log(probability)
+        logarithms: NDArray[np.float64] = np.log(probability)
+        return logarithms
 
     def _grams(self, text: Symbols) -> Symbols:
         """(length + 1,) the gram that ends in each symbol, and in the 0 behind the text."""
@@ -94,4 +96,4 @@ def _looked_up(keys: Symbols, values: Symbols, wanted: Symbols) -> Symbols:
 def bits_per_symbol(model: KneserNey, texts: Sequence[Symbols]) -> float:
     """Bits of all texts and their ends, for each of their symbols."""
     nats = -sum(float(model.log_probabilities(text).sum()) for text in texts)
-    return nats / np.log(2.0) / sum(len(text) for text in texts)
+    return nats / math.log(2.0) / sum(len(text) for text in texts)
