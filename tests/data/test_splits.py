@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from homespun.data.splits import stratified_folds, stratified_split
+from homespun.data.splits import in_proportion, stratified_folds, stratified_split
 from homespun.errors import UserError
 
 
@@ -57,3 +57,15 @@ class TestSplits:
     def test_folds_that_cannot_be(self, folds: int) -> None:
         with pytest.raises(UserError, match="the smallest class has 10 rows"):
             stratified_folds(self.targets, folds, seed=0)
+
+
+def test_every_beginning_of_an_order_in_proportion_is_so() -> None:
+    targets = np.repeat([0, 1, 2], [600, 300, 100])
+    order = in_proportion(targets, seed=1)
+    assert sorted(order.tolist()) == list(range(1000))
+    for size in (10, 53, 500):
+        counts = np.bincount(targets[order[:size]], minlength=3)
+        assert np.abs(counts - np.array([0.6, 0.3, 0.1]) * size).max() <= 1.5
+    assert (in_proportion(targets, seed=1) == order).all()
+    assert (in_proportion(targets, seed=2) != order).any()
+    assert sorted(in_proportion(np.zeros((17, 0), dtype=np.int64), seed=1).tolist()) == list(range(17))

@@ -1,0 +1,137 @@
+"""Pairs of texts: what is read of records, what a row is, and how data sets are mixed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from homespun.data.pairs_of_texts import Frame, Mixture, PairsOfTextsRows, TextPair, read_pairs
+from homespun.errors import UserError
+from homespun.text.tokenizer import Tokenizer
+
+PAIRS = [
+    TextPair("the cat sat on the mat and slept", ("a cat slept", "sleeping cat")),
+    TextPair("", ("nothing",)),
+    TextPair("the dog", ("dog",), data_set=1),
+    TextPair("the dog", ()),
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    texts = ["the cat sat on the mat and slept", "the dog nothing summarize: TL;DR: a sleeping name it"] * 3
+    return Tokenizer.train(texts, kind="bpe", vocab_size=280)
+
+
+def rows(tokenizer: Tokenizer, frame: Frame, **lengths: int) -> PairsOfTextsRows:
+    given = {"source_length": 37, "target_length": 23} | lengths
+    return PairsOfTextsRows(PAIRS, tokenizer, frame=frame, prefixes=("", "name it: "), **given)
+
+
+def test_a_row_is_a_source_and_one_of_its_targets_in_their_frames(tokenizer: Tokenizer) -> None:
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    found = rows(tokenizer, Frame.of_two_stacks(tokenizer, bos_id=cls, eos_id=sep))
+    assert len(found) == 3
+    for row in (found[0], found[1], found[2]):
+        assert row.target_ids is not None
+        for ids in (row.input_ids, row.target_ids):
+            assert (ids[0], ids[-1]) == (cls, sep)
+            assert sep not in ids[1:-1]
+    assert tokenizer.decode(found[0].input_ids) == tokenizer.decode(found[1].input_ids) == PAIRS[0].source
+    assert [tokenizer.decode(found[i].target_ids) for i in range(3)] == ["a cat slept", "sleeping cat", "dog"]  # type: ignore[arg-type]
+    assert tokenizer.decode(found[2].input_ids) == "name it: the dog"
+    assert found.lengths.tolist() == [len(found[i].input_ids) + len(found[i].target_ids) for i in range(3)]  # type: ignore[arg-type]
+    assert found.counts == {"empty": 2, "longer": 0, "truncated": 0, "targets_truncated": 0}
+    assert found.usable.tolist() == [0, 2]
+
+
+def test_a_model_without_a_first_token_has_none(tokenizer: Tokenizer) -> None:
+    frame = Frame.of_two_stacks(tokenizer, bos_id=None, eos_id=None)
+    assert (frame.before, frame.after_source) == ((), (tokenizer.sep_id,))
+    foreign = Frame.of_two_stacks(tokenizer, bos_id=tokenizer.mask_id, eos_id=7)  # which the tokenizer puts nowhere
+    assert (foreign.before, foreign.after_target) == ((), (7,))
+
+
+def test_one_stack_reads_a_text_that_goes_on(tokenizer: Tokenizer) -> None:
+    found = rows(tokenizer, Frame.of_one_stack(tokenizer, " TL;DR: "))[0]
+    assert found.target_ids is not None
+    whole = np.concatenate([found.input_ids, found.target_ids])
+    assert tokenizer.decode(whole) == f"{PAIRS[0].source} TL;DR: a cat slept"
+    assert whole[0] == tokenizer.cls_id
+    assert whole[-1] == tokenizer.sep_id
+    # the words are the tokens that they are inside a text
+    assert found.target_ids[:-1].tolist() == tokenizer.encode_batch([" a cat slept"])[0].tolist()
+
+
+def test_what_is_too_long_is_cut_at_its_end_and_counted(tokenizer: Tokenizer) -> None:
+    frame = Frame.of_two_stacks(tokenizer, bos_id=tokenizer.cls_id, eos_id=tokenizer.sep_id)
+    found = rows(tokenizer, frame, source_length=11, target_length=5)
+    assert len(found[0].input_ids) == 11
+    assert found[0].input_ids[-1] == tokenizer.sep_id
+    assert tokenizer.decode(found[2].input_ids).startswith("name it")  # a prefix is not what is cut
+    assert found.counts["truncated"] == int(found.cut.sum()) == 2
+    assert found.counts["targets_truncated"] >= 2
+    with pytest.raises(UserError, match=r"data\.target_length=2 leaves no room"):
+        rows(tokenizer, frame, target_length=2)
+
+
+class Numbered:
+    def __init__(self, rows: int) -> None:
+        self.lengths = np.arange(rows)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("weights", "limit", "expected"),
+    [
+        ((1.0, 1.0, 1.0), None, (103, 31, 7)),  # in proportion: every row once
+        ((1.0, 1.0, 1.0), 31, (103, 103, 23)),  # 31 : 31 : 7, until the largest was gone through
+        ((1.0, 1.0, 2.0), 31, (103, 103, 47)),
+        ((1.0, 1.0, 1.0), 5, (103, 103, 103)),
+    ],
+)
+def test_data_sets_are_mixed_by_size_up_to_a_limit(
+    weights: tuple[float, ...], limit: int | None, expected: tuple[int, ...]
+) -> None:
+    data_sets = np.repeat([0, 1, 2], [103, 31, 7])
+    mixture = Mixture(Numbered(141), data_sets, weights=weights, limit=limit)  # type: ignore[arg-type]
+    seen = [mixture[i] for i in range(len(mixture))]
+    assert tuple(Counter(data_sets[seen].tolist())[k] for k in range(3)) == expected
+    assert set(seen) == set(range(141))  # nothing is left out
+    times = Counter(seen)
+    for number in range(3):  # and in one data set all come equally often
+        own = [times[i] for i in np.flatnonzero(data_sets == number).tolist()]
+        assert max(own) - min(own) <= 1
+    assert mixture.lengths.tolist() == seen
+
+
+def test_records(tmp_path: Path) -> None:
+    records = [
+        {"a": ["One.", "Two."], "b": ["x", "y", "x"]},
+        {"a": "Three.", "b": None},
+        {"a": " ", "b": "z"},
+    ]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    found = read_pairs([str(file)], source=["a"], target=["b"])
+    assert [(pair.source, pair.targets, pair.is_empty) for pair in found] == [
+        ("One. Two.", ("x", "y"), False),
+        ("Three.", (), True),
+        ("", ("z",), True),
+    ]
+    joined = read_pairs([str(file)], source=["a"], target=["b"], listed="sentences")
+    assert joined[0].targets == ("x y x",)
+    with pytest.raises(UserError, match=r"row 1 of .* has no column 'c'; there are: a, b"):
+        read_pairs([str(file)], source=["a"], target=["c"])
+    file.write_text(json.dumps({"a": {"x": 1}, "b": "z"}))
+    with pytest.raises(UserError, match="column 'a' holds a dict, not text"):
+        read_pairs([str(file)], source=["a"], target=["b"])

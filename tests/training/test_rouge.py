@@ -1,0 +1,46 @@
+"""ROUGE by hand, several references, and what is said where the package is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from homespun.baselines import sentence_baselines
+from homespun.errors import UserError
+from homespun.training.rouge import Rouge, mean_scores
+
+
+def test_scores_are_those_by_hand() -> None:
+    pytest.importorskip("rouge_score")
+    scores = Rouge().scores("the cat sat", ["the cat lay down"])
+    assert scores["rouge1"] == pytest.approx(2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4))
+    assert scores["rouge2"] == pytest.approx(2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
+    assert scores["rougeL"] == scores["rouge1"]
+    assert Rouge().scores("the cat sat", ["a dog", "the cat sat"])["rougeL"] == 1.0
+    assert Rouge().scores("", ["a dog"])["rouge1"] == 0.0
+
+
+def test_means_of_texts() -> None:
+    found = mean_scores([{"rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.25}] * 3, ["a b", "", "a b c d"])
+    assert found == {"rows": 3, "rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.25, "words": 2.0}
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(UserError, match=r"pip install 'homespun\[metrics\]'"):
+        Rouge()
+
+
+def test_first_sentences_and_random_ones() -> None:
+    source = "One is here. Two is there. Three is gone. Four is back. Five is last."
+    made = sentence_baselines(["Only one."], [source, "Short.", ""])
+    assert made.keys() == {"lead-3", "random-3", "lead-1", "random-1"}
+    assert made["lead-3"] == ["One is here. Two is there. Three is gone.", "Short.", ""]
+    assert made["lead-1"][0] == "One is here."
+    assert all(sentence in source for sentence in made["random-3"][0].split(". "))
+    assert len(made["random-3"][0].split(". ")) == 3
+    assert made == sentence_baselines(["Only one."], [source, "Short.", ""])
+    drawn = sentence_baselines(["Only one."], [source] * 50)["random-1"]
+    assert set(drawn) == {"One is here.", "Two is there.", "Three is gone.", "Four is back.", "Five is last."}
+    assert sentence_baselines(["One is here. Two is there. Three is gone."], [source]).keys() == {"lead-3", "random-3"}
