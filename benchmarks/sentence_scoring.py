@@ -45,6 +45,6 @@ class _Turn:
             ends = row.sentence_ends
             assert ends is not None
             number = min(max(round(0.3 * len(ends)), 1), len(ends) - 1)
-            chosen: np.ndarray = self.select(row.input_ids[:-1], ends, number, generator)
+            chosen: np.ndarray = self.select(row.input_ids, ends, number, generator)
             assert len(chosen) == number
         return self.text / (time.process_time() - start)

@@ -21,7 +21,12 @@ SMALL = tuple(
     for setting in ("hidden_size=32", "intermediate_size=48", "num_hidden_layers=1", "num_attention_heads=2")
 )
 STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.length=32")
-CASES = {"bart-tiny": "BartForConditionalGeneration", "t5-tiny": "T5ForConditionalGeneration"}
+CASES = {
+    "bart-tiny": "BartForConditionalGeneration",
+    "t5-tiny": "T5ForConditionalGeneration",
+    "pegasus-tiny": "PegasusForConditionalGeneration",
+    "prophetnet-tiny": "ProphetNetForConditionalGeneration",
+}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +92,9 @@ def test_transformers_opens_it_and_writes_the_same(run: tuple[str, Path]) -> Non
     for row, ids in zip(given["input_ids"].tolist(), stored.tokenizer.encode_batch(texts), strict=True):
         assert row[: len(before) + len(ids) + len(after)] == [*before, *ids.tolist(), *after]
     keep = given["attention_mask"].bool()
-    found = theirs.generate(given["input_ids"], attention_mask=keep, max_new_tokens=13, do_sample=False, num_beams=1)
+    found = theirs.generate(
+        given["input_ids"], attention_mask=given["attention_mask"], max_new_tokens=13, do_sample=False, num_beams=1
+    )
     ours = written(stored.model.eval(), config, given["input_ids"], keep, 13)
     for mine, other in zip(ours, found.tolist(), strict=True):
         assert mine == other[: len(mine)]

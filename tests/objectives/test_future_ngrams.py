@@ -24,7 +24,7 @@ from homespun.text.tokenizer import Tokenizer
 
 def rows(*lengths: int) -> list[Row]:
     random = np.random.default_rng(1)
-    return [Row(np.append(some_words(length, random), 3)) for length in lengths]
+    return [Row(np.concatenate([[2], some_words(length, random), [3]])) for length in lengths]
 
 
 def built(tokenizer: Tokenizer, config: FutureNgrams | None = None, ngram: int = 3) -> Seq2SeqObjective:

@@ -26,14 +26,14 @@ from homespun.objectives.sentence_scores import lead_sentences
 from homespun.text.tokenizer import Tokenizer
 
 ROW = Row(
-    np.array([9, 9, 5, 5, 6, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]),
-    sentence_ends=np.array([2, 5, 7, 11, 14]),
+    np.array([2, 9, 9, 5, 5, 6, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]),
+    sentence_ends=np.array([3, 6, 8, 12, 15]),
 )
 
 
 def of_sentences(sizes: Sequence[int], *, seed: int = 1) -> Row:
     random = np.random.default_rng(seed)
-    return Row(np.append(random.integers(5, 29, sum(sizes)), 3), sentence_ends=np.cumsum(sizes))
+    return Row(np.concatenate([[2], random.integers(5, 29, sum(sizes)), [3]]), sentence_ends=1 + np.cumsum(sizes))
 
 
 def source_and_target(collate: GapSentences, row: Row, number: int = 0) -> tuple[list[int], list[int]]:
@@ -45,8 +45,9 @@ def source_and_target(collate: GapSentences, row: Row, number: int = 0) -> tuple
 def check_nothing_is_lost(source: list[int], target: list[int], row: Row, gap_id: int) -> None:
     """Where no sentence is in both, the gaps are the sentences of the target, one after the other."""
     assert row.sentence_ends is not None
-    read = written = 0
-    for sentence in np.split(row.input_ids[:-1], row.sentence_ends[:-1]):
+    assert source[0] == row.input_ids[0]
+    read, written = 1, 0
+    for sentence in np.split(row.input_ids[1:-1], row.sentence_ends[:-1] - 1):
         size = len(sentence)
         if source[read] == gap_id:
             assert target[written : written + size] == sentence.tolist()
@@ -58,9 +59,9 @@ def check_nothing_is_lost(source: list[int], target: list[int], row: Row, gap_id
 
 
 def test_the_first_sentences(tokenizer: Tokenizer) -> None:
-    collate = GapSentences(0, 4, lead_sentences, (0.4, 0.4), 0.0)
+    collate = GapSentences(0, 4, 1, lead_sentences, (0.4, 0.4), 0.0)
     source, target = source_and_target(collate, ROW)
-    assert source == [4, 4, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]
+    assert source == [2, 4, 4, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]
     assert target == [9, 9, 5, 5, 6, 3]
 
 
@@ -70,7 +71,7 @@ def test_the_most_telling_sentence(tokenizer: Tokenizer) -> None:
     gap = int(tokenizer.sentinel_ids[0])
     source, target = source_and_target(config.collate(tokenizer), ROW)
     assert target == [5, 5, 6, 3]
-    assert source == [9, 9, gap, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]
+    assert source == [2, 9, 9, gap, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]
 
 
 def test_the_decoder_begins_with_padding_and_the_end_ends_both(tokenizer: Tokenizer) -> None:
@@ -108,7 +109,7 @@ def test_some_of_the_chosen_stay_and_are_written_all_the_same(tokenizer: Tokeniz
         assert len(target) == 9 * 3 + 1
         gone += source.count(gap)
         written += 9
-        assert len(source) == 61 - 2 * source.count(gap)
+        assert len(source) == 62 - 2 * source.count(gap)
     assert abs(gone / written - 0.8) < 0.02
 
 
@@ -128,11 +129,11 @@ def test_something_is_taken_and_something_left(ratio: float, tokenizer: Tokenize
     for sentences in (2, 3, 11):
         source, target = source_and_target(collate, of_sentences([3] * sentences))
         assert 1 <= source.count(gap) <= sentences - 1
-        assert len(source) > source.count(gap) + 1
+        assert len(source) > source.count(gap) + 2
         assert len(target) == 3 * source.count(gap) + 1
 
 
-@pytest.mark.parametrize("row", [of_sentences([7]), Row(np.array([5, 6, 7, 3])), Row(np.array([3]))])
+@pytest.mark.parametrize("row", [of_sentences([7]), Row(np.array([2, 5, 6, 7, 3])), Row(np.array([2, 3]))])
 def test_of_one_sentence_nothing_is_taken(row: Row, tokenizer: Tokenizer) -> None:
     for mlm in (0.0, 0.15):
         batch = GapSentenceGeneration(mlm=mlm, mask_share=0, random_share=0).collate(tokenizer)([row], draws(1))
@@ -146,7 +147,7 @@ def test_masked_tokens_are_of_the_other_sentences(tokenizer: Tokenizer) -> None:
     collate = config.collate(tokenizer)
     gap, mask = int(tokenizer.sentinel_ids[0]), tokenizer.mask_id
     row = of_sentences([5] * 20)
-    sentences = {tuple(part.tolist()) for part in np.split(row.input_ids[:-1], 20)}
+    sentences = {tuple(part.tolist()) for part in np.split(row.input_ids[1:-1], 20)}
     assert len(sentences) == 20
     masked = swapped = total = 0
     for number in range(200):
@@ -163,7 +164,7 @@ def test_masked_tokens_are_of_the_other_sentences(tokenizer: Tokenizer) -> None:
         told[batch.source_positions] = batch.source_labels
         target = {tuple(part.tolist()) for part in batch.labels[:-1].split(5)}
         # what is restored are the sentences that are not written, and those written ones that stayed
-        place = 0
+        place = 1
         while told[place] != 3:
             if told[place] == gap:
                 place += 1
@@ -233,8 +234,8 @@ def test_rows_of_one_sentence_are_left_out_and_said(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         gaps = WithGaps(rows)
     assert "2 of 4 rows are one sentence" in caplog.text
-    assert gaps.lengths.tolist() == [7, 5]
-    assert [len(gaps[index].input_ids) for index in range(len(gaps))] == [7, 5]
+    assert gaps.lengths.tolist() == [8, 6]
+    assert [len(gaps[index].input_ids) for index in range(len(gaps))] == [8, 6]
 
 
 def test_bad_input() -> None:

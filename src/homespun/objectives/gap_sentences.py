@@ -77,13 +77,14 @@ class GapSentences:
 
     pad_id: int
     gap_id: int
+    before: int  # special tokens before a text
     select: Selection
     ratio: tuple[float, float]  # of the sentences of a row, drawn between these
     intact: float  # share of the chosen that stay in the source
     tokens: MaskedTokens | None = None
 
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        """Rows, each a text before the token that ends it, to a batch; that token ends source and target."""
+        """Rows to a batch; the token that ends a row ends its source and its target."""
         sources, targets, places, labels = [], [], [], []
         for row, draw in zip(rows, draws, strict=True):
             generator = draw.generator()
@@ -113,26 +114,25 @@ class GapSentences:
         At least one sentence is chosen and at least one is not; of a text of one sentence none, and its target is but
         the token that ends it.
         """
-        ids = row.input_ids
-        text = len(ids) - 1
-        ends = np.array([text]) if row.sentence_ends is None else row.sentence_ends
-        lengths = np.diff(ends, prepend=0)
+        ids, before = row.input_ids, self.before
+        ends = np.array([len(ids) - 1]) if row.sentence_ends is None else row.sentence_ends
+        lengths = np.diff(ends, prepend=before)
         low, high = self.ratio
         ratio = low if low == high else low + (high - low) * float(torch.rand(1, generator=generator))
         number = min(max(round(ratio * len(ends)), 1), len(ends) - 1)
         chosen = np.zeros(len(ends), np.bool_)
-        chosen[self.select(ids[:text], ends, number, generator)] = True
+        chosen[self.select(ids[before:-1], ends - before, number, generator)] = True
         gone = chosen.copy()
         if self.intact:
             gone &= torch.rand(len(ends), generator=generator).numpy() >= self.intact
-        of_chosen = np.append(chosen.repeat(lengths), False)
-        kept = np.append(~gone.repeat(lengths), True)
+        of_chosen, kept = np.zeros(len(ids), np.bool_), np.ones(len(ids), np.bool_)
+        of_chosen[before:-1], kept[before:-1] = chosen.repeat(lengths), ~gone.repeat(lengths)
         source = ids.copy()
         begins = (ends - lengths)[gone]
         source[begins] = self.gap_id
         kept[begins] = True
         others = ~of_chosen
-        others[-1] = False
+        others[:before] = others[-1] = False
         return source[kept], np.append(ids[of_chosen], ids[-1]), np.flatnonzero(others[kept])
 
 
@@ -186,8 +186,11 @@ class GapSentenceGeneration(Config):
                 f"gap sentences need to know where sentences end, and corpus {corpus.path} was built without; build it "
                 f"again with: homespun corpus build --sentences"
             )
-        rows = SentenceRows(corpus, documents, length=length, begin_id=None, end_id=corpus.tokenizer.sep_id)
-        return WithGaps(rows)
+        before = corpus.tokenizer.frame[0][:1]  # nothing with PEGASUS's own tokenizers, [CLS] with those trained here
+        begin_id = before[0] if before else None
+        return WithGaps(
+            SentenceRows(corpus, documents, length=length, begin_id=begin_id, end_id=corpus.tokenizer.sep_id)
+        )
 
     def target_length(self, length: int) -> int:
         """Of unequal sentences the longest may be chosen: all of a row but a token."""
@@ -214,10 +217,11 @@ class GapSentenceGeneration(Config):
         return GapSentences(
             tokenizer.pad_id,
             gap_id,
-            self._select(tokenizer),
-            (self.ratio, self.ratio if self.highest_ratio is None else self.highest_ratio),
-            self.intact,
-            tokens,
+            before=len(tokenizer.frame[0][:1]),
+            select=self._select(tokenizer),
+            ratio=(self.ratio, self.ratio if self.highest_ratio is None else self.highest_ratio),
+            intact=self.intact,
+            tokens=tokens,
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective | GapSentenceObjective:

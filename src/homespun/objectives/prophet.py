@@ -50,6 +50,7 @@ class MaskFragments:
     pad_id: int
     mask_id: int
     start_id: int
+    before: int  # special tokens before a text
     ordinary_ids: np.ndarray
     probability: float
     every: int
@@ -57,12 +58,14 @@ class MaskFragments:
     random_share: float
 
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        """Rows, each a text before the token that ends it, to a batch; that token ends source and target."""
+        """Rows to a batch; the token that ends a row ends its source and its target."""
         sources, targets = [], []
         for row, draw in zip(rows, draws, strict=True):
             generator = draw.generator()
             ids = row.input_ids
-            chosen = choose_fragments(len(ids) - 1, generator, probability=self.probability, every=self.every)
+            chosen = self.before + choose_fragments(
+                len(ids) - 1 - self.before, generator, probability=self.probability, every=self.every
+            )
             source = replace(
                 ids,
                 chosen,
@@ -101,7 +104,9 @@ class FutureNgrams(Config):
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Pieces of one document, in whole sentences where the corpus knows them."""
-        return SentenceRows(corpus, documents, length=length, begin_id=None, end_id=corpus.tokenizer.sep_id)
+        before = corpus.tokenizer.frame[0][:1]  # nothing with ProphetNet's own tokenizer, [CLS] with those trained here
+        begin_id = before[0] if before else None
+        return SentenceRows(corpus, documents, length=length, begin_id=begin_id, end_id=corpus.tokenizer.sep_id)
 
     def target_length(self, length: int) -> int:
         """All fragments of a row, and the token that ends them."""
@@ -113,6 +118,7 @@ class FutureNgrams(Config):
             tokenizer.pad_id,
             tokenizer.mask_id,
             start_id=tokenizer.sep_id,
+            before=len(tokenizer.frame[0][:1]),
             ordinary_ids=np.flatnonzero(~tokenizer.special_mask),
             probability=self.probability,
             every=self.every,
