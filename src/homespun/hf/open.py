@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -46,7 +46,11 @@ class Opened:
 
 def open_model(source: str | Path, *, head: str | None = STORED) -> Stored:
     """The model in ``source``, in evaluation mode, on the CPU; see `open_any`."""
-    return open_any(source, head=head).stored
+    stored = open_any(source, head=head).stored
+    tokens, roles = stored.model.special_tokens, stored.tokenizer.roles
+    if tokens.eos_token_id is None and ("sep" in roles or "eos" in roles):  # what the config leaves to the tokenizer
+        stored.model.special_tokens = replace(tokens, eos_token_id=stored.tokenizer.sep_id)
+    return stored
 
 
 def open_any(source: str | Path, *, head: str | None = STORED) -> Opened:

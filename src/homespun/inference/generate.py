@@ -1,0 +1,127 @@
+"""Texts that a model goes on with, or writes of others: prompts in, plain text out, whole or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Unpack
+
+import numpy as np
+import torch
+
+from homespun.data.padding import pad
+from homespun.data.rows import Row
+from homespun.errors import UserError
+from homespun.models.backbone import EncoderDecoder
+from homespun.models.generation.settings import GenerationArguments
+from homespun.models.generation.write import generate, stream
+from homespun.models.store import Stored
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how the first bytes of a character are decoded
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written after a prompt: the text without what ends it, and how many tokens it took."""
+
+    text: str
+    tokens: int
+
+
+class TextGenerator:
+    """A model that writes, with what it needs to read and write plain text.
+
+    A prompt begins as the tokenizer begins a text, and what an encoder reads ends so too.
+
+    Args:
+        stored: the model and its tokenizer.
+        stop: strings at which a text ends; they are cut off, with what comes after them.
+
+    Raises:
+        UserError: an empty stop string.
+    """
+
+    def __init__(self, stored: Stored, *, stop: Sequence[str] = ()) -> None:
+        if "" in stop:
+            raise UserError("a stop string is empty, and nothing stands everywhere; leave it out")
+        self.model, self.tokenizer, self.stop = stored.model, stored.tokenizer, tuple(stop)
+        self._reads = isinstance(self.model.backbone, EncoderDecoder)
+
+    def write(
+        self, prompts: Iterable[str], *, batch_size: int = 8, **arguments: Unpack[GenerationArguments]
+    ) -> Iterator[list[Written]]:
+        """What is written for each prompt, in their order: one text, or ``num_return_sequences``.
+
+        Raises:
+            UserError: as in `homespun.models.backbone.Model.generate`; an empty prompt, by its number.
+        """
+        numbered = enumerate(prompts, start=1)
+        device = next(self.model.parameters()).device
+        ends = self._ends if self.stop else None
+        while chunk := list(islice(numbered, batch_size)):
+            begun = [self._encoded(prompt, f"prompt {number} is") for number, prompt in chunk]
+            batch = pad([Row(np.array(ids)) for ids in begun], self.tokenizer.pad_id).to(device)
+            found = generate(self.model, batch.input_ids, batch.attention_mask, arguments, ends=ends)
+            rows = found[:, 1 if self._reads else batch.input_ids.shape[1] :].tolist()
+            copies = len(rows) // len(begun)
+            for number, ids in enumerate(begun):
+                yield [self._written(ids, row, arguments) for row in rows[number * copies : (number + 1) * copies]]
+
+    def stream(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Iterator[str]:
+        """What is written for one prompt, piece by piece; together it is the text of `write`.
+
+        What may be the beginning of a stop string, or of a character, is held back until it is known.
+        """
+        ids = self._encoded(prompt, "the prompt is")
+        device = next(self.model.parameters()).device
+        given = torch.tensor([ids], device=device)
+        return self._pieces(ids, stream(self.model, given, arguments, ends=self._ends if self.stop else None))
+
+    def _pieces(self, ids: list[int], tokens: Iterator[int]) -> Iterator[str]:
+        new: list[int] = []
+        told = ""
+        for token in tokens:
+            new.append(token)
+            text = self._text(ids, new)
+            safe = len(text) - max((_overlap(text, string) for string in self.stop), default=0)
+            while safe and text[safe - 1] == _UNFINISHED:
+                safe -= 1
+            if safe > len(told) and text.startswith(told):
+                yield text[len(told) : safe]
+                told = text[:safe]
+        text = self._text(ids, new)
+        if text.startswith(told) and len(text) > len(told):
+            yield text[len(told) :]
+
+    def _encoded(self, prompt: str, what: str) -> list[int]:
+        (ids,) = self.tokenizer.encode_batch([prompt])
+        if not len(ids):
+            raise UserError(f"{what} empty; give the text to {'write of' if self._reads else 'go on with'}")
+        begins, ends = self.tokenizer.frame
+        return [*begins, *ids.tolist(), *(ends if self._reads else [])]
+
+    def _ends(self, new: list[int]) -> bool:
+        text = self.tokenizer.decode(new)
+        return any(string in text for string in self.stop)
+
+    def _written(self, ids: list[int], row: list[int], arguments: GenerationArguments) -> Written:
+        given = arguments.get("eos_token_id", self.model.special_tokens.eos_token_id)
+        ends = {given} if isinstance(given, int) else set(given or ())
+        length = next((place for place, token in enumerate(row) if token in ends), len(row))
+        return Written(self._text(ids, row[:length]), min(length + 1, len(row)))
+
+    def _text(self, ids: list[int], new: list[int]) -> str:
+        """The text of the new tokens, as it stands behind that of the prompt, up to a stop string."""
+        text = self.tokenizer.decode(new)
+        if not self._reads:
+            before = self.tokenizer.decode(ids)
+            whole = self.tokenizer.decode([*ids, *new])
+            text = whole[len(before) :] if whole.startswith(before) else text
+        places = [text.find(string) for string in self.stop if string in text]
+        return text[: min(places)] if places else text
+
+
+def _overlap(text: str, string: str) -> int:
+    """How many characters at the end of the text may be the beginning of the string."""
+    return next((size for size in range(min(len(string) - 1, len(text)), 0, -1) if text.endswith(string[:size])), 0)

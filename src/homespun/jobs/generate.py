@@ -1,0 +1,110 @@
+"""Writing with a run: one prompt, or a file of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from homespun.data.corpus import Progress
+from homespun.data.labelled import text_of
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.inference.generate import TextGenerator
+from homespun.jobs.use import predict
+from homespun.text.sources import Meter, read_records
+
+
+def generate(
+    run: str,
+    inputs: Sequence[str],
+    out: str | Path,
+    *,
+    text: Sequence[str] = ("text",),
+    stop: Sequence[str] = (),
+    arguments: Mapping[str, Any],
+    batch_size: int = 8,
+    encoding: str | None = None,
+    columns: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    meter: Meter | None = None,
+) -> dict[str, Any]:
+    """Write after each text of ``inputs``: into ``out`` (.jsonl) each record with ``generated``, and ``tokens``.
+
+    ``generated`` is a list where there are several texts to a prompt. A stream in bounded memory; the file appears
+    when it is whole.
+
+    Returns:
+        ``rows``, ``tokens``, ``out``.
+
+    Raises:
+        UserError: the model does not write, a prompt is empty or too long, another suffix than .jsonl.
+    """
+    path = Path(out)
+    if path.suffix != ".jsonl":
+        raise UserError(f"--out must end in .jsonl, not {path.name!r}")
+    generator = TextGenerator(open_model(run), stop=stop)
+    records: list[dict[str, Any]] = []
+
+    def prompts() -> Iterator[str]:
+        for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns, meter=meter), start=1):
+            records.append(record)
+            yield text_of(record, list(text), where=f"row {number} of {', '.join(inputs)}")
+
+    rows = tokens = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".tmp-{path.name}")
+    try:
+        with beside.open("w", encoding="utf-8") as stream:
+            for written in generator.write(prompts(), batch_size=batch_size, **arguments):
+                texts, counts = [each.text for each in written], [each.tokens for each in written]
+                told = {"generated": texts if len(texts) > 1 else texts[0], "tokens": sum(counts)}
+                stream.write(json.dumps(_plain(records.pop(0)) | told, ensure_ascii=False) + "\n")
+                rows, tokens = rows + 1, tokens + sum(counts)
+                if progress is not None:
+                    progress(0, rows)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if not rows:
+            raise UserError(f"{', '.join(inputs)} holds no prompts")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return {"out": str(path), "rows": rows, "tokens": tokens}
+
+
+def summarize(
+    run: str,
+    inputs: Sequence[str],
+    out: str | Path,
+    *,
+    text: Sequence[str] | None = None,
+    encoding: str | None = None,
+    columns: Sequence[str] | None = None,
+    progress: Progress | None = None,
+    meter: Meter | None = None,
+) -> dict[str, Any]:
+    """`homespun.jobs.use.predict`, of a model that was fine-tuned to write texts of texts.
+
+    Raises:
+        UserError: it was not; and as there.
+    """
+    task = open_model(run).task
+    if task.get("kind") != "text_to_text":
+        raise UserError(
+            f"{run} was not fine-tuned to write of texts; take a run of homespun finetune summarize, or homespun "
+            f"generate for a model that goes on with them, or homespun predict for a classifier"
+        )
+    return predict(run, inputs, out, text=text, encoding=encoding, columns=columns, progress=progress, meter=meter)
+
+
+def generator(run: str, *, stop: Sequence[str] = ()) -> TextGenerator:
+    """What writes with this run, for single prompts."""
+    return TextGenerator(open_model(run), stop=stop)
+
+
+def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
+    kinds = (str, int, float, bool, list)
+    return {str(key): value for key, value in record.items() if value is None or isinstance(value, kinds)}

@@ -1,0 +1,157 @@
+"""Prompts in, plain text out: whole, streamed, in batches, up to a stop string; and the verbs around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from homespun.cli import app
+from homespun.errors import UserError
+from homespun.hf.open import load
+from homespun.inference.generate import TextGenerator
+from homespun.jobs.generate import generator
+from homespun.models.config import ModelConfig
+from homespun.models.store import save_model
+from homespun.text.tokenizer import Tokenizer
+
+TEXTS = [
+    "Small models spun from your own text, on your own machine.",
+    "Größe, naïveté und 50 € – 日本語のテキスト.",
+] * 7
+PROMPTS = ["Small models", "your own machine, on your own text", "Größe"]
+SIZES: dict[str, Any] = {
+    "hidden_size": 36,
+    "num_attention_heads": 3,
+    "intermediate_size": 23,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 61,
+    "type_vocab_size": 0,
+    "initializer_range": 0.6,
+}
+
+
+def tokenizer(kind: str) -> Tokenizer:
+    return Tokenizer.train(TEXTS, kind=kind, vocab_size=270 if kind == "bpe" else 79)  # type: ignore[arg-type]
+
+
+def written_model(folder: Path, *, kind: str = "bpe", two: bool = False, head: str = "causal_lm") -> Path:
+    torch.manual_seed(5)
+    tokens = tokenizer(kind)
+    sizes = SIZES | {"vocab_size": tokens.vocab_size, "pad_token_id": tokens.pad_id}
+    backbone = {"kind": "encoder_decoder", "encoder": sizes} if two else sizes | {"causal": head == "causal_lm"}
+    config = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": head}})
+    save_model(folder, config.build(), config, tokens)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["bpe", "wordpiece", "two"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("runs") / "model"
+    return written_model(place, kind="wordpiece" if request.param == "wordpiece" else "bpe", two=request.param == "two")
+
+
+@pytest.mark.parametrize("arguments", [{}, {"do_sample": True, "seed": 3}], ids=["greedy", "drawn"])
+def test_streamed_batched_and_alone_are_the_same_text(folder: Path, arguments: dict[str, Any]) -> None:
+    writer = generator(str(folder))
+    together = [texts[0] for texts in writer.write(PROMPTS, max_new_tokens=17, **arguments)]
+    for prompt, written in zip(PROMPTS, together, strict=True):
+        (alone,) = writer.write([prompt], max_new_tokens=17, **arguments)
+        assert alone == [written]
+        pieces = list(writer.stream(prompt, max_new_tokens=17, **arguments))
+        assert "".join(pieces) == written.text
+        assert len(pieces) > 1 or not arguments  # the likeliest bytes may be no character at all
+        assert 1 <= written.tokens <= 17
+
+
+def test_a_stop_string_cuts_and_one_that_never_comes_does_not(folder: Path) -> None:
+    writer = generator(str(folder))
+    settings: dict[str, Any] = {"max_new_tokens": 23, "do_sample": True, "seed": 11, "eos_token_id": None}
+    (plain,) = next(writer.write(PROMPTS[:1], **settings))
+    text = plain.text.strip()
+    stop = text[len(text) // 2 : len(text) // 2 + 3]
+    stopping = TextGenerator(_stored(folder), stop=(stop, "this never comes"))
+    (cut,) = next(stopping.write(PROMPTS[:1], **settings))
+    assert cut.text == plain.text[: plain.text.index(stop)]
+    assert cut.tokens < plain.tokens
+    assert "".join(stopping.stream(PROMPTS[0], **settings)) == cut.text
+    never = TextGenerator(_stored(folder), stop=("this never comes",))
+    assert next(never.write(PROMPTS[:1], **settings)) == [plain]
+    assert plain.tokens == 23
+    with pytest.raises(UserError, match="a stop string is empty"):
+        TextGenerator(_stored(folder), stop=("",))
+
+
+def _stored(folder: Path) -> Any:
+    from homespun.hf.open import open_model
+
+    return open_model(folder)
+
+
+def test_bad_prompts_are_one_line(folder: Path) -> None:
+    writer = generator(str(folder))
+    with pytest.raises(UserError, match="prompt 2 is empty"):
+        list(writer.write(["Small", ""]))
+    with pytest.raises(UserError, match="the prompt is empty"):
+        writer.stream("")
+    with pytest.raises(UserError, match="longer than the model, which reads max_position_embeddings=61"):
+        list(writer.write(["your own machine " * 61]))
+
+
+def test_the_loaded_model_knows_what_ends_a_text(folder: Path) -> None:
+    stored = _stored(folder)
+    assert load(folder).special_tokens.eos_token_id == stored.tokenizer.sep_id
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_the_verb_writes_streams_and_fills_a_file(folder: Path, tmp_path: Path) -> None:
+    settings = ("--max-new-tokens", "9", "--top-k", "5", "--seed", "2")
+    plain = run("generate", str(folder), "--prompt", PROMPTS[0], *settings)
+    assert plain.exit_code == 0, plain.output
+    told = json.loads(run("generate", str(folder), "--prompt", PROMPTS[0], *settings, "--json").stdout)
+    assert plain.stdout == told["generated"][0] + "\n"
+    file, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps({"text": prompt, "id": n}) + "\n" for n, prompt in enumerate(PROMPTS)))
+    result = run("generate", str(folder), "--input", str(file), "--out", str(out), *settings, "--json")
+    assert json.loads(result.stdout)["rows"] == 3
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["id"] for row in rows] == [0, 1, 2]
+    assert rows[0]["generated"] == told["generated"][0]
+    beams = run("generate", str(folder), "--prompt", PROMPTS[0], "--num-beams", "3", "--num-return-sequences", "2")
+    assert beams.exit_code == 0, beams.output
+
+
+def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"text": ""}) + "\n")
+    for arguments, message in {
+        (): "give either --prompt TEXT, or --input FILE",
+        ("--prompt", "a", "--max-new-tokens", "0"): "max_new_tokens",
+        ("--input", str(file)): "--input needs --out",
+        ("--input", str(file), "--out", str(tmp_path / "o.txt")): "must end in .jsonl",
+        ("--input", str(file), "--out", str(tmp_path / "o.jsonl")): "empty",
+    }.items():
+        result = run("generate", str(folder), *arguments)
+        assert isinstance(result.exception, UserError), (arguments, result.exception)
+        assert message in str(result.exception)
+        assert "\n" not in str(result.exception)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    wrong = run("summarize", str(folder), "--input", str(file), "--out", str(tmp_path / "o.jsonl"))
+    assert "was not fine-tuned to write of texts" in str(wrong.exception)
+
+
+def test_a_classifier_does_not_write_and_a_writer_does_not_classify(tmp_path: Path) -> None:
+    classifier = written_model(tmp_path / "classifier", head="linear")
+    assert "this model does not write" in str(run("generate", str(classifier), "--prompt", "Small").exception)
+    writer = written_model(tmp_path / "writer")
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "Small"}) + "\n")
+    told = run("predict", str(writer), "--input", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "o.jsonl"))
+    assert isinstance(told.exception, UserError)
+    assert "finetune" in str(told.exception)
