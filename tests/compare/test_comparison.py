@@ -100,7 +100,8 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_comparison_killed_and_started_again_is_whole(compared: Path) -> None:
     said = json.loads((compared.parent / "said.json").read_text())
     assert (said["trials"], said["done"], said["failed"]) == (2, 2, [])
-    events = [json.loads(line) for line in (compared / "trials/tuned/seed-0/pretrain/metrics.jsonl").open()]
+    metrics = (compared / "trials/tuned/seed-0/pretrain/metrics.jsonl").read_text()
+    events = [json.loads(line) for line in metrics.splitlines()]
     assert "resume" in {event["event"] for event in events}
     assert [event["step"] for event in events if event["event"] == "step"] == list(range(1, 151))
     found = records(compared)

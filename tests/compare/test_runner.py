@@ -13,6 +13,7 @@ from comparing import FAKE, calls, comparison, records, run, runner_of
 
 from homespun.compare import folder
 from homespun.compare.folder import Lock
+from homespun.compare.progress import share_of_run
 from homespun.compare.stage import Command, Here, Process, reason, shares
 from homespun.errors import UserError
 
@@ -288,3 +289,10 @@ def test_a_process_is_asked_to_stop_alone(tmp_path: Path) -> None:
 )
 def test_reasons(code: int, said: str, why: str) -> None:
     assert reason(code, said) == why
+
+
+def test_how_far_a_run_is(tmp_path: Path) -> None:
+    assert share_of_run(tmp_path) == 0.0
+    lines = [json.dumps({"event": "step", "share": n / 700, "note": "x" * 30}) for n in range(700)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"event": "validation"}', '{"event": "st']))
+    assert share_of_run(tmp_path) == pytest.approx(699 / 700)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from homespun.compare.checks import check
 from homespun.compare.folder import Lock, Record, open_records
+from homespun.compare.plans import plans
+from homespun.compare.progress import share_of_run
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.stage import Command, Here, Outcome, Places, Running, last_object
 from homespun.compare.trials import Stage, trials
@@ -69,6 +70,8 @@ def run_comparison(
     wanted = trials(recipe)
     with Lock(out) as lock:
         notes = check(recipe, wanted)
+        planned, unfit = plans(recipe, wanted)
+        notes += unfit
         for note in notes:
             logger.warning("%s", note)
         if on_ray:
@@ -82,7 +85,10 @@ def run_comparison(
             tuner = Runner(out, bare, places, display, report=_no_report, begun=begun)
             wanted = trials(recipe, found=found_by(recipe, tuner))
         runner = Runner(out, recipe, places, display, notes, report=write_comparison, begun=begun)
-        runner.add(open_records(out, recipe, wanted), retry_failed=retry_failed)
+        records = open_records(out, recipe, wanted)
+        for record in records:
+            record.values["plan"] = planned.get(record.trial.name)
+        runner.add(records, retry_failed=retry_failed)
         runner.run()
         return runner.close()
 
@@ -188,9 +194,9 @@ class Runner:
             self._take(job, outcome, stopped=idle)
         if ended and not idle:
             self._report_on_the_way()
-        while not idle and len(self._jobs) < self._places.slots and (job := self._next()):
-            job.running = self._places.start(job.command)
-            self._jobs.append(job)
+        while not idle and len(self._jobs) < self._places.slots and (following := self._next()):
+            following.running = self._places.start(following.command)
+            self._jobs.append(following)
         return bool(self._jobs)
 
     def close(self) -> dict[str, Any]:
@@ -367,7 +373,7 @@ class Runner:
         counts = self._counts()
         doing = ", ".join(job.what for job in self._jobs)
         parts = [f"{counts['done']} done", f"{counts['failed']} failed" if counts["failed"] else "", doing]
-        share = sum(_share(job) for job in self._jobs)
+        share = sum(_share_of(job) for job in self._jobs)
         task.update(counts["done"] + counts["failed"] + share, note="; ".join(part for part in parts if part))
 
     def _report_on_the_way(self) -> None:
@@ -392,29 +398,12 @@ def _alike(stage: Stage) -> tuple[object, ...]:
     return (stage.recipe, stage.start_from, stage.settings)
 
 
-def _share(job: Job) -> float:
-    """How far a trial is, 0 to 1, from the end of the metrics of its stage."""
+def _share_of(job: Job) -> float:
+    """How far a trial is, 0 to 1."""
     if job.record is None:
         return 0.0
     names = [stage.name for stage in job.record.trial.stages]
     if job.stage is None:
         return 1.0
-    shares = [event.get("share", 0.0) for event in _events(job.record.path_of(job.stage.name) / "metrics.jsonl")]
-    return min(0.99, (names.index(job.stage.name) + (shares[-1] if shares else 0.0)) / len(names))
-
-
-def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The steps at the end of a file of metrics."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 8192))
-            lines = file.read().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and event.get("event") == "step":
-            yield event
+    within = share_of_run(job.record.path_of(job.stage.name))
+    return min(0.99, (names.index(job.stage.name) + within) / len(names))

@@ -1,0 +1,27 @@
+"""How far a training is, from the end of what it writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_TAIL = 8192  # bytes, some lines
+
+
+def share_of_run(run: Path) -> float:
+    """The used share of a run's budget, 0 to 1, as its last step tells; 0 before the first."""
+    path = run / "metrics.jsonl"
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0.0
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:  # cut off at its beginning
+            continue
+        if isinstance(event, dict) and event.get("event") == "step":
+            return float(event.get("share") or 0.0)
+    return 0.0

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from comparing import comparison
+
+from homespun.compare.plans import plans
+from homespun.compare.trials import trials
+from homespun.errors import UserError
+
+
+@pytest.fixture(autouse=True)
+def planner(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands in for the planner, which has tests of its own."""
+    asked: list[Any] = []
+
+    def plan(recipe: Any, *, start_from: str | None = None) -> dict[str, Any]:
+        asked.append(recipe)
+        least = 3e9 if recipe.model.hidden_size == 256 else 1e9
+        if recipe.train.budget.memory < least:
+            raise UserError(f"nothing fits into it: this recipe takes at least {least / 1e9:.2f} GB")
+        return {"memory": {"peak": least}}
+
+    monkeypatch.setitem(sys.modules, "homespun.jobs.plan", SimpleNamespace(plan=plan))
+    return asked
+
+
+def planned(memory: str | None, **more: Any) -> tuple[dict[str, Any], list[str]]:
+    recipe = comparison(
+        pretrain={"recipe": "electra-tiny"},
+        variations={"small": {}, "large": {"pretrain": {"model.preset": "electra-mini"}}},
+        budget={"steps": 3} | ({} if memory is None else {"memory": memory}),
+        **more,
+    )
+    return plans(recipe, trials(recipe))
+
+
+def test_every_variation_is_planned_once(planner: list[Any]) -> None:
+    found, notes = planned("5GB", seeds=3)
+    assert {name: plan["memory"]["peak"] for name, plan in found.items()} == {"small": 1e9, "large": 3e9}
+    assert (len(planner), notes) == (2, [])
+
+
+def test_one_that_does_not_fit_is_a_note(planner: list[Any]) -> None:
+    found, notes = planned("2GB")
+    assert list(found) == ["small"]
+    assert notes == ["large does not fit into the budget: nothing fits into it: this recipe takes at least 3.00 GB"]
+
+
+def test_a_budget_that_none_fits_says_the_least_that_each_would() -> None:
+    with pytest.raises(UserError, match=r"no variation fits.*\(1\) small: .* 1\.00 GB \(2\) large: .* 3\.00 GB"):
+        planned("200MB")
+
+
+def test_without_a_limit_nothing_is_planned(planner: list[Any]) -> None:
+    assert planned(None) == ({}, [])
+    assert not planner
