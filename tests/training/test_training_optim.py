@@ -104,3 +104,16 @@ def test_adafactor_holds_no_second_table_of_a_matrix():
     linear(torch.ones(1, 29)).sum().backward()
     optimizer.step()
     assert sum(tensor.numel() for tensor in optimizer_tensors(optimizer).values()) <= 29 + 31 + 31 + 2
+
+
+def test_adafactor_leaves_weights_without_a_gradient_where_they_are():
+    torch.manual_seed(1)
+    embedding = nn.Embedding(7, 5)
+    before = embedding.weight.detach().clone()
+    optimizer = Adafactor().build(embedding)
+    for _ in range(3):
+        embedding(torch.tensor([2, 3])).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    moved = (embedding.weight != before).any(1)
+    assert moved.tolist() == [False, False, True, True, False, False, False]

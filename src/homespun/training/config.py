@@ -9,7 +9,7 @@ import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
-from homespun.config import Config, Count, Duration
+from homespun.config import Bytes, Config, Count, Duration
 from homespun.training.optim import adafactor, adamw, parameter_groups
 
 Positive = Annotated[Count, Field(gt=0)]
@@ -29,6 +29,9 @@ class Budget(Config):
     tokens: Positive | None = Field(default=None, description="tokens seen, padding excluded; 10M, 1.5B")
     steps: Positive | None = Field(default=None, description="optimizer steps")
     epochs: Annotated[float, Field(gt=0)] | None = Field(default=None, description="passes over the data; may be 0.5")
+    memory: Bytes | None = Field(
+        default=None, description="12GB, 8GiB: where no micro_batch_size is given, the largest that fits is planned"
+    )
 
     @model_validator(mode="after")
     def _limited(self) -> Budget:
@@ -136,15 +139,19 @@ class Adafactor(Config):
     weight_decay: float = Field(default=0.0, ge=0, description="not applied to biases and norms")
     beta2_decay: float = Field(default=-0.8, le=0, description="mean squares decay by 1 - step^this")
     clip_threshold: float = Field(default=1.0, ge=1, description="updates with a larger root mean square are cut to it")
-    eps: tuple[float, float] = Field(default=(1e-30, 1e-3), description="added to squares; the least size of a weight")
+    eps: tuple[float, float] = Field(
+        default=(1e-18, 1e-3),
+        description="the least that mean squares are taken for is its square; least size of a weight",
+    )
     layer_decay: float = Field(
         default=1.0, gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all alike"
     )
 
     @model_validator(mode="after")
-    def _positive_eps(self) -> Adafactor:
-        if min(self.eps) < 0:
-            raise ValueError(f"eps must not be below zero, as {list(self.eps)} is")
+    def _large_enough(self) -> Adafactor:
+        # its square stands under a root in float32: at zero, weights without a gradient become not a number
+        if self.eps[0] < 1e-18 or self.eps[1] < 0:
+            raise ValueError(f"eps must be at least 1e-18 and 0, unlike {list(self.eps)}")
         return self
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
