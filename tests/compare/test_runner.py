@@ -14,6 +14,7 @@ from comparing import FAKE, calls, comparison, records, run, runner_of
 from homespun.compare import folder
 from homespun.compare.folder import Lock
 from homespun.compare.progress import share_of_run
+from homespun.compare.run import run_comparison
 from homespun.compare.stage import Command, Here, Process, reason, shares
 from homespun.errors import UserError
 
@@ -289,6 +290,11 @@ def test_a_process_is_asked_to_stop_alone(tmp_path: Path) -> None:
 )
 def test_reasons(code: int, said: str, why: str) -> None:
     assert reason(code, said) == why
+
+
+def test_no_slots_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--slots must be 1 or more, not 0"):
+        run_comparison(of("good"), tmp_path, slots=0)
 
 
 def test_how_far_a_run_is(tmp_path: Path) -> None:

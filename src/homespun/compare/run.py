@@ -66,6 +66,8 @@ def run_comparison(
     from homespun.report.comparison import write_comparison
 
     display = display or Display(json=True)
+    if slots is not None and slots < 1:
+        raise UserError(f"--slots must be 1 or more, not {slots}")
     out, begun = Path(out), time.process_time()
     wanted = trials(recipe)
     with Lock(out) as lock:
