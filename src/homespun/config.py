@@ -63,6 +63,17 @@ def parse_count(value: object) -> int:
     return int(number)
 
 
+def parse_bytes(value: object) -> int:
+    """Bytes of ``8e9``, ``"12GB"`` (of 10^9), ``"512MB"``, ``"8GiB"`` (of 2^30)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*(?:([kMGT])(i?)B)?", str(value).replace("_", "").strip())
+    number = None
+    if match is not None and not isinstance(value, bool):
+        number = float(match[1]) * (1024 if match[3] else 1000) ** (" kMGT".index(match[2] or " "))
+    if not number or number < 1:
+        raise ValueError(f"{value!r} is not a size of memory; write 12GB, 800MB, 8GiB, or bytes")
+    return round(number)
+
+
 # the schemas say what may be written, which is more than what is held
 Duration = Annotated[
     float,
@@ -72,6 +83,10 @@ Duration = Annotated[
 ]
 Count = Annotated[
     int, BeforeValidator(parse_count), WithJsonSchema({"type": ["integer", "string"], "examples": [5000, "250k"]})
+]
+
+Bytes = Annotated[
+    int, BeforeValidator(parse_bytes), WithJsonSchema({"type": ["integer", "string"], "examples": ["12GB", "8GiB"]})
 ]
 
 

@@ -12,7 +12,9 @@ import typer
 
 from homespun.cli.compare import baselines, compare, measure
 from homespun.cli.convert import convert, export
+from homespun.cli.generate import generate, summarize
 from homespun.cli.options import Columns, Encoding, Input, Json, Out, Overrides, Resume, parts, tell, tell_run
+from homespun.cli.plan import plan
 from homespun.cli.prompt import prompt
 from homespun.cli.recipes import recipes_app
 from homespun.cli.show import show_app
@@ -33,6 +35,9 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
 app.command()(convert)
 app.command()(export)
+app.command()(generate)
+app.command()(summarize)
+app.command()(plan)
 app.command()(prompt)
 app.command()(compare)
 app.command()(measure)
@@ -234,6 +239,7 @@ def doctor(as_json: Json = False) -> None:
 def main() -> NoReturn:
     """Run the command line: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # see homespun.training.memory; torch reads it once
     try:
         app(standalone_mode=True)
     except UserError as error:

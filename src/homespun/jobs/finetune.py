@@ -13,10 +13,12 @@ import torch
 from homespun.data.loader import Loader
 from homespun.hf.export import export_beside
 from homespun.hf.open import open_model
+from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.jobs.tasks.task import Task
 from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
+from homespun.jobs.workload import finetuning_work
 from homespun.models.store import Stored, load_weights, save_model
 from homespun.report.console import Display
 from homespun.report.page import write_report
@@ -112,9 +114,12 @@ def _train(
     place: Place,
     display: Display,
 ) -> dict[str, Any]:
-    config, tokenizer = recipe.train, stored.tokenizer
+    tokenizer = stored.tokenizer
     parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
     training, validation = parts[:2]
+    config, planned = within_memory(
+        recipe.train, lambda: finetuning_work(task, recipe.objective, stored, training, recipe.train), display
+    )
     torch.manual_seed(config.seed)
     lesson = task.lesson(recipe.objective, stored, training)
     objective = lesson.objective
@@ -157,7 +162,9 @@ def _train(
     return {
         "trial": trial.name,
         "score": chosen.score(config.best_metric),
-        "summary": summary | {"export": exported, "validation_metrics": chosen.metrics},
+        "summary": summary
+        | ({"plan": planned} if planned else {})
+        | {"export": exported, "validation_metrics": chosen.metrics},
         "test": measured.metrics,
         "counts": {name: sum(rows.counts[name] for rows in parts) for name in training.counts},
     }

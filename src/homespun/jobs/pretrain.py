@@ -14,12 +14,15 @@ from homespun.data.loader import Loader
 from homespun.data.rows import JoinedRows, Rows
 from homespun.errors import UserError
 from homespun.hf.export import export_beside
-from homespun.jobs.adapt import record, start
+from homespun.jobs.adapt import Start, record, start
+from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
+from homespun.jobs.workload import Work, seeded, work_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.store import save_model
+from homespun.planning.outlook import Text, short_of_text
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
@@ -68,18 +71,15 @@ def pretrain(
         begin = start(start_from, tokenizer, corpus=recipe.data.corpus, changes=changes, generator=generator)
     elif changes or generator is not None:
         raise UserError("changes to a checkpoint and --generator want --from, the checkpoint")
-    length = recipe.data.length
-    backbone = fitted(
-        _drawn(recipe.model, recipe.train.seed) if begin is None else begin.backbone,
-        tokenizer,
-        length,
-        target_length=recipe.objective.target_length(length),
-    )
-    recipe = recipe.model_copy(update={"model": backbone})
+    recipe = _with_backbone(recipe, tokenizer, begin)
     training, validation = pretraining_rows(recipe, corpus)
+    warning = short_of_text(recipe.train.budget, Text(len(training), int(training.lengths.sum())))
+    if warning is not None:
+        logger.warning(warning)
 
-    config = recipe.train
-    objective = _seeded_build(recipe, ModelConfig(backbone=backbone) if begin is None else begin.config, tokenizer)
+    build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
+    config, planned = within_memory(recipe.train, lambda: pretraining_work(recipe, corpus, begin), display)
+    objective: Any = build()
     origins = None if begin is None else begin.fill(objective)
     place = Place.here()
     run = Run.create(out, recipe, resume=resume, main=place.is_main)
@@ -124,6 +124,8 @@ def pretrain(
     save_model(run.path / "model", model, model_config, tokenizer, task={"length": recipe.data.length})
     exported = export_beside(run.path, model, model_config, tokenizer)
     result = summarise(run.path, kind="pretrain", parameters=sum(p.numel() for p in model.parameters()))
+    if planned:
+        result |= {"plan": planned}
     result |= {
         "trained_parameters": sum(p.numel() for p in objective.parameters()),
         "export": exported,
@@ -140,6 +142,34 @@ def pretrain(
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result
+
+
+def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, begin: Start | None) -> Work:
+    """What the recipe is to train on ``corpus``, to be planned.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    recipe, tokenizer = _with_backbone(recipe, corpus.tokenizer, begin), corpus.tokenizer
+    rows, _ = pretraining_rows(recipe, corpus)
+    build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
+    return work_of(rows, recipe.objective.collate(tokenizer), build, recipe.train, sorted_=not recipe.objective.packs)
+
+
+def _with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, begin: Start | None) -> PretrainRecipe:
+    """With the backbone as it is trained: drawn, or begun from, and of the tokenizer's vocabulary."""
+    length = recipe.data.length
+    backbone = fitted(
+        _drawn(recipe.model, recipe.train.seed) if begin is None else begin.backbone,
+        tokenizer,
+        length,
+        target_length=recipe.objective.target_length(length),
+    )
+    return recipe.model_copy(update={"model": backbone})
+
+
+def _config(recipe: PretrainRecipe, begin: Start | None) -> ModelConfig:
+    return ModelConfig(backbone=recipe.model) if begin is None else begin.config
 
 
 def _drawn(backbone: BackboneConfig, seed: int) -> BackboneConfig:
@@ -220,10 +250,3 @@ class FirstRows:
 
     def __getitem__(self, index: int) -> Any:
         return self.rows[index]
-
-
-def _seeded_build(recipe: PretrainRecipe, model: ModelConfig, tokenizer: Tokenizer) -> Any:
-    import torch
-
-    torch.manual_seed(recipe.train.seed)
-    return recipe.objective.build(model, tokenizer)

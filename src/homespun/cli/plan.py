@@ -1,0 +1,73 @@
+"""The verb that looks ahead: `homespun plan`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from homespun.cli.options import Json, Overrides, tell
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A shipped recipe, or a .yaml file.")],
+    overrides: Overrides = None,
+    memory: Annotated[str | None, typer.Option("--memory", help="What the run may take: 12GB, 8GiB.")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="Until the deadline: 90s, 20m, 10h.")] = None,
+    tokens: Annotated[str | None, typer.Option("--tokens", help="To be seen: 10M, 1.5B.")] = None,
+    steps: Annotated[str | None, typer.Option("--steps", help="Of the optimizer: 5000, 250k.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Correct the prediction by a few real steps.")] = False,
+    start_from: Annotated[str | None, typer.Option("--from", help="Run or model to go on from.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a recipe will take in memory and time, how to make its steps, and how far its budget reaches."""
+    from homespun.jobs.plan import plan as job
+    from homespun.jobs.recipe import load_recipe
+    from homespun.report.console import Display
+
+    with Display(json=as_json) as display:
+        loaded = load_recipe(recipe, overrides or ())
+        result = job(
+            loaded,
+            memory=memory,
+            time=time,
+            tokens=tokens,
+            steps=steps,
+            probe=probe,
+            start_from=start_from,
+            display=display,
+        )
+    tell(result if as_json else _facts(result), as_json)
+
+
+def _facts(result: dict[str, Any]) -> dict[str, str]:
+    from homespun.report import formats
+
+    parameters, memory, chosen = result["parameters"], result["memory"], result["chosen"]
+    flops, expected, probe = result["flops_per_token"], result["expected"], result["probe"]
+    kept = ", ".join(f"{name} {formats.memory(memory[name])}" for name in _MEMORY)
+    rows = f"{chosen['micro_batch_size']} rows, {chosen['accumulation']} a step of {chosen['batch_size']}"
+    again = ", layers computed again" if chosen["gradient_checkpointing"] else ""
+    reach = f"{expected['steps']:,} steps, {formats.count(expected['tokens'])} tokens"
+    epochs = "" if expected["epochs"] is None else f", {expected['epochs']:.2g} epochs"
+    facts = {
+        "parameters": f"{parameters['total']:,}, {parameters['embeddings']:,} of them embeddings, "
+        f"{parameters['trained']:,} trained",
+        "micro-batches": f"{rows}; precision {chosen['precision']}{again}",
+        "memory": f"{formats.memory(memory['peak'])} at the peak: {kept}",
+        "FLOPs a token": f"{formats.count(round(flops['forward']))} forward, "
+        f"{formats.count(round(flops['backward']))} backward",
+        "step": formats.step_seconds(result["seconds_per_step"]),
+        "expected": f"{reach} in {formats.duration(expected['seconds'])}{epochs}; {expected['limit']} ends it",
+    }
+    if probe is not None:
+        before = formats.memory(probe["peak_before"]), formats.step_seconds(probe["seconds_per_step_before"])
+        facts["before the probe"] = f"{before[0]} at the peak, {before[1]} a step"
+    if result["made_up_text"]:
+        facts["note"] = "no corpus was given: planned on made-up text"
+    for number, warning in enumerate(result["warnings"], 1):
+        facts[f"warning {number}"] = warning
+    return facts
+
+
+_MEMORY = ("weights", "gradients", "optimizer", "activations", "process")

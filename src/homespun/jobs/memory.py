@@ -1,0 +1,139 @@
+"""A memory limit kept: the planner's choice, where a recipe has a limit and leaves the micro-batch open."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from homespun.errors import UserError
+from homespun.jobs.workload import Work
+from homespun.planning.choose import Choice, choose
+from homespun.planning.predict import Prediction, Workload, predict
+from homespun.planning.probe import CLOCKS, Point
+from homespun.planning.rates import Rates, keep_base, machine_rates
+from homespun.report import formats
+from homespun.report.console import Display
+from homespun.training.config import TrainConfig
+from homespun.training.devices import Place
+
+_PROBE_SECONDS = 600
+_SMALL = {
+    "kind": "pretrain",
+    "data": {"length": 32},
+    "model": {"preset": "bert-tiny", "vocab_size": 1000},
+    "objective": {"kind": "mlm"},
+    "train": {"batch_size": 2, "budget": {"steps": 3}},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a recipe would run, and how fast that is."""
+
+    device: torch.device
+    rates: Rates
+
+    @classmethod
+    def here(cls, *, clock: str = "wall") -> Machine:
+        """Measured once, in some ten seconds, and kept in the user's cache folder."""
+        device = Place.here().device
+        rates = machine_rates(device, clock=CLOCKS[clock])
+        if device.type == "cpu" and not rates.base:
+            # what a process takes beside its tensors is found with a model of almost none
+            small = run_probe({"recipe": _SMALL, "rows": 2, "clock": clock, "shadow": True})
+            rates = keep_base(device, float(max(0, small["peak_bytes"] - small["shadow_bytes"])), rates)
+        return cls(device, rates)
+
+    def choose(self, workload: Workload, memory: int | None) -> Choice:
+        """See `homespun.planning.choose.choose`."""
+        return choose(workload, memory=memory, predict=self.predict())
+
+    def predict(self) -> Callable[[Workload, int, bool], Prediction]:
+        """The prediction of each workload and size, made once."""
+
+        @functools.cache
+        def known(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+            return predict(workload, rows, self.rates, device=self.device, accumulate=accumulate)
+
+        return known
+
+
+def within_memory(
+    config: TrainConfig, work: Callable[[], Work], display: Display
+) -> tuple[TrainConfig, dict[str, Any]]:
+    """The config with what was chosen for its memory limit, and what was chosen; as it is where there is no limit.
+
+    Raises:
+        UserError: nothing fits.
+    """
+    memory = config.budget.memory
+    if memory is None or config.micro_batch_size is not None:
+        return config, {}
+    line = display.task(f"planning for {formats.memory(memory)}", total=1.0)
+    choice = Machine.here().choose(work().workload, memory)
+    line.update(1.0, note=in_words(choice))
+    return choice.workload.train.model_copy(update={"micro_batch_size": choice.rows}), chosen(choice)
+
+
+def chosen(choice: Choice) -> dict[str, Any]:
+    """What was chosen, for result files."""
+    train = choice.workload.train
+    return {
+        "micro_batch_size": choice.rows,
+        "accumulation": choice.accumulation,
+        "gradient_checkpointing": train.gradient_checkpointing,
+        "precision": train.precision,
+    }
+
+
+def in_words(choice: Choice) -> str:
+    """What was chosen, for a person."""
+    train = choice.workload.train
+    again = ", layers computed again" if train.gradient_checkpointing else ""
+    peak = formats.memory(choice.prediction.memory.peak)
+    rows = f"micro-batches of {choice.rows} rows, {choice.accumulation} a step"
+    return f"{rows}, precision {train.precision}{again}: {peak} at the peak"
+
+
+def run_probe(job: dict[str, Any]) -> dict[str, Any]:
+    """`homespun.jobs.probe` in a process of its own; what it found.
+
+    Raises:
+        UserError: the recipe cannot be run so.
+    """
+    command = [sys.executable, "-m", "homespun.jobs.probe"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(job), capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"the probe took more than {_PROBE_SECONDS} s; plan without --probe") from error
+    lines = done.stderr.strip().splitlines()
+    if done.returncode:
+        raise UserError(f"the probe failed: {lines[-1] if lines else f'it was stopped ({done.returncode})'}")
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def probed(recipe: BaseModel, choice: Choice, rows: int, *, start_from: str | None, clock: str) -> Point:
+    """The probe of a choice with micro-batches of so many rows."""
+    changes = {name: chosen(choice)[name] for name in ("gradient_checkpointing", "precision")}
+    tree = recipe.model_dump(mode="json")
+    tree["train"] |= changes
+    job = {
+        "recipe": tree,
+        "start_from": start_from,
+        "rows": rows,
+        "accumulate": choice.accumulation > 1,
+        "clock": clock,
+    }
+    found = run_probe(job)
+    return Point(**{name: found[name] for name in asdict(Point(0, 0, 0.0, 0.0))})

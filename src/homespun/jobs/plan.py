@@ -1,0 +1,208 @@
+"""What a recipe will take on this machine, and how its budget is best used, before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from homespun.config import parse_bytes, parse_count, parse_duration
+from homespun.data.corpus import Corpus
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.jobs.adapt import start
+from homespun.jobs.memory import Machine, chosen, probed
+from homespun.jobs.pretrain import pretraining_work
+from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.jobs.trials import plan as trials_of
+from homespun.jobs.workload import Work, finetuning_work, made_up_corpus
+from homespun.planning.choose import Choice
+from homespun.planning.outlook import outlook, short_of_text
+from homespun.planning.predict import Prediction
+from homespun.planning.probe import Line, Point, probe_sizes
+from homespun.report.console import Display
+from homespun.training.config import Budget
+
+Recipe = PretrainRecipe | FinetuneRecipe
+
+
+def plan(
+    recipe: Recipe,
+    *,
+    memory: str | int | None = None,
+    time: str | float | None = None,
+    tokens: str | int | None = None,
+    steps: str | int | None = None,
+    probe: bool = False,
+    start_from: str | None = None,
+    display: Display | None = None,
+    clock: str = "wall",
+) -> dict[str, Any]:
+    """The plan of a recipe, as plain values; see ``docs/planning.md`` for what each means.
+
+    Args:
+        recipe: see `homespun.jobs.recipe.load_recipe`. A pretraining recipe needs no corpus: text is then made up.
+        memory: what the run may take at its peak, such as ``"12GB"``; else what the recipe's budget says.
+        time: seconds, or such as ``"10h"``. Where one of ``time``, ``tokens``, ``steps`` is given, they are the budget.
+        tokens: tokens to see, such as ``"10M"``.
+        steps: optimizer steps.
+        probe: make a few real steps, in processes of their own, and correct the prediction by them.
+        start_from: what to go on from; a fine-tuning needs it.
+        display: where progress is shown.
+        clock: ``wall``, or ``process`` for measurements beside other work, on one thread.
+
+    Raises:
+        UserError: a recipe that cannot be built, nonsense in a limit, a memory limit that nothing fits.
+    """
+    display = display or Display(json=True)
+    budget = _budget(recipe.train.budget, memory=memory, time=time, tokens=tokens, steps=steps)
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
+    machine = Machine.here(clock=clock)
+    line = display.task("planning", total=1.0)
+    with recipe_work(recipe, start_from=start_from) as work:
+        choice = machine.choose(work.workload, budget.memory)
+        line.update(0.5)
+        result = _described(recipe, work, choice, machine)
+        if probe:
+            result = _corrected(result, recipe, work, choice, machine, start_from, clock)
+    line.update(1.0)
+    return result
+
+
+@contextmanager
+def recipe_work(recipe: Recipe, *, start_from: str | None = None) -> Iterator[Work]:
+    """What a recipe is to train, on its own data, or on made-up text where a pretraining has none.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    if isinstance(recipe, FinetuneRecipe):
+        if start_from is None:
+            raise UserError("a fine-tuning is planned for a model; give --from: a run, a model folder or a hub name")
+        everything = recipe.data.read("train")
+        assert everything is not None
+        stored = open_model(start_from)
+        task = recipe.data.task(recipe.objective, stored, everything)
+        trials = trials_of(recipe, task, everything, recipe.data.read("validation"), recipe.data.read("test"))
+        yield finetuning_work(task, recipe.objective, stored, task.rows(trials[0].training), recipe.train)
+    elif recipe.data.corpus:
+        corpus = Corpus.open(recipe.data.corpus)
+        begin = None if start_from is None else start(start_from, corpus.tokenizer, corpus=recipe.data.corpus)
+        yield pretraining_work(recipe, corpus, begin)
+    else:
+        if start_from is not None:
+            raise UserError("which corpus? with --from give data.corpus=FOLDER, whose tokenizer is the model's")
+        with made_up_corpus(recipe) as corpus:
+            work = pretraining_work(recipe, corpus, None)
+            yield dataclasses.replace(work, made_up=True, text=dataclasses.replace(work.text, rows=None, tokens=None))
+
+
+def _budget(
+    budget: Budget,
+    *,
+    memory: str | int | None,
+    time: str | float | None,
+    tokens: str | int | None,
+    steps: str | int | None,
+) -> Budget:
+    given: dict[str, Any] = {
+        "time": _parsed(parse_duration, time, "--time"),
+        "tokens": _parsed(parse_count, tokens, "--tokens"),
+        "steps": _parsed(parse_count, steps, "--steps"),
+    }
+    limit = _parsed(parse_bytes, memory, "--memory") or budget.memory
+    if all(value is None for value in given.values()):
+        return budget.model_copy(update={"memory": limit})
+    for name, value in given.items():
+        if value is not None and value <= 0:
+            raise UserError(f"--{name} must be above zero, not {value}")
+    return Budget(**given, memory=limit)
+
+
+def _parsed(parse: Callable[[object], Any], value: object, option: str) -> Any:
+    if value is None:
+        return None
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+
+
+def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> dict[str, Any]:
+    prediction, budget = choice.prediction, recipe.train.budget
+    memory = prediction.memory
+    tokens = prediction.rows * prediction.tokens
+    names = {"forward": prediction.flops_forward, "backward": prediction.flops_backward}
+    per_token = {name: value / tokens for name, value in names.items()}
+    warning = short_of_text(budget, work.text)
+    return {
+        "kind": recipe.kind,
+        "device": machine.device.type,
+        "parameters": prediction.parameters,
+        "chosen": chosen(choice) | {"batch_size": recipe.train.batch_size},
+        "memory": {
+            "limit": budget.memory,
+            "peak": memory.peak,
+            "weights": memory.weights,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+            "activations": memory.activations,
+            "process": memory.process,
+            "by_part": memory.by_part,
+        },
+        "flops_per_token": per_token | {"total": sum(per_token.values())},
+        "tokens_per_row": prediction.tokens,
+        "seconds_per_step": choice.step_seconds,
+        "expected": _expected(budget, work, prediction, choice.step_seconds),
+        "made_up_text": work.made_up,
+        "warnings": [] if warning is None else [warning],
+        "probe": None,
+    }
+
+
+def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: float) -> dict[str, Any]:
+    batch = work.workload.train.batch_size
+    return asdict(outlook(budget, work.text, batch_size=batch, row_tokens=prediction.tokens, step_seconds=step_seconds))
+
+
+def _corrected(
+    result: dict[str, Any],
+    recipe: Recipe,
+    work: Work,
+    choice: Choice,
+    machine: Machine,
+    start_from: str | None,
+    clock: str,
+) -> dict[str, Any]:
+    """The plan with memory and time from real steps: lines in the micro-batch, through two sizes below the chosen."""
+    points = [probed(recipe, choice, rows, start_from=start_from, clock=clock) for rows in probe_sizes(choice.rows)]
+    memory, seconds = lines(points)
+    limit, rows = recipe.train.budget.memory, choice.rows
+    if limit is not None and memory.at(rows) > limit and recipe.train.micro_batch_size is None:
+        rows = memory.rows(limit)
+        if rows < 1:
+            least = f"{memory.at(1) / 1e9:.2f} GB"
+            raise UserError(f"nothing fits into {limit / 1e9:.2f} GB: one row at a time takes {least}, as measured")
+    accumulation = -(-recipe.train.batch_size // rows)
+    step_seconds = seconds.at(rows) * recipe.train.batch_size / rows + points[-1].update_seconds
+    return result | {
+        "chosen": result["chosen"] | {"micro_batch_size": rows, "accumulation": accumulation},
+        "memory": result["memory"] | {"peak": round(memory.at(rows))},
+        "seconds_per_step": step_seconds,
+        "expected": _expected(recipe.train.budget, work, choice.prediction, step_seconds),
+        "probe": {
+            "points": [asdict(point) for point in points],
+            "peak_before": result["memory"]["peak"],
+            "seconds_per_step_before": result["seconds_per_step"],
+        },
+    }
+
+
+def lines(points: list[Point]) -> tuple[Line, Line]:
+    """Bytes at the peak, and seconds of a micro-batch, by its rows."""
+    rows = [point.rows for point in points]
+    return Line.through(rows, [point.peak_bytes for point in points]), Line.through(
+        rows, [point.seconds for point in points]
+    )

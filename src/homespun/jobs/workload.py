@@ -1,0 +1,99 @@
+"""Recipes as work to be planned: the objective, and micro-batches of real rows, or of made-up text without any."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from homespun.batch import Batch, Draw
+from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.loader import Collate
+from homespun.data.rows import Rows
+from homespun.jobs.recipe import PretrainRecipe
+from homespun.jobs.tasks.task import Task
+from homespun.models.store import Stored
+from homespun.planning.made_up import made_up_texts, made_up_tokenizer
+from homespun.planning.outlook import Text
+from homespun.planning.predict import Workload
+from homespun.planning.trace import Shadow
+from homespun.text.sentinels import with_sentinels
+from homespun.text.sources import Document
+from homespun.training.config import TrainConfig
+
+MADE_UP_VOCABULARY = 30_522  # BERT's, where the recipe has none of its own
+_MADE_UP_TOKENS = 2**19
+_SENTINELS = 100
+
+
+@dataclass(frozen=True)
+class Work:
+    """A workload, and what there is to train on."""
+
+    workload: Workload
+    text: Text
+    made_up: bool = False
+
+
+def work_of(rows: Rows, collate: Collate, build: Callable[[], nn.Module], train: TrainConfig, *, sorted_: bool) -> Work:
+    """The work of training on ``rows``.
+
+    ``sorted_``: rows of like length come together, so that the longest are met in one micro-batch.
+    """
+
+    def batches(size: int, count: int) -> list[Batch]:
+        order = np.argsort(-rows.lengths, kind="stable") if sorted_ else np.arange(len(rows))
+        # the heaviest first, then what is met as a rule
+        starts = [0, *[(len(rows) - size) // 2 if sorted_ else size * number for number in range(1, count)]]
+        return [
+            _batch(rows, collate, train.seed, [int(order[(s + i) % len(rows)]) for i in range(size)]) for s in starts
+        ]
+
+    return Work(Workload(build, batches, train), Text(len(rows), int(rows.lengths.sum())))
+
+
+def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch:
+    return collate([rows[number] for number in numbers], [Draw(seed, 0, number) for number in numbers])
+
+
+def finetuning_work(task: Task[Any, Any], objective: Any, stored: Stored, training: Any, train: TrainConfig) -> Work:
+    """The work of fine-tuning; its model is built, not copied, so that a shadow of it takes no memory."""
+
+    def lesson() -> Any:
+        return task.lesson(objective, dataclasses.replace(stored, model=stored.config.build()), training)
+
+    with Shadow():
+        first = lesson()
+    return work_of(first.rows, first.collate, lambda: lesson().objective, train, sorted_=True)
+
+
+@contextmanager
+def made_up_corpus(recipe: PretrainRecipe) -> Iterator[Corpus]:
+    """A corpus of the recipe's vocabulary and length, for as long as it is needed."""
+    vocabulary = recipe.model.vocab_size or MADE_UP_VOCABULARY
+    words = max(vocabulary - _SENTINELS, 16)
+    tokenizer = with_sentinels(made_up_tokenizer(words), vocabulary - words)
+    length = recipe.data.length
+    count = min(2 * recipe.train.batch_size + 64, max(64, _MADE_UP_TOKENS // length))
+    texts = itertools.islice(made_up_texts(words, tokens=length), count)
+    with tempfile.TemporaryDirectory(prefix="homespun-plan-") as folder:
+        yield build_corpus((Document(text) for text in texts), tokenizer, Path(folder) / "corpus", sentences=True)
+
+
+def seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
+    """``build`` with weights that follow from ``seed``."""
+
+    def built() -> nn.Module:
+        torch.manual_seed(seed)
+        return build()
+
+    return built

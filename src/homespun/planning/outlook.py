@@ -1,0 +1,57 @@
+"""How far a budget reaches: steps, tokens and passes over the data by its end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from homespun.training.budget import Limits
+from homespun.training.config import Budget
+
+
+@dataclass(frozen=True)
+class Text:
+    """What there is to train on: rows of an epoch, and its tokens. Of made-up text nothing is known: ``None``."""
+
+    rows: int | None
+    tokens: int | None
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What a run comes to; ``limit`` is what ends it."""
+
+    limit: str
+    steps: int
+    tokens: int
+    seconds: float
+    epochs: float | None
+
+
+def outlook(budget: Budget, text: Text, *, batch_size: int, row_tokens: float, step_seconds: float) -> Outlook:
+    """What ``budget`` ends in, at this pace; of its validations nothing is counted."""
+    per_epoch = None if text.rows is None else -(-text.rows // batch_size)
+    limits = Limits.of(budget, steps_per_epoch=per_epoch or 1)
+    step_tokens = row_tokens * min(batch_size, text.rows or batch_size)
+    ends = {"time": limits.seconds / step_seconds, "tokens": limits.tokens / step_tokens}
+    if budget.steps is not None:
+        ends["steps"] = float(budget.steps)
+    if budget.epochs is not None and per_epoch is not None:
+        ends["epochs"] = float(math.ceil(budget.epochs * per_epoch))
+    limit = min(ends, key=lambda name: ends[name])
+    if math.isinf(ends[limit]):
+        return Outlook("unknown", 0, 0, 0.0, None)
+    steps = max(1, round(ends[limit]))
+    epochs = None if per_epoch is None else steps / per_epoch
+    return Outlook(limit, steps, round(steps * step_tokens), steps * step_seconds, epochs)
+
+
+def short_of_text(budget: Budget, text: Text) -> str | None:
+    """What it means to ask for more tokens than there are, in words; ``None`` where there are enough."""
+    if budget.tokens is None or not text.tokens or budget.tokens <= text.tokens:
+        return None
+    epochs = budget.tokens / text.tokens
+    return (
+        f"train.budget.tokens={budget.tokens:,} of a corpus with {text.tokens:,} tokens to train on means "
+        f"{epochs:.1f} epochs: every token is seen that often; give more text, or ask for fewer tokens"
+    )

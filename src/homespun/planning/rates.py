@@ -1,0 +1,201 @@
+"""How fast this machine is: a few short measurements, made once and kept, from which the time of a step is added up."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from torch.nn import functional as F
+from torch.utils.flop_counter import bmm_flop
+
+from homespun.planning.trace import Operation
+
+Clock = Callable[[], float]
+
+# names of operators, without the underscore of those that work in place
+_FAMILIES = {
+    "unary": r"(gelu|silu|tanh|sigmoid)(_backward)?|exp|erf|log|sin|cos|pow|softplus|logsumexp|_(log_)?softmax(_.*)?",
+    "drawn": r"random|uniform|normal|bernoulli|rand|randn|native_dropout",
+    "gathered": r"embedding(_dense_backward)?|gather|scatter(_add)?|_?index(_select|_add|_put|_copy|_put_impl)?",
+    "sorted": r"sort|argsort|topk",
+}
+_BY_ELEMENT = ("unary", "drawn", "sorted")
+_ATTENTION = "_scaled_dot_product"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of one device with one number of threads."""
+
+    products: float  # FLOPs a second, of large matrices
+    small_products: float  # of many matrices of 64 x 64
+    half_products: float  # of large matrices in bf16
+    attention: float  # FLOPs a second, of fused attention
+    moved: float  # bytes a second, read and written
+    unary: float  # elements a second, of exponentials and their like
+    drawn: float  # random numbers a second
+    gathered: float  # bytes a second
+    sorted: float  # elements a second
+    call: float  # seconds that calling an operator takes
+    base: float = 0.0  # bytes that the process has beside its tensors; on a GPU 0
+
+    def seconds(self, operation: Operation) -> float:
+        """What one call takes."""
+        if not operation.moved:
+            return self.call
+        elements = sum(math.prod(shape) for shape in operation.outputs)
+        name = operation.name
+        moved = operation.moved / self.moved
+        if name.startswith(_ATTENTION):
+            work = attention_flops(operation) / self.attention
+        elif flops := matrix_flops(operation):
+            work = flops / self._products(operation)
+        else:
+            work = elements / float(getattr(self, family)) if (family := _family(name)) in _BY_ELEMENT else 0.0
+            moved = operation.moved / self.gathered if family == "gathered" else moved
+        return self.call + max(work, moved)
+
+    def _products(self, operation: Operation) -> float:
+        if operation.dtype in (torch.bfloat16, torch.float16):
+            return self.half_products
+        narrow = min(size for shape in operation.inputs[-2:] for size in shape[-2:])
+        share = min(1.0, max(0.0, math.log2(max(narrow, 1) / 64) / 2))  # 64: the small rate, 256: the large one
+        return self.small_products ** (1 - share) * self.products**share
+
+
+@functools.cache
+def _family(name: str) -> str:
+    return next((family for family, names in _FAMILIES.items() if re.fullmatch(names, name.rstrip("_"))), "")
+
+
+def flops(operation: Operation) -> float:
+    """Multiplications and additions of one call, by PyTorch's own count; of matrix products alone."""
+    return attention_flops(operation) if operation.name.startswith(_ATTENTION) else matrix_flops(operation)
+
+
+def matrix_flops(operation: Operation) -> float:
+    """FLOPs of a product of matrices, else 0."""
+    name, shapes = operation.name, operation.inputs
+    if name in ("mm", "addmm"):
+        (rows, inner), (_, columns) = shapes[-2:]
+        return 2.0 * rows * inner * columns
+    if name in ("bmm", "baddbmm"):
+        return float(bmm_flop(*shapes[-2:]))
+    if name in ("convolution", "convolution_backward"):
+        return 2.0 * math.prod(shapes[0]) * math.prod(shapes[1]) / max(1, shapes[1][0])
+    return 0.0
+
+
+def attention_flops(operation: Operation) -> float:
+    """FLOPs of fused attention, masked pairs among them."""
+    backward = operation.name.endswith("_backward")
+    query, key, value = operation.inputs[1:4] if backward else operation.inputs[:3]
+    pairs = 2.0 * math.prod(query[:-1]) * key[-2]
+    return pairs * (3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1])
+
+
+def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fresh: bool = False) -> Rates:
+    """Measured in about a second, or read from the user's cache folder where they were measured before.
+
+    Args:
+        device: where training would run.
+        clock: seconds.
+        fresh: measure again.
+    """
+    file = _cache() / f"rates-{_machine(device)}.json"
+    if not fresh and (kept := _read(file)) is not None:
+        return kept
+    rates = _measure(device, clock)
+    _write(file, json.dumps(asdict(rates), indent=2))
+    return rates
+
+
+def keep_base(device: torch.device, base: float, rates: Rates) -> Rates:
+    """The rates with what a process takes beside its tensors, kept for the next time."""
+    whole = Rates(**(asdict(rates) | {"base": base}))
+    _write(_cache() / f"rates-{_machine(device)}.json", json.dumps(asdict(whole), indent=2))
+    return whole
+
+
+def _measure(device: torch.device, clock: Clock) -> Rates:
+    def seconds(call: Callable[[], object], *, repeats: int = 5) -> float:
+        call()
+        found = []
+        for _ in range(repeats):
+            _wait(device)
+            began = clock()
+            call()
+            _wait(device)
+            found.append(clock() - began)
+        return max(statistics.median(found), 1e-7)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device)
+
+    wide, tall, small = normal(1024, 1024), normal(2048, 1024), normal(512, 64, 64)
+    half_wide, half_tall = wide.bfloat16(), tall.bfloat16()
+    flat, one = normal(2**20), normal(8)
+    query = normal(8, 4, 256, 64)
+    pairs = 4.0 * math.prod(query.shape) * query.shape[-2]
+    index = torch.randint(4096, (8192,), device=device)
+    table = normal(4096, 256)
+    product = 2.0 * math.prod(tall.shape) * wide.shape[1]
+    return Rates(
+        products=product / seconds(lambda: tall @ wide),
+        small_products=2.0 * math.prod(small.shape) * 64 / seconds(lambda: small @ small),
+        half_products=product / seconds(lambda: half_tall @ half_wide, repeats=3),
+        attention=pairs / seconds(lambda: F.scaled_dot_product_attention(query, query, query)),
+        moved=12.0 * flat.numel() / seconds(lambda: flat + flat),
+        unary=flat.numel() / seconds(lambda: F.gelu(flat)),
+        drawn=flat.numel() / seconds(lambda: flat.clone().uniform_()),
+        gathered=8.0 * index.numel() * 256 / seconds(lambda: table.index_select(0, index)),
+        sorted=flat.numel() / seconds(lambda: flat.argsort(), repeats=2),
+        call=seconds(lambda: [one + one for _ in range(100)]) / 100,
+    )
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "homespun"
+
+
+def _machine(device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}-{platform.machine()}"
+    words = f"{name}-{torch.get_num_threads()}-{torch.__version__}"
+    return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in words)
+
+
+def _read(file: Path) -> Rates | None:
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        return Rates(**{field.name: float(kept[field.name]) for field in fields(Rates)})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(file: Path, text: str) -> None:
+    """As a whole or not at all; a folder that cannot be written only means measuring again."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(stream.name, file)
+    except OSError:
+        return
