@@ -109,7 +109,8 @@ def sequential(counts: WordCounts, counting: Counting, factors: np.ndarray, numb
 
 def _both(part: np.ndarray, total: np.ndarray, counting: Counting) -> np.ndarray:
     """How often each word counts as standing in a part and in the rest, of ``total``."""
-    return np.minimum(np.minimum(part, total - part), counting.most)
+    both: np.ndarray = np.minimum(np.minimum(part, total - part), counting.most)
+    return both
 
 
 class Selection(Protocol):
