@@ -43,7 +43,7 @@ def infill(
     widths = np.ones(size, np.int64)
     widths[spans] = lengths
     begins = np.cumsum(widths) - widths  # of each piece of that line, in the text
-    filled = ids[np.minimum(begins, len(ids) - 1)]
+    filled: np.ndarray = ids[np.minimum(begins, len(ids) - 1)]
     filled[is_span] = mask_id
     return filled
 
