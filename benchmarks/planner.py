@@ -1,0 +1,132 @@
+"""Plans beside what they plan: memory and time of every architecture, predicted, probed and measured.
+
+Options: ``--only "NAME;NAME"``; ``--wall`` to time by the clock (on a quiet machine), else by the processor's time.
+
+Each case is a small recipe on made-up text. It is predicted from its config alone; then probed with micro-batches of a
+quarter and of half its size, in processes of their own; then measured at its own size, in a third. Nothing was fitted
+to any case: what a process takes beside its tensors and how fast the machine is come from a model of two layers of 128
+and from single operators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from typing import Any
+
+from homespun.config import validate
+from homespun.jobs.memory import run_probe
+from homespun.jobs.plan import plan
+from homespun.jobs.recipe import PretrainRecipe
+
+_MLM: dict[str, Any] = {"kind": "mlm"}
+_ELECTRA: dict[str, Any] = {"kind": "electra"}
+_SIZE = {
+    "vocab_size": 8000,
+    "hidden_size": 128,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def _with(attention: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return _SIZE | {"attention": attention} | changes
+
+
+# name: model, objective, tokens in a row, rows in a step
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
+    "full, mlm": (_SIZE, _MLM, 128, 32),
+    "full, electra": (_SIZE, _ELECTRA, 128, 32),
+    "full, clm": (_SIZE | {"causal": True}, {"kind": "clm"}, 128, 32),
+    "longformer": ({"preset": "longformer-mini"} | _SIZE, _MLM, 512, 8),
+    "bigbird": ({"preset": "bigbird-mini"} | _SIZE, _MLM, 512, 8),
+    "blockbert": ({"preset": "blockbert-mini"} | _SIZE, _MLM, 512, 8),
+    "reformer": ({"preset": "reformer-mini"} | _SIZE, _MLM, 512, 8),
+    "linformer": (_with({"kind": "linformer", "k": 64}), _MLM, 512, 8),
+    "performer": (_with({"kind": "performer"}), _MLM, 512, 8),
+    "deberta": ({"preset": "deberta-mini"} | _SIZE, _MLM, 128, 32),
+    "albert": ({"preset": "albert-mini"} | _SIZE, _MLM, 128, 32),
+    "reversible dilated": ({"preset": "reversible-dilated-bert-small"} | _SIZE, _ELECTRA, 128, 32),
+    "checkpointed": (_SIZE, _MLM, 128, 32),
+    "t5": (
+        {"preset": "t5-tiny", "encoder": {"vocab_size": 8000}},
+        {"kind": "span_corruption"},
+        128,
+        32,
+    ),
+}
+
+
+def recipe_of(name: str) -> PretrainRecipe:
+    """The recipe of a case."""
+    model, objective, length, rows = CASES[name]
+    train = {"batch_size": rows, "micro_batch_size": rows, "budget": {"steps": 10}}
+    tree = {"data": {"length": length}, "model": model, "objective": objective, "train": train}
+    tree["train"] = train | {"gradient_checkpointing": name == "checkpointed"}
+    return validate(PretrainRecipe, tree, source=name)
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """The cases, and the deviations over them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks planner")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--wall", action="store_true")
+    options = parser.parse_args(arguments)
+    clock = "wall" if options.wall else "process"
+    names = [part.strip() for part in options.only.split(";") if part.strip()] or list(CASES)
+    cases = []
+    for name in names:
+        cases.append(_case(name, clock))
+        print(_line(cases[-1]), file=sys.stderr, flush=True)
+    return {"cases": cases, "clock": clock, "deviations": _deviations(cases)}
+
+
+def _case(name: str, clock: str) -> dict[str, Any]:
+    recipe = recipe_of(name)
+    planned = plan(recipe, probe=True, clock=clock)
+    rows = planned["chosen"]["micro_batch_size"]
+    measured = run_probe({"recipe": recipe.model_dump(mode="json"), "rows": rows, "clock": clock})
+    seconds = measured["seconds"] + measured["update_seconds"]
+    return {
+        "case": name,
+        "rows": rows,
+        "length": recipe.data.length,
+        "parameters": planned["parameters"]["total"],
+        "flops_per_token": planned["flops_per_token"]["total"],
+        "memory": {
+            "predicted": planned["probe"]["peak_before"],
+            "probed": planned["memory"]["peak"],
+            "measured": measured["peak_bytes"],
+        },
+        "seconds": {
+            "predicted": planned["probe"]["seconds_per_step_before"],
+            "probed": planned["seconds_per_step"],
+            "measured": seconds,
+        },
+    }
+
+
+def _off(case: dict[str, Any], what: str, how: str) -> float:
+    return float(case[what][how] / case[what]["measured"] - 1.0)
+
+
+def _deviations(cases: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of each prediction from what was measured: the largest, and the median."""
+    found = {}
+    for what in ("memory", "seconds"):
+        for how in ("predicted", "probed"):
+            off = [abs(_off(case, what, how)) for case in cases]
+            found[f"{what}, {how}"] = {"largest": max(off), "median": statistics.median(off)}
+    return found
+
+
+def _line(case: dict[str, Any]) -> str:
+    """A row of the table in results/planner.md."""
+    memory = [f"{case['memory'][how] / 1e6:,.0f}" for how in ("predicted", "probed", "measured")]
+    seconds = [f"{case['seconds'][how]:.3f}" for how in ("predicted", "probed", "measured")]
+    off = [f"{100 * _off(case, what, how):+.0f} %" for what in ("memory", "seconds") for how in ("predicted", "probed")]
+    cells = [case["case"], f"{case['rows']} x {case['length']}", *memory, *off[:2], *seconds, *off[2:]]
+    return f"| {' | '.join(cells)} |"

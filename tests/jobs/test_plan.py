@@ -1,0 +1,88 @@
+"""A plan against the model that is built, and what it says of limits that make no sense."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from homespun.config import parse_bytes
+from homespun.errors import UserError
+from homespun.jobs import memory
+from homespun.jobs.plan import plan
+from homespun.jobs.recipe import PretrainRecipe, load_recipe
+from homespun.planning.rates import Rates
+
+RATES = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
+TINY = ["model.vocab_size=499", "data.length=31", "train.batch_size=4", "train.budget.steps=11", "train.budget.time="]
+
+
+@pytest.fixture(autouse=True)
+def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = memory.Machine(torch.device("cpu"), RATES)
+    monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
+
+
+def recipe(name: str = "electra-tiny", *changes: str) -> PretrainRecipe:
+    found = load_recipe(name, [*[change for change in TINY if not change.endswith("=")], *changes])
+    assert isinstance(found, PretrainRecipe)
+    return found
+
+
+def test_parameters_are_counted_exactly() -> None:
+    from homespun.jobs.pretrain import pretraining_work
+    from homespun.jobs.workload import made_up_corpus
+
+    given = recipe()
+    planned = plan(given)
+    with made_up_corpus(given) as corpus:
+        built = pretraining_work(given, corpus, None).workload.build()
+    assert planned["parameters"]["total"] == sum(p.numel() for p in built.parameters())
+    assert planned["memory"]["weights"] >= 4 * planned["parameters"]["total"]
+    assert planned["memory"]["optimizer"] >= 8 * planned["parameters"]["total"]
+    assert planned["memory"]["gradients"] == 4 * planned["parameters"]["total"]
+    assert planned["made_up_text"]
+
+
+def test_checkpointing_keeps_less_and_computes_more() -> None:
+    plain, again = (plan(recipe("electra-tiny", f"train.gradient_checkpointing={on}")) for on in ("false", "true"))
+    assert again["memory"]["activations"] < plain["memory"]["activations"]
+    assert again["flops_per_token"]["backward"] > plain["flops_per_token"]["backward"]
+
+
+def test_steps_and_tokens_of_a_budget() -> None:
+    planned = plan(recipe(), steps=23)
+    assert planned["expected"]["steps"] == 23
+    assert planned["expected"]["limit"] == "steps"
+    assert planned["expected"]["tokens"] == round(23 * 4 * planned["tokens_per_row"])
+
+
+def test_a_limit_that_nothing_fits_says_what_would() -> None:
+    with pytest.raises(UserError, match=r"nothing fits into 0\.01 GB.*at least 0\.\d\d GB"):
+        plan(recipe(), memory="10MB")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"memory": "lots"}, {"memory": "0GB"}, {"memory": "-3GB"}, {"time": "soon"}, {"tokens": "many"}, {"steps": "1.5"}],
+)
+def test_nonsense_names_the_option(limits: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"--{next(iter(limits))}"):
+        plan(recipe(), **limits)
+
+
+def test_a_recipe_that_cannot_be_built_says_why() -> None:
+    with pytest.raises(UserError, match="max_position_embeddings"):
+        plan(recipe("electra-tiny", "data.length=4096"))
+
+
+def test_a_fine_tuning_wants_its_model() -> None:
+    with pytest.raises(UserError, match="--from"):
+        plan(load_recipe("classify"))
+
+
+def test_sizes_of_memory() -> None:
+    assert parse_bytes("12GB") == 12 * 10**9
+    assert parse_bytes("8GiB") == 8 * 2**30
+    assert parse_bytes("1.5 MB") == 1_500_000
+    assert parse_bytes(4096) == 4096

@@ -1,0 +1,50 @@
+"""A shadow is held to the step itself: the same bytes, the same FLOPs, and no values."""
+
+import torch
+from torch import nn
+
+from homespun.planning.rates import flops
+from homespun.planning.trace import Shadow
+
+
+def test_bytes_are_those_of_the_tensors() -> None:
+    with Shadow() as shadow:
+        weights = torch.zeros(101, 103)
+        before = shadow.heap.live
+        sums = weights + weights
+        assert 4 * 101 * 103 <= shadow.heap.live - before < 4 * 101 * 103 + 64
+        view = sums.view(-1)
+        assert shadow.heap.live - before < 4 * 101 * 103 + 64
+        del sums, view
+        assert shadow.heap.live == before
+
+
+def test_whole_numbers_keep_their_values() -> None:
+    with Shadow():
+        places = torch.arange(7)
+        assert (places * 2).tolist() == [0, 2, 4, 6, 8, 10, 12]
+        assert bool((places[None] <= places[:, None]).any())
+        assert torch.zeros(3, 5)[torch.tensor([0, 2])].shape == (2, 5)
+
+
+def test_flops_are_counted_forward_and_backward() -> None:
+    with Shadow() as shadow:
+        layer = nn.Linear(13, 17)
+        values = torch.zeros(11, 13)
+        with shadow.span("forward"):
+            total = layer(values).sum()
+        with shadow.span("backward"):
+            total.backward()
+    forward, backward = (
+        sum(flops(operation) * count for operation, count in shadow.spans[name].operations.items())
+        for name in ("forward", "backward")
+    )
+    assert forward == 2 * 11 * 13 * 17
+    assert backward == 2 * 11 * 13 * 17  # of the weights alone: the values do not learn
+
+
+def test_no_memory_is_taken_for_what_is_large() -> None:
+    with Shadow() as shadow:
+        huge = torch.zeros(2**20, 2**20)
+        assert (huge @ huge).shape == (2**20, 2**20)
+    assert shadow.heap.peak_live >= 2 * 4 * 2**40
