@@ -63,7 +63,7 @@ def _measure(theirs: Any, ours: Any, beams: int, options: argparse.Namespace) ->
         written[who] = generate(**given, **more)
         return now() - start
 
-    contestants = {
+    contestants: dict[str, Callable[[], float]] = {
         "ours": lambda: turn("ours", ours.generate),
         "peer": lambda: turn("peer", theirs.generate, do_sample=False),
     }
@@ -72,7 +72,7 @@ def _measure(theirs: Any, ours: Any, beams: int, options: argparse.Namespace) ->
     seconds = by_turns(contestants, options.rounds)
     if not torch.equal(written["ours"], written["peer"]):
         raise RuntimeError("the two write different tokens, so their times say nothing of each other")
-    if len(written["ours"].unique()) < 3:
+    if len({*written["ours"].flatten().tolist()}) < 3:
         raise RuntimeError("all texts are one word again and again")
     return seconds
 
@@ -83,11 +83,14 @@ def _both(shape: str) -> tuple[Any, Any]:
 
     torch.manual_seed(0)
     if shape == "bart":
-        stacks = {f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _LAYERS.items()}
+        stacks: dict[str, Any] = {
+            f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in _LAYERS.items()
+        }
         theirs: Any = transformers.BartForConditionalGeneration(transformers.BartConfig(d_model=512, **stacks))
     else:
         sizes: dict[str, Any] = {"d_model": 512, "d_ff": 2048, "d_kv": 64, "num_layers": 6, "num_heads": 8}
-        theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+        sizes |= {"decoder_start_token_id": 0}
+        theirs = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes))
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if parameter.dim() == 1 and name.endswith("weight"):
