@@ -90,6 +90,14 @@ def test_a_run_of_steps_ends_annealed(tmp_path):
     assert rates[-1] == pytest.approx(0.01 * 0.01 / 0.9)
 
 
+def test_a_run_of_no_steps_leaves_the_weights_as_they_were_drawn(tmp_path):
+    trainer = make_trainer(tmp_path, train_config(budget=Budget(steps=0, time=60.0)))
+    before = {name: tensor.clone() for name, tensor in trainer.objective.state_dict().items()}
+    assert list(trainer) == []
+    after = trainer.objective.state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
 class Clock:
     """Time that passes only in forward passes and validations, and not evenly."""
 

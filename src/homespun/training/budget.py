@@ -57,6 +57,8 @@ class Limits:
         return progress.seconds * (1.0 - share) / share if share and progress.steps else None
 
     def _share(self, progress: Progress, *, ahead: float) -> float:
+        if not self.steps:
+            return 1.0
         tokens_per_step = progress.tokens / progress.steps if progress.steps else 0.0
         # time for the last validation is set aside; at most half, so that a slow validation leaves time to train
         seconds = self.seconds - min(progress.closing_seconds, 0.5 * self.seconds)

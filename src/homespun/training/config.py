@@ -27,7 +27,9 @@ class Budget(Config):
 
     time: Duration | None = Field(default=None, description="seconds, or 90s, 20m, 2h, 1h30m")
     tokens: Positive | None = Field(default=None, description="tokens seen, padding excluded; 10M, 1.5B")
-    steps: Positive | None = Field(default=None, description="optimizer steps")
+    steps: Annotated[Count, Field(ge=0)] | None = Field(
+        default=None, description="optimizer steps; 0 leaves a model as it was drawn"
+    )
     epochs: Annotated[float, Field(gt=0)] | None = Field(default=None, description="passes over the data; may be 0.5")
     memory: Bytes | None = Field(
         default=None, description="12GB, 8GiB: where no micro_batch_size is given, the largest that fits is planned"
