@@ -151,7 +151,7 @@ def _step_rate(corpus: Corpus, contestant: Contestant, options: argparse.Namespa
     documents, _ = corpus.split(0.02, 1)
     rows, collate = objective.rows(corpus, documents, length=options.length, seed=1), objective.collate(tokenizer)
     longest = np.argsort(rows.lengths)[::-1]
-    rates = []
+    rates: list[float] = []
     for number in range(1 + options.steps):
         some = longest[number * options.step_rows : (number + 1) * options.step_rows].tolist()
         batch = collate([rows[index] for index in some], [Draw(1, 0, index) for index in some])
