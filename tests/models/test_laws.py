@@ -130,7 +130,7 @@ def variants() -> dict[str, EncoderConfig]:
         configs[positions["kind"]] = EncoderConfig.model_validate(SIZES | {"positions": positions})
     configs |= {name: EncoderConfig.model_validate(SIZES | fields) for name, fields in SETTINGS.items()}
     for preset, fields in PRESETS.items():
-        if "encoder" in fields:  # of two stacks
+        if "encoder" in fields or fields.get("kind") == "recurrent":  # of two stacks; of no attention
             continue
         narrow: dict[str, Any] = {"embedding_size": 14} if fields.get("embedding_size", 0) else {}
         attention = fields.get("attention", {})

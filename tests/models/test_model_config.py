@@ -63,7 +63,9 @@ def test_presets_have_the_published_sizes(preset: str) -> None:
 def test_every_preset_is_a_config(preset: str) -> None:
     config = validate(ModelConfig, {"backbone": {"preset": preset}}, source="model")
     fields = PRESETS[preset]
-    assert config.backbone.hidden_size == fields.get("encoder", fields)["hidden_size"]
+    assert (
+        config.backbone.hidden_size == (fields.get("encoder", {}) | fields.get("decoder", {}) | fields)["hidden_size"]
+    )
     # written out, it no longer needs its preset
     assert validate(ModelConfig, config.model_dump(), source="model") == config
 

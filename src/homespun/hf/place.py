@@ -9,6 +9,7 @@ from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
 from homespun.models.config import ModelConfig
 from homespun.models.positions import LearnedPositionsConfig
+from homespun.models.recurrent import RecurrentConfig
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ def find_place(config: ModelConfig) -> tuple[Place | None, tuple[str, ...]]:
 
     A head that no class has is left out, and the backbone placed alone.
     """
+    stacks = [getattr(config.backbone, name, None) for name in ("encoder", "decoder")]
+    if any(isinstance(stack, RecurrentConfig) for stack in (config.backbone, *stacks)):
+        return None, ("no family of Hugging Face models is recurrent",)
     bare = _places(config.model_copy(update={"head": None}), FAMILIES)
     if not bare:
         return None, (f"no family of Hugging Face models has a backbone of kind {config.backbone.kind!r}",)

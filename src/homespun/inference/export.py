@@ -26,7 +26,7 @@ from homespun.errors import UserError
 from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
-from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.nn.attention import split_heads
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.blocked import Blocked
@@ -176,7 +176,7 @@ def _write(
     backbone = config.backbone
     batch = torch.export.Dim("batch")
     longest = {"": backbone.max_position_embeddings}
-    if not isinstance(backbone, EncoderConfig):
+    if isinstance(backbone, EncoderDecoderConfig):
         longest["decoder_"] = backbone.decoder.max_position_embeddings
     sizes = {
         # the longest of all is tried on the file: for torch.export, a table cut to its own length is another graph

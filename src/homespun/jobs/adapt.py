@@ -27,6 +27,7 @@ from homespun.models.backbone import Backbone, Encoder, EncoderDecoder, Model
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import Stored
 from homespun.models.stretch import Origins, carry, changed_stacks
 from homespun.objectives.electra import ElectraObjective
@@ -277,7 +278,7 @@ def _moved(begin: Start, after: Backbone, held_out: Rows) -> list[Tree]:
     return told
 
 
-def _reading(backbone: BackboneConfig) -> EncoderConfig:
+def _reading(backbone: BackboneConfig) -> EncoderConfig | RecurrentConfig:
     """The stack that reads a text: where a decoder writes of it, its encoder."""
     return backbone.encoder if isinstance(backbone, EncoderDecoderConfig) else backbone
 

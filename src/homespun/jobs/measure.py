@@ -11,7 +11,7 @@ import torch
 
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.store import Stored
 from homespun.training.devices import Place
 from homespun.training.memory import PeakMemory
@@ -80,6 +80,6 @@ def _use(stored: Stored, length: int, batch_size: int, device: torch.device) -> 
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=draw).to(device)
     used = stored.model if stored.labels is not None else stored.model.backbone
-    if isinstance(stored.config.backbone, EncoderConfig):
-        return lambda: used(tokens)
-    return lambda: used(tokens, decoder_input_ids=tokens)
+    if isinstance(stored.config.backbone, EncoderDecoderConfig):
+        return lambda: used(tokens, decoder_input_ids=tokens)
+    return lambda: used(tokens)

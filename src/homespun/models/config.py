@@ -16,6 +16,7 @@ from homespun.models.encoder import EncoderConfig, initialise, with_preset
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
 from homespun.models.last_layers import LastLayers, LastLayersHeadConfig
+from homespun.models.recurrent import RecurrentConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.models.token_heads import TokenTaskHeadConfig
 from homespun.nn.feedforward import ACTIVATIONS
@@ -28,7 +29,9 @@ def _kind_of_backbone(tree: Any) -> Any:
 
 
 BackboneConfig = Annotated[
-    EncoderConfig | EncoderDecoderConfig, Field(discriminator="kind"), BeforeValidator(_kind_of_backbone)
+    EncoderConfig | EncoderDecoderConfig | RecurrentConfig,
+    Field(discriminator="kind"),
+    BeforeValidator(_kind_of_backbone),
 ]
 
 
@@ -86,12 +89,25 @@ class ModelConfig(Config):
     head: HeadConfig | None = None
 
     def one_stack(self, use: str) -> EncoderConfig:
-        """The backbone, where ``use`` can do with one stack only.
+        """The backbone, where ``use`` can do with one stack of attention only.
+
+        Raises:
+            UserError: it is an encoder with a decoder, or recurrent.
+        """
+        stack = self.one_text(use)
+        if isinstance(stack, RecurrentConfig):
+            raise UserError(
+                f"{use} works on layers of attention, and this model is recurrent; take a preset of another"
+            )
+        return stack
+
+    def one_text(self, use: str) -> EncoderConfig | RecurrentConfig:
+        """The backbone, where ``use`` can do with one stack only, of whatever layers.
 
         Raises:
             UserError: it is an encoder with a decoder.
         """
-        if not isinstance(self.backbone, EncoderConfig):
+        if isinstance(self.backbone, EncoderDecoderConfig):
             raise UserError(f"{use} works on one stack, and this model is an encoder with a decoder; take one of them")
         return self.backbone
 

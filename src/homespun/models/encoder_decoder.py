@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from homespun.config import Config
 from homespun.errors import UserError
@@ -14,22 +14,33 @@ from homespun.models.encoder import EncoderConfig, initialise, name_presets, wit
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import PositionsConfig
 from homespun.models.prophet import PredictingStreams
+from homespun.models.recurrent import AdditiveAttentionConfig, NoAttentionConfig, RecurrentConfig
 
-_OWN = ("kind", "attention", "causal")  # what a decoder does not take over from its encoder
+# what a decoder does not take over from its encoder, of what both have
+_OWN = ("kind", "attention", "causal", "bidirectional")
+_STACKS: dict[str, type[EncoderConfig | RecurrentConfig]] = {"encoder": EncoderConfig, "recurrent": RecurrentConfig}
 TokenId = Annotated[int, Field(ge=0)]
+
+
+def _kind_of_stack(tree: Any) -> Any:
+    tree = with_preset(tree)
+    return {"kind": "encoder"} | tree if isinstance(tree, dict) else tree
+
+
+StackConfig = Annotated[EncoderConfig | RecurrentConfig, Field(discriminator="kind"), BeforeValidator(_kind_of_stack)]
 
 
 class EncoderDecoderConfig(Config):
     """Two stacks over the same word embeddings. ``decoder`` is what is not the same as in ``encoder``.
 
     The decoder is causal and its attention full, unless it says so otherwise; each of its layers looks at the encoder's
-    vectors besides. Any attention may stand in either (LED: Longformer's in the encoder).
+    vectors besides. Any attention may stand in either (LED: Longformer's in the encoder), and either may be recurrent.
     """
 
     model_config = ConfigDict(json_schema_extra=name_presets)
     kind: Literal["encoder_decoder"] = "encoder_decoder"
-    encoder: EncoderConfig = EncoderConfig()
-    decoder: EncoderConfig = EncoderConfig(causal=True)
+    encoder: StackConfig = EncoderConfig()
+    decoder: StackConfig = EncoderConfig(causal=True)
     decoder_start_token_id: int = Field(default=0, ge=0, description="what stands before the first token to write")
     bos_token_id: TokenId | None = Field(default=None, description="begins a text, where its family says so")
     eos_token_id: TokenId | None = Field(default=None, description="ends a text, where its family says so")
@@ -50,16 +61,24 @@ class EncoderDecoderConfig(Config):
         if not isinstance(tree, dict):
             return tree
         encoder, decoder = (tree.get(name, {}) for name in ("encoder", "decoder"))
-        if not isinstance(encoder, (dict, EncoderConfig)) or not isinstance(decoder, dict):
+        if not isinstance(encoder, (dict, EncoderConfig, RecurrentConfig)) or not isinstance(decoder, dict):
             return tree
-        given = EncoderConfig.model_validate(encoder)
-        taken = {name: value for name, value in given.model_dump().items() if name not in _OWN}
+        if isinstance(encoder, dict):
+            encoder = _kind_of_stack(encoder)
+            if encoder["kind"] not in _STACKS:
+                return tree  # which says what there is
+            encoder = _STACKS[encoder["kind"]].model_validate(encoder)
+        decoder = {"kind": encoder.kind} | with_preset(decoder)
+        its = _STACKS[decoder["kind"]].model_fields if decoder["kind"] in _STACKS else {}
+        taken = {name: value for name, value in encoder.model_dump().items() if name in its and name not in _OWN}
         own = {"causal": True} | ({"attention": {"kind": "ngram"}} if tree.get("ngram") else {})
-        return tree | {"encoder": given, "decoder": taken | own | decoder}
+        return tree | {"encoder": encoder, "decoder": taken | (own if "causal" in its else {}) | decoder}
 
     @model_validator(mode="after")
     def _fits(self) -> EncoderDecoderConfig:
-        if not self.decoder.causal or self.encoder.causal:
+        if isinstance(self.decoder, RecurrentConfig) and self.decoder.bidirectional:
+            raise ValueError("a decoder writes from left to right; set `bidirectional` in the encoder alone")
+        if not self.decoder.causal or (self.encoder.causal and isinstance(self.encoder, EncoderConfig)):
             raise ValueError("a decoder is causal and its encoder is not; leave `causal` out of both")
         if self.ngram and self.decoder.attention.kind != "ngram":
             raise ValueError(
@@ -128,7 +147,7 @@ class EncoderDecoderConfig(Config):
         return self.encoder.num_attention_heads
 
     @property
-    def attention(self) -> AttentionConfig:
+    def attention(self) -> AttentionConfig | AdditiveAttentionConfig | NoAttentionConfig:
         """The encoder's."""
         return self.encoder.attention
 

@@ -21,6 +21,7 @@ from homespun.models.backbone import Model
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import Stored, weights_of
 from homespun.text.extend import NewWords
 
@@ -97,7 +98,7 @@ def carried(stored: Stored, changes: Mapping[str, Any]) -> tuple[Stored, Origins
     Raises:
         UserError: see `changed_backbone` and `carry`.
     """
-    backbone = changed_backbone(stored.config.one_stack("stretching a checkpoint"), changes)
+    backbone = changed_backbone(stored.config.one_text("stretching a checkpoint"), changes)
     config = stored.config.model_copy(update={"backbone": backbone})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(backbone.seed)
@@ -117,7 +118,7 @@ def changed_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> Back
     """
     if not isinstance(backbone, EncoderDecoderConfig):
         return changed_backbone(backbone, changes)
-    stacks = {"encoder": backbone.encoder, "decoder": backbone.decoder}
+    stacks: dict[str, EncoderConfig | RecurrentConfig] = {"encoder": backbone.encoder, "decoder": backbone.decoder}
     for name, of_stack in changes.items():
         if name not in stacks or not isinstance(of_stack, Mapping):
             raise UserError(
@@ -128,7 +129,9 @@ def changed_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> Back
     return backbone.model_copy(update=stacks)
 
 
-def changed_backbone(backbone: EncoderConfig, changes: Mapping[str, Any]) -> EncoderConfig:
+def changed_backbone(
+    backbone: EncoderConfig | RecurrentConfig, changes: Mapping[str, Any]
+) -> EncoderConfig | RecurrentConfig:
     """The config with ``changes``. Settings of an attention of the same kind are changed singly.
 
     Raises:
@@ -140,6 +143,12 @@ def changed_backbone(backbone: EncoderConfig, changes: Mapping[str, Any]) -> Enc
             f"model.{wrong[0]} cannot be set beside a checkpoint, whose weights decide it{known}; "
             f"these can: {', '.join(CHANGEABLE)}"
         )
+    if isinstance(backbone, RecurrentConfig):
+        if wrong := [name for name in changes if name not in RecurrentConfig.model_fields or name == "attention"]:
+            raise UserError(
+                f"model.{wrong[0]} is of layers of attention, and this checkpoint is recurrent; leave it out"
+            )
+        return validate(RecurrentConfig, backbone.model_dump() | dict(changes), source="model")
     tree = backbone.model_dump()
     given = {name: value.model_dump() if isinstance(value, Config) else value for name, value in changes.items()}
     attention = given.get("attention")
@@ -215,7 +224,9 @@ def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords 
     return Origins(tuple(copied), changed, tuple(fresh), tuple(left), tuple(chain(*layers.values())))
 
 
-def _pairs_of_stacks(before: ModelConfig, after: ModelConfig) -> dict[str, tuple[EncoderConfig, EncoderConfig]]:
+def _pairs_of_stacks(
+    before: ModelConfig, after: ModelConfig
+) -> dict[str, tuple[EncoderConfig | RecurrentConfig, EncoderConfig | RecurrentConfig]]:
     """The stacks of both models, by what the names of their tensors begin with."""
     first, second = before.backbone, after.backbone
     if isinstance(first, EncoderDecoderConfig) and isinstance(second, EncoderDecoderConfig):
@@ -224,7 +235,7 @@ def _pairs_of_stacks(before: ModelConfig, after: ModelConfig) -> dict[str, tuple
             "backbone.decoder.": (first.decoder, second.decoder),
         }
     use = "going on from a checkpoint of one stack"
-    return {"backbone.": (before.one_stack(use), after.one_stack(use))}
+    return {"backbone.": (before.one_text(use), after.one_text(use))}
 
 
 def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) -> str | None:
@@ -239,7 +250,11 @@ def _origin(name: str, source: Mapping[str, Tensor], layers: tuple[int, ...]) ->
 
 
 def _fitted(
-    name: str, tensor: Tensor, shape: torch.Size, before: EncoderConfig, words: NewWords | None
+    name: str,
+    tensor: Tensor,
+    shape: torch.Size,
+    before: EncoderConfig | RecurrentConfig,
+    words: NewWords | None,
 ) -> tuple[Tensor, str]:
     """The tensor in its new shape where that can be had, and how; other shapes are left as they are."""
     if _WORDS.fullmatch(name) and words is not None and words.pieces and len(tensor) == before.vocab_size:

@@ -1,4 +1,7 @@
-"""What a decoder need not compute again while it writes: keys and values of the tokens before, and of the source."""
+"""What a decoder need not compute again while it writes: keys and values of the tokens before, and of the source.
+
+Of a recurrent layer it is the state after the tokens before, which is all that the layer knows of them.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,7 @@ class Cache:
         self.length = 0
         self._past: dict[Hashable, _Written] = {}
         self._source: dict[Hashable, tuple[Tensor, Tensor]] = {}
+        self._states: dict[Hashable, tuple[Tensor, ...]] = {}
         self._uses: Counter[nn.Module] = Counter()
 
     def begin(self) -> None:
@@ -62,6 +66,14 @@ class Cache:
             self._source[owner] = build()
         return self._source[owner]
 
+    def state(self, owner: nn.Module) -> tuple[Tensor, ...] | None:
+        """The state that a recurrent layer goes on from, each part (batch, size); None: the text begins."""
+        return self._states.get(owner)
+
+    def keep_state(self, owner: nn.Module, state: tuple[Tensor, ...]) -> None:
+        """The state of a recurrent layer after the new tokens, in place of the one before them."""
+        self._states[owner] = tuple(part.detach() for part in state)
+
     def branch(self, rows: Tensor) -> Cache:
         """A cache that goes on from these rows of this one, (new batch,) int64; this one stays as it is."""
         cache = Cache()
@@ -70,6 +82,7 @@ class Cache:
             cache._past[owner] = _Written(past.buffer.index_select(1, rows), past.length)
         for place, (key, value) in self._source.items():
             cache._source[place] = key.index_select(0, rows), value.index_select(0, rows)
+        cache._states = self._chosen(rows)
         return cache
 
     def reorder(self, rows: Tensor) -> None:
@@ -84,6 +97,7 @@ class Cache:
         What is of the source stays: the beams of a text, which stand beside each other, look at the same one. Of as
         many rows as there are, only those are copied that come from another place.
         """
+        self._states = self._chosen(rows)
         for past in self._past.values():
             if len(rows) != past.buffer.shape[1]:
                 past.buffer = past.buffer.index_select(1, rows)
@@ -92,6 +106,9 @@ class Cache:
             if len(moved):
                 written = past.buffer[:, :, :, : past.length]
                 written[:, moved] = written.index_select(1, rows[moved])
+
+    def _chosen(self, rows: Tensor) -> dict[Hashable, tuple[Tensor, ...]]:
+        return {owner: tuple(part.index_select(0, rows) for part in state) for owner, state in self._states.items()}
 
 
 @dataclass

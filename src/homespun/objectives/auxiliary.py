@@ -54,7 +54,7 @@ class AuxiliaryLM(nn.Module):
         Raises:
             UserError: its tokens see later ones, which they would be asked for.
         """
-        if not config.one_stack("auxiliary_lm").causal:
+        if not config.one_text("auxiliary_lm").causal:
             raise UserError(
                 "auxiliary_lm asks each token for the next one, which tokens of this model see; take a causal model, "
                 "or set objective.auxiliary_lm=0"

@@ -19,6 +19,7 @@ from homespun.errors import UserError
 from homespun.models.backbone import Model
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.heads import CausalLMHead
+from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.masked import at
 from homespun.text.tokenizer import Tokenizer
 
@@ -75,10 +76,10 @@ class CausalLM(Config):
         Raises:
             UserError: the backbone lets tokens see later ones.
         """
-        if not model.one_stack("objective clm").causal:
-            raise UserError(
-                "objective clm needs a causal model, or tokens would see their labels; set model.causal=true"
-            )
+        stack = model.one_text("objective clm")
+        if not stack.causal:
+            way_out = "model.bidirectional=false" if isinstance(stack, RecurrentConfig) else "model.causal=true"
+            raise UserError(f"objective clm needs a causal model, or tokens would see their labels; set {way_out}")
         own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
         config = ModelConfig(backbone=model.backbone, head=own or CausalLMHeadConfig())
         return CausalLMObjective(config.build(), config)

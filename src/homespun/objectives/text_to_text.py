@@ -24,7 +24,8 @@ from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder, EncoderDecoder, Model
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
-from homespun.models.encoder import EncoderConfig, initialise
+from homespun.models.encoder import initialise
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead
 from homespun.objectives.masked import at
 from homespun.objectives.seq2seq import teacher_forced
@@ -92,9 +93,9 @@ class TextToText(Config):
     def collate(self, config: ModelConfig) -> Collate:
         """The data side."""
         backbone = config.backbone
-        if isinstance(backbone, EncoderConfig):
-            return Continued(backbone.pad_token_id)
-        return Forced(backbone.pad_token_id, backbone.decoder_start_token_id)
+        if isinstance(backbone, EncoderDecoderConfig):
+            return Forced(backbone.pad_token_id, backbone.decoder_start_token_id)
+        return Continued(backbone.pad_token_id)
 
     def build(self, model: Model, config: ModelConfig) -> TextToTextObjective:
         """``model``, which is taken over, not copied, under its language model's head or a new one; ``config`` is its.
@@ -103,13 +104,14 @@ class TextToText(Config):
             UserError: the model cannot write, or there is no encoder to be frozen.
         """
         backbone = config.backbone
-        if isinstance(backbone, EncoderConfig) and not backbone.causal:
+        one_stack = not isinstance(backbone, EncoderDecoderConfig)
+        if one_stack and not backbone.causal:
             raise UserError(
                 "objective text_to_text needs a model that writes, an encoder with a decoder or a causal stack, and "
                 "this one is an encoder alone; start from one such as bart-mini, t5-mini or gpt2-mini, or classify "
                 "with `homespun finetune classify`"
             )
-        if isinstance(backbone, EncoderConfig) and self.frozen_encoder:
+        if one_stack and self.frozen_encoder:
             raise UserError("frozen_encoder=true, but a causal stack has no encoder of its own; leave it out")
         if not isinstance(config.head, CausalLMHeadConfig):
             own = CausalLMHeadConfig()

@@ -12,6 +12,7 @@ from homespun.hf.families.bert import question_answering
 from homespun.hf.families.big_bird import block_notes, read_blocks, write_blocks
 from homespun.hf.families.pegasus import STACK
 from homespun.hf.family import Family, headless
+from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
 _LAYER, _OWN = "model.encoder.layers.{i}", "backbone.layers.{i}.attention"
@@ -22,7 +23,8 @@ def _read(settings: Tree, kind: str | None) -> Tree:
 
 
 def _graph(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
-    return block_notes(backbone.encoder.attention)
+    stack = backbone.encoder
+    return block_notes(stack.attention) if isinstance(stack, EncoderConfig) else ()
 
 
 BIGBIRD_PEGASUS = Family(

@@ -151,7 +151,8 @@ def _write_stack(stack: EncoderConfig) -> Tree:
 
 
 def _stacks(backbone: EncoderConfig | EncoderDecoderConfig) -> tuple[EncoderConfig, ...]:
-    return (backbone,) if isinstance(backbone, EncoderConfig) else (backbone.encoder, backbone.decoder)
+    stacks = (backbone,) if isinstance(backbone, EncoderConfig) else (backbone.encoder, backbone.decoder)
+    return tuple(stack for stack in stacks if isinstance(stack, EncoderConfig))
 
 
 def _notes(backbone: EncoderConfig | EncoderDecoderConfig) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.jobs.tasks.files import files_of, paths
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
 from homespun.models.backbone import Model
-from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.sequence_heads import FeedForwardHeadConfig, LinearHeadConfig, PooledHeadConfig
 from homespun.models.store import Stored
 from homespun.objectives.supervised import Classification
@@ -102,7 +102,8 @@ class LabelledData(Config):
                 f"longer texts with data.long_inputs.kind=chunk_mean"
             )
         backbone = stored.config.backbone
-        if isinstance(backbone, EncoderConfig) and backbone.causal and isinstance(objective.head, _READ_THE_FIRST):
+        onwards = not isinstance(backbone, EncoderDecoderConfig) and backbone.causal
+        if onwards and isinstance(objective.head, _READ_THE_FIRST):
             raise UserError(
                 f"head {objective.head.kind} reads the first token, which in a causal model has seen no other; set "
                 f"objective.head.kind=last, or mean"

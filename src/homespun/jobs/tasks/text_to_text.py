@@ -23,7 +23,7 @@ from homespun.jobs.tasks.files import files_of, paths
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
 from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
-from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.store import Stored
 from homespun.objectives.text_to_text import TextToText
 from homespun.text.tokenizer import Tokenizer
@@ -164,7 +164,7 @@ class TextPairsData(Config):
 
     def _check_room(self, config: ModelConfig) -> None:
         backbone = config.backbone
-        if isinstance(backbone, EncoderConfig):
+        if not isinstance(backbone, EncoderDecoderConfig):
             needed, limit = self.source_length + self.target_length, backbone.max_position_embeddings
             if needed > limit:
                 raise UserError(
@@ -218,10 +218,10 @@ class TextToTextTask:
         self.data = data
         self.tokenizer: Tokenizer = stored.tokenizer
         backbone = stored.config.backbone
-        if isinstance(backbone, EncoderConfig):
-            self.frame = Frame.of_one_stack(self.tokenizer, data.separator)
-        else:
+        if isinstance(backbone, EncoderDecoderConfig):
             self.frame = Frame.of_two_stacks(self.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id)
+        else:
+            self.frame = Frame.of_one_stack(self.tokenizer, data.separator)
         self._rouge = Rouge()
 
     def strata(self, examples: Sequence[TextPair]) -> NDArray[np.int64]:

@@ -7,5 +7,6 @@ from typing import Any
 from homespun.models.presets.decoders import DECODERS
 from homespun.models.presets.encoder_decoders import ENCODER_DECODERS
 from homespun.models.presets.encoders import ENCODERS
+from homespun.models.presets.recurrent import RECURRENT
 
-PRESETS: dict[str, dict[str, Any]] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS}
+PRESETS: dict[str, dict[str, Any]] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT}

@@ -1,0 +1,177 @@
+"""The config of a recurrent stack: RNN, LSTM, GRU, in one direction or in both; alone, or a side of two stacks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+from torch import nn
+
+from homespun.config import Config
+from homespun.errors import UserError
+from homespun.models.backbone import Encoder
+from homespun.models.embeddings import Embeddings
+from homespun.models.encoder import initialise, name_presets, with_preset
+from homespun.models.generation.settings import SpecialTokens
+from homespun.models.positions import NoPositionsConfig
+from homespun.nn.additive_attention import AlignedLayer
+from homespun.nn.positions import NoPositions
+from homespun.nn.recurrent import STATES, Bridge, RecurrentLayer
+from homespun.nn.residual import OneStream
+
+
+class AdditiveAttentionConfig(Config):
+    """The first layer looks at the source before every token, through an alignment model (Bahdanau et al. 2015)."""
+
+    kind: Literal["additive"] = "additive"
+    separates_documents: ClassVar[bool] = True
+
+
+class NoAttentionConfig(Config):
+    """What has been read is in the first state alone (Sutskever et al. 2014; Cho et al. 2014)."""
+
+    kind: Literal["none"] = "none"
+    separates_documents: ClassVar[bool] = True
+
+
+class RecurrentConfig(Config):
+    """One stack of recurrent layers, the first of which reads the embeddings as wide as they are.
+
+    In one direction it is causal, and a language model may stand on it; in both it is an encoder. As a decoder it
+    begins from what its source's first and last vectors say, and ``attention`` is how it looks at the source besides.
+    Documents that are packed into a row are kept apart: the state begins anew at each.
+    """
+
+    model_config = ConfigDict(json_schema_extra=name_presets)
+    kind: Literal["recurrent"] = "recurrent"
+    cell: Literal["rnn", "lstm", "gru"] = Field(default="lstm", description="rnn: Elman's, with tanh")
+    vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
+    pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
+    hidden_size: int = Field(default=256, ge=1, description="width of what a layer gives; of two directions half each")
+    embedding_size: int = Field(default=0, ge=0, description="width of the embeddings; 0: hidden_size")
+    num_hidden_layers: int = Field(default=2, ge=1)
+    bidirectional: bool = Field(default=False, description="read from the end too: an encoder, no language model")
+    attention: Annotated[AdditiveAttentionConfig | NoAttentionConfig, Field(discriminator="kind")] = Field(
+        default=AdditiveAttentionConfig(), description="of a decoder: how it looks at what is read"
+    )
+    hidden_dropout_prob: float = Field(
+        default=0.1, ge=0, lt=1, description="after the embeddings and after each layer, never from token to token"
+    )
+    type_vocab_size: int = Field(default=0, ge=0, description="segments; 0: none")
+    max_position_embeddings: int = Field(
+        default=65_536, ge=1, description="longest text it is given; its layers have no limit, so raise it at will"
+    )
+    initializer_range: float = Field(default=0.05, gt=0, description="of the embeddings; networks are drawn by width")
+    layer_norm_eps: float = Field(default=1e-12, gt=0, description="of heads that have a norm")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, tree: Any) -> Any:
+        return with_preset(tree)
+
+    @model_validator(mode="after")
+    def _halves(self) -> RecurrentConfig:
+        if self.bidirectional and self.hidden_size % 2:
+            raise ValueError(f"hidden_size={self.hidden_size} is for two directions, half each; give an even number")
+        return self
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token knows of a later one."""
+        return not self.bidirectional
+
+    @property
+    def positions(self) -> NoPositionsConfig:
+        """None are told: a state goes from left to right."""
+        return NoPositionsConfig()
+
+    @property
+    def own_layers(self) -> int:
+        """Layers with weights of their own: all."""
+        return self.num_hidden_layers
+
+    @property
+    def num_attention_heads(self) -> int:
+        """Of an additive attention, which has one."""
+        return 1
+
+    @property
+    def seed(self) -> int:
+        """Of what is drawn once: nothing is."""
+        return 0
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What writing depends on; what ends a text is the tokenizer's matter."""
+        return SpecialTokens(pad_token_id=self.pad_token_id)
+
+    def with_tokens(self, vocab_size: int, pad_token_id: int) -> RecurrentConfig:
+        """The same for another vocabulary."""
+        return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
+
+    def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings:
+        """The embeddings alone. ``words``: those of another stack, to share them."""
+        size = self.embedding_size or self.hidden_size
+        return Embeddings(
+            self.vocab_size,
+            size,
+            positions=NoPositions(self.max_position_embeddings),
+            norm=nn.Identity(),
+            type_vocab_size=self.type_vocab_size,
+            dropout=self.hidden_dropout_prob,
+            pad_token_id=self.pad_token_id,
+            words=words,
+        )
+
+    def build(self, embeddings: Embeddings | None = None, *, source_size: int = 0) -> Encoder:
+        """The stack: embeddings normal with ``initializer_range``, networks uniform in ``1 / sqrt(width)``.
+
+        Args:
+            embeddings: those of another model, to share them.
+            source_size: width of the vectors of what is read, for a decoder; 0: there are none.
+
+        Raises:
+            UserError: the vocabulary is empty, or the padding token is not in it.
+        """
+        if not self.vocab_size:
+            raise UserError("vocab_size is 0: give the size of the tokenizer's vocabulary")
+        if self.pad_token_id >= self.vocab_size:
+            raise UserError(
+                f"pad_token_id={self.pad_token_id} is not in a vocabulary of vocab_size={self.vocab_size}; "
+                f"give the tokenizer's own"
+            )
+        given = embeddings
+        embeddings = self.build_embeddings() if embeddings is None else embeddings
+        layers = [
+            self._layer(number, embeddings.embedding_size, source_size) for number in range(self.num_hidden_layers)
+        ]
+        stack = Encoder(
+            embeddings,
+            layers,
+            input_size=embeddings.embedding_size,
+            streams=OneStream(),
+            final_norm=nn.Identity(),
+            layer_norm_eps=self.layer_norm_eps,
+            causal=self.causal,
+        )
+        stack.hidden_size = self.hidden_size  # the first layer changes the width, so nothing has to before it
+        shared = set() if given is None else {given.words} if source_size else set(given.modules())
+        initialise((m for m in stack.embeddings.modules() if m not in shared), self.initializer_range)
+        return stack
+
+    def _layer(self, number: int, embedding_size: int, source_size: int) -> nn.Module:
+        size, dropout = self.hidden_size, self.hidden_dropout_prob
+        width = size if number else embedding_size
+        if source_size and self.attention.kind == "additive" and not number:
+            return AlignedLayer(width, size, source_size, cell=self.cell, dropout=dropout)
+        bridge = Bridge(source_size, size, states=STATES[self.cell]) if source_size else None
+        layer = RecurrentLayer(
+            width, size, cell=self.cell, bidirectional=self.bidirectional, dropout=dropout, bridge=bridge
+        )
+        for name, parameter in layer.network.named_parameters():
+            if self.cell == "lstm" and name.startswith("bias_ih"):  # its gates come as input, forget, cell, output
+                nn.init.constant_(parameter[len(parameter) // 4 : len(parameter) // 2], _REMEMBERING)
+        return layer
+
+
+_REMEMBERING = 1.0  # of the gate that forgets: at first nothing much is (Jozefowicz et al. 2015, section 2.3)

@@ -1,0 +1,191 @@
+"""Recurrent layers: a state that goes from token to token, under the same mask as attention.
+
+A layer is given ``(hidden, mask)`` and gives ``hidden``, as every layer of a stack. What it knows of earlier tokens is
+not a table of keys but its state: with a `Cache` it begins from the state there, and leaves the one after its last
+token, through which no gradient goes back. That is how a text is written token by token, and how a language model is
+taught over a long stream by pieces (truncated back-propagation through time, Williams and Peng 1990).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from homespun.nn.dropout import Dropout
+from homespun.nn.masks import Mask, Source
+
+CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+"""Elman's network with tanh (1990), long short-term memory (Hochreiter and Schmidhuber 1997), gated recurrent units
+(Cho et al. 2014)."""
+STATES = {"rnn": 1, "lstm": 2, "gru": 1}
+"""Vectors that a cell hands on: of an LSTM its output and its memory."""
+
+State = tuple[Tensor, ...]
+
+
+class Bridge(nn.Module):
+    """The first state of a decoder, from what it reads: ``tanh(W [first; last])`` of the source's real vectors.
+
+    Of a network in both directions these hold all that each has read (Sutskever et al. 2014; Bahdanau et al. 2015,
+    appendix A.2.2, take the first alone).
+    """
+
+    def __init__(self, source_size: int, size: int, *, states: int) -> None:
+        super().__init__()
+        self.states = states
+        self.linear = nn.Linear(2 * source_size, states * size)
+
+    def forward(self, source: Source, rows: int) -> State:
+        """-> ``states`` tensors (rows, size). Of more rows than texts, those of a text stand beside each other."""
+        hidden, keep = source.hidden, source.mask.keep
+        texts = torch.arange(len(hidden), device=hidden.device)
+        if keep is None:
+            first, last = hidden[:, 0], hidden[:, -1]
+        else:
+            places = torch.arange(keep.shape[1], device=keep.device)
+            last = hidden[texts, torch.where(keep, places, 0).amax(1)]
+            first = hidden[texts, keep.int().argmax(1)]
+        state: Tensor = torch.tanh(self.linear(torch.cat([first, last], dim=-1)))
+        if rows != len(state):
+            state = state.repeat_interleave(rows // len(state), 0)
+        return state.chunk(self.states, dim=-1)
+
+
+class RecurrentLayer(nn.Module):
+    """One layer of an RNN, an LSTM or a GRU, in one direction or in both, and dropout.
+
+    Padding is never read: where a row has some before or between its tokens, where documents are packed into it, or
+    where it is read from its end, the tokens of each text are packed (`torch.nn.utils.rnn.PackedSequence`). What stands
+    at the places of padding is zero.
+
+    Args:
+        input_size: width of what enters.
+        size: width of what comes out; each of two directions has half of it.
+        cell: see `CELLS`.
+        bidirectional: the text is read from its end too.
+        dropout: after the layer (Zaremba et al. 2014: never from one token to the next).
+        bridge: makes the first state of a decoder from its source.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        size: int,
+        *,
+        cell: str,
+        bidirectional: bool,
+        dropout: float,
+        bridge: Bridge | None = None,
+    ) -> None:
+        super().__init__()
+        directions = 1 + bidirectional
+        self.size, self.states, self.bidirectional = size, STATES[cell], bidirectional
+        self.network = CELLS[cell](input_size, size // directions, batch_first=True, bidirectional=bidirectional)
+        self.dropout = Dropout(dropout)
+        self.bridge = bridge
+
+    def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
+        """(batch, seq, input) -> (batch, seq, size)."""
+        before = self._before(mask, len(hidden))
+        seq = hidden.shape[1]
+        keep = None if mask.keep is None else mask.keep[:, -seq:]  # that of a cache has the tokens before too
+        plan = mask.once(("packing", seq), lambda: _plan(keep, mask, read_back=self.bidirectional))
+        if plan is None:
+            vectors, after = self._run(hidden, before)
+        else:
+            vectors, after = plan.run(self._run, hidden, before)
+        if keep is not None and plan is None:
+            vectors = vectors.masked_fill(~keep[..., None], 0.0)
+        if mask.cache is not None:
+            mask.cache.keep_state(self, after)
+        dropped: Tensor = self.dropout(vectors)
+        return dropped
+
+    def _before(self, mask: Mask, rows: int) -> State | None:
+        known = None if mask.cache is None else mask.cache.state(self)
+        if known is None and self.bridge is not None and mask.source is not None:
+            first: State = self.bridge(mask.source, rows)
+            return first
+        return known
+
+    def _run(self, inputs: Tensor | PackedSequence, state: State | None) -> tuple[Tensor, State]:
+        """The network as it is; a state is (rows, size) here, which two directions never go on from."""
+        given = None
+        if state is not None:
+            parts = tuple(part.unsqueeze(0).contiguous() for part in state)
+            given = parts if self.states == 2 else parts[0]
+        outputs, after = self.network(inputs, given)
+        vectors = outputs.data if isinstance(outputs, PackedSequence) else outputs
+        ends = after if self.states == 2 else (after,)
+        return vectors, tuple(end[-1] for end in ends)
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Where the tokens of each text stand, in the order in which a network reads packed texts: all firsts come first.
+
+    Args:
+        places: (tokens,) int64 into batch * seq.
+        batch_sizes: (longest,) int64 on the CPU: texts that have a first token, a second one ...
+        rows: (texts,) int64: the row of each text, the longest text first.
+    """
+
+    places: Tensor
+    batch_sizes: Tensor
+    rows: Tensor
+
+    def run(
+        self,
+        network: Callable[[PackedSequence, State | None], tuple[Tensor, State]],
+        hidden: Tensor,
+        before: State | None,
+    ) -> tuple[Tensor, State]:
+        """(batch, seq, input) -> (batch, seq, size), zero where no text stands, and the state after each row.
+
+        ``before`` is of rows, each of which is one text; a row without tokens keeps its state.
+        """
+        batch, seq = hidden.shape[:2]
+        if not len(self.places):  # a network refuses to read nothing, and must learn nothing of it
+            length, rows = torch.ones(1, dtype=torch.int64), hidden.new_zeros(1, dtype=torch.int64)
+            return Packing(rows, length, rows).run(network, hidden * 0.0, before)
+        packed = PackedSequence(hidden.flatten(0, 1).index_select(0, self.places), self.batch_sizes)
+        given = None if before is None else tuple(part.index_select(0, self.rows) for part in before)
+        vectors, ends = network(packed, given)
+        spread = vectors.new_zeros(batch * seq, vectors.shape[-1]).index_copy(0, self.places, vectors)
+        after = []
+        for number, end in enumerate(ends):
+            whole = end.new_zeros(batch, end.shape[-1]) if before is None else before[number].to(end.dtype)
+            after.append(whole.index_copy(0, self.rows, end))
+        return spread.view(batch, seq, -1), tuple(after)
+
+
+def _plan(keep: Tensor | None, mask: Mask, *, read_back: bool) -> Packing | None:
+    """How to pack, or ``None`` where reading the rows as they stand is the same."""
+    documents = mask.documents
+    if documents is None and (keep is None or bool(keep.all())):
+        return None
+    onwards = documents is None and keep is not None and not read_back and mask.cache is None
+    if onwards and keep is not None and bool((keep[:, 1:] <= keep[:, :-1]).all()):
+        return None  # what comes after the text changes nothing in it
+    tokens = torch.ones_like(documents, dtype=torch.bool) if keep is None and documents is not None else keep
+    assert tokens is not None
+    row, column = tokens.nonzero(as_tuple=True)
+    text = row if documents is None else row * (documents.amax() + 2) + documents[row, column] + 1
+    order = text.argsort(stable=True)
+    row, column = row[order], column[order]
+    begun = torch.ones_like(order, dtype=torch.bool)
+    begun[1:] = text[order][1:] != text[order][:-1]
+    which = begun.cumsum(0) - 1
+    lengths = torch.bincount(which)
+    begins = lengths.cumsum(0) - lengths
+    step = torch.arange(len(row), device=row.device) - begins[which]
+    by_length = lengths.argsort(descending=True, stable=True)
+    rank = torch.empty_like(by_length).scatter_(0, by_length, torch.arange(len(by_length), device=row.device))
+    reading = (step * max(len(lengths), 1) + rank[which]).argsort()
+    places = (row * tokens.shape[1] + column)[reading]
+    batch_sizes = torch.bincount(step).cpu() if len(step) else step.cpu()
+    return Packing(places, batch_sizes, row[begins][by_length])
