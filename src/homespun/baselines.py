@@ -1,7 +1,8 @@
 """The lines that every model must beat.
 
-For classes, the majority class, and TF-IDF with a linear support vector machine; for texts that are written of others,
-the first sentences of these, and as many at random.
+For classes, the majority class, and TF-IDF with a linear support vector machine; for numbers, their mean, and TF-IDF
+with a ridge regression; for texts that are written of others, the first sentences of these, and as many at random. Of
+pairs of texts, TF-IDF sees both, and what they have in common.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 
 from homespun.data.labelled import LabelNames, Labels
@@ -70,29 +72,83 @@ def tfidf(
     test_texts: Sequence[str],
     test: NDArray[np.int64],
     labels: Labels,
+    *,
+    seconds: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> Baseline:
     """TF-IDF of words and word pairs with sublinear term frequency, and a linear support vector machine a class.
 
     Labels are `Labels.encode`'s. There are no probabilities, and so no log loss; areas under curves are of the
-    distances from the plane. A label that all training texts have, or none, is predicted as such.
+    distances from the plane. A label that all training texts have, or none, is predicted as such. ``seconds`` are the
+    second texts of training and test, where they are pairs: see `text_features`.
 
     Raises:
         UserError: the training texts hold no word.
     """
     start = time.perf_counter()
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
-    try:
-        features = vectorizer.fit_transform(train_texts)
-    except ValueError as error:
-        raise UserError("the training texts hold no word; is the text column the right one?") from error
+    features, unseen = text_features(train_texts, test_texts, seconds=seconds)
     columns = train if labels.multi_label else np.eye(len(labels), dtype=np.int64)[train]  # (rows, classes)
-    unseen = vectorizer.transform(test_texts)
     scores = np.stack([_distances(features, column, unseen) for column in columns.T], axis=1)
     predicted = (scores > 0).astype(np.int64) if labels.multi_label else scores.argmax(axis=1)
-    seconds = time.perf_counter() - start
+    taken = time.perf_counter() - start
     metrics = classification_metrics(labels, test, predicted, scores=scores)
     parameters = (features.shape[1] + 1) * len(labels)
-    return Baseline({**metrics, "seconds": seconds, "parameters": parameters}, predicted)
+    return Baseline({**metrics, "seconds": taken, "parameters": parameters}, predicted)
+
+
+def text_features(
+    train: Sequence[str], test: Sequence[str], *, seconds: tuple[Sequence[str], Sequence[str]] | None = None
+) -> tuple[Any, Any]:
+    """Sparse (texts, features) of training and test: TF-IDF of words and word pairs, sublinear in their frequency.
+
+    Of pairs, whose second texts are ``seconds``: the TF-IDF of what both texts have, of what one has beyond the other,
+    and three numbers, the cosine of both, the share of their words that they share, and the ratio of their lengths.
+
+    Raises:
+        UserError: the training texts hold no word.
+    """
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b")
+    others = ((), ()) if seconds is None else seconds
+    try:
+        vectorizer.fit([*train, *others[0]])
+    except ValueError as error:
+        raise UserError("the training texts hold no word; is the text column the right one?") from error
+    if seconds is None:
+        return vectorizer.transform(train), vectorizer.transform(test)
+    learned, unseen = (
+        _pair_features(vectorizer.transform(texts), vectorizer.transform(second))
+        for texts, second in zip((train, test), seconds, strict=True)
+    )
+    return learned, unseen
+
+
+def _pair_features(first: Any, second: Any) -> Any:
+    from scipy.sparse import csr_matrix, hstack
+
+    both = first.multiply(second)
+    cosine = np.asarray(both.sum(axis=1))
+    had = [(side > 0).astype(np.int64) for side in (first, second)]
+    sizes = [np.asarray(side.sum(axis=1)) for side in had]
+    common = np.asarray(had[0].multiply(had[1]).sum(axis=1))
+    shared = common / (sizes[0] + sizes[1] - common).clip(min=1)
+    ratio = np.minimum(*sizes) / np.maximum(*sizes).clip(min=1)
+    return hstack([both, abs(first - second), csr_matrix(np.hstack([cosine, shared, ratio]))], format="csr")
+
+
+def told_by_tfidf(
+    train_texts: Sequence[str],
+    train: NDArray[np.float64],
+    test_texts: Sequence[str],
+    *,
+    seconds: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> NDArray[np.float64]:
+    """(test,) numbers by a ridge regression on `text_features`, no further out than those of the training.
+
+    Raises:
+        UserError: the training texts hold no word.
+    """
+    features, unseen = text_features(train_texts, test_texts, seconds=seconds)
+    told: NDArray[np.float64] = Ridge(random_state=0).fit(features, train).predict(unseen)
+    return np.clip(told, train.min(), train.max())
 
 
 def _distances(features: Any, column: NDArray[np.int64], unseen: Any) -> NDArray[np.float64]:
