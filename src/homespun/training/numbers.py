@@ -1,0 +1,95 @@
+"""How good told numbers are: metrics of regressions and of ratings in order, as plain values for JSON and the report.
+
+`regression_metrics` gives these keys, and `rating_metrics` those from the third on besides the first two:
+
+| key | what |
+|---|---|
+| `rows` | examples |
+| `absolute_error` | mean distance of what was told from the truth |
+| `squared_error` | mean of its square |
+| `pearson`, `spearman` | correlation of both, of their ranks; `None` where either is constant |
+| `quadratic_kappa` | of ratings: agreement beyond chance, a mistake weighing the square of its distance in levels (Cohen 1968) |
+| `accuracy`, `within_one` | of ratings: the share that is right, and that is at most one level off |
+| `log_loss` | of ratings with probabilities: mean negative log probability of the right one, in nats |
+| `confusion` | of ratings: as in `homespun.training.evaluate` |
+"""  # noqa: E501  a table
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from homespun.training.evaluate import Metrics
+
+
+def regression_metrics(truth: NDArray[np.float64], told: NDArray[np.float64]) -> Metrics:
+    """The metrics of (rows,) numbers that were ``told`` where the ``truth`` is these."""
+    if len(truth) == 0 or truth.shape != told.shape:
+        raise ValueError(f"truth {truth.shape} and what was told {told.shape} must be alike and not empty")
+    errors = told - truth
+    return {
+        "rows": len(truth),
+        "absolute_error": float(np.abs(errors).mean()),
+        "squared_error": float(np.square(errors).mean()),
+        "pearson": correlation(truth, told),
+        "spearman": correlation(rankdata(truth), rankdata(told)),
+    }
+
+
+def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:
+    """Pearson's, or ``None`` where either side is constant, or there is but one row."""
+    if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    return float(np.clip(np.corrcoef(one, other)[0, 1], -1.0, 1.0))
+
+
+def rating_metrics(
+    levels: Sequence[float],
+    truth: NDArray[np.int64],
+    ranks: NDArray[np.int64],
+    *,
+    expected: NDArray[np.float64] | None = None,
+    probabilities: NDArray[np.float64] | None = None,
+) -> Metrics:
+    """The metrics of ratings.
+
+    Args:
+        levels: the ratings, lowest first.
+        truth: (rows,) ranks in ``levels``.
+        ranks: (rows,) what was told.
+        expected: (rows,) ratings between the levels, for the correlations; those of ``ranks`` where not given.
+        probabilities: (rows, levels), where there are any.
+    """
+    values = np.array(levels, dtype=np.float64)
+    told = values[ranks]
+    metrics = regression_metrics(values[truth], told)
+    if expected is not None:
+        finer = regression_metrics(values[truth], expected)
+        metrics |= {name: finer[name] for name in ("pearson", "spearman")}
+    counts = np.zeros((len(levels), len(levels)), dtype=np.int64)
+    np.add.at(counts, (truth, ranks), 1)
+    percent = 100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+    distances = np.abs(truth - ranks)
+    metrics |= {
+        "quadratic_kappa": quadratic_kappa(counts),
+        "accuracy": float((distances == 0).mean()),
+        "within_one": float((distances <= 1).mean()),
+    }
+    if probabilities is not None:
+        likely = np.clip(probabilities[np.arange(len(truth)), truth], np.finfo(np.float32).eps, None)
+        metrics["log_loss"] = float(-np.log(likely).mean())
+    names = [f"{level:g}" for level in levels]
+    metrics["confusion"] = {"labels": names, "counts": counts.tolist(), "percent": percent.round(2).tolist()}
+    return metrics
+
+
+def quadratic_kappa(counts: NDArray[np.int64]) -> float | None:
+    """Of (levels, levels) counts, truth by told; ``None`` where both are the same level in every row."""
+    places = np.arange(len(counts))
+    weights = np.square(places[:, None] - places[None, :]).astype(np.float64)
+    chance = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / counts.sum()
+    expected = float((weights * chance).sum())
+    return None if expected == 0.0 else 1.0 - float((weights * counts).sum()) / expected
