@@ -43,9 +43,9 @@ class Batch:
     decoder_input_ids: Tensor | None = None  # (batch, target) int64: what a decoder reads while it writes its labels
     decoder_attention_mask: Tensor | None = None  # (batch, target) bool; None: no padding there
     positions: Tensor | None = None  # (targets,) int64 into batch * seq (of the decoder, where there is one): `labels`
-    labels: Tensor | None = None  # (targets,) token ids, or (batch,) classes, or (batch, classes) multi-label 0/1
+    labels: Tensor | None = None  # (targets,) ids or tags, (batch,) classes, (batch, classes) 0/1, (batch, 2) ends
     source_positions: Tensor | None = None  # (masked,) int64 into batch * seq of what is read: `source_labels`
-    source_labels: Tensor | None = None  # (masked,) token ids that an encoder is to tell, beside what its decoder writes
+    source_labels: Tensor | None = None  # (masked,) token ids that an encoder is to tell, while its decoder writes
     pair_labels: Tensor | None = None  # (batch,) int64: next sentence prediction
     chunks: Tensor | None = None  # (texts, chunks) int64: the sequences of each text, in order; -1: no more. None: one
     targets: dict[str, float] = field(default_factory=dict)

@@ -69,3 +69,27 @@ def test_every_beginning_of_an_order_in_proportion_is_so() -> None:
     assert (in_proportion(targets, seed=1) == order).all()
     assert (in_proportion(targets, seed=2) != order).any()
     assert sorted(in_proportion(np.zeros((17, 0), dtype=np.int64), seed=1).tolist()) == list(range(17))
+
+
+class TestGroups:
+    groups = np.repeat(np.arange(11), [1, 2, 3, 5, 7, 2, 1, 3, 1, 4, 2])[:, None]
+
+    def test_a_group_is_whole_on_one_side(self) -> None:
+        training, validation = stratified_split(self.groups, 0.3, seed=5)
+        assert joined(training, validation) == list(range(31))
+        ours, theirs = set(self.groups[training, 0].tolist()), set(self.groups[validation, 0].tolist())
+        assert not ours & theirs
+        assert len(theirs) == 4
+        assert stratified_split(self.groups, 0.001, seed=5)[1].size  # never none
+
+    def test_folds_divide_no_group(self) -> None:
+        folds = list(stratified_folds(self.groups, 5, seed=1))
+        assert joined(*(test for _, test in folds)) == list(range(31))
+        for training, test in folds:
+            assert not set(self.groups[training, 0].tolist()) & set(self.groups[test, 0].tolist())
+
+    def test_what_cannot_be(self) -> None:
+        with pytest.raises(UserError, match="11 groups that are not divided"):
+            stratified_folds(self.groups, 12, seed=0)
+        with pytest.raises(UserError, match="all rows belong to one group"):
+            stratified_split(np.zeros((7, 1), dtype=np.int64), 0.2, seed=0)

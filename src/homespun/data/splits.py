@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.model_selection import KFold, StratifiedKFold, train_test_split
+from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, StratifiedKFold, train_test_split
 
 from homespun.errors import UserError
 
@@ -21,7 +21,8 @@ def stratified_split(
     """Row indices of training and validation, ascending, with the classes in equal proportion on both sides.
 
     ``targets`` are `Labels.encode`'s. A class with one row stays in training. Rows with several labels have no one
-    class to keep in proportion, and are drawn at random.
+    class to keep in proportion, and are drawn at random. (rows, 1) are the groups that the rows belong to, such as the
+    texts that several questions are about: a group is whole on one side.
 
     Raises:
         UserError: the share is not between 0 and 1, or gives a side fewer rows than there are classes.
@@ -29,6 +30,14 @@ def stratified_split(
     if not 0 < share < 1:
         raise UserError(f"the validation share must lie between 0 and 1, not {share}")
     rows = np.arange(len(targets))
+    if _are_groups(targets):
+        groups = len(np.unique(targets))
+        if groups < 2:
+            raise UserError("all rows belong to one group, which cannot be divided; give files for the validation")
+        share = min(max(share, 1 / groups), 1 - 1 / groups)
+        parts = GroupShuffleSplit(1, test_size=share, random_state=seed).split(rows, groups=targets[:, 0])
+        training, validation = next(parts)
+        return np.sort(training), np.sort(validation)
     if targets.ndim == 2:
         if min(round(share * len(rows)), round((1 - share) * len(rows))) < 1:
             raise UserError(f"a validation share of {share} of {len(rows)} rows leaves one side empty; give more rows")
@@ -55,6 +64,15 @@ def stratified_folds(
     Raises:
         UserError: fewer than two folds, or more folds than the smallest class has rows.
     """
+    if _are_groups(targets):
+        groups = len(np.unique(targets))
+        if not 2 <= folds <= groups:
+            raise UserError(
+                f"{folds} folds asked for, but the rows belong to {groups} groups that are not divided; ask for 2 "
+                f"folds or more, and no more than that"
+            )
+        by_group = GroupKFold(folds, shuffle=True, random_state=seed)
+        return iter(by_group.split(targets, groups=targets[:, 0]))
     smallest = len(targets) if targets.ndim == 2 else min(Counter(targets.tolist()).values(), default=0)
     if not 2 <= folds <= smallest:
         what = "there are" if targets.ndim == 2 else "the smallest class has"
@@ -64,6 +82,10 @@ def stratified_folds(
         )
     splitter = (KFold if targets.ndim == 2 else StratifiedKFold)(folds, shuffle=True, random_state=seed)
     return iter(splitter.split(targets, targets))
+
+
+def _are_groups(targets: NDArray[np.int64]) -> bool:
+    return targets.ndim == 2 and targets.shape[1] == 1
 
 
 def in_proportion(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Bytes of one file to records, as a stream: decoding, plain text, csv and tsv, JSON, JSON lines, parquet."""
+"""Bytes of one file to records, as a stream: decoding, plain text, csv and tsv, JSON, JSON lines, parquet, CoNLL."""
 
 from __future__ import annotations
 
@@ -141,6 +141,45 @@ def read_json(stream: BinaryIO, name: str, encoding: str | None, columns: Sequen
         yield number, _object(value, f"{name}, value {number}")
 
 
+def read_conll(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+    """`conll_sentences` of the file."""
+    return conll_sentences(lines(decoded(stream, name, encoding)), name, columns)
+
+
+def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | None) -> Iterator[Numbered]:
+    """A record a sentence: a word a line with its tags behind it, and an empty line after each sentence.
+
+    A record has a list for every column. Without ``columns`` the first are the ``words``, the last the ``tags``, and
+    those between ``column_2`` and on. Lines that begin with -DOCSTART-, and comments before a sentence (``# text = ``),
+    are passed over.
+
+    Raises:
+        UserError: a line with more or fewer cells than the others.
+    """
+    header = None if columns is None else list(columns)
+    found: list[list[str]] = []
+    first = 0
+    for number, row in enumerate(itertools.chain(rows, ("",)), start=1):
+        if not row.strip() or row.startswith("-DOCSTART-"):
+            if found and header is not None:
+                yield first, {key: list(cells) for key, cells in zip(header, zip(*found, strict=True), strict=True)}
+            found = []
+            continue
+        if not found and row.startswith("# ") and " = " in row:
+            continue
+        cells = row.split("\t") if "\t" in row else row.split()
+        if header is None:
+            header = ["words", *(f"column_{place}" for place in range(2, len(cells))), "tags"][: max(len(cells), 1)]
+        if len(cells) != len(header):
+            raise UserError(
+                f"{name}, line {number}: {len(cells)} cells where there are {len(header)} columns "
+                f"({', '.join(header)}); give every word its tags, and an empty line between sentences"
+            )
+        if not found:
+            first = number
+        found.append(cells)
+
+
 def read_parquet(
     stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
 ) -> Iterator[Numbered]:
@@ -168,6 +207,10 @@ READERS: dict[str, Reader] = {
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
     ".parquet": read_parquet,
+    ".conll": read_conll,
+    ".iob": read_conll,
+    ".iob2": read_conll,
+    ".bio": read_conll,
 }
 
 

@@ -87,7 +87,8 @@ class Task(Protocol[Example_contra, RowsOfTask]):
         its name ends in ``loss``."""
 
     def strata(self, examples: Sequence[Example_contra]) -> NDArray[np.int64]:
-        """(examples,) classes that a split keeps in proportion, or (examples, n), which is drawn at random.
+        """(examples,) classes that a split keeps in proportion, or (examples, n), which is drawn at random, but
+        (examples, 1) are groups that it does not divide.
 
         Raises:
             UserError: something that cannot be learned or measured, such as a label that was not seen in training.
