@@ -1,0 +1,32 @@
+"""Every comparison that is shipped: its stages are recipes, and what they train from nothing can be built."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from homespun.compare.recipe import compare_recipe
+from homespun.compare.trials import trials
+from homespun.jobs.adapt import changes_in
+from homespun.jobs.recipe import PretrainRecipe, comparison_names, load_recipe
+
+SHIPPED = comparison_names()
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_comparison_is_made_of_recipes(name: str) -> None:
+    every = [trial for trial in trials(compare_recipe(name)) if trial.seed == 0]
+    assert len(every) >= 2
+    for trial in every:
+        for stage in trial.stages:
+            settings, changes = list(stage.settings), {}
+            if stage.kind == "pretrain" and stage.start_from is not None:
+                settings, changes = changes_in(settings)
+            recipe = load_recipe(stage.recipe, settings)
+            assert recipe.kind == stage.kind
+            if isinstance(recipe, PretrainRecipe) and stage.start_from is None:
+                backbone = recipe.model.with_tokens(1009, 0)
+                with torch.device("meta"):
+                    assert backbone.build().hidden_size > 0
+            elif stage.kind == "pretrain":
+                assert set(changes) <= {"attention"}
