@@ -42,7 +42,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
     "full, electra": (_SIZE, _ELECTRA, 128, 32),
     "full, clm": (_SIZE | {"causal": True}, {"kind": "clm"}, 128, 32),
     "longformer": ({"preset": "longformer-mini"} | _SIZE, _MLM, 512, 8),
-    "bigbird": ({"preset": "bigbird-mini"} | _SIZE, _MLM, 512, 8),
+    "bigbird": ({"preset": "big_bird-mini"} | _SIZE, _MLM, 512, 8),
     "blockbert": ({"preset": "blockbert-mini"} | _SIZE, _MLM, 512, 8),
     "reformer": ({"preset": "reformer-mini"} | _SIZE, _MLM, 512, 8),
     "linformer": (_with({"kind": "linformer", "k": 64}), _MLM, 512, 8),
@@ -77,15 +77,15 @@ def run(arguments: list[str]) -> dict[str, Any]:
     options = parser.parse_args(arguments)
     clock = "wall" if options.wall else "process"
     names = [part.strip() for part in options.only.split(";") if part.strip()] or list(CASES)
+    recipes = {name: recipe_of(name) for name in names}  # all of them before the first is measured
     cases = []
-    for name in names:
-        cases.append(_case(name, clock))
+    for name, recipe in recipes.items():
+        cases.append(_case(name, recipe, clock))
         print(_line(cases[-1]), file=sys.stderr, flush=True)
     return {"cases": cases, "clock": clock, "deviations": _deviations(cases)}
 
 
-def _case(name: str, clock: str) -> dict[str, Any]:
-    recipe = recipe_of(name)
+def _case(name: str, recipe: PretrainRecipe, clock: str) -> dict[str, Any]:
     planned = plan(recipe, probe=True, clock=clock)
     rows = planned["chosen"]["micro_batch_size"]
     measured = run_probe({"recipe": recipe.model_dump(mode="json"), "rows": rows, "clock": clock})

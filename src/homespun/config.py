@@ -66,10 +66,10 @@ def parse_count(value: object) -> int:
 def parse_bytes(value: object) -> int:
     """Bytes of ``8e9``, ``"12GB"`` (of 10^9), ``"512MB"``, ``"8GiB"`` (of 2^30)."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*(?:([kMGT])(i?)B)?", str(value).replace("_", "").strip())
-    number = None
+    number = 0.0
     if match is not None and not isinstance(value, bool):
-        number = float(match[1]) * (1024 if match[3] else 1000) ** (" kMGT".index(match[2] or " "))
-    if not number or number < 1:
+        number = float(match[1]) * float((1024 if match[3] else 1000) ** " kMGT".index(match[2] or " "))
+    if number < 1:
         raise ValueError(f"{value!r} is not a size of memory; write 12GB, 800MB, 8GiB, or bytes")
     return round(number)
 

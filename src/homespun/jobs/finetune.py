@@ -18,8 +18,9 @@ from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.jobs.tasks.task import Task
 from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
-from homespun.jobs.workload import finetuning_work
+from homespun.jobs.workload import finetuning_work, typical
 from homespun.models.store import Stored, load_weights, save_model
+from homespun.planning.count import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.training.devices import Place
@@ -135,6 +136,8 @@ def _train(
         order="bucketed",
     )
 
+    counted = flops_per_token(objective, typical(lesson.rows, lesson.collate, config.seed)) if place.is_main else None
+
     def rows_that_fit() -> int:
         return trainer.loader.micro_batch_size or config.batch_size
 
@@ -158,7 +161,8 @@ def _train(
     chosen = validate()
     measured = task.measure(lesson.model, parts[-1], batch_size=rows_that_fit())
     write_predictions(run.path, "model", trial.measured_rows, measured.predictions)
-    summary = summarise(run.path, kind="finetune", parameters=sum(p.numel() for p in model.parameters()))
+    size = sum(p.numel() for p in model.parameters())
+    summary = summarise(run.path, kind="finetune", parameters=size, flops_per_token=counted)
     return {
         "trial": trial.name,
         "score": chosen.score(config.best_metric),

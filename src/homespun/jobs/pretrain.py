@@ -18,10 +18,12 @@ from homespun.jobs.adapt import Start, record, start
 from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
-from homespun.jobs.workload import Work, seeded, work_of
+from homespun.jobs.workload import Work, seeded, typical, work_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import save_model
+from homespun.planning.count import flops_per_token
 from homespun.planning.outlook import Text, short_of_text
 from homespun.report.console import Display
 from homespun.report.page import write_report
@@ -97,6 +99,7 @@ def pretrain(
     )
     # the held-out rows keep one set of masks, that of epoch 0, so that their losses compare over time
     held_out = Loader(validation, collate, batch_size=config.micro_batch_size or config.batch_size, seed=config.seed)
+    counted = flops_per_token(objective, typical(training, collate, config.seed)) if place.is_main else None
     adaptation = None
     if begin is not None and origins is not None and place.is_main:
         objective.to(place.device)
@@ -123,7 +126,8 @@ def pretrain(
         return {}
     save_model(run.path / "model", model, model_config, tokenizer, task={"length": recipe.data.length})
     exported = export_beside(run.path, model, model_config, tokenizer)
-    result = summarise(run.path, kind="pretrain", parameters=sum(p.numel() for p in model.parameters()))
+    size = sum(p.numel() for p in model.parameters())
+    result = summarise(run.path, kind="pretrain", parameters=size, flops_per_token=counted)
     if planned:
         result |= {"plan": planned}
     result |= {
@@ -174,9 +178,11 @@ def _config(recipe: PretrainRecipe, begin: Start | None) -> ModelConfig:
 
 def _drawn(backbone: BackboneConfig, seed: int) -> BackboneConfig:
     """The backbone; what its attention draws once comes from the run's seed, unless it has its own."""
+    if isinstance(backbone, RecurrentConfig):
+        return backbone
     if not isinstance(backbone, EncoderDecoderConfig):
         return backbone if "seed" in backbone.model_fields_set else backbone.model_copy(update={"seed": seed})
-    if "seed" in backbone.encoder.model_fields_set:
+    if "seed" in backbone.encoder.model_fields_set or isinstance(backbone.encoder, RecurrentConfig):
         return backbone
     stacks = {"encoder": backbone.encoder, "decoder": backbone.decoder}
     return backbone.model_copy(update={name: stack.model_copy(update={"seed": seed}) for name, stack in stacks.items()})

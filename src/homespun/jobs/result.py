@@ -25,14 +25,18 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
         task.update(step.share, rate=f"{formats.count(round(step.tokens_per_second))} tokens/s", note=note)
 
 
-def summarise(path: Path, *, kind: str, parameters: int) -> dict[str, Any]:
-    """The part of ``result.json`` that every run has, read off its metrics."""
+def summarise(path: Path, *, kind: str, parameters: int, flops_per_token: float | None = None) -> dict[str, Any]:
+    """The part of ``result.json`` that every run has, read off its metrics.
+
+    ``flops_per_token``: of training, forward and backward, where they were counted.
+    """
     record = read_run(path)
     train, validation = final_losses(record)
     return {
         "kind": kind,
         "name": record.path.name,
         "parameters": parameters,
+        "flops_per_token": flops_per_token,
         **{name: None if (n := record.summary.get(name)) is None else int(n) for name in _WHOLE},
         **{name: record.summary.get(name) for name in _MEASURED},
         "end": record.end,

@@ -61,6 +61,11 @@ def work_of(rows: Rows, collate: Collate, build: Callable[[], nn.Module], train:
     return Work(Workload(build, batches, train), Text(len(rows), int(rows.lengths.sum())))
 
 
+def typical(rows: Rows, collate: Collate, seed: int) -> Batch:
+    """One row of the middle length, as a batch."""
+    return _batch(rows, collate, seed, [int(np.argsort(rows.lengths, kind="stable")[len(rows) // 2])])
+
+
 def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch:
     return collate([rows[number] for number in numbers], [Draw(seed, 0, number) for number in numbers])
 

@@ -71,7 +71,7 @@ class Rates:
             return self.half_products
         narrow = min(size for shape in operation.inputs[-2:] for size in shape[-2:])
         share = min(1.0, max(0.0, math.log2(max(narrow, 1) / 64) / 2))  # 64: the small rate, 256: the large one
-        return self.small_products ** (1 - share) * self.products**share
+        return float(self.small_products ** (1 - share) * self.products**share)
 
 
 @functools.cache

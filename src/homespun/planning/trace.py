@@ -116,7 +116,7 @@ class Shadow(TorchDispatchMode):
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         fresh = sum([self._take(tensor) for tensor in made])
         if self._span is not None:
-            self._span.operations[_operation(func, name, given, made, fresh)] += 1
+            self._span.operations[operation(func, name, given, made, fresh)] += 1
         return result
 
     def _real(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -152,8 +152,8 @@ def _has_values(name: str, given: Sequence[Tensor], args: Any, kwargs: dict[str,
     if name in _VALUELESS:
         return False
     if name in ("rand", "randn") and not given:
-        return math.prod(args[0]) <= _DRAWN
-    dtype = kwargs.get("dtype")
+        return int(math.prod(args[0])) <= _DRAWN
+    dtype: torch.dtype | None = kwargs.get("dtype")
     return bool(given) or (name in _WHOLE_BY_DEFAULT if dtype is None else not dtype.is_floating_point)
 
 
@@ -162,7 +162,8 @@ def _has_shape(func: Any, name: str) -> bool:
     return torch.Tag.dynamic_output_shape not in func.tags and torch.Tag.data_dependent_output not in func.tags
 
 
-def _operation(func: Any, name: str, given: Sequence[Tensor], made: Sequence[Tensor], fresh: int) -> Operation:
+def operation(func: Any, name: str, given: Sequence[Tensor], made: Sequence[Tensor], fresh: int) -> Operation:
+    """What a call was, ``fresh`` the bytes that came with its results."""
     in_place = name.endswith("_") or func._schema.is_mutable
     touched = [*given, *made] if fresh or in_place or any(t.dim() == 0 for t in made) else []
     floats = [tensor.dtype for tensor in (*made, *given) if tensor.is_floating_point()]
