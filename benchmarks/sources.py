@@ -1,0 +1,157 @@
+"""The sources' experiments at the scale of a small machine: data is prepared, then `homespun compare` does the rest.
+
+Text and labelled rows are those of the shared data sets, which are prepared once below ``--out``: nothing of them
+comes into the project. Every comparison is a file of benchmarks/comparisons, runs for as long as it takes, and goes on
+where it was stopped when the command is given again. More seeds may be added to one that is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import html
+import io
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPARISONS = Path(__file__).parent / "comparisons"
+SHARED = ROOT.parent / "shared" / "data"
+VOCAB_SIZE = 8000
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """Prepare what a comparison reads, and run it."""
+    known = {path.stem: path for path in sorted(COMPARISONS.glob("*.yaml"))}
+    parser = argparse.ArgumentParser(prog="python -m benchmarks sources", description=__doc__)
+    parser.add_argument("name", choices=known, help="which comparison")
+    parser.add_argument("--data", type=Path, default=SHARED, help="the folder of the shared data sets")
+    parser.add_argument("--out", type=Path, default=Path("runs/sources"), help="where data and comparisons go")
+    parser.add_argument("--prepare", action="store_true", help="the data alone")
+    parser.add_argument("settings", nargs="*", help="KEY=VALUE changes to the comparison, such as seeds=3")
+    options = parser.parse_args(arguments)
+    out: Path = options.out
+    recipe = known[options.name].read_text(encoding="utf-8")
+    for name, make in MADE.items():
+        if f"DATA/{name}" in recipe:
+            make(options.data, out / "data")
+    folder = out / options.name
+    if not options.prepare:
+        file = out / f"{options.name}.yaml"
+        file.write_text(recipe.replace("DATA/", f"{out.resolve() / 'data'}/"), encoding="utf-8")
+        _homespun("compare", str(file), "--out", str(folder), *options.settings)
+    found = folder / "comparison.json"
+    return {"ours": json.loads(found.read_text(encoding="utf-8"))} if found.is_file() else {}
+
+
+def financial(data: Path, out: Path) -> None:
+    """Risk factors of annual reports and earnings calls: their text, a tokenizer, a corpus without near-duplicates."""
+    _corpus(out / "financial", lambda: (*_reports(data), *_calls(data)))
+
+
+def _reports(data: Path) -> Iterator[dict[str, str]]:
+    for row in _json_lines(data / "edgar_10k" / "item1a.jsonl.gz"):
+        text = " ".join(re.sub(r"CONTENT_\d+:", "", html.unescape(row["text"])).split())
+        if len(text) > 200:  # the others hold nothing but a heading
+            yield {"text": text}
+
+
+def _calls(data: Path) -> Iterator[dict[str, str]]:
+    for row in _json_lines(data / "maec" / "maec_calls.jsonl.gz"):
+        yield {"text": " ".join(html.unescape(row["text"]).split())}
+
+
+def phrasebank(data: Path, out: Path) -> None:
+    """Financial PhraseBank, on which half of the annotators agree: a sentence and its sentiment."""
+    lines = (data / "financial_phrasebank" / "Sentences_50Agree.txt").read_text(encoding="iso-8859-1").splitlines()
+    _table(out / "phrasebank.csv", (dict(zip(("text", "label"), line.rsplit("@", 1), strict=True)) for line in lines))
+
+
+def topics(data: Path, out: Path) -> None:
+    """Topics of financial tweets."""
+    for split, part in (("train", "train"), ("test", "valid")):
+        with gzip.open(data / "twitter_financial_topic" / f"{part}.csv.gz", "rt", encoding="utf-8", newline="") as file:
+            _table(out / f"topics-{split}.csv", csv.DictReader(file))
+
+
+def newsgroups(data: Path, out: Path) -> None:
+    """Posts to twenty newsgroups, and a corpus of those of the training part."""
+    for split in ("train", "test"):
+        rows = _json_lines(data / "newsgroups20" / f"{split}.jsonl.gz")
+        _table(out / f"newsgroups-{split}.csv", ({"text": row["text"], "label": row["label"]} for row in rows))
+    _corpus(out / "newsgroups", lambda: _json_lines(data / "newsgroups20" / "train.jsonl.gz"))
+
+
+def items(data: Path, out: Path) -> None:
+    """Sections of annual reports and which item each is: a fifth of the companies' filings is the test."""
+    with zipfile.ZipFile(data / "edgar_10k" / "sections.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".json"))
+        filings = [json.loads(archive.read(name)) for name in names]
+    rows: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
+    seen: set[str] = set()
+    for number, filing in enumerate(filings):
+        for label, text in filing.items():
+            told = " ".join(html.unescape(str(text)).split())
+            # a section without its heading, which would give the item away
+            told = re.sub(r"^item\s+\d+[ab]?\b[.:\s]*", "", told, flags=re.IGNORECASE)
+            if label.startswith("item_") and len(told) > 400 and told not in seen:
+                seen.add(told)
+                rows["test" if number % 5 == 4 else "train"].append({"text": told, "label": label})
+    for split, part in rows.items():
+        _table(out / f"items-{split}.csv", part)
+
+
+MADE: Mapping[str, Callable[[Path, Path], None]] = {
+    "financial": financial,
+    "phrasebank": phrasebank,
+    "topics": topics,
+    "newsgroups": newsgroups,
+    "items": items,
+}
+
+
+def _corpus(folder: Path, documents: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+    """``FOLDER.jsonl``, ``FOLDER-tokenizer`` and ``FOLDER``, the corpus, which is made last."""
+    if folder.is_dir():
+        return
+    text, tokenizer = folder.with_suffix(".jsonl"), folder.with_name(f"{folder.name}-tokenizer")
+    if not text.is_file():
+        _write(text, "".join(json.dumps({"text": row["text"]}) + "\n" for row in documents()))
+    given = ("--input", str(text))
+    if not tokenizer.is_dir():
+        size = ("--vocab-size", str(VOCAB_SIZE))
+        _homespun("tokenizer", "train", *given, "--kind", "wordpiece", "--lowercase", *size, "--out", str(tokenizer))
+    more = ("--duplicates", "near", "--sentences", "--out", str(folder))
+    _homespun("corpus", "build", *given, "--tokenizer", str(tokenizer), *more)
+
+
+def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def _table(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, ("text", "label"))
+    writer.writeheader()
+    writer.writerows(rows)
+    _write(path, stream.getvalue())
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".tmp-{path.name}")
+    beside.write_text(text, encoding="utf-8", newline="")
+    beside.replace(path)
+
+
+def _homespun(*words: str) -> None:
+    print("$ homespun", *words, file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "homespun", *words], check=True)
