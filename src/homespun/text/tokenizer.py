@@ -210,6 +210,18 @@ class Tokenizer:
         """The text of ``ids``, any iterable of integers."""
         return str(self._engine.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
+    def decode_batch(self, batch: Sequence[NDArray[Any]]) -> list[str]:
+        """The text of each, without special tokens; spread over the cores by `tokenizers` itself."""
+        return list(self._engine.decode_batch([ids.tolist() for ids in batch], skip_special_tokens=True))
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """(vocab_size,) tokens by id, as the vocabulary spells them; empty where an id has none."""
+        names = [""] * self.vocab_size
+        for token, i in self._vocabulary.items():
+            names[i] = token
+        return names
+
     @property
     def content(self) -> str:
         """The tokenizer.json."""
