@@ -19,6 +19,7 @@ from torch import nn
 from homespun.data.labelled import Labels
 from homespun.data.loader import Collate
 from homespun.data.rows import Rows
+from homespun.jobs.tasks.tuning import Tuning
 from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.store import Stored
@@ -61,6 +62,8 @@ class Lesson:
         rows: what an epoch goes through.
         collate: rows to a batch, for training and for the loss of the validation.
         product: the model to keep, once the best weights are in the objective.
+        tune: the validation rows, what the recipe wants tuned, rows at a time -> the task with what was chosen on them;
+            once the best weights are in. ``None``: there is nothing to choose.
     """
 
     objective: nn.Module
@@ -68,6 +71,15 @@ class Lesson:
     rows: Rows
     collate: Collate
     product: Callable[[], tuple[Model, ModelConfig]]
+    tune: Callable[[Any, Tuning, int], Tuned] | None = None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A task that reads its model's logits otherwise, and what ``tuning`` of the result tells of that."""
+
+    task: Task[Any, Any]
+    told: dict[str, Any]
 
 
 class Task(Protocol[Example_contra, RowsOfTask]):
@@ -93,6 +105,9 @@ class Task(Protocol[Example_contra, RowsOfTask]):
         Raises:
             UserError: something that cannot be learned or measured, such as a label that was not seen in training.
         """
+
+    def texts(self, examples: Sequence[Example_contra]) -> Sequence[str]:
+        """(examples,) what is read of each, as people read it: to be shown, and compared with that of other parts."""
 
     def rows(self, examples: Sequence[Example_contra]) -> RowsOfTask:
         """What a model is given of them."""

@@ -230,6 +230,10 @@ class TextToTextTask:
             return np.zeros((len(examples), 0), dtype=np.int64)
         return np.array([pair.data_set for pair in examples], dtype=np.int64)
 
+    def texts(self, examples: Sequence[TextPair]) -> list[str]:
+        """The sources."""
+        return [pair.source for pair in examples]
+
     def rows(self, examples: Sequence[TextPair]) -> PairsOfTextsRows:
         """A row a target."""
         return PairsOfTextsRows(
