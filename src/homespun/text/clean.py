@@ -85,7 +85,7 @@ class NearDuplicates:
         self._band_numbers = np.arange(self._bands)
 
     def is_new(self, text: str) -> bool:
-        keys = self._band_keys(_shingles(text))
+        keys = self.keys(text)
         slots = (keys % self._slots).astype(np.int64)
         tags = (keys >> np.uint64(32)).astype(np.uint32) | np.uint32(1)
         if (self._tags[self._band_numbers, slots] == tags).any():
@@ -93,8 +93,9 @@ class NearDuplicates:
         self._tags[self._band_numbers, slots] = tags
         return True
 
-    def _band_keys(self, shingles: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """(bands,) uint64: texts that agree in one of them are taken for duplicates."""
+    def keys(self, text: str) -> NDArray[np.uint64]:
+        """(bands,) uint64: texts that agree in one of them are taken for duplicates; nothing is remembered."""
+        shingles = _shingles(text)
         minima = np.full(len(self._multipliers), np.iinfo(np.uint64).max, dtype=np.uint64)
         for start in range(0, len(shingles), 512):  # (hashes, 512) fits the cache
             hashes = shingles[None, start : start + 512] * self._multipliers
@@ -103,6 +104,13 @@ class NearDuplicates:
         minima ^= minima >> np.uint64(32)
         keys: NDArray[np.uint64] = (minima.reshape(self._bands, self._rows) * self._mixers).sum(axis=1, dtype=np.uint64)
         return _mixed(keys)
+
+
+def similarity(text: str, other: str) -> float:
+    """The Jaccard similarity that `NearDuplicates` estimates: 1 where both have the same five words in a row."""
+    mine, theirs = np.unique(_shingles(text)), np.unique(_shingles(other))
+    both = len(np.intersect1d(mine, theirs, assume_unique=True))
+    return both / (len(mine) + len(theirs) - both)
 
 
 _SHINGLE_WORDS = 5

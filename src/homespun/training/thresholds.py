@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.metrics import f1_score
 
 from homespun.config import Config
 
@@ -97,9 +96,14 @@ def _by_turns(probabilities: Probabilities, truth: Truth, thresholds: list[float
 
 
 def f1(probabilities: Probabilities, truth: Truth, thresholds: tuple[float, ...], average: Average) -> float:
-    """The F1 that the thresholds come to."""
-    predicted = (probabilities > np.array(thresholds)).astype(np.int64)
-    return float(f1_score(truth, predicted, average=average.removesuffix("_f1"), zero_division=0.0))
+    """The F1 that the thresholds come to; of a label that is neither true nor predicted it is 0, as in scikit-learn."""
+    return _f1(probabilities > np.array(thresholds), truth, average)
+
+
+def _f1(predicted: NDArray[np.bool_], truth: Truth, average: Average) -> float:
+    axis = 0 if average == "macro_f1" else None
+    hits = (predicted & (truth == 1)).sum(axis=axis)
+    return float(np.mean(2 * hits / np.maximum(1, predicted.sum(axis=axis) + truth.sum(axis=axis))))
 
 
 def held_up(
@@ -135,5 +139,4 @@ def held_up_f1(
         cuts = np.array(find_thresholds(probabilities[rows], truth[rows], scope=scope, average=average))
         return lambda others: (probabilities[others] > cuts).astype(np.float64)
 
-    predicted = held_up(len(truth), find).astype(np.int64)
-    return float(f1_score(truth, predicted, average=average.removesuffix("_f1"), zero_division=0.0))
+    return _f1(held_up(len(truth), find) > 0, truth, average)

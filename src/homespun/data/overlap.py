@@ -1,0 +1,93 @@
+"""Near-duplicates between two parts of a data set: a test text that was learned by heart measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from homespun.text.clean import NearDuplicates, similarity
+
+THRESHOLD = 0.8
+_SAME = 1.0
+_CHUNK = 4096  # training texts compared at a time, so that memory grows with the test alone
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Which test texts are in the training, or nearly.
+
+    Args:
+        rows: of the test, in order.
+        of: of each, the training text that is like it.
+        similarity: of each, the share of their five words in a row that both have; 1 where all are.
+        compared: test texts with anything in them.
+    """
+
+    rows: tuple[int, ...]
+    of: tuple[int, ...]
+    similarity: tuple[float, ...]
+    compared: int
+
+    @property
+    def same(self) -> int:
+        """How many have the same words, but for case and punctuation."""
+        return sum(value >= _SAME for value in self.similarity)
+
+
+def overlap(training: Sequence[str], test: Sequence[str], *, threshold: float = THRESHOLD) -> Overlap:
+    """The test texts of which a training text has a Jaccard similarity of ``threshold`` or more, empty ones left out.
+
+    Candidates are found by `NearDuplicates`, which misses some that are near the threshold and none that are the same;
+    each is then compared in full. Memory is about 140 bytes a test text, whatever the training.
+
+    Raises:
+        UserError: ``threshold`` not between 0 and 1.
+    """
+    near = NearDuplicates(threshold, capacity=1)
+    rows = [row for row, text in enumerate(test) if text.strip()]
+    if not rows:
+        return Overlap((), (), (), 0)
+    keys = np.stack([near.keys(test[row]) for row in rows])  # (rows, bands)
+    order = np.argsort(keys, axis=0)
+    ordered = np.take_along_axis(keys, order, axis=0)
+    best: dict[int, tuple[float, int]] = {}
+    for start in range(0, len(training), _CHUNK):
+        part = [index for index in range(start, min(start + _CHUNK, len(training))) if training[index].strip()]
+        if not part:
+            continue
+        wanted = np.stack([near.keys(training[index]) for index in part])
+        for place, row in _candidates(ordered, order, wanted):
+            if row in best and best[row][0] >= _SAME:
+                continue
+            alike = similarity(training[part[place]], test[rows[row]])
+            if alike >= threshold and alike > best.get(row, (0.0, 0))[0]:
+                best[row] = (alike, part[place])
+    found = sorted(best)
+    return Overlap(
+        tuple(rows[row] for row in found),
+        tuple(best[row][1] for row in found),
+        tuple(best[row][0] for row in found),
+        len(rows),
+    )
+
+
+def _candidates(
+    ordered: np.ndarray[tuple[int, int], np.dtype[np.uint64]],
+    order: np.ndarray[tuple[int, int], np.dtype[np.int64]],
+    wanted: np.ndarray[tuple[int, int], np.dtype[np.uint64]],
+) -> list[tuple[int, int]]:
+    """(training place, test row) that agree in a band, each once, in order.
+
+    Args:
+        ordered: (rows, bands) keys of the test, each band sorted; ``order`` tells whose they are.
+        wanted: (texts, bands) keys of the training.
+    """
+    pairs: set[tuple[int, int]] = set()
+    for band in range(ordered.shape[1]):
+        column, asked = ordered[:, band], wanted[:, band]
+        first, last = np.searchsorted(column, asked, "left"), np.searchsorted(column, asked, "right")
+        for place in np.flatnonzero(last > first).tolist():
+            pairs.update((place, int(row)) for row in order[first[place] : last[place], band])
+    return sorted(pairs)

@@ -1,0 +1,78 @@
+"""Thresholds of labels, and what they come to on examples that they were not found on."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from homespun.training.thresholds import best_threshold, f1, find_thresholds, held_up, held_up_f1
+
+
+def _made_up(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.Generator(np.random.PCG64(seed))
+    truth = (draw.random((rows, labels)) < np.linspace(0.1, 0.5, labels)).astype(np.int64)
+    return np.clip(0.15 + 0.3 * truth + 0.2 * draw.standard_normal(truth.shape), 0, 1), truth
+
+
+def test_the_best_threshold_is_that_of_trying_all() -> None:
+    for seed in range(7):
+        probabilities, truth = (table[:, 0] for table in _made_up(29, 1, seed))
+        found = best_threshold(probabilities, truth)
+        every = max(f1(probabilities[:, None], truth[:, None], (cut,), "macro_f1") for cut in [-1.0, *probabilities])
+        assert f1(probabilities[:, None], truth[:, None], (found,), "macro_f1") == pytest.approx(every)
+
+
+def test_f1_is_that_of_scikit_learn() -> None:
+    from sklearn.metrics import f1_score
+
+    probabilities, truth = _made_up(29, 5, 2)
+    truth[:, 3], probabilities[:, 3] = 0, 0.1
+    for average in ("micro_f1", "macro_f1"):
+        given = f1_score(truth, probabilities > 0.4, average=average[:5], zero_division=0.0)
+        assert f1(probabilities, truth, (0.4,) * 5, average) == pytest.approx(given)  # type: ignore[arg-type]
+
+
+def test_a_label_that_is_never_true_is_cut_at_one_half() -> None:
+    assert best_threshold(np.array([0.2, 0.9]), np.array([0, 0])) == 0.5
+
+
+def test_equal_probabilities_are_not_told_apart() -> None:
+    assert best_threshold(np.array([0.3, 0.3, 0.1]), np.array([1, 0, 0])) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("scope", "average"), product(("global", "per_label"), ("micro_f1", "macro_f1")))
+def test_thresholds_do_better_than_one_half(scope: str, average: str) -> None:
+    probabilities, truth = _made_up(211, 5, 3)
+    found = find_thresholds(probabilities, truth, scope=scope, average=average)  # type: ignore[arg-type]
+    assert len(found) == 5
+    assert f1(probabilities, truth, found, average) > f1(probabilities, truth, (0.5,) * 5, average) + 0.05  # type: ignore[arg-type]
+
+
+def test_micro_f1_by_label_is_no_worse_than_the_best_of_a_grid() -> None:
+    probabilities, truth = _made_up(31, 2, 5)
+    grid = product(np.linspace(0, 1, 41), repeat=2)
+    best = max(f1(probabilities, truth, cuts, "micro_f1") for cuts in grid)  # type: ignore[arg-type]
+    found = find_thresholds(probabilities, truth, scope="per_label", average="micro_f1")
+    assert f1(probabilities, truth, found, "micro_f1") >= best - 1e-12
+
+
+def test_what_is_held_up_was_found_on_other_rows() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def find(rows: np.ndarray) -> object:
+        asked.append(tuple(rows))
+        return lambda others: np.array([float(other in rows) for other in others])
+
+    assert held_up(23, find).sum() == 0.0  # type: ignore[arg-type]
+    assert len(asked) == 5
+    assert all(len(rows) in (18, 19) for rows in asked)
+
+
+def test_thresholds_of_noise_do_not_hold_up() -> None:
+    draw = np.random.Generator(np.random.PCG64(7))
+    truth = (draw.random((37, 11)) < 0.2).astype(np.int64)
+    noise = draw.random(truth.shape)
+    found = find_thresholds(noise, truth, scope="per_label", average="macro_f1")
+    assert held_up_f1(noise, truth, scope="per_label", average="macro_f1") < f1(noise, truth, found, "macro_f1") - 0.05
