@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,6 +117,7 @@ class LabelledRows:
         length: the greatest number of tokens that the model is given at a time, special tokens included.
         long_inputs: what is read of a longer text.
         names: the classes; only needed with ``labels``.
+        segments: the second text of a pair is segment 1, for models that have two.
 
     Raises:
         UserError: ``length`` leaves no room for a token, a label was not seen in training, or pairs are to be read
@@ -126,6 +127,7 @@ class LabelledRows:
     lengths: NDArray[np.int64]  # (rows,) tokens in each row, over all its chunks, special tokens included
     cut: NDArray[np.bool_]  # (rows,) whether tokens were left out
     empty: int  # texts without a single token
+    one_sided: NDArray[np.bool_]  # (rows,) whether it is a pair of which one text has no token
     targets: NDArray[np.int64] | None  # `Labels.encode` of the labels
 
     def __init__(
@@ -138,6 +140,7 @@ class LabelledRows:
         long_inputs: LongInputs = TRUNCATE,
         names: Labels | None = None,
         pairs: Sequence[str] | None = None,
+        segments: bool = True,
     ) -> None:
         room = length - (2 if pairs is None else 3)
         if room < (1 if pairs is None else 2):
@@ -159,7 +162,7 @@ class LabelledRows:
         kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
         cls, sep = np.array([tokenizer.cls_id], kind), np.array([tokenizer.sep_id], kind)
         pieces: list[NDArray[Any]] = [np.empty(0, kind)]
-        lengths, firsts, cut, self.empty = [], [], [], 0
+        lengths, firsts, cut, one_sided, self.empty = [], [], [], [], 0
         for start in range(0, len(texts), _CHUNK):
             part = slice(start, start + _CHUNK)
             first = tokenizer.encode_batch(texts[part])
@@ -169,6 +172,7 @@ class LabelledRows:
                 size = len(ids) + (0 if other is None else len(other))
                 self.empty += len(ids) == 0
                 cut.append(size > reach)
+                one_sided.append(other is not None and not (len(ids) and len(other)))
                 if other is None:
                     pieces_of_text = long_inputs.pieces(ids, room)
                     row = [ids for piece in pieces_of_text for ids in (cls, piece.astype(kind), sep)]
@@ -181,6 +185,8 @@ class LabelledRows:
             pieces = [np.concatenate(pieces)]  # before the next chunk: a row's own small arrays are not compact
         self.lengths = np.array(lengths, dtype=np.int64)
         self.cut = np.array(cut, dtype=bool)
+        self.one_sided = np.array(one_sided, dtype=bool)
+        self._paired, self._segments = pairs is not None, segments
         self._ids = pieces[0]
         self._starts = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
         self._firsts = None if pairs is None else np.array(firsts, dtype=np.int64)
@@ -192,12 +198,14 @@ class LabelledRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Texts ``longer`` than ``length``, and of these the ``truncated`` and the ``chunked``, which may be both."""
+        """Texts ``longer`` than ``length``, and of these the ``truncated`` and the ``chunked``, which may be both; of
+        pairs, those that are ``one_sided``."""
         chunked = self.lengths > self.length
         return {
             "longer": int((self.cut | chunked).sum()),
             "truncated": self.truncated,
             "chunked": int(chunked.sum()),
+            **({"one_sided": int(self.one_sided.sum())} if self._paired else {}),
         }
 
     def __len__(self) -> int:
@@ -211,7 +219,7 @@ class LabelledRows:
         token_types = chunks = None
         if len(input_ids) > self.length:  # every chunk but the last is full
             chunks = np.arange(len(input_ids)) // self.length
-        if self._firsts is not None:
+        if self._firsts is not None and self._segments:
             token_types = (np.arange(len(input_ids)) >= self._firsts[index]).astype(np.int64)
         target = None if self.targets is None else self.targets[index]
         label = int(target) if target is not None and target.ndim == 0 else target
@@ -265,6 +273,25 @@ def read_labelled(
     if not texts:
         raise UserError(f"{names} holds no rows; give a file with at least one row for each of two classes")
     return texts, several if multi_label else single
+
+
+def labelled_records(
+    inputs: Sequence[str], *, label: str, columns: Sequence[str] | None = None, encoding: str | None = None
+) -> Iterator[tuple[Mapping[str, Any], str, str]]:
+    """Every record of ``inputs`` with its one label, and where it stands, in words.
+
+    Raises:
+        UserError: no such column, a record without a label, no records.
+    """
+    where = ""
+    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
+        where = f"row {number} of {', '.join(inputs)}"
+        name = _label(field_of(record, label, where=where))
+        if not name:
+            raise UserError(f"{where} has no label in column {label!r}; give it one, or leave the row out")
+        yield record, name, where
+    if not where:
+        raise UserError(f"{', '.join(inputs)} holds no rows; give a file with labelled rows")
 
 
 def text_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) -> str:

@@ -60,10 +60,14 @@ class Predictor:
         texts = iter(texts)
         while chunk := list(islice(texts, _CHUNK)):
             rows = LabelledRows(chunk, None, self.tokenizer, length=self.length, long_inputs=self.long_inputs)
-            logits = predict_logits(self.model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
-            table = probabilities(logits, self.labels)
-            for row, truncated in zip(table, rows.cut, strict=True):
-                yield self._prediction(row, bool(truncated))
+            yield from self.of_rows(rows, batch_size=batch_size)
+
+    def of_rows(self, rows: LabelledRows, *, batch_size: int = 32) -> Iterator[Prediction]:
+        """One prediction a row, of texts or pairs that were read already."""
+        logits = predict_logits(self.model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
+        table = probabilities(logits, self.labels)
+        for row, truncated in zip(table, rows.cut, strict=True):
+            yield self._prediction(row, bool(truncated))
 
     def _prediction(self, row: NDArray[np.float64], truncated: bool) -> Prediction:
         likeliest = int(row.argmax())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -230,6 +230,10 @@ class Scaled(nn.Module):
         errors = told.squeeze(1) - truth
         return (errors / self.spread).square(), errors.detach().abs()
 
+    def loss_of(self, metrics: Mapping[str, Any]) -> float:
+        """The mean squared error in units of the spread."""
+        return float(metrics["squared_error"]) / float(self.spread) ** 2
+
     def plain(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
         """The same as one head, and the config of the model with it."""
         last = _classifier(self.head)
@@ -273,6 +277,10 @@ class Cumulative(nn.Module):
         """(texts,) negative log likelihoods of the ranks, and whether the median is right."""
         ranks = labels.long()
         return -log_likelihood(told, ranks), ((told > 0).sum(dim=1) == ranks).float()
+
+    def loss_of(self, metrics: Mapping[str, Any]) -> float:
+        """The mean negative log likelihood."""
+        return float(metrics["log_loss"])
 
     def plain(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
         """The same as one head, and the config of the model with it."""
@@ -367,6 +375,10 @@ class NumbersObjective(nn.Module):
     def _head(self) -> Scaled | Cumulative:
         assert isinstance(self.model.head, Scaled | Cumulative)
         return self.model.head
+
+    def loss_of(self, metrics: Mapping[str, Any]) -> float:
+        """What the loss is of examples with these metrics (see `homespun.training.numbers`)."""
+        return self._head.loss_of(metrics)
 
     def product(self) -> tuple[Model, ModelConfig]:
         """The model with an ordinary head, which gives the same logits."""

@@ -1,6 +1,6 @@
 """How good told numbers are: metrics of regressions and of ratings in order, as plain values for JSON and the report.
 
-`regression_metrics` gives these keys, and `rating_metrics` those from the third on besides the first two:
+`regression_metrics` gives the first of these keys, `rating_metrics` all of them:
 
 | key | what |
 |---|---|
@@ -60,7 +60,7 @@ def rating_metrics(
         levels: the ratings, lowest first.
         truth: (rows,) ranks in ``levels``.
         ranks: (rows,) what was told.
-        expected: (rows,) ratings between the levels, for the correlations; those of ``ranks`` where not given.
+        expected: (rows,) ratings between the levels, for squared error and correlations; the ``ranks`` if not given.
         probabilities: (rows, levels), where there are any.
     """
     values = np.array(levels, dtype=np.float64)
@@ -68,7 +68,7 @@ def rating_metrics(
     metrics = regression_metrics(values[truth], told)
     if expected is not None:
         finer = regression_metrics(values[truth], expected)
-        metrics |= {name: finer[name] for name in ("pearson", "spearman")}
+        metrics |= {name: finer[name] for name in ("squared_error", "pearson", "spearman")}
     counts = np.zeros((len(levels), len(levels)), dtype=np.int64)
     np.add.at(counts, (truth, ranks), 1)
     percent = 100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1)

@@ -1,10 +1,10 @@
-"""Classifying texts: one label a text, or several."""
+"""Labelled texts, and classifying them: one label a text, or several."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
@@ -13,29 +13,30 @@ from pydantic import Field
 
 from homespun.baselines import majority, tfidf
 from homespun.config import Config
-from homespun.data.labelled import LabelledRows, LabelNames, Labels, read_labelled, text_of
+from homespun.data.labelled import LabelledRows, Labels, read_labelled, text_of
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
 from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.jobs.tasks.files import files_of, paths
+from homespun.jobs.tasks.numbers import RatingsTask, RegressionTask
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.jobs.tasks.texts import (
+    LabelledText,
+    TextsData,
+    check_head,
+    check_length,
+    labels_of,
+    predicted_in_parts,
+    rows_of,
+    seconds_of,
+    shown,
+    whole_pairs,
+)
 from homespun.models.backbone import Model
-from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.sequence_heads import FeedForwardHeadConfig, LinearHeadConfig, PooledHeadConfig
 from homespun.models.store import Stored
 from homespun.objectives.supervised import Classification
 from homespun.training.evaluate import classification_metrics, classify
 from homespun.training.validation import Evaluation
-
-_READ_THE_FIRST = (LinearHeadConfig, FeedForwardHeadConfig, PooledHeadConfig)
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledText:
-    """A text and its label, or its labels where it may have several."""
-
-    text: str
-    label: str | tuple[str, ...]
 
 
 class LabelledData(Config):
@@ -84,44 +85,26 @@ class LabelledData(Config):
         return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
 
     def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
-        """Classification of them.
+        """What the objective learns from them: classes, numbers, ratings.
 
         Raises:
-            UserError: another objective, texts longer than the model, one class alone, or a head that reads the first
-                token of a causal model.
+            UserError: another objective, texts longer than the model, nothing to tell apart, or a head that reads the
+                first token of a causal model.
         """
-        if not isinstance(objective, Classification):
-            raise UserError(
-                f"data.kind=texts has labels to tell apart, and objective {objective.kind} learns something else; "
-                f"set objective.kind=classification, or give data of its kind"
-            )
-        limit = stored.config.backbone.max_position_embeddings
-        if self.length > limit:
-            raise UserError(
-                f"data.length={self.length} exceeds the model's max_position_embeddings={limit}; lower it, and read "
-                f"longer texts with data.long_inputs.kind=chunk_mean"
-            )
-        backbone = stored.config.backbone
-        onwards = not isinstance(backbone, EncoderDecoderConfig) and backbone.causal
-        if onwards and isinstance(objective.head, _READ_THE_FIRST):
-            raise UserError(
-                f"head {objective.head.kind} reads the first token, which in a causal model has seen no other; set "
-                f"objective.head.kind=last, or mean"
-            )
-        return ClassificationTask(self, Labels.collect(_labels(training), multi_label=self.multi_label), stored)
+        return task_on_texts(self, objective, stored, training)
 
     def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
-        """Classification as the model was fine-tuned for it."""
-        if stored.labels is None or "length" not in stored.task:
-            raise UserError(
-                f"{source} is not a classifier; fine-tune it first: homespun finetune classify ... --from {source}"
-            )
-        if stored.config.head is not None and stored.config.head.kind == "token_classification":
-            raise UserError(
-                f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
-            )
-        several = self.model_copy(update={"multi_label": stored.labels.multi_label})
-        return ClassificationTask(several, stored.labels, stored)
+        """The task that the model was fine-tuned for."""
+        several = stored.labels is not None and stored.labels.multi_label and not stored.task.get("learned")
+        return stored_task_on_texts(self.model_copy(update={"multi_label": several}), stored, source=source)
+
+    def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str | None]:
+        """The text of a record, which is no pair."""
+        return text_of(record, paths(self.text), where=where), None
+
+    def described(self) -> dict[str, Any]:
+        """How the texts are read."""
+        return self.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "multi_label"})
 
     def with_columns(
         self,
@@ -143,29 +126,48 @@ class LabelledData(Config):
 
 
 class ClassificationTask:
-    """Labels for texts; see `homespun.jobs.tasks.task.Task`."""
+    """Labels for texts, or for pairs of them; see `homespun.jobs.tasks.task.Task`."""
 
     measures = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 
-    def __init__(self, data: LabelledData, labels: Labels, stored: Stored) -> None:
+    def __init__(self, data: TextsData, labels: Labels, stored: Stored) -> None:
         self.data = data
         self.labels = labels
+        self.stored = stored
         self.tokenizer = stored.tokenizer
+
+    @classmethod
+    def of(
+        cls, data: TextsData, objective: Classification, stored: Stored, training: Sequence[LabelledText]
+    ) -> ClassificationTask:
+        """For the classes of the training."""
+        several = any(isinstance(example.label, tuple) for example in training[:1])
+        return cls(data, Labels.collect(labels_of(training), multi_label=several), stored)
+
+    @classmethod
+    def again(cls, data: TextsData, stored: Stored, *, source: str) -> ClassificationTask:
+        """Classification as the model was fine-tuned for it."""
+        if stored.labels is None or "length" not in stored.task:
+            raise UserError(
+                f"{source} is not a classifier; fine-tune it first: homespun finetune classify ... --from {source}"
+            )
+        if stored.config.head is not None and stored.config.head.kind == "token_classification":
+            raise UserError(
+                f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
+            )
+        return cls(data, stored.labels, stored)
 
     def strata(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
         """The classes."""
-        return self.labels.encode(_labels(examples))
+        return self.labels.encode(labels_of(examples))
+
+    def texts(self, examples: Sequence[LabelledText]) -> list[str]:
+        """The texts, or both of a pair."""
+        return shown(examples)
 
     def rows(self, examples: Sequence[LabelledText]) -> LabelledRows:
-        """A row a text."""
-        return LabelledRows(
-            [example.text for example in examples],
-            _labels(examples),
-            self.tokenizer,
-            length=self.data.length,
-            long_inputs=self.data.long_inputs,
-            names=self.labels,
-        )
+        """A row a text or pair."""
+        return rows_of(examples, self.data, self.stored, names=self.labels)
 
     def lesson(self, objective: Classification, stored: Stored, training: LabelledRows) -> Lesson:
         """A new head on the encoder."""
@@ -179,7 +181,8 @@ class ClassificationTask:
             long_inputs=self.data.long_inputs,
         )
         collate = objective.collate(self.tokenizer.pad_id, self.labels, weights=weights)
-        return Lesson(module, module.model, training, collate, module.product)
+        rows = whole_pairs(training, training.one_sided)
+        return Lesson(module, module.model, rows, collate, module.product)
 
     def validate(self, lesson: Lesson, rows: LabelledRows, *, batch_size: int) -> Evaluation:
         """The log loss and the metrics."""
@@ -207,9 +210,11 @@ class ClassificationTask:
         """The majority class, and TF-IDF with a linear model."""
         learned, truth = self.strata(training), self.strata(test)
         texts, unseen = ([example.text for example in part] for part in (training, test))
+        pair, other = seconds_of(training), seconds_of(test)
+        seconds = None if pair is None or other is None else (pair, other)
         made = {
             "majority": majority(learned, truth, self.labels),
-            "tfidf": tfidf(texts, learned, unseen, truth, self.labels),
+            "tfidf": tfidf(texts, learned, unseen, truth, self.labels, seconds=seconds),
         }
         return {name: Measured(line.metrics, self._said(truth, line.predicted)) for name, line in made.items()}
 
@@ -219,19 +224,39 @@ class ClassificationTask:
 
     def describe(self) -> dict[str, Any]:
         """How the texts are read."""
-        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "multi_label"})
-        return {"kind": "classification", "data": self.data.kind} | told
+        return {"kind": "classification", "data": self.data.kind} | self.data.described()
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Label, probability, and that of every class."""
-        wanted = paths(self.data.text)
-        texts = (text_of(r, wanted, where=f"row {number} of {source}") for number, r in enumerate(records, start=1))
         predictor = Predictor(
             model, self.tokenizer, self.labels, length=self.data.length, long_inputs=self.data.long_inputs
         )
-        return (asdict(prediction) for prediction in predictor.predict(texts))
+        for part in predicted_in_parts(records, self.data, source=source):
+            yield from map(asdict, predictor.of_rows(rows_of(part, self.data, self.stored)))
 
 
-def _labels(examples: Sequence[LabelledText]) -> LabelNames:
-    names: Any = [example.label for example in examples]
-    return names  # type: ignore[no-any-return]  # all of one type or all of the other, as `read_labelled` gave them
+_TASKS: dict[str, Any] = {"classification": ClassificationTask, "regression": RegressionTask, "ratings": RatingsTask}
+
+
+def task_on_texts(data: TextsData, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+    """What an objective learns from labelled texts, or pairs.
+
+    Raises:
+        UserError: as in `LabelledData.task`.
+    """
+    if objective.kind not in _TASKS:
+        raise UserError(
+            f"data.kind={data.kind} has a label for each of its texts, and objective {objective.kind} learns something "
+            f"else; set objective.kind=classification, or give data of its kind"
+        )
+    check_length(data, stored)
+    check_head(objective.head, stored.config)
+    made: Task[Any, Any] = _TASKS[objective.kind].of(data, objective, stored, training)
+    return made
+
+
+def stored_task_on_texts(data: TextsData, stored: Stored, *, source: str) -> Task[Any, Any]:
+    """The same of a fine-tuned model; what tells of no objective is a classifier, or nothing of the kind."""
+    kind = stored.task.get("kind", "classification")
+    made: Task[Any, Any] = _TASKS.get(kind, ClassificationTask).again(data, stored, source=source)
+    return made
