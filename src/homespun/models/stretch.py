@@ -6,7 +6,7 @@ Every tensor of the new model is the checkpoint's own, one made of it, or fresh;
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -169,7 +169,14 @@ def layers_of(layers: int, wanted: int) -> tuple[int, ...]:
     return tuple(round(number * (layers - 1) / max(1, wanted - 1)) for number in range(wanted))
 
 
-def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords | None = None) -> Origins:
+def carry(
+    stored: Stored,
+    model: Model,
+    config: ModelConfig,
+    *,
+    words: NewWords | None = None,
+    layers: Sequence[int] | None = None,
+) -> Origins:
     """Fill ``model``, just built from ``config``, with what it can take of ``stored``.
 
     The head is taken where it is of the same kind.
@@ -188,8 +195,8 @@ def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords 
         for name, tensor in stored.model.state_dict().items()
         if kinds[0] == kinds[1] or not name.startswith("head.")
     }
-    layers = {
-        prefix: layers_of(before.num_hidden_layers, after.num_hidden_layers)
+    chosen = {
+        prefix: tuple(layers or layers_of(before.num_hidden_layers, after.num_hidden_layers))
         for prefix, (before, after) in stacks.items()
     }
     copied, changed, fresh, used = [], {}, [], set()
@@ -197,7 +204,7 @@ def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords 
         for name, tensor in weights_of(model).items():
             prefix = next((prefix for prefix in stacks if name.startswith(prefix)), next(iter(stacks)))
             before, after = stacks[prefix]
-            origin = _origin(name, source, layers[prefix])
+            origin = _origin(name, source, chosen[prefix])
             if origin is not None and ".kernel." in name and before.attention.kind != after.attention.kind:
                 origin = None  # of another kernel, whatever its name
             if origin is None:
@@ -221,7 +228,7 @@ def carry(stored: Stored, model: Model, config: ModelConfig, *, words: NewWords 
             else:
                 copied.append(name)
     left = [name for name in weights_of(stored.model) if name not in used]
-    return Origins(tuple(copied), changed, tuple(fresh), tuple(left), tuple(chain(*layers.values())))
+    return Origins(tuple(copied), changed, tuple(fresh), tuple(left), tuple(chain(*chosen.values())))
 
 
 def _pairs_of_stacks(

@@ -78,7 +78,7 @@ class _PredictTokens(torch.autograd.Function):
             part = slice(start, start + rows)
             chunk, truth = hidden[part], labels[part][:, None]
             labelled, truth = truth >= 0, truth.clamp(min=0)
-            logits = _logits(chunk, weight, bias).to(loss.dtype)  # (rows, vocab)
+            logits = logits_of(chunk, weight, bias).to(loss.dtype)  # (rows, vocab)
             top = logits.amax(-1, keepdim=True)
             label_logit = logits.gather(-1, truth)
             wanted_logit = label_logit
@@ -120,7 +120,7 @@ class _PredictTokens(torch.autograd.Function):
         )
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """(rows, size) -> (rows, vocab), in the type of ``hidden``."""
     weight, bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
     if hidden.device.type != "cpu":

@@ -22,6 +22,8 @@ from homespun.models.backbone import Model
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import MaskedLMHead, NextSentenceHead
+from homespun.models.recurrent import RecurrentConfig
+from homespun.objectives.distill import TaughtMaskedLM, TokenTeacher
 from homespun.objectives.noise import choose_positions, replace
 from homespun.text.tokenizer import Tokenizer
 
@@ -102,6 +104,15 @@ class MaskedLM(Config):
     duplicates: int = Field(default=10, ge=1, description="how many masks of each row static masking goes round")
     whole_words: bool = Field(default=False, description="mask all pieces of a word together")
     next_sentence: bool = Field(default=False, description="BERT's second task; needs a corpus with sentences")
+    teacher: TokenTeacher | None = Field(default=None, description="a model to learn from beside (DistilBERT)")
+
+    @model_validator(mode="after")
+    def _one_task(self) -> MaskedLM:
+        if self.teacher is not None and self.next_sentence:
+            raise ValueError(
+                "a teacher is asked for masked tokens alone; set next_sentence=false, or leave teacher out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _shares(self) -> MaskedLM:
@@ -132,16 +143,17 @@ class MaskedLM(Config):
             mask_share=self.mask_share,
             random_share=self.random_share,
             duplicates=self.duplicates if self.masking == "static" else 0,
-            terms=("mlm", "mlm_accuracy"),
+            terms=("mlm", "mlm_accuracy", *(self.teacher.masked_terms if self.teacher else ())),
+            token_terms=self.teacher.token_terms if self.teacher else (),
             pair_terms=("next_sentence", "next_sentence_accuracy") if self.next_sentence else (),
         )
 
-    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective:
-        """The model side: ``model``'s backbone under a masked LM head, its own where it has one.
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective | TaughtMaskedLM:
+        """The model side: ``model``'s backbone under a masked LM head, its own where it has one, and the teacher.
 
         Raises:
             UserError: the backbone is causal, or the next sentence is to be predicted and it cannot tell two segments
-                apart.
+                apart; a teacher that cannot be opened, or that does not fit.
         """
         backbone = needs_both_sides(model, "mlm")
         if self.next_sentence and model.backbone.type_vocab_size < 2:
@@ -157,18 +169,20 @@ class MaskedLM(Config):
         if self.next_sentence:
             pairs = NextSentenceHead(built.backbone.hidden_size)
             initialise(pairs.modules(), model.backbone.initializer_range)
-        return MaskedLMObjective(built, config, pairs)
+        objective = MaskedLMObjective(built, config, pairs)
+        return objective if self.teacher is None else self.teacher.around(objective, tokenizer)
 
 
-def needs_both_sides(model: ModelConfig, kind: str) -> EncoderConfig:
+def needs_both_sides(model: ModelConfig, kind: str) -> EncoderConfig | RecurrentConfig:
     """The backbone, one stack that sees both sides of a place.
 
     Raises:
         UserError: it is another, such as a causal one, which would have to fill a place from its left side alone.
     """
-    backbone = model.one_stack(f"objective {kind}")
+    backbone = model.one_text(f"objective {kind}")
     if backbone.causal:
-        raise UserError(f"objective {kind} fills places from both sides of them; set model.causal=false, or use clm")
+        way_out = "model.bidirectional=true" if isinstance(backbone, RecurrentConfig) else "model.causal=false"
+        raise UserError(f"objective {kind} fills places from both sides of them; set {way_out}, or use clm")
     return backbone
 
 
@@ -183,9 +197,12 @@ class MaskedLMObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         """The vocabulary projection runs only where there is a label."""
+        return self.of(self.model.read(batch.input_ids, batch.context), batch)
+
+    def of(self, hidden: Tensor, batch: Batch) -> Loss:
+        """The terms of (batch, seq, hidden) vectors that were read of the batch."""
         assert batch.positions is not None
         assert batch.labels is not None
-        hidden = self.model.read(batch.input_ids, batch.context)
         head = self.model.head
         assert isinstance(head, MaskedLMHead)
         prediction = head.predict(at(hidden, batch.positions), batch.labels)

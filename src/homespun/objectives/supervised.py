@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,12 @@ from homespun.models.encoder import initialise
 from homespun.models.last_layers import LastLayersHeadConfig, LayerCount
 from homespun.models.remembered import Remembered
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
+from homespun.objectives import adversarial
+from homespun.objectives.adversarial import AdversarialObjective, Adversary, symmetric_kl, symmetric_kl_of_each
+from homespun.objectives.answer import Answer, Answering, Counted
 from homespun.objectives.auxiliary import TERM, AuxiliaryLM, WithNextTokens
+from homespun.objectives.distill import LabelTeacher
+from homespun.text.tokenizer import Tokenizer
 
 ClassWeight = Annotated[float, Field(gt=0)]
 
@@ -58,6 +63,19 @@ class Classification(Config):
     cache_size: Annotated[Count, Field(gt=0)] = Field(
         default=8_000_000_000, description="bytes that they may take there, such as 2G"
     )
+    teacher: LabelTeacher | None = Field(default=None, description="a classifier to learn from beside the labels")
+    adversarial: Adversary | None = Field(default=None, description="texts are perturbed besides (SiFT)")
+
+    @model_validator(mode="after")
+    def _reaches_the_embeddings(self) -> Classification:
+        if self.adversarial is not None and self.frozen:
+            raise ValueError(
+                "adversarial makes the encoder steady, and a frozen one stays as it is; set frozen=false, or leave "
+                "adversarial out"
+            )
+        if self.teacher is not None and self.teacher.cosine and self.last_layers > 1:
+            raise ValueError("teacher.cosine compares last layers; set last_layers=1, or teacher.cosine=0")
+        return self
 
     @model_validator(mode="after")
     def _cached_if_frozen(self) -> Classification:
@@ -98,8 +116,25 @@ class Classification(Config):
 
     def collate(self, pad_id: int, labels: Labels, *, weights: tuple[float, ...] | None = None) -> Collate:
         """The data side; ``weights`` as given to `build`."""
-        collate = ClassificationCollate(pad_id, labels.multi_label, weights)
-        return WithNextTokens(collate) if self.auxiliary_lm else collate
+        collate: Collate = ClassificationCollate(pad_id, labels.multi_label, weights)
+        if self.auxiliary_lm:
+            collate = WithNextTokens(collate)
+        more = {} if self.teacher is None else dict(self.teacher.terms)
+        if self.adversarial is not None:
+            more[adversarial.TERM] = self.adversarial.like
+        return Counted(collate, more) if more else collate
+
+    def around(self, objective: ClassificationObjective, tokenizer: Tokenizer, labels: Labels) -> Any:
+        """What `build` gave, with an adversary and a teacher where there are any: a module that is `Answering`.
+
+        Raises:
+            UserError: a teacher that cannot be opened, or that does not fit.
+        """
+        wrapped: Answering = objective
+        if self.adversarial is not None:
+            distance = symmetric_kl_of_each if labels.multi_label else symmetric_kl
+            wrapped = AdversarialObjective(wrapped, self.adversarial, distance)
+        return wrapped if self.teacher is None else self.teacher.around(wrapped, tokenizer, labels)
 
     def build(
         self,
@@ -202,13 +237,27 @@ class ClassificationObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0), and ``causal`` with an auxiliary language model."""
+        return self.answer(batch).loss
+
+    def answer(self, batch: Batch) -> Answer:
+        """The loss, and what it is made of."""
         if batch.labels is None:
             raise ValueError("classification needs a batch with labels")
-        assert self.model.head is not None
         hidden = self.model.read(batch.input_ids, batch.context)
-        logits: Tensor = self.model.head(hidden, batch.attention_mask, batch.chunks).float()  # (texts, classes)
+        logits = self._logits(hidden, batch)
         loss = self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
-        return loss if self.auxiliary is None else Loss(loss.terms | {TERM: self.auxiliary(hidden, batch)})
+        if self.auxiliary is not None:
+            loss = Loss(loss.terms | {TERM: self.auxiliary(hidden, batch)})
+        return Answer(hidden, logits, loss)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """(texts, classes) float32."""
+        return self._logits(self.model.read(batch.input_ids, batch.context), batch)
+
+    def _logits(self, hidden: Tensor, batch: Batch) -> Tensor:
+        assert self.model.head is not None
+        logits: Tensor = self.model.head(hidden, batch.attention_mask, batch.chunks).float()
+        return logits
 
     def _single(self, logits: Tensor, labels: Tensor) -> Loss:
         loss = F.cross_entropy(

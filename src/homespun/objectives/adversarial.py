@@ -1,0 +1,214 @@
+"""Fine-tuning against small perturbations of the embeddings: scale-invariant (SiFT), and plain for comparison.
+
+In either a first pass finds in which direction a perturbation does most harm, and a second one is learned from. Both
+draw the same dropout as the pass without a perturbation, so that what differs is the perturbation alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.batch import Batch, Loss, Term
+from homespun.config import Config
+from homespun.models.backbone import Backbone, EncoderDecoder, Model
+from homespun.models.config import ModelConfig
+from homespun.models.embeddings import Embeddings
+from homespun.nn.soft_targets import each_yes_or_no
+from homespun.objectives.answer import Answer, Answering
+
+TERM = "adversarial"
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""(texts, labels) logits of a perturbed and of a clean text -> (texts,)."""
+Harm = tuple[Tensor, Tensor | float]
+"""A sum, and over how many targets."""
+
+
+def symmetric_kl(told: Tensor, clean: Tensor) -> Tensor:
+    """(texts, classes) of each -> (texts,) ``KL(p || q) + KL(q || p)``.
+
+    As in the released code each distribution is a constant where it stands before the bar.
+    """
+    first, second = (F.log_softmax(logits.float(), dim=-1) for logits in (told, clean))
+    forth = first.detach().exp() * (first.detach() - second)
+    back = second.detach().exp() * (second.detach() - first)
+    return (forth + back).sum(-1)
+
+
+def symmetric_kl_of_each(told: Tensor, clean: Tensor) -> Tensor:
+    """`symmetric_kl` of labels that do not exclude each other: (texts,), the mean over them."""
+    return symmetric_kl(each_yes_or_no(told), each_yes_or_no(clean)).mean(-1)
+
+
+def squared_error(told: Tensor, clean: Tensor) -> Tensor:
+    """(texts, numbers) of each -> (texts,), for regression."""
+    return (told.float() - clean.float()).square().flatten(1).mean(-1)
+
+
+class Sift(Config):
+    """Scale-invariant fine-tuning (He et al. 2021, DeBERTa, section 5; Jiang et al. 2020): the answers shall stay.
+
+    The embeddings are perturbed as if normalised to mean 0 and deviation 1: a perturbation of the same size is the same
+    share of every token's vector, whatever its length. The figures are those of the released code, in which, as here,
+    the embeddings themselves do not learn from the perturbed pass.
+    """
+
+    kind: Literal["sift"] = "sift"
+    like: ClassVar[str | None] = None
+    alpha: float = Field(default=5.0, gt=0, description="weight of the term beside the labels' loss")
+    init_perturbation: float = Field(default=1e-2, gt=0, description="deviation of the random start")
+    step_size: float = Field(default=1e-4, gt=0, description="of the step against the answers; the largest of a token")
+
+    def begin(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
+        """A random perturbation."""
+        drawn = torch.randn(vectors.shape, generator=generator).to(vectors.device)
+        return drawn.clamp_(-2, 2) * self.init_perturbation
+
+    def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
+        """One that does more harm."""
+        return delta + self.step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
+
+    def move(self, vectors: Tensor, delta: Tensor) -> Tensor:
+        """(batch, seq, embedding), before their norm: ``(normalised + delta)`` in the scale that they had."""
+        vectors = vectors.detach()
+        deviation = vectors.float().std(-1, correction=0, keepdim=True)
+        return vectors + (delta * deviation).to(vectors.dtype)
+
+    def harm(self, objective: Answering, batch: Batch, clean: Tensor, distance: Distance) -> Harm:
+        """The sum of how far the answers moved from the ``clean`` ones, and of how many texts."""
+        return distance(objective.logits(batch), clean).sum(), float(batch.num_rows)
+
+
+class PlainAdversarial(Config):
+    """Adversarial training of embeddings as they are (Miyato et al. 2017): the labels shall be told all the same."""
+
+    kind: Literal["plain"] = "plain"
+    like: ClassVar[str | None] = "loss"
+    alpha: float = Field(default=1.0, gt=0, description="weight of the term beside the labels' loss")
+    epsilon: float = Field(default=1.0, gt=0, description="length of the perturbation of a whole sequence")
+
+    def begin(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
+        """None."""
+        return torch.zeros(vectors.shape, device=vectors.device)
+
+    def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
+        """Where the loss grows fastest."""
+        length: Tensor = gradient.flatten(1).norm(dim=1)[:, None, None]
+        return self.epsilon * gradient / (1e-12 + length)
+
+    def move(self, vectors: Tensor, delta: Tensor) -> Tensor:
+        """(batch, seq, embedding), before their norm."""
+        return vectors + delta.to(vectors.dtype)
+
+    def harm(self, objective: Answering, batch: Batch, clean: Tensor, distance: Distance) -> Harm:
+        """The labels' loss, and its count."""
+        term = objective.answer(batch).loss.terms["loss"]
+        return term.sum, term.count
+
+
+Adversary = Annotated[Sift | PlainAdversarial, Field(discriminator="kind")]
+
+
+class AdversarialObjective(nn.Module):
+    """An objective with the term ``adversarial`` beside its own, while it is trained.
+
+    Args:
+        objective: is wrapped.
+        adversary: how it is perturbed.
+        distance: between answers, for SiFT: `symmetric_kl`, or `squared_error` of a regression.
+    """
+
+    def __init__(self, objective: Answering, adversary: Sift | PlainAdversarial, distance: Distance) -> None:
+        super().__init__()
+        self.objective = objective
+        self.adversary, self.distance = adversary, distance
+
+    @property
+    def model(self) -> Model:
+        """That of the objective."""
+        return self.objective.model
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Without a perturbation."""
+        return self.objective.logits(batch)
+
+    def forward(self, batch: Batch) -> Loss:
+        """The objective's terms, and ``adversarial``."""
+        return self.answer(batch).loss
+
+    def answer(self, batch: Batch) -> Answer:
+        """The answer without a perturbation; its loss has the term ``adversarial`` where gradients are taken."""
+        if not (self.training and torch.is_grad_enabled()):
+            return self.objective.answer(batch)
+        seed = int(torch.randint(2**62, ()))
+        device = batch.input_ids.device
+        with _drawing(seed, device):
+            clean = self.objective.answer(batch)
+        term = self._term(batch, clean.logits, seed)
+        return Answer(clean.hidden, clean.logits, Loss(clean.loss.terms | {TERM: term}))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a gradient is taken inside
+    def _term(self, batch: Batch, clean: Tensor, seed: int) -> Term:
+        device = batch.input_ids.device
+        moved = _Moved(self.adversary, torch.Generator().manual_seed(seed))
+        with moved.inside(_embeddings(self.model.backbone)):
+            with _drawing(seed, device):
+                harm, _ = self.adversary.harm(self.objective, batch, clean.detach(), self.distance)
+            moved.climb(harm)
+            with _drawing(seed, device):
+                harm, count = self.adversary.harm(self.objective, batch, clean, self.distance)
+        return Term(harm, count, weight=self.adversary.alpha)
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """That of the objective."""
+        return self.objective.product()
+
+
+class _Moved:
+    """A hook before the norm of the embeddings: any reader, attention and head then sees perturbed texts."""
+
+    def __init__(self, adversary: Sift | PlainAdversarial, generator: torch.Generator) -> None:
+        self.adversary, self.generator = adversary, generator
+        self.delta: Tensor | None = None
+
+    def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> Tensor:
+        vectors: Tensor = arguments[0]
+        if self.delta is None:
+            self.delta = self.adversary.begin(vectors, self.generator).requires_grad_()
+        return self.adversary.move(vectors, self.delta)
+
+    @contextlib.contextmanager
+    def inside(self, embeddings: Embeddings) -> Iterator[None]:
+        """While texts are to be perturbed."""
+        handle = embeddings.norm.register_forward_pre_hook(self)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def climb(self, harm: Tensor) -> None:
+        """Take the step; none where the gradient is not finite, as half-precision may make it."""
+        assert self.delta is not None
+        (gradient,) = torch.autograd.grad(harm, self.delta)
+        delta = self.adversary.step(self.delta, gradient).detach()
+        self.delta = torch.where(gradient.isfinite().all(), delta, self.delta.detach())
+
+
+def _embeddings(backbone: Backbone) -> Embeddings:
+    """Those of what reads the text."""
+    reading = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
+    return reading.embeddings
+
+
+@contextlib.contextmanager
+def _drawing(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout is drawn from ``seed`` in here."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,63 @@
+"""What may stand around a fine-tuning objective, a teacher or an adversary, asks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from homespun.batch import Batch, Draw, Loss
+from homespun.data.loader import Collate
+from homespun.data.rows import Row
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said of a batch, and what it costs.
+
+    Attributes:
+        hidden: (sequences, seq, hidden) vectors that the head was given.
+        logits: (texts, labels) float32.
+        loss: whose term ``loss`` is that of the labels.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+    loss: Loss
+
+
+class Answering(Protocol):
+    """An objective, a `torch.nn.Module`, that answers for each text."""
+
+    @property
+    def model(self) -> Model:
+        """What answers."""
+
+    def logits(self, batch: Batch) -> Tensor:
+        """(texts, labels) float32, and nothing besides."""
+
+    def answer(self, batch: Batch) -> Answer:
+        """All of it."""
+
+    def product(self) -> tuple[Model, ModelConfig]:
+        """What is kept when training is over."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A collate that counts the targets of further terms: as many as of the term named, or of rows where none is."""
+
+    collate: Collate
+    terms: Mapping[str, str | None]
+
+    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+        """The batch of ``collate``."""
+        batch = self.collate(rows, draws)
+        added = {
+            name: float(batch.num_rows) if like is None else batch.targets[like] for name, like in self.terms.items()
+        }
+        return replace(batch, targets=batch.targets | added)

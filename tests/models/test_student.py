@@ -1,0 +1,72 @@
+"""A student is its teacher's layers, to the bit, without segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from homespun.errors import UserError
+from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.sequence_heads import PooledHeadConfig
+from homespun.models.store import Stored
+from homespun.models.student import every_second, student_of
+from homespun.planning.made_up import made_up_tokenizer
+
+
+def teacher(head: Any = None, **fields: Any) -> Stored:
+    tokenizer = made_up_tokenizer(31)
+    sizes = {"hidden_size": 14, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 17}
+    backbone = EncoderConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=23, **(sizes | fields))
+    config = ModelConfig(backbone=backbone, head=head)
+    torch.manual_seed(3)
+    return Stored(config.build().eval(), config, tokenizer)
+
+
+def test_half_of_twelve_is_what_the_released_student_has() -> None:
+    assert every_second(12) == (0, 2, 4, 7, 9, 11)
+    assert every_second(6) == (0, 2, 5)
+    assert every_second(1) == (0,)
+
+
+@pytest.mark.parametrize("layers", [None, (5, 1)])
+def test_layers_are_the_teachers(layers: tuple[int, ...] | None) -> None:
+    given = teacher(MaskedLMHeadConfig())
+    student, origins = student_of(given, layers=layers)
+    chosen = layers or (0, 2, 5)
+    assert origins.layers == chosen
+    assert not origins.fresh
+    for number, origin in enumerate(chosen):
+        theirs = given.model.backbone.layers[origin].state_dict()  # type: ignore[union-attr]
+        for name, tensor in student.model.backbone.layers[number].state_dict().items():  # type: ignore[union-attr]
+            assert torch.equal(tensor, theirs[name]), name
+    assert student.model.head is not None
+    assert set(origins.left) >= {"backbone.embeddings.segments.weight"}
+
+
+def test_all_layers_without_segments_are_the_teacher() -> None:
+    given = teacher(MaskedLMHeadConfig())
+    student, _ = student_of(given, layers=range(6))
+    ids = torch.randint(5, 31, (3, 19))
+    torch.testing.assert_close(student.model(ids), given.model(ids), rtol=1e-5, atol=1e-5)
+
+
+def test_a_head_over_texts_is_left() -> None:
+    given = teacher(PooledHeadConfig(num_labels=3))
+    student, origins = student_of(given)
+    assert student.config.head is None
+    assert any(name.startswith("head.") for name in origins.left)
+
+
+def test_another_attention() -> None:
+    student, _ = student_of(teacher(), changes={"attention": {"kind": "linformer", "k": 5}})
+    assert student.config.one_stack("a test").attention.kind == "linformer"
+    assert student.model(torch.randint(5, 31, (2, 11))).shape == (2, 11, 14)
+
+
+@pytest.mark.parametrize("layers", [(), (6,), (-1,)])
+def test_layers_that_are_not_there(layers: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="0 to 5"):
+        student_of(teacher(), layers=layers)

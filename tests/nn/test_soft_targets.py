@@ -1,0 +1,78 @@
+"""Soft targets: the released formula, its gradient, and no table of logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from homespun.nn import soft_targets
+from homespun.nn.soft_targets import Words, each_yes_or_no, soft_labels, soft_tokens
+
+
+def words(seed: int, targets: int = 13, vocab: int = 29, size: int = 7) -> Words:
+    draw = torch.Generator().manual_seed(seed)
+    made = [torch.randn(shape, generator=draw) for shape in ((targets, size), (vocab, size), (vocab,))]
+    return Words(*(tensor.requires_grad_() for tensor in made))
+
+
+def logits(given: Words) -> Tensor:
+    return F.linear(given.features, given.weight, given.bias)
+
+
+def released(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """As `distiller.py` of DistilBERT has it, whose `batchmean` is undone."""
+    told = F.log_softmax(student / temperature, dim=-1)
+    return F.kl_div(told, F.softmax(teacher / temperature, dim=-1), reduction="sum") * temperature**2
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
+@pytest.mark.parametrize("chunk", [1, 29 * 5, 4 * 2**20])
+def test_loss_and_gradients_are_those_of_the_released_formula(
+    temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soft_targets, "_CHUNK", chunk)
+    student, teacher = words(1), words(2, size=11)
+    ours = soft_tokens(student, teacher, temperature=temperature)
+    theirs = released(logits(student), logits(teacher).detach(), temperature)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    given = (student.features, student.weight, student.bias)
+    for mine, wanted in zip(torch.autograd.grad(3 * ours, given), torch.autograd.grad(3 * theirs, given), strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_teaches_itself_nothing() -> None:
+    same = words(1)
+    loss = soft_tokens(same, same, temperature=1.0)
+    assert abs(loss.item()) < 1e-5
+    for gradient in torch.autograd.grad(loss, (same.features, same.weight, same.bias)):
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-5, rtol=0)
+
+
+def test_the_teacher_learns_nothing() -> None:
+    student, teacher = words(1), words(2)
+    soft_tokens(student, teacher, temperature=2.0).backward()  # type: ignore[no-untyped-call]
+    assert student.weight.grad is not None
+    assert teacher.weight.grad is None
+    assert teacher.features.grad is None
+
+
+def test_words_that_only_one_of_them_has_count_for_nothing() -> None:
+    student, teacher = words(1), words(2, vocab=31)
+    cut = teacher.first(29)
+    assert torch.equal(soft_tokens(student, teacher, temperature=2.0), soft_tokens(student, cut, temperature=2.0))
+    assert torch.equal(soft_tokens(cut, student, temperature=2.0), soft_tokens(teacher, student, temperature=2.0))
+
+
+def test_labels_by_hand() -> None:
+    student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2 * 3.0, 0.0]])
+    p = torch.sigmoid(torch.tensor(3.0))  # at a temperature of 2
+    wanted = 4 * (p * (p / 0.5).log() + (1 - p) * ((1 - p) / 0.5).log())
+    torch.testing.assert_close(soft_labels(student, teacher, temperature=2.0), wanted[None])
+
+
+def test_labels_that_do_not_exclude_each_other() -> None:
+    values = torch.tensor([[1.5, -0.5, 0.0]])
+    yes = each_yes_or_no(values).softmax(-1)[..., 1]
+    torch.testing.assert_close(yes, values.sigmoid())
