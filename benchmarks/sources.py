@@ -138,6 +138,8 @@ def _json_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _table(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    if path.is_file():
+        return
     stream = io.StringIO(newline="")
     writer = csv.DictWriter(stream, ("text", "label"))
     writer.writeheader()

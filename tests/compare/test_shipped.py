@@ -1,6 +1,8 @@
-"""Every comparison that is shipped: its stages are recipes, and what they train from nothing can be built."""
+"""Every comparison that is shipped or measured: its stages are recipes; what they train from nothing can be built."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,11 +12,12 @@ from homespun.compare.trials import trials
 from homespun.jobs.adapt import changes_in
 from homespun.jobs.recipe import PretrainRecipe, comparison_names, load_recipe
 
-SHIPPED = comparison_names()
+MEASURED = Path(__file__).resolve().parents[2] / "benchmarks" / "comparisons"
+EVERY = [*comparison_names(), *map(str, sorted(MEASURED.glob("*.yaml")))]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_shipped_comparison_is_made_of_recipes(name: str) -> None:
+@pytest.mark.parametrize("name", EVERY, ids=lambda name: Path(name).stem)
+def test_a_comparison_is_made_of_recipes(name: str) -> None:
     every = [trial for trial in trials(compare_recipe(name)) if trial.seed == 0]
     assert len(every) >= 2
     for trial in every:
