@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.baselines import majority, tfidf
-from homespun.config import Config
+from homespun.config import Config, validate
 from homespun.data.labelled import LabelledRows, Labels, read_labelled, text_of
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
 from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.jobs.tasks.files import files_of, paths
 from homespun.jobs.tasks.numbers import RatingsTask, RegressionTask
-from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.jobs.tasks.task import Lesson, Measured, Part, Task, Tuned
 from homespun.jobs.tasks.texts import (
     LabelledText,
     TextsData,
@@ -32,10 +32,13 @@ from homespun.jobs.tasks.texts import (
     shown,
     whole_pairs,
 )
+from homespun.jobs.tasks.tuning import Tuning, decide
 from homespun.models.backbone import Model
 from homespun.models.store import Stored
 from homespun.objectives.supervised import Classification
+from homespun.training.calibration import calibration, row_losses
 from homespun.training.evaluate import classification_metrics, classify
+from homespun.training.thresholds import PLAIN, Decision
 from homespun.training.validation import Evaluation
 
 
@@ -130,7 +133,8 @@ class ClassificationTask:
 
     measures = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 
-    def __init__(self, data: TextsData, labels: Labels, stored: Stored) -> None:
+    def __init__(self, data: TextsData, labels: Labels, stored: Stored, *, decision: Decision = PLAIN) -> None:
+        self.decision = decision
         self.data = data
         self.labels = labels
         self.stored = stored
@@ -155,7 +159,10 @@ class ClassificationTask:
             raise UserError(
                 f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
             )
-        return cls(data, stored.labels, stored)
+        decision = stored.task.get("decision")
+        if decision is None:
+            return cls(data, stored.labels, stored)
+        return cls(data, stored.labels, stored, decision=validate(Decision, decision, source=source))
 
     def strata(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
         """The classes."""
@@ -173,16 +180,28 @@ class ClassificationTask:
         """A new head on the encoder."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
-        module = objective.build(
+        module: Any = objective.build(
             copy.deepcopy(stored.model),
             stored.config,
             self.labels,
             weights=weights,
             long_inputs=self.data.long_inputs,
         )
+        module = objective.around(module, self.tokenizer, self.labels)
         collate = objective.collate(self.tokenizer.pad_id, self.labels, weights=weights)
         rows = whole_pairs(training, training.one_sided)
-        return Lesson(module, module.model, rows, collate, module.product)
+
+        def tune(validation: LabelledRows, tuning: Tuning, batch_size: int) -> Tuned:
+            return self.tuned(module.model, validation, tuning, batch_size=batch_size)
+
+        return Lesson(module, module.model, rows, collate, module.product, tune)
+
+    def tuned(self, model: Model, validation: LabelledRows, tuning: Tuning, *, batch_size: int) -> Tuned:
+        """The same with its logits read as is best for the validation texts."""
+        assert validation.targets is not None
+        logits = predict_logits(model, validation, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
+        decision, told = decide(logits, validation.targets, tuning)
+        return Tuned(type(self)(self.data, self.labels, self.stored, decision=decision), told)
 
     def validate(self, lesson: Lesson, rows: LabelledRows, *, batch_size: int) -> Evaluation:
         """The log loss and the metrics."""
@@ -191,14 +210,26 @@ class ClassificationTask:
         return Evaluation(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
 
     def measure(self, model: Model, rows: LabelledRows, *, batch_size: int) -> Measured:
-        """`classification_metrics`, and the probability of every class."""
+        """`classification_metrics` and how far it is off (`calibration`); of each text the probability of every class,
+        and the ``loss``."""
         assert rows.targets is not None
         logits = predict_logits(model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
-        table = probabilities(logits, self.labels)
-        predicted = classify(table, self.labels)
+        temperature = self.decision.temperature
+        table = probabilities(logits, self.labels, temperature=temperature)
+        predicted = classify(table, self.labels, self.decision.thresholds)
         metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)
+        values = logits.astype(np.float64)
+        off = calibration(values, rows.targets, temperature)
+        metrics |= {"ece": off["after"]["ece"], "calibration": off}
+        losses = row_losses(values / temperature, rows.targets)
         said = self._said(rows.targets, predicted)
-        return Measured(metrics, [row | {"probability": p.tolist()} for row, p in zip(said, table, strict=True)])
+        return Measured(
+            metrics,
+            [
+                row | {"probability": p, "loss": loss}
+                for row, p, loss in zip(said, table.tolist(), losses.tolist(), strict=True)
+            ],
+        )
 
     def _said(self, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> list[dict[str, Any]]:
         return [
@@ -224,12 +255,18 @@ class ClassificationTask:
 
     def describe(self) -> dict[str, Any]:
         """How the texts are read."""
-        return {"kind": "classification", "data": self.data.kind} | self.data.described()
+        told = {"kind": "classification", "data": self.data.kind} | self.data.described()
+        return told if self.decision == PLAIN else told | {"decision": self.decision.model_dump(mode="json")}
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Label, probability, and that of every class."""
         predictor = Predictor(
-            model, self.tokenizer, self.labels, length=self.data.length, long_inputs=self.data.long_inputs
+            model,
+            self.tokenizer,
+            self.labels,
+            length=self.data.length,
+            long_inputs=self.data.long_inputs,
+            decision=self.decision,
         )
         for part in predicted_in_parts(records, self.data, source=source):
             yield from map(asdict, predictor.of_rows(rows_of(part, self.data, self.stored)))
