@@ -11,7 +11,18 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from tiny_language import UNIGRAM_ENTROPY, batches, draws, fit, rows_of, some_pairs, some_rows, tiny_model, tiny_writer
+from tiny_language import (
+    UNIGRAM_ENTROPY,
+    batches,
+    draws,
+    fit,
+    rows_of,
+    some_pairs,
+    some_rows,
+    tiny_model,
+    tiny_recurrent,
+    tiny_writer,
+)
 from torch import Tensor, nn
 
 from homespun.batch import Batch
@@ -22,9 +33,12 @@ from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.denoising import Denoising
 from homespun.objectives.gap_sentences import GapSentenceGeneration
 from homespun.objectives.masked import MaskedLM
+from homespun.objectives.streamed import StreamedCausalLM
 from homespun.text.tokenizer import Tokenizer
 
-CONFIGS = {member.model_fields["kind"].default: member() for member in get_args(get_args(PretrainingObjective)[0])}
+CONFIGS: dict[str, Any] = {
+    member.model_fields["kind"].default: member() for member in get_args(get_args(PretrainingObjective)[0])
+} | {"streamed_clm": StreamedCausalLM(streams=8)}
 VARIANTS = CONFIGS | {
     "nsp": MaskedLM(next_sentence=True),
     "static": MaskedLM(masking="static"),
@@ -39,6 +53,8 @@ every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANT
 def model_for(config: Any, tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
     if writes(config):
         return tiny_writer(tokenizer, ngram=2 if config.kind == "future_ngrams" else 0, **fields)
+    if config.kind == "streamed_clm":
+        return tiny_recurrent(tokenizer, **fields)
     return tiny_model(tokenizer, causal=config.kind == "clm", **fields)
 
 
@@ -214,10 +230,11 @@ def test_half_precision(config: Any, tokenizer: Tokenizer) -> None:
 
 
 @every_kind
-def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
+def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     objective = build(config, tokenizer, hidden_dropout_prob=0.1, num_hidden_layers=1).train()
     batch = batch_for(config, tokenizer, rows_with(config, tokenizer, [13] * 3))
     torch.compiler.reset()
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)  # else it goes around recurrent networks
     compiled = torch.compile(objective, backend="eager", fullgraph=True)
     loss = compiled(batch).total(batch.targets)
     loss.backward()
@@ -261,8 +278,9 @@ def test_a_model_that_sees_the_wrong_way_is_refused(config: Any, tokenizer: Toke
         with pytest.raises(UserError, match=r"needs an encoder with a decoder, .* take one such as model\.preset="):
             config.build(tiny_model(tokenizer), tokenizer)
         return
-    model = tiny_model(tokenizer, causal=config.kind != "clm")
-    with pytest.raises(UserError, match=r"set model\.causal="):
-        config.build(model, tokenizer)
+    recurrent = tiny_recurrent(tokenizer, bidirectional=config.kind.endswith("clm"))
+    for model in (tiny_model(tokenizer, causal=config.kind != "clm"), recurrent):
+        with pytest.raises(UserError, match=r"set model\.(causal|bidirectional)=|recurrent"):
+            config.build(model, tokenizer)
     with pytest.raises(UserError, match="works on one stack, and this model is an encoder with a decoder"):
         config.build(tiny_writer(tokenizer), tokenizer)

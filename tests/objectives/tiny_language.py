@@ -17,6 +17,7 @@ from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.recurrent import RecurrentConfig
 from homespun.text.sentinels import with_sentinels
 from homespun.text.tokenizer import Tokenizer
 
@@ -42,6 +43,12 @@ def tiny_model(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
         "initializer_range": 0.1,  # so narrow a model is slow to leave its start from 0.02
     }
     return ModelConfig(backbone=EncoderConfig.model_validate(sizes | fields))
+
+
+def tiny_recurrent(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
+    tokens = {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id, "max_position_embeddings": 32}
+    sizes = {"cell": "lstm", "hidden_size": 48, "hidden_dropout_prob": 0.0, "initializer_range": 0.3}
+    return ModelConfig(backbone=RecurrentConfig.model_validate(tokens | sizes | fields))
 
 
 def tiny_writer(tokenizer: Tokenizer, *, ngram: int = 0, **fields: Any) -> ModelConfig:

@@ -19,7 +19,7 @@ from homespun.errors import UserError
 WINDOW = 64  # batches, at the least, whose rows are sorted together when bucketing
 
 T = TypeVar("T")
-Order = Literal["shuffled", "bucketed"]
+Order = Literal["shuffled", "bucketed", "in_order"]
 
 
 class Collate(Protocol):
@@ -51,7 +51,7 @@ class Loader:
         world_size: how many processes share a step.
         order: ``shuffled``; or ``bucketed``, where rows of like length come together, so that little is padding. The
             order is then shuffled, cut into windows of at least 64 steps, and sorted by length within each; the steps
-            of a window come in random order.
+            of a window come in random order. Or ``in_order``: every epoch the rows come as they are.
         workers: processes that prepare batches ahead; 0: none. The batches are the same, to the bit, for any number.
 
     Raises:
@@ -140,6 +140,8 @@ class Loader:
         if self.order == "bucketed":
             return self._bucketed(epoch, place)
         positions = np.arange(self._begin(place), self._begin(place + 1))
+        if self.order == "in_order":
+            return positions
         return shuffled(positions, len(self.rows), key=(self.seed, epoch))
 
     def _bucketed(self, epoch: int, place: int) -> np.ndarray:

@@ -33,6 +33,7 @@ class Row:
     label: int | float | np.ndarray | None = None  # class, or (classes,) 0/1 when multi-label; NSP: 1 = random next
     sentence_ends: np.ndarray | None = None  # (sentences,) int64: where each ends in `input_ids`, exclusive
     target_ids: np.ndarray | None = None  # (target,) int64: what a decoder is to write, its end token included
+    piece: tuple[int, int] | None = None  # the stream that it goes on in, and its number there; None: it stands alone
 
 
 class Rows(Protocol):

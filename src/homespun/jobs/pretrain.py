@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from homespun.data.corpus import Corpus
-from homespun.data.loader import Loader
+from homespun.data.loader import Loader, Order
 from homespun.data.rows import JoinedRows, Rows
 from homespun.errors import UserError
 from homespun.hf.export import export_beside
@@ -23,6 +23,8 @@ from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import save_model
+from homespun.objectives.config import PretrainingObjective
+from homespun.objectives.streamed import StreamedCausalLM
 from homespun.planning.count import flops_per_token
 from homespun.planning.outlook import Text, short_of_text
 from homespun.report.console import Display
@@ -84,6 +86,11 @@ def pretrain(
     objective: Any = build()
     origins = None if begin is None else begin.fill(objective)
     place = Place.here()
+    if isinstance(recipe.objective, StreamedCausalLM) and place.world_size > 1:
+        raise UserError(
+            f"objective streamed_clm carries its state in one process, and there are {place.world_size}; start one, or "
+            f"take objective.kind=clm"
+        )
     run = Run.create(out, recipe, resume=resume, main=place.is_main)
     collate = recipe.objective.collate(tokenizer)
     loader = Loader(
@@ -94,7 +101,7 @@ def pretrain(
         seed=config.seed,
         rank=place.rank,
         world_size=place.world_size,
-        order="shuffled" if recipe.objective.packs else "bucketed",
+        order=_order(recipe.objective),
         workers=config.workers,
     )
     # the held-out rows keep one set of masks, that of epoch 0, so that their losses compare over time
@@ -146,6 +153,12 @@ def pretrain(
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result
+
+
+def _order(objective: PretrainingObjective) -> Order:
+    if isinstance(objective, StreamedCausalLM):
+        return "in_order"
+    return "shuffled" if objective.packs else "bucketed"
 
 
 def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, begin: Start | None) -> Work:

@@ -15,6 +15,7 @@ from homespun.jobs.tasks.classification import LabelledData
 from homespun.jobs.tasks.config import FinetuneData, FinetuneObjective
 from homespun.models.config import BackboneConfig
 from homespun.objectives.config import PretrainingObjective
+from homespun.objectives.streamed import StreamedCausalLM
 from homespun.objectives.supervised import Classification
 from homespun.training.config import TrainConfig
 
@@ -37,6 +38,24 @@ class PretrainRecipe(Config):
     model: BackboneConfig
     objective: PretrainingObjective
     train: TrainConfig
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_streams_as_rows(cls, tree: Any) -> Any:
+        objective, train = (tree.get(name) if isinstance(tree, dict) else None for name in ("objective", "train"))
+        if not isinstance(objective, dict) or not isinstance(train, dict) or objective.get("kind") != "streamed_clm":
+            return tree
+        rows = train.get("batch_size", TrainConfig.model_fields["batch_size"].default)
+        return tree | {"objective": {"streams": rows} | {k: v for k, v in objective.items() if k != "streams" or v}}
+
+    @model_validator(mode="after")
+    def _no_stream_twice_in_a_step(self) -> PretrainRecipe:
+        if isinstance(self.objective, StreamedCausalLM) and 0 < self.objective.streams < self.train.batch_size:
+            raise ValueError(
+                f"train.batch_size={self.train.batch_size} rows of objective.streams={self.objective.streams} streams "
+                f"would go on from each other in one step; give as many streams, or leave objective.streams out"
+            )
+        return self
 
 
 class FinetuneRecipe(Config):

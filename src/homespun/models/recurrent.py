@@ -96,6 +96,11 @@ class RecurrentConfig(Config):
         return 1
 
     @property
+    def hidden_act(self) -> str:
+        """Of heads that have an activation; the networks have their own."""
+        return "gelu"
+
+    @property
     def seed(self) -> int:
         """Of what is drawn once: nothing is."""
         return 0

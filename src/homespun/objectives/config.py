@@ -13,8 +13,16 @@ from homespun.objectives.gap_sentences import GapSentenceGeneration
 from homespun.objectives.masked import MaskedLM
 from homespun.objectives.prophet import FutureNgrams
 from homespun.objectives.span_corruption import SpanCorruption
+from homespun.objectives.streamed import StreamedCausalLM
 
 PretrainingObjective = Annotated[
-    MaskedLM | Electra | CausalLM | Denoising | SpanCorruption | GapSentenceGeneration | FutureNgrams,
+    MaskedLM
+    | Electra
+    | CausalLM
+    | Denoising
+    | SpanCorruption
+    | GapSentenceGeneration
+    | FutureNgrams
+    | StreamedCausalLM,
     Field(discriminator="kind"),
 ]

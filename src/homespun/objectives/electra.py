@@ -82,7 +82,8 @@ class Electra(Config):
         Raises:
             UserError: the backbone is causal.
         """
-        stack = needs_both_sides(model, "electra")
+        stack = model.one_stack("objective electra")
+        needs_both_sides(model, "electra")
         own = model.head if isinstance(model.head, DiscriminatorHeadConfig) else None
         discriminates = own or DiscriminatorHeadConfig(hidden_act=stack.hidden_act)
         config = ModelConfig(backbone=model.backbone, head=discriminates)

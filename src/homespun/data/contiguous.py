@@ -1,0 +1,71 @@
+"""Rows that go on from each other: a corpus as a few long streams, each cut into pieces in order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from homespun.data.corpus import Corpus
+from homespun.data.rows import SHORTEST_LENGTH, Row
+from homespun.errors import UserError
+
+
+class ContiguousRows:
+    """A corpus laid end to end, cut into ``streams`` of equal length, each cut into pieces of ``length`` tokens.
+
+    Row ``piece * streams + stream`` is a piece of a stream: so many rows in a row are the same piece of all streams, and
+    so many later come those that go on from them. Documents are whole ``[CLS] text [SEP]``, in the order given. A row
+    has one token more than its length, that after its last, which is only a label; ``documents`` numbers the documents
+    in it. At the end of the corpus fewer tokens than there are streams are left out; the last pieces are shorter.
+
+    Args:
+        corpus: where the tokens are.
+        documents: (n,) document indices: a side of `Corpus.split`.
+        length: tokens in a piece.
+        streams: how many rows are read side by side.
+
+    Raises:
+        UserError: ``length`` is below 8, or there are fewer than two tokens for each stream.
+    """
+
+    def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, streams: int) -> None:
+        if length < SHORTEST_LENGTH:
+            raise UserError(f"rows of {length} tokens are too short; the length must be {SHORTEST_LENGTH} or more")
+        sizes = corpus.lengths[documents].astype(np.int64) + 2
+        total = int(sizes.sum()) - 1  # the very last is only a label
+        if total < 2 * streams:
+            raise UserError(
+                f"{total + 1:,} tokens are too few for {streams} streams beside each other; give more text, hold out a "
+                f"larger share of it (data.validation), or lower train.batch_size and objective.streams"
+            )
+        self._corpus, self._documents = corpus, documents
+        self._ends = np.cumsum(sizes)  # (documents,) where each ends in the whole
+        self._each = total // streams
+        self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
+        self.length, self.streams = length, streams
+        pieces = -(-self._each // length)
+        last = self._each - (pieces - 1) * length
+        self.lengths: np.ndarray = np.repeat(np.where(np.arange(pieces) < pieces - 1, length, last), streams)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        piece, stream = divmod(index, self.streams)
+        start = stream * self._each + piece * self.length
+        end = start + int(self.lengths[index]) + 1
+        ids, documents = [], []
+        first = number = int(np.searchsorted(self._ends, start, side="right"))
+        while start < end:
+            begin = int(self._ends[number - 1]) if number else 0
+            text = self._corpus.tokens(int(self._documents[number]))
+            whole = np.concatenate([[self._cls], text, [self._sep]])[start - begin : end - begin]
+            ids.append(whole)
+            documents.append(np.full(len(whole), number - first))
+            start, number = int(self._ends[number]), number + 1
+        return Row(
+            np.concatenate(ids).astype(np.int64),
+            documents=np.concatenate(documents).astype(np.int64),
+            piece=(stream, piece),
+        )
