@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS = Path(__file__).parent / "comparisons"
 SHARED = ROOT.parent / "shared" / "data"
 VOCAB_SIZE = 8000
+_FEWEST = 10  # filings whose training part has an item, or it is no class
 
 
 def run(arguments: list[str]) -> dict[str, Any]:
@@ -99,13 +101,15 @@ def items(data: Path, out: Path) -> None:
     for number, filing in enumerate(filings):
         for label, text in filing.items():
             told = " ".join(html.unescape(str(text)).split())
-            # a section without its heading, which would give the item away
+            # without its heading, of capitals, which would give the item away
             told = re.sub(r"^item\s+\d+[ab]?\b[.:\s]*", "", told, flags=re.IGNORECASE)
+            told = re.sub(r"^(?:[^a-z\s]+\s+)*(?=\S*[a-z])", "", told)
             if label.startswith("item_") and len(told) > 400 and told not in seen:
                 seen.add(told)
                 rows["test" if number % 5 == 4 else "train"].append({"text": told, "label": label})
+    counts = Counter(row["label"] for row in rows["train"])
     for split, part in rows.items():
-        _table(out / f"items-{split}.csv", part)
+        _table(out / f"items-{split}.csv", (row for row in part if counts[row["label"]] >= _FEWEST))
 
 
 MADE: Mapping[str, Callable[[Path, Path], None]] = {
