@@ -1,6 +1,7 @@
 """A plan against the model that is built, and what it says of limits that make no sense."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from homespun.config import parse_bytes
 from homespun.errors import UserError
 from homespun.jobs import memory
 from homespun.jobs.plan import plan
+from homespun.jobs.pretrain import pretrain, pretraining_work
 from homespun.jobs.recipe import PretrainRecipe, load_recipe
+from homespun.jobs.workload import made_up_corpus
 from homespun.planning.rates import Rates
 
 RATES = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
@@ -30,8 +33,6 @@ def recipe(name: str = "electra-tiny", *changes: str) -> PretrainRecipe:
 
 
 def test_parameters_are_counted_exactly() -> None:
-    from homespun.jobs.pretrain import pretraining_work
-    from homespun.jobs.workload import made_up_corpus
 
     given = recipe()
     planned = plan(given)
@@ -86,3 +87,20 @@ def test_sizes_of_memory() -> None:
     assert parse_bytes("8GiB") == 8 * 2**30
     assert parse_bytes("1.5 MB") == 1_500_000
     assert parse_bytes(4096) == 4096
+
+
+def test_a_limit_in_the_recipe_is_kept_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = recipe("electra-tiny", "train.batch_size=8", "train.budget.steps=2", "train.budget.tokens=50k")
+    whole = plan(given)["memory"]["peak"]
+    part = plan(recipe("electra-tiny", "train.batch_size=8", "train.micro_batch_size=4"))["memory"]["peak"]
+    assert part < whole
+    limited = given.train.budget.model_copy(update={"memory": (part + whole) // 2})
+    with made_up_corpus(given) as corpus:
+        data = given.data.model_copy(update={"corpus": str(corpus.path), "validation_rows": 3})
+        train = given.train.model_copy(update={"budget": limited})
+        result = pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run")
+    assert result["plan"]["micro_batch_size"] == 4
+    assert result["plan"]["accumulation"] == 2
+    assert result["steps"] == 2
+    assert "epochs" in caplog.text
+    assert result["flops_per_token"] == pytest.approx(plan(given)["flops_per_token"]["total"], rel=0.1)

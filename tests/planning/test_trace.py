@@ -48,3 +48,13 @@ def test_no_memory_is_taken_for_what_is_large() -> None:
         huge = torch.zeros(2**20, 2**20)
         assert (huge @ huge).shape == (2**20, 2**20)
     assert shadow.heap.peak_live >= 2 * 4 * 2**40
+
+
+def test_where_a_result_goes_is_no_factor() -> None:
+    with Shadow() as shadow:
+        bias, left, right, out = torch.zeros(7), torch.zeros(3, 5), torch.zeros(5, 7), torch.zeros(3, 7)
+        with shadow.span("products"):
+            torch.addmm(bias, left, right, out=out)
+            left[None].expand(2, -1, -1) @ right[None].expand(2, -1, -1)
+    counted = sum(flops(operation) * count for operation, count in shadow.spans["products"].operations.items())
+    assert counted == 2 * 3 * 5 * 7 + 2 * 2 * 3 * 5 * 7

@@ -11,13 +11,12 @@ import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
 from torch.nn import functional as F
-from torch.utils.flop_counter import bmm_flop
 
 from homespun.planning.trace import Operation
 
@@ -31,6 +30,7 @@ _FAMILIES = {
     "sorted": r"sort|argsort|topk",
 }
 _BY_ELEMENT = ("unary", "drawn", "sorted")
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # operator: where its factors begin
 _ATTENTION = "_scaled_dot_product"
 
 
@@ -69,7 +69,9 @@ class Rates:
     def _products(self, operation: Operation) -> float:
         if operation.dtype in (torch.bfloat16, torch.float16):
             return self.half_products
-        narrow = min(size for shape in operation.inputs[-2:] for size in shape[-2:])
+        if operation.name not in _PRODUCTS:
+            return self.products
+        narrow = min(size for shape in _operands(operation) for size in shape[-2:])
         share = min(1.0, max(0.0, math.log2(max(narrow, 1) / 64) / 2))  # 64: the small rate, 256: the large one
         return float(self.small_products ** (1 - share) * self.products**share)
 
@@ -87,14 +89,18 @@ def flops(operation: Operation) -> float:
 def matrix_flops(operation: Operation) -> float:
     """FLOPs of a product of matrices, else 0."""
     name, shapes = operation.name, operation.inputs
-    if name in ("mm", "addmm"):
-        (rows, inner), (_, columns) = shapes[-2:]
-        return 2.0 * rows * inner * columns
-    if name in ("bmm", "baddbmm"):
-        return float(bmm_flop(*shapes[-2:]))
+    if name in _PRODUCTS:
+        left, right = _operands(operation)
+        return 2.0 * math.prod(left) * right[-1]
     if name in ("convolution", "convolution_backward"):
         return 2.0 * math.prod(shapes[0]) * math.prod(shapes[1]) / max(1, shapes[1][0])
     return 0.0
+
+
+def _operands(operation: Operation) -> Sequence[tuple[int, ...]]:
+    """The shapes of the two factors; what is added comes before them, and where the result goes after."""
+    first = _PRODUCTS[operation.name]
+    return operation.inputs[first : first + 2]
 
 
 def attention_flops(operation: Operation) -> float:
