@@ -12,8 +12,8 @@ from homespun.errors import UserError
 class ContiguousRows:
     """A corpus laid end to end, cut into ``streams`` of equal length, each cut into pieces of ``length`` tokens.
 
-    Row ``piece * streams + stream`` is a piece of a stream: so many rows in a row are the same piece of all streams, and
-    so many later come those that go on from them. Documents are whole ``[CLS] text [SEP]``, in the order given. A row
+    Row ``piece * streams + stream`` is a piece of a stream: so many rows on end are the same piece of all streams, and
+    as many later come those that go on from them. Documents are whole ``[CLS] text [SEP]``, in the order given. A row
     has one token more than its length, that after its last, which is only a label; ``documents`` numbers the documents
     in it. At the end of the corpus fewer tokens than there are streams are left out; the last pieces are shorter.
 

@@ -59,8 +59,8 @@ class StreamedCausalLM(Config):
     """Predict every next token of a long stream, a piece at a time, from the state that the piece before left.
 
     This is truncated back-propagation through time (Mikolov et al. 2010): no gradient goes back into the piece before.
-    The corpus is read in order, as ``streams`` streams side by side, and the state goes on through the ends of documents;
-    objective clm begins anew at each document instead. A step of ``train.batch_size`` rows is a piece of each stream.
+    The corpus is read in order, as ``streams`` streams side by side, and the state goes on through the ends of its
+    documents; objective clm begins anew at each instead. A step of ``train.batch_size`` rows is a piece of each stream.
     """
 
     kind: Literal["streamed_clm"] = "streamed_clm"
