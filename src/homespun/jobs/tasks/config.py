@@ -11,28 +11,31 @@ from homespun.config import Config, validate
 from homespun.jobs.tasks.answers import QuestionData
 from homespun.jobs.tasks.classification import LabelledData
 from homespun.jobs.tasks.pairs import PairsData
+from homespun.jobs.tasks.sentences import SentencesData
 from homespun.jobs.tasks.tagging import TaggedData
 from homespun.jobs.tasks.task import Task, TaskData
 from homespun.jobs.tasks.text_to_text import TextPairsData
 from homespun.models.store import Stored
 from homespun.objectives.numbers import Ratings, Regression
+from homespun.objectives.sentence_labels import SentenceLabels
 from homespun.objectives.span_answers import SpanAnswers
 from homespun.objectives.supervised import Classification
 from homespun.objectives.tagging import Tagging
 from homespun.objectives.text_to_text import TextToText
 
 FinetuneData = Annotated[
-    LabelledData | PairsData | TextPairsData | TaggedData | QuestionData, Field(discriminator="kind")
+    LabelledData | PairsData | SentencesData | TextPairsData | TaggedData | QuestionData, Field(discriminator="kind")
 ]
 FinetuneObjective = Annotated[
-    Classification | Regression | Ratings | TextToText | Tagging | SpanAnswers, Field(discriminator="kind")
+    Classification | Regression | Ratings | SentenceLabels | TextToText | Tagging | SpanAnswers,
+    Field(discriminator="kind"),
 ]
 _BY_HEAD = {  # a checkpoint from elsewhere does not say what it was fine-tuned on
     "token_classification": "tags",
     "question_answering": "questions",
     "question_answering_ffn": "questions",
 }
-_OF_THE_TASK = ("kind", "data", "learned")  # what `Task.describe` says that is no setting of the data
+_OF_THE_TASK = ("kind", "data", "learned", "decision")  # what `Task.describe` says that is no setting of the data
 
 
 class _Remembered(Config):
@@ -55,8 +58,11 @@ def stored_task(
     """
     told = {name: value for name, value in stored.task.items() if name not in _OF_THE_TASK and value is not None}
     head = stored.config.head
-    usual = "texts" if head is None else _BY_HEAD.get(head.kind, "texts")
-    tree = {"data": told | {"kind": stored.task.get("data", usual)}}
+    elsewhere = None if head is None or "data" in stored.task else _BY_HEAD.get(head.kind)
+    kind = stored.task.get("data", "texts") if elsewhere is None else elsewhere
+    if elsewhere is not None:
+        told = {name: value for name, value in told.items() if name == "length"}
+    tree = {"data": told | {"kind": kind}}
     data: TaskData = validate(_Remembered, tree, source=source).data
     wanted = data.with_columns(text=text, label=label, encoding=encoding, columns=columns)
     return wanted.stored_task(stored, source=source)

@@ -1,0 +1,272 @@
+"""Sentences in the context of their document, with one label each, such as the spoilers of a review."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from homespun.baselines import Baseline, majority, tfidf
+from homespun.config import Config
+from homespun.data.document_sentences import (
+    LabelledDocument,
+    SentenceWindows,
+    Vector,
+    document_of,
+    read_documents_of_sentences,
+)
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
+from homespun.inference.passes import logits_of
+from homespun.inference.predict import probabilities
+from homespun.jobs.tasks.files import files_of
+from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.models.backbone import Model
+from homespun.models.store import Stored
+from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels
+from homespun.training.evaluate import classification_metrics, classify
+from homespun.training.validation import Evaluation
+
+_AHEAD = 256  # documents read ahead in prediction
+_LEAST = np.finfo(np.float32).eps
+
+
+class SentencesData(Config):
+    """Documents whose sentences have a label each: JSON lines in the Goodreads format, or of that kind."""
+
+    kind: Literal["sentences"] = "sentences"
+    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
+    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
+    validation: float | str | list[str] = Field(
+        default=0.1, description="held-out share of the training documents, or files"
+    )
+    sentences: str = Field(
+        default="review_sentences", description="column of [[label, sentence], ...], or of a list of sentences"
+    )
+    labels: str | None = Field(default=None, description="column of as many labels, where the sentences stand alone")
+    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
+    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
+    length: int = Field(default=512, ge=8, description="tokens that the model is given at a time")
+    context: float = Field(
+        default=0.25,
+        ge=0,
+        le=0.9,
+        description="of a long document's next part: the share that repeats what came before",
+    )
+
+    @property
+    def share(self) -> float | None:
+        """Of the training documents, for the validation."""
+        return self.validation if isinstance(self.validation, float) else None
+
+    def read(self, part: Part) -> list[Any] | None:
+        """The documents of a part."""
+        ways = "which documents? give data.train=FILE, with data.sentences=COLUMN, a list of [label, sentence] in each"
+        files = files_of(part, train=self.train, validation=self.validation, test=self.test, ways=ways)
+        return self.read_files(files) if files else None
+
+    def read_files(self, inputs: Sequence[str]) -> list[LabelledDocument]:
+        """The documents of any files."""
+        return read_documents_of_sentences(
+            inputs, sentences=self.sentences, labels=self.labels, columns=self.columns, encoding=self.encoding
+        )
+
+    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+        """Labels for their sentences.
+
+        Raises:
+            UserError: another objective, documents longer than the model, or one class alone.
+        """
+        if not isinstance(objective, SentenceLabels):
+            raise UserError(
+                f"data.kind=sentences has a label for every sentence, and objective {objective.kind} learns something "
+                f"else; set objective.kind=sentence_labels, or give data of its kind"
+            )
+        limit = stored.config.backbone.max_position_embeddings
+        if self.length > limit:
+            raise UserError(
+                f"data.length={self.length} exceeds the model's max_position_embeddings={limit}; lower it: longer "
+                f"documents are read in several parts"
+            )
+        if objective.vector == "first" and stored.config.one_text("objective.vector=first").causal:
+            raise UserError(
+                "objective.vector=first stands before its sentence, which a causal model has not read there; set "
+                "objective.vector=separator"
+            )
+        labels = Labels.collect([label for document in training for label in document.labels])
+        return SentencesTask(self, labels, stored, vector=objective.vector)
+
+    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+        """The same, as the model was fine-tuned for it."""
+        learned = stored.task.get("learned")
+        if stored.labels is None or not isinstance(learned, Mapping) or "vector" not in learned:
+            raise UserError(f"{source} does not label sentences; fine-tune it first: homespun finetune spoilers ...")
+        return SentencesTask(self, stored.labels, stored, vector=learned["vector"])
+
+    def with_columns(
+        self,
+        *,
+        text: Sequence[str] | None,
+        label: str | None,
+        encoding: str | None,
+        columns: Sequence[str] | None,
+    ) -> SentencesData:
+        """The same for files with other columns: ``text`` is that of the sentences, ``label`` that of their labels."""
+        if text is not None and len(text) > 1:
+            raise UserError("the sentences of a document are in one column; give --text-field once")
+        return self.model_copy(
+            update={
+                "sentences": text[0] if text else self.sentences,
+                "labels": label or self.labels,
+                "columns": list(columns) if columns else self.columns,
+                "encoding": encoding,
+            }
+        )
+
+
+class SentencesTask:
+    """Labels for the sentences of documents; see `homespun.jobs.tasks.task.Task`."""
+
+    def __init__(self, data: SentencesData, labels: Labels, stored: Stored, *, vector: Vector) -> None:
+        self.data = data
+        self.labels = labels
+        self.stored = stored
+        self.vector = vector
+
+    @property
+    def measures(self) -> Sequence[str]:
+        """Areas under curves where there are two classes."""
+        areas = ("roc_auc", "pr_auc") if len(self.labels) == 2 else ()
+        return (*areas, "macro_f1", "accuracy", "log_loss")
+
+    def strata(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
+        """Documents are drawn at random.
+
+        Raises:
+            UserError: a label that was not seen in training.
+        """
+        self._targets(examples)
+        return np.zeros((len(examples), 0), dtype=np.int64)
+
+    def _targets(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
+        return self.labels.encode([label for document in examples for label in document.labels])
+
+    def texts(self, examples: Sequence[LabelledDocument]) -> list[str]:
+        """The documents, their sentences joined."""
+        return [" ".join(document.sentences) for document in examples]
+
+    def rows(self, examples: Sequence[LabelledDocument]) -> SentenceWindows:
+        """A row a document, or a part of it."""
+        return self._windows(examples, self._targets(examples))
+
+    def _windows(self, examples: Sequence[LabelledDocument], targets: NDArray[np.int64] | None) -> SentenceWindows:
+        return SentenceWindows(
+            examples,
+            targets,
+            self.stored.tokenizer,
+            length=self.data.length,
+            context=self.data.context,
+            vector=self.vector,
+        )
+
+    def lesson(self, objective: SentenceLabels, stored: Stored, training: SentenceWindows) -> Lesson:
+        """A new head on the backbone."""
+        assert training.targets is not None
+        weights = objective.weights(self.labels, training.targets)
+        module = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
+        collate = SentenceCollate(stored.tokenizer.pad_id, self.vector, weights)
+        return Lesson(module, module.model, training, collate, module.product)
+
+    def validate(self, lesson: Lesson, rows: SentenceWindows, *, batch_size: int) -> Evaluation:
+        """The log loss and the metrics, over all sentences."""
+        metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
+        plain = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+        return Evaluation(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
+
+    def measure(self, model: Model, rows: SentenceWindows, *, batch_size: int) -> Measured:
+        """`classification_metrics` over all sentences, and what was said of those of each document."""
+        assert rows.targets is not None
+        if not len(rows):
+            raise UserError("there is nothing to measure: no document has a sentence")
+        table = self._table(model, rows, batch_size)
+        predicted = classify(table, self.labels)
+        metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)
+        return Measured(metrics | {"documents": len(rows.documents)}, self._said(rows, predicted, table))
+
+    def _table(self, model: Model, rows: SentenceWindows, batch_size: int) -> NDArray[np.float64]:
+        """(sentences, classes) probabilities."""
+        collate = SentenceCollate(self.stored.tokenizer.pad_id, self.vector)
+        logits = np.zeros((len(rows.sizes), len(self.labels)), dtype=np.float32)
+        for numbers, part in logits_of(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
+            sentences = collate([rows[number] for number in numbers], ()).sentences
+            assert sentences is not None
+            own = sentences.numpy()
+            judged = [s for n in numbers for s in range(rows.windows[n, 1], rows.windows[n, 2])]
+            sums = np.zeros((len(judged), part.shape[-1]))
+            np.add.at(sums, own[own >= 0], part[own >= 0])
+            logits[judged] = sums / np.bincount(own[own >= 0], minlength=len(judged))[:, None]
+        return probabilities(logits, self.labels)
+
+    def _said(
+        self, rows: SentenceWindows, predicted: NDArray[np.int64], table: NDArray[np.float64] | None = None
+    ) -> list[dict[str, Any]]:
+        """An object a document; its ``score`` is the share of its sentences that is right."""
+        assert rows.targets is not None
+        said = []
+        for begin, end in zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist(), strict=True):
+            true, told = rows.targets[begin:end], predicted[begin:end]
+            line: dict[str, Any] = {
+                "truth": [str(self.labels.decode(t)) for t in true.tolist()],
+                "predicted": [str(self.labels.decode(t)) for t in told.tolist()],
+            }
+            if end > begin:
+                line["score"] = float((true == told).mean())
+            if table is not None:
+                line["probability"] = table[begin:end].tolist()
+            if table is not None and end > begin:
+                likely = table[begin:end][np.arange(end - begin), true]
+                line["loss"] = float(-np.log(np.clip(likely, _LEAST, None)).mean())
+            said.append(line)
+        return said
+
+    def baselines(self, training: Sequence[LabelledDocument], test: Sequence[LabelledDocument]) -> dict[str, Measured]:
+        """The majority class, and TF-IDF with a linear model, of sentences by themselves."""
+        learned, rows = self._targets(training), self.rows(test)
+        assert rows.targets is not None
+        texts, unseen = ([s for document in part for s in document.sentences] for part in (training, test))
+        made: dict[str, Baseline] = {
+            "majority": majority(learned, rows.targets, self.labels),
+            "tfidf": tfidf(texts, learned, unseen, rows.targets, self.labels),
+        }
+        return {name: Measured(line.metrics, self._said(rows, line.predicted)) for name, line in made.items()}
+
+    def facts(self) -> dict[str, Any]:
+        """Classes, and what stands for a sentence."""
+        return {"labels": list(self.labels.names), "vector": self.vector}
+
+    def describe(self) -> dict[str, Any]:
+        """How the documents are read."""
+        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation"})
+        return {"kind": "sentence_labels", "data": self.data.kind, "learned": {"vector": self.vector}} | told
+
+    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+        """``label``, a list with one for each sentence, and ``probability``, a list of those of all classes."""
+        waiting = enumerate(records, start=1)
+        while part := list(islice(waiting, _AHEAD)):
+            documents = [
+                document_of(record, self.data.sentences, where=f"row {number} of {source}") for number, record in part
+            ]
+            rows = self._windows(documents, None)
+            table = self._table(model, rows, 32)
+            names = [str(self.labels.decode(number)) for number in classify(table, self.labels).tolist()]
+            for begin, end in zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist(), strict=True):
+                yield {
+                    "label": names[begin:end],
+                    "probability": table[begin:end].tolist(),
+                    "truncated": bool(rows.cut[begin:end].any()),
+                }

@@ -1,0 +1,257 @@
+"""Pairs, numbers, ratings and sentences in their documents, through the commands; and what goes wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs_world import COMMON, WORDS, World
+
+import homespun
+from homespun.errors import UserError
+
+QUICK = ("train.optimizer.layer_decay=1.0", "train.optimizer.learning_rate=5e-3", "train.batch_size=17")
+TOPICS = list(WORDS)
+
+
+def phrase(draw: random.Random, topic: str, words: int = 5) -> str:
+    return " ".join(draw.choice(WORDS[topic] if draw.random() < 0.6 else COMMON.split()) for _ in range(words))
+
+
+def write_csv(path: Path, header: list[str], rows: list[list[Any]]) -> Path:
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+    return path
+
+
+def pairs(rows: int, seed: int) -> list[list[Any]]:
+    """Of one topic or two; the number is how much the first is about sport."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(rows):
+        first = draw.choice(TOPICS)
+        second = first if draw.random() < 0.5 else draw.choice(TOPICS)
+        same = "same" if first == second else "other"
+        made.append([phrase(draw, first), phrase(draw, second), same, 700.0 + 100 * TOPICS.index(first)])
+    return made
+
+
+def reviews(rows: int, seed: int) -> list[dict[str, Any]]:
+    """A sentence about food gives away what follows the sentence before it."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(rows):
+        topics = [draw.choice(TOPICS) for _ in range(draw.randint(1, 7))]
+        made.append({"id": 3, "review_sentences": [[int(t == "food"), phrase(draw, t) + "."] for t in topics]})
+    return made
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("pairs")
+    header = ["one", "two", "same", "sport"]
+    write_csv(made / "pairs.csv", header, pairs(181, 1))
+    write_csv(made / "pairs-test.csv", header, pairs(41, 2))
+    draw = random.Random(3)
+    for name, count in (("stars", 181), ("stars-test", 41)):
+        topics = [draw.choice(TOPICS) for _ in range(count)]
+        write_csv(made / f"{name}.csv", ["text", "stars"], [[phrase(draw, t), 2 + TOPICS.index(t)] for t in topics])
+    write_lines(made / "reviews.jsonl", reviews(67, 4))
+    write_lines(made / "reviews-test.jsonl", [*reviews(17, 5), {"id": 1, "review_sentences": []}])
+    return made
+
+
+def of_pairs(folder: Path, label: str, *others: str) -> tuple[Any, ...]:
+    given = (f"data.train={folder / 'pairs.csv'}", f"data.test={folder / 'pairs-test.csv'}", "data.first=one")
+    return (*given, "data.second=two", f"data.label={label}", "data.length=23", *QUICK, *others)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_pairs_are_classified(folder: Path, tmp_path: Path, world: World) -> None:
+    run = tmp_path / "run"
+    others = ("train.budget.epochs=2", "objective.class_weights=balanced")
+    result = world.run("finetune", "pairs", *of_pairs(folder, "same", *others), "--from", world.base, "--out", run)
+    assert result["labels"] == ["other", "same"]
+    assert result["rows"]["test"] == 41
+    assert result["baselines"].keys() == {"majority", "tfidf"}
+    assert "roc_auc" in result["test"]
+    again = world.run("evaluate", run, "--data", folder / "pairs-test.csv")
+    assert again["accuracy"] == result["test"]["accuracy"]
+    told = world.run("predict", run, "--input", folder / "pairs-test.csv", "--out", tmp_path / "out.jsonl")
+    assert sum(told["labels"].values()) == 41
+    written = [line["label"] for line in lines_of(tmp_path / "out.jsonl")]
+    assert written == [line["predicted"] for line in lines_of(run / "predictions/model.jsonl")]
+    with pytest.raises(UserError, match="give --text-field twice, not 1 times"):
+        world.run("evaluate", run, "--data", folder / "pairs-test.csv", "--text-field", "one")
+
+
+def test_numbers_are_told_on_their_own_scale(folder: Path, tmp_path: Path, world: World) -> None:
+    run = tmp_path / "run"
+    others = ("train.budget.epochs=8", "train.best_metric=spearman", "objective.range=[700, 900]")
+    result = world.run(
+        "finetune", "similarity", *of_pairs(folder, "sport", *others), "--from", world.base, "--out", run
+    )
+    test, lines = result["test"], lines_of(run / "predictions/model.jsonl")
+    assert test["spearman"] > 0.5
+    assert test["absolute_error"] < result["baselines"]["mean"]["absolute_error"]
+    assert result["baselines"]["mean"]["pearson"] is None
+    assert -sum(line["score"] for line in lines) / 41 == pytest.approx(test["absolute_error"])
+    assert all(700 <= line["predicted"] <= 900 for line in lines)
+    again = world.run("evaluate", run, "--data", folder / "pairs-test.csv")
+    assert again["spearman"] == pytest.approx(test["spearman"])
+    world.run("predict", run, "--input", folder / "pairs-test.csv", "--out", tmp_path / "out.jsonl")
+    told = [line["number"] for line in lines_of(tmp_path / "out.jsonl")]
+    assert told == pytest.approx([line["predicted"] for line in lines], rel=1e-4)
+    assert "Spearman" in (run / "report/index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("by", ["cumulative", "squared"])
+def test_ratings_are_told(folder: Path, tmp_path: Path, world: World, by: str) -> None:
+    run = tmp_path / "run"
+    data = (f"data.train={folder / 'stars.csv'}", f"data.test={folder / 'stars-test.csv'}", "data.label=stars")
+    given = ("finetune", "ratings", *data, "data.length=13", f"objective.by={by}", *QUICK, "train.budget.epochs=7")
+    result = world.run(*given, "--from", world.base, "--out", run)
+    assert result["levels"] == [2.0, 3.0, 4.0]
+    assert result["test"]["quadratic_kappa"] > 0.4
+    assert result["baselines"]["majority"]["accuracy"] < result["test"]["accuracy"]
+    again = world.run("evaluate", run, "--data", folder / "stars-test.csv")
+    world.run("predict", run, "--input", folder / "stars-test.csv", "--out", tmp_path / "out.jsonl")
+    lines = lines_of(tmp_path / "out.jsonl")
+    wrong = np.mean([abs(line["rating"] - float(line["stars"])) for line in lines])
+    assert again["absolute_error"] == pytest.approx(wrong)
+    assert all(2 <= line["expected"] <= 4 for line in lines)
+    assert again["absolute_error"] == pytest.approx(result["test"]["absolute_error"])
+    if by == "cumulative":
+        assert sum(lines[0]["probabilities"].values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("vector", ["separator", "first", "mean"])
+def test_sentences_are_labelled_in_their_documents(folder: Path, tmp_path: Path, world: World, vector: str) -> None:
+    run, test = tmp_path / "run", folder / "reviews-test.jsonl"
+    data = (
+        f"data.train={folder / 'reviews.jsonl'}",
+        f"data.test={test}",
+        "data.length=23",
+        f"objective.vector={vector}",
+    )
+    given = ("finetune", "spoilers", *data, *QUICK, "train.budget.epochs=9", "objective.class_weights=balanced")
+    result = world.run(*given, "--from", world.base, "--out", run)
+    sentences = sum(len(row["review_sentences"]) for row in lines_of(test))
+    assert (result["test"]["rows"], result["test"]["documents"]) == (sentences, 18)
+    assert result["test"]["roc_auc"] > 0.7
+    assert result["windows_beyond_one"] > 0
+    assert result["empty_documents"] == 1
+    again = world.run("evaluate", run, "--data", test)
+    assert again["roc_auc"] == pytest.approx(result["test"]["roc_auc"])
+    told = world.run("predict", run, "--input", test, "--out", tmp_path / "out.jsonl")
+    assert sum(told["labels"].values()) == sentences
+    lines = lines_of(tmp_path / "out.jsonl")
+    said = lines_of(run / "predictions/model.jsonl")
+    assert [line["label"] for line in lines] == [line["predicted"] for line in said]
+    assert said[-1]["truth"] == []
+    assert homespun.load(run).head is not None
+
+
+def test_a_frozen_encoder_and_folds(folder: Path, tmp_path: Path, world: World) -> None:
+    data = (f"data.train={folder / 'reviews.jsonl'}", "data.length=23", "objective.frozen=true", "folds=2", "seeds=2")
+    given = ("finetune", "spoilers", *data, *QUICK, "train.budget.steps=2")
+    result = world.run(*given, "--from", world.base, "--out", tmp_path / "run")
+    assert result["measured_on"] == "folds"
+    assert len(result["seeds"]) == 4
+    before, after = (homespun.load(place).backbone.state_dict() for place in (world.base, tmp_path / "run"))
+    assert all((before[name] == after[name]).all() for name in before)
+
+
+def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> None:
+    rows = [["a match", "a goal", 3 + i % 3] for i in range(29)]
+    rows += [["", "a goal", 4], ["a match", " ", 3], ["a match", "a bond", 17]]
+    file = write_csv(tmp_path / "rows.csv", ["first", "second", "label"], rows)
+    given = ("finetune", "similarity", f"data.train={file}", f"data.test={file}", "data.length=16", *QUICK)
+    given += ("train.budget.steps=1", "objective.range=[3, 5]", "--from", world.base, "--out", tmp_path / "run")
+    with pytest.raises(UserError, match=r"row 32 has 17, which lies outside objective\.range, 3 to 5; correct it"):
+        world.run(*given)
+    result = world.run(*given, "objective.outside=leave_out")
+    assert (result["one_sided"], result["outside"], result["test"]["rows"]) == (4, 2, 31)  # in both files
+    lines = lines_of(tmp_path / "run/predictions/model.jsonl")
+    assert [line["row"] for line in lines if line["truth"] is None] == [31]
+    page = (tmp_path / "run/report/index.html").read_text(encoding="utf-8")
+    assert "4 pairs had an empty side" in page
+
+
+MISTAKES = {
+    "one side": ("pairs", ["data.second=none"], "in every pair of the training one side is empty"),
+    "same column": ("pairs", ["data.second=one"], "data.first and data.second are the same column, 'one'; name two"),
+    "no number": ("similarity", ["data.label=same"], "row 1 has '(same|other)' where a number must be"),
+    "no range": ("similarity", ["objective.range=[3, 1]"], "range is the least and the greatest number"),
+    "levels": (
+        "similarity",
+        ["objective={kind: ratings, levels: [700, 800]}"],
+        "has the rating 900, and the ratings are",
+    ),
+    "order": ("similarity", ["objective={kind: ratings, levels: [5, 3]}"], "from the lowest to the highest"),
+    "another objective": ("pairs", ["objective={kind: text_to_text}"], "data.kind=pairs has a label for each"),
+    "length": ("pairs", ["data.length=4096"], "exceeds the model's max_position_embeddings"),
+    "no constant": ("similarity", ["objective.head.kind=last"], "head last has no constant"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(folder: Path, tmp_path: Path, world: World, name: str) -> None:
+    recipe, changes, said = MISTAKES[name]
+    rows = [[*row, ""] for row in pairs(31, 6)]
+    file = write_csv(tmp_path / "rows.csv", ["one", "two", "same", "sport", "none"], rows)
+    label = "same" if recipe == "pairs" else "sport"
+    given = (
+        f"data.train={file}",
+        "data.first=one",
+        "data.second=two",
+        f"data.label={label}",
+        "data.length=23",
+        *changes,
+    )
+    with pytest.raises(UserError, match=said) as raised:
+        world.run("finetune", recipe, *given, "train.budget.steps=1", "--from", world.base, "--out", tmp_path / "run")
+    assert "\n" not in str(raised.value)
+
+
+SENTENCES = {
+    "no list": ([{"review_sentences": "a goal. a match."}], "row 1 of .* holds a str, not a list of sentences"),
+    "no pairs": ([{"review_sentences": [[0, "a", "b"]]}], "something else than sentences or pairs"),
+    "no labels": ([{"review_sentences": ["a goal"]}], "has sentences without labels"),
+    "no label": ([{"review_sentences": [["", "a goal"]]}], "has a sentence whose label is ''"),
+    "no column": ([{"reviews": []}], "has no column 'review_sentences'; there are: reviews"),
+    "nothing": ([{"review_sentences": []}], "holds no sentences"),
+    "one class": ([{"review_sentences": [[0, "a goal"]]}], "only one class, '0'"),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_documents_that_cannot_be_read(tmp_path: Path, world: World, name: str) -> None:
+    rows, said = SENTENCES[name]
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(UserError, match=said):
+        world.run("finetune", "spoilers", f"data.train={file}", "data.length=23", "--from", world.base)
+
+
+def test_labels_that_differ_between_splits(folder: Path, tmp_path: Path, world: World) -> None:
+    odd = write_lines(tmp_path / "odd.jsonl", [{"review_sentences": [[2, "a goal"]]}])
+    given = ("finetune", "spoilers", f"data.train={folder / 'reviews.jsonl'}", f"data.test={odd}", "data.length=23")
+    with pytest.raises(UserError, match="label '2' was not seen in training; there are: 0, 1"):
+        world.run(*given, "--from", world.base, "--out", tmp_path / "run")
+    other = write_csv(tmp_path / "odd.csv", ["one", "two", "same", "sport"], [["a", "b", "maybe", 1]])
+    changed = of_pairs(folder, "same", f"data.test={other}")
+    with pytest.raises(UserError, match="label 'maybe' was not seen in training"):
+        world.run("finetune", "pairs", *changed, "--from", world.base, "--out", tmp_path / "run")
