@@ -12,6 +12,7 @@ import typer
 
 from homespun.cli.compare import baselines, compare, measure
 from homespun.cli.convert import convert, export
+from homespun.cli.distill import distill_app
 from homespun.cli.generate import generate, summarize
 from homespun.cli.options import Columns, Encoding, Input, Json, Out, Overrides, Resume, parts, tell, tell_run
 from homespun.cli.plan import plan
@@ -19,6 +20,7 @@ from homespun.cli.prompt import prompt
 from homespun.cli.recipes import recipes_app
 from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
+from homespun.cli.vectors import vectors_app
 from homespun.errors import UserError
 
 app = typer.Typer(
@@ -33,6 +35,8 @@ app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(corpus_app, name="corpus")
 app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
+app.add_typer(distill_app, name="distill")
+app.add_typer(vectors_app, name="vectors")
 app.command()(convert)
 app.command()(export)
 app.command()(generate)

@@ -1,0 +1,146 @@
+"""The verbs of word vectors: `homespun vectors ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from homespun.cli.options import Json, Out, Overrides, parts, tell
+
+vectors_app = typer.Typer(no_args_is_help=True, help="Train word vectors, ask them, measure them, draw them.")
+Vectors = Annotated[Path, typer.Argument(help="Folder of word vectors, or a .txt, .vec or .bin file of word2vec.")]
+Count = Annotated[int, typer.Option("--count", help="How many words to show.")]
+
+
+@vectors_app.command("train")
+def vectors_train(
+    method: Annotated[str, typer.Argument(help="word2vec (by gensim) or glove.")],
+    corpus: Annotated[Path, typer.Option("--corpus", help="Folder made by `homespun corpus build`.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder, or a .txt, .vec or .bin file of word2vec.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Train word vectors of a corpus."""
+    from homespun.jobs.vectors import train_vectors, vectors_config
+    from homespun.report.console import Display
+
+    config = vectors_config(method, overrides or ())
+    with Display(json=as_json) as display:
+        result = train_vectors(corpus, config, out, display=display)
+    tell(result, as_json)
+
+
+@vectors_app.command("similar")
+def vectors_similar(
+    vectors: Vectors,
+    word: Annotated[str, typer.Argument(help="Whose neighbours to show.")],
+    count: Count = 10,
+    as_json: Json = False,
+) -> None:
+    """The words whose vectors are nearest to a word's, with their cosines."""
+    from homespun.vectors.store import open_vectors
+
+    _tell_words(open_vectors(vectors).similar(word, count), as_json)
+
+
+@vectors_app.command("analogy")
+def vectors_analogy(
+    vectors: Vectors,
+    a: Annotated[str, typer.Argument(help="A is to B")],
+    b: Annotated[str, typer.Argument(help="as")],
+    c: Annotated[str, typer.Argument(help="C is to what is shown.")],
+    count: Count = 10,
+    as_json: Json = False,
+) -> None:
+    """What is to C as B is to A: the words nearest to B - A + C."""
+    from homespun.vectors.store import open_vectors
+
+    _tell_words(open_vectors(vectors).analogy(a, b, c, count), as_json)
+
+
+@vectors_app.command("evaluate")
+def vectors_evaluate(
+    vectors: Vectors,
+    data: Annotated[Path, typer.Option("--data", help="Lists of analogies and similarities: a file or a folder.")],
+    as_json: Json = False,
+) -> None:
+    """Accuracy of analogies by section, rank correlation with people's similarities, and how much is covered."""
+    from homespun.jobs.vectors import measure_vectors
+
+    found = measure_vectors(vectors, data)
+    if as_json:
+        tell(found, as_json)
+        return
+    facts: dict[str, Any] = {}
+    for name, list_ in found["analogies"].items():
+        for section, score in list_["sections"].items():
+            facts[section] = _scored(score)
+        facts[name] = _scored(list_)
+    for name, list_ in found["similarities"].items():
+        measured = "-" if list_["spearman"] is None else f"{list_['spearman']:.3f}"
+        facts[name] = f"Spearman {measured} on {list_['covered']:,} of {list_['pairs']:,} pairs"
+    tell(facts, as_json)
+
+
+@vectors_app.command("map")
+def vectors_map(
+    vectors: Vectors,
+    out: Annotated[Path, typer.Option("--out", help="A .png or .svg file.")],
+    words: Annotated[str | None, typer.Option("--words", help="Which: a,b,c.")] = None,
+    top: Annotated[int | None, typer.Option("--top", help="Or so many of the most frequent.")] = None,
+    how: Annotated[str, typer.Option("--how", help="pca or tsne.")] = "pca",
+    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """A picture of words in a plane."""
+    from homespun.cli.options import choice
+    from homespun.jobs.vectors import map_vectors
+    from homespun.vectors.plane import PROJECTIONS
+
+    tell(
+        map_vectors(vectors, out, words=parts(words), top=top, how=choice(how, PROJECTIONS, "--how"), seed=seed),
+        as_json,
+    )
+
+
+@vectors_app.command("convert")
+def vectors_convert(
+    vectors: Vectors,
+    out: Annotated[Path, typer.Option("--out", help="Folder, or a .txt, .vec or .bin file of word2vec.")],
+    as_json: Json = False,
+) -> None:
+    """Write word vectors in another form: our folder, or word2vec's text or binary, which gensim reads."""
+    from homespun.vectors.store import open_vectors, save_vectors
+
+    opened = open_vectors(vectors)
+    save_vectors(opened, out)
+    tell({"vectors": str(out), "words": len(opened), "size": opened.size}, as_json)
+
+
+@vectors_app.command("begin")
+def vectors_begin(
+    recipe: Annotated[str, typer.Argument(help="A recipe of pretraining, whose model is taken, or a .yaml file.")],
+    vectors: Annotated[Path, typer.Option("--vectors", help="Word vectors for its embeddings.")],
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Folder or tokenizer.json.")],
+    out: Out,
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Write an untrained model that begins with word vectors, for `finetune --from`."""
+    from homespun.jobs.vectors import begin_model
+
+    tell(begin_model(recipe, overrides or (), out, tokenizer=tokenizer, vectors=vectors), as_json)
+
+
+def _tell_words(words: list[tuple[str, float]], as_json: bool) -> None:
+    if as_json:
+        tell({"words": [{"word": word, "cosine": cosine} for word, cosine in words]}, as_json)
+    else:
+        tell({word: f"{cosine:.3f}" for word, cosine in words}, as_json)
+
+
+def _scored(score: dict[str, Any]) -> str:
+    accuracy = "-" if score["accuracy"] is None else f"{100 * score['accuracy']:.1f} %"
+    return f"{accuracy} of {score['covered']:,} answered, of {score['questions']:,} questions"

@@ -1,0 +1,61 @@
+"""A map of words: a point and a name each, names moved aside where they would lie on each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from homespun.report.plots import INK, PALETTE, STYLE, Plot, render
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
+
+_INCHES = 0.55  # to either side, times the root of the number of words
+# where a name may stand beside its point, the first free place of these: right, left, above, below, then further off
+_SIDES: list[tuple[int, int, Literal["left", "right", "center"], Literal["bottom", "top", "center"]]] = [
+    (1, 0, "left", "center"),
+    (-1, 0, "right", "center"),
+    (0, 1, "center", "bottom"),
+    (0, -1, "center", "top"),
+]
+_DISTANCES = (4, 10, 18, 28)  # points
+
+
+def draw_words(name: str, words: Sequence[str], places: np.ndarray, *, axes_names: tuple[str, str], title: str) -> Plot:
+    """The picture of ``words`` at ``places``, (words, 2); the larger, the more words there are."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    side = min(max(5.0, _INCHES * math.sqrt(len(words)) * 1.6), 24.0)
+    with matplotlib.rc_context(STYLE | {"axes.grid.axis": "both"}):
+        figure = Figure(figsize=(side, 0.8 * side), layout="constrained")
+        axes = figure.subplots()
+        axes.scatter(places[:, 0], places[:, 1], s=9, color=PALETTE[0], zorder=3)
+        axes.margins(0.12)
+        axes.set_xlabel(axes_names[0])
+        axes.set_ylabel(axes_names[1])
+        axes.set_title(title, loc="left", fontsize=9.5)
+        figure.draw_without_rendering()
+        _name(axes, words, places)
+        caption = f"A map of {len(words)} words: {', '.join(words[:12])}{' ...' if len(words) > 12 else ''}."
+        return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
+
+
+def _name(axes: Axes, words: Sequence[str], places: np.ndarray) -> None:
+    taken: list[Bbox] = []
+    for word, place in zip(words, places, strict=True):
+        point = (float(place[0]), float(place[1]))
+        note = axes.annotate(word, point, xytext=(0, 0), textcoords="offset points", color=INK)
+        for distance, (right, up, horizontal, vertical) in product(_DISTANCES, _SIDES):
+            note.set_position((right * distance, up * distance))
+            note.set_horizontalalignment(horizontal)
+            note.set_verticalalignment(vertical)
+            box = note.get_window_extent()
+            if not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)

@@ -1,0 +1,262 @@
+"""How often words stand near each other: counted in a stream, with bounded memory, on all cores.
+
+A pair of words is one number. A piece of the text gives many of them; they are sorted and summed, and so is what many
+pieces gave; what does not fit in memory waits on disk as a sorted run. At last the runs are merged a range of pairs at
+a time, and each pair is written in both orders into the block of its second word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+
+from homespun.vectors.words import Told, WordFile
+
+PAIRS = 4_000_000  # sorted at a time, by each thread: 100 MB
+RUN = 16_000_000  # different pairs held before they go to disk: 190 MB, and as much again while they are summed
+MERGED = 8_000_000  # of all runs together, merged at a time
+CELLS = 6_000_000  # of a block, which is read whole
+BLOCKS = 16  # at the least
+
+Keys = NDArray[np.int64]
+Sums = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands near some of the words: a matrix of all words by these, in rows.
+
+    Args:
+        words: (columns,) int64: which words.
+        row_starts: (all words + 1,) int32: where each row begins.
+        columns: (cells,) int32, places in ``words``.
+        weights: (cells,) float32: how often, each time divided by the distance.
+    """
+
+    words: NDArray[np.int64]
+    row_starts: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    weights: Sums
+
+
+@dataclass(frozen=True)
+class Cooccurrence:
+    """A symmetric matrix of words by words, on disk in blocks of columns; block ``b`` has words b, b + blocks, ..."""
+
+    folder: Path
+    words: int
+    cells: int  # that are not zero
+    blocks: int
+
+    def block(self, number: int) -> Block:
+        """The block ``number``, memory-mapped."""
+        starts, columns, weights = (
+            np.load(self.folder / f"{name}-{number}.npy", mmap_mode="r") for name in ("starts", "columns", "weights")
+        )
+        return Block(np.arange(number, self.words, self.blocks), starts, columns, weights)
+
+
+def count_pairs(
+    text: WordFile,
+    folder: str | Path,
+    *,
+    window: int,
+    workers: int | None = None,
+    pairs: int = PAIRS,
+    run: int = RUN,
+    merged: int = MERGED,
+    cells: int = CELLS,
+    told: Told | None = None,
+) -> Cooccurrence:
+    """Count which words stand at most ``window`` words from each other in a document, each time as 1 / distance.
+
+    Disk holds 12 bytes for each different pair of each run, and 16 for each cell of the matrix.
+
+    Args:
+        text: the words.
+        folder: exists and is empty; it holds the runs meanwhile, and the matrix afterwards.
+        window: words to either side.
+        workers: threads; by default one a core.
+        pairs: a thread sorts so many at a time.
+        run: so many different pairs may wait in memory.
+        merged: so many are merged at a time.
+        cells: a block may have about so many.
+        told: how far it is.
+    """
+    folder = Path(folder)
+    count, ids = len(text.words), text.ids
+    workers = workers or os.cpu_count() or 1
+    step = max(pairs // window, 1)
+    pieces = [(start, min(start + step, len(ids))) for start in range(0, len(ids), step)]
+    counted = partial(_count_piece, ids, text.ends, count, window)
+    runs = _Runs(folder, run)
+    with ThreadPoolExecutor(workers) as pool:
+        waiting = iter(pieces)
+        running = [pool.submit(counted, piece) for piece in islice(waiting, workers + 1)]
+        done = 0
+        while running:  # in order, so that sums are the same to the bit, and few at a time
+            keys, sums = running.pop(0).result()
+            running += [pool.submit(counted, piece) for piece in islice(waiting, 1)]
+            runs.add(keys, sums)
+            done += 1
+            if told is not None:
+                told(0.7 * done / len(pieces))
+    sorted_runs = runs.finish()
+    total = 2 * sum(len(keys) for keys, _ in sorted_runs)  # at the most
+    blocks = min(max(BLOCKS, -(-total // cells)), count)
+    _spread(sorted_runs, folder, count, blocks, merged)
+    runs.remove()
+    found = 0
+    for number in range(blocks):
+        found += _write_block(folder, number, count, blocks)
+        if told is not None:
+            told(0.85 + 0.15 * (number + 1) / blocks)
+    return Cooccurrence(folder, count, found, blocks)
+
+
+def _count_piece(
+    ids: NDArray[np.int32], ends: NDArray[np.int64], count: int, window: int, piece: tuple[int, int]
+) -> tuple[Keys, Sums]:
+    """The pairs whose first word stands in ``piece``."""
+    start, end = piece
+    here = ids[start : end + window].astype(np.int64)
+    document = np.searchsorted(ends, np.arange(start, start + len(here)), side="right")
+    bits = int(window).bit_length()
+    found = []
+    for distance in range(1, min(window, len(here) - 1) + 1):
+        firsts = min(end - start, len(here) - distance)
+        first, second = here[:firsts], here[distance : distance + firsts]
+        alike = document[:firsts] == document[distance : distance + firsts]
+        # the distance behind the pair, so that one sort of whole numbers brings both along
+        key = ((np.minimum(first, second) * count + np.maximum(first, second)) << bits) | distance
+        found.append(key if alike.all() else key[alike])
+    keys = np.concatenate(found) if found else np.empty(0, np.int64)
+    keys.sort()
+    weights = np.zeros(1 << bits, np.float32)
+    weights[1 : window + 1] = 1 / np.arange(1, window + 1)
+    return _summed(keys >> bits, weights[keys & ((1 << bits) - 1)])
+
+
+def _summed(keys: Keys, values: Sums) -> tuple[Keys, Sums]:
+    """Equal keys, which are sorted, as one."""
+    if not len(keys):
+        return keys, values
+    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    return keys[begins], np.add.reduceat(values, begins, dtype=np.float64).astype(np.float32)
+
+
+def _merge(runs: Sequence[tuple[Keys, Sums]]) -> tuple[Keys, Sums]:
+    """Sorted runs as one."""
+    if len(runs) == 1:
+        return runs[0]
+    keys = np.concatenate([keys for keys, _ in runs])
+    order = np.argsort(keys, kind="stable")  # merges what is sorted in parts
+    return _summed(keys[order], np.concatenate([values for _, values in runs])[order])
+
+
+class _Runs:
+    """Sorted runs: those in memory, summed now and then, and those on disk."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self._held: list[tuple[Keys, Sums]] = []
+        self._written: list[Path] = []
+
+    def add(self, keys: Keys, values: Sums) -> None:
+        self._held.append((keys, values))
+        # runs of about one length are merged, so that each pair is merged a few times only
+        while len(self._held) > 1 and 2 * len(self._held[-1][0]) > len(self._held[-2][0]):
+            last = self._held.pop()
+            self._held[-1] = _merge([self._held[-1], last])
+        if sum(len(keys) for keys, _ in self._held) > self.limit:
+            self._write()
+
+    def _write(self) -> None:
+        keys, values = _merge(self._held)
+        self._held = []
+        path = self.folder / f"run-{len(self._written)}"
+        np.save(path.with_suffix(".keys.npy"), keys)
+        np.save(path.with_suffix(".values.npy"), values)
+        self._written.append(path)
+
+    def finish(self) -> list[tuple[Keys, Sums]]:
+        """All of them, those on disk memory-mapped."""
+        if self._written and self._held:
+            self._write()
+        held = [_merge(self._held)] if self._held else []
+        self._held = []
+        return held + [
+            (
+                np.load(path.with_suffix(".keys.npy"), mmap_mode="r"),
+                np.load(path.with_suffix(".values.npy"), mmap_mode="r"),
+            )
+            for path in self._written
+        ]
+
+    def remove(self) -> None:
+        for path in self._written:
+            path.with_suffix(".keys.npy").unlink()
+            path.with_suffix(".values.npy").unlink()
+
+
+def _ranges(runs: Sequence[tuple[Keys, Sums]], merged: int) -> Iterator[list[tuple[Keys, Sums]]]:
+    """The runs in ranges of keys, about ``merged`` entries of all of them together at a time."""
+    step = max(merged // (4 * len(runs)), 1)
+    marks = np.sort(np.concatenate([keys[::step] for keys, _ in runs]))[4 * len(runs) :: 4 * len(runs)]
+    before = [0] * len(runs)
+    for mark in np.unique(marks):
+        now = [int(np.searchsorted(keys, mark)) for keys, _ in runs]
+        yield [(k[a:b], v[a:b]) for (k, v), a, b in zip(runs, before, now, strict=True)]
+        before = now
+    yield [(k[a:], v[a:]) for (k, v), a in zip(runs, before, strict=True)]
+
+
+_CELL = np.dtype([("row", "<i4"), ("column", "<i4"), ("weight", "<f4")])
+
+
+def _spread(runs: Sequence[tuple[Keys, Sums]], folder: Path, count: int, blocks: int, merged: int) -> None:
+    """Every pair in both orders into the file of its second word's block, as it comes."""
+    streams = [(folder / f"cells-{number}").open("wb") for number in range(blocks)]
+    try:
+        for part in _ranges(runs, merged):
+            keys, sums = _merge(part)
+            low, high = np.divmod(keys, count)
+            twice = low == high  # each time a word stands near itself, it does so from both sides
+            sums = np.where(twice, 2 * sums, sums)
+            other = ~twice
+            rows = np.concatenate([low, high[other]])
+            columns = np.concatenate([high, low[other]])
+            cells = np.empty(len(rows), _CELL)
+            cells["row"], cells["column"] = rows, columns // blocks
+            cells["weight"] = np.concatenate([sums, sums[other]])
+            of_block = columns % blocks
+            order = np.argsort(of_block.astype(np.uint16 if blocks <= 1 << 16 else np.int64), kind="stable")
+            limits = np.searchsorted(of_block[order], np.arange(blocks + 1))
+            cells = cells[order]
+            for number, stream in enumerate(streams):
+                stream.write(cells[limits[number] : limits[number + 1]].tobytes())
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+def _write_block(folder: Path, number: int, count: int, blocks: int) -> int:
+    """The cells of a block in rows; how many there are."""
+    path = folder / f"cells-{number}"
+    cells = np.fromfile(path, _CELL)
+    width = len(range(number, count, blocks))
+    rows = coo_matrix((cells["weight"], (cells["row"], cells["column"])), shape=(count, width)).tocsr()
+    np.save(folder / f"starts-{number}.npy", rows.indptr.astype(np.int32))
+    np.save(folder / f"columns-{number}.npy", rows.indices.astype(np.int32))
+    np.save(folder / f"weights-{number}.npy", rows.data.astype(np.float32))
+    path.unlink()
+    return len(cells)

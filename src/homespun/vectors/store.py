@@ -1,0 +1,276 @@
+"""Word vectors on disk: a folder of our own, and word2vec's text and binary, which gensim and most others read.
+
+The folder holds ``vectors.safetensors`` and ``words.json``, which is written last and holds the digest of the other.
+Nothing that is read is trusted: sizes are compared with the file's before memory is taken, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from homespun.errors import UserError
+from homespun.vectors.word_vectors import WordVectors
+
+FORMAT = 1
+DESCRIPTION = "words.json"
+TENSORS = "vectors.safetensors"
+_TEXT = (".txt", ".vec")
+_BINARY = (".bin",)
+_LONGEST = 10_000  # bytes of a word: a binary file without a space is not one
+_AT_ONCE = 1 << 20
+
+
+def save_vectors(vectors: WordVectors, path: str | Path) -> None:
+    """Write them whole or not at all: word2vec's text where ``path`` ends in .txt or .vec, its binary in .bin,
+    a folder of our own otherwise.
+
+    Raises:
+        UserError: ``path`` holds something else, or word2vec's formats cannot hold a word of them.
+    """
+    path = Path(path)
+    if path.suffix in (*_TEXT, *_BINARY):
+        _save_file(vectors, path, _write_text if path.suffix in _TEXT else _write_binary)
+    else:
+        _save_folder(vectors, path)
+
+
+def refuse_other_things(path: str | Path) -> None:
+    """Raise what `save_vectors` would: before anything is trained.
+
+    Raises:
+        UserError: ``path`` holds something else.
+    """
+    path = Path(path)
+    if path.suffix in (*_TEXT, *_BINARY):
+        if path.is_dir():
+            raise UserError(f"{path} is a folder; give a file, or a name without {path.suffix} for a folder")
+    elif path.is_file():
+        raise UserError(f"{path} is a file; vectors are written to a folder, or to a .txt, .vec or .bin file")
+    elif path.is_dir() and not (path / DESCRIPTION).exists() and any(path.iterdir()):
+        raise UserError(f"{path} is a folder with other things in it; give --out a new or empty one")
+
+
+def open_vectors(path: str | Path) -> WordVectors:
+    """Those that `save_vectors` wrote, or gensim's ``save_word2vec_format``, or GloVe's text, which has no first line.
+
+    Raises:
+        UserError: no such file, not one of these, cut short, altered, a word twice, a value that is not finite.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _checked(path, _open_folder)
+    if not path.is_file():
+        raise UserError(f"there are no word vectors at {path}; train some with: homespun vectors train")
+    if path.suffix in _BINARY:
+        return _checked(path, _read_binary)
+    if path.suffix in _TEXT:
+        return _checked(path, _read_text)
+    raise UserError(
+        f"{path}: word vectors are a folder of ours, a .txt or .vec file or a .bin file of word2vec; gensim writes "
+        f"these with save_word2vec_format (what it pickles is not read)"
+    )
+
+
+def _checked(path: Path, read: Callable[[Path], WordVectors]) -> WordVectors:
+    try:
+        return read(path)
+    except UserError as error:
+        message = str(error)
+        raise error if message.startswith(str(path)) else UserError(f"{path}: {message}") from error
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``path`` when it is whole and on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as stream:
+        try:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+            os.replace(stream.name, path)
+        except BaseException:
+            Path(stream.name).unlink(missing_ok=True)
+            raise
+
+
+def _save_folder(vectors: WordVectors, folder: Path) -> None:
+    refuse_other_things(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = folder / TENSORS
+    beside = folder / f".{TENSORS}-{os.getpid()}.tmp"
+    try:
+        save_file({"vectors": np.ascontiguousarray(vectors.vectors, np.float32)}, beside)
+        digest = _digest(beside)
+        os.replace(beside, tensors)
+    finally:
+        beside.unlink(missing_ok=True)
+    counts = None if vectors.counts is None else vectors.counts.tolist()
+    description = {
+        "format": FORMAT,
+        "size": vectors.size,
+        "digest": digest,
+        "about": vectors.about,
+        "words": list(vectors.words),
+        "counts": counts,
+    }
+    with _beside(folder / DESCRIPTION) as stream:
+        stream.write(json.dumps(description, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+
+def _open_folder(folder: Path) -> WordVectors:
+    path = folder / DESCRIPTION
+    try:
+        description: Any = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
+    except FileNotFoundError as error:
+        raise UserError(f"{folder} holds no word vectors: there is no {DESCRIPTION} in it") from error
+    except ValueError as error:
+        raise UserError(f"{path} was cut short or altered; train or convert them again") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise UserError(f"{path} is not of format {FORMAT}, which this version reads; train or convert them again")
+    words, counts, about = (description.get(key) for key in ("words", "counts", "about"))
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words) or not isinstance(about, dict):
+        raise UserError(f"{path} was altered: it has no list of words; train or convert them again")
+    if counts is not None and not (isinstance(counts, list) and all(type(count) is int for count in counts)):
+        raise UserError(f"{path} was altered: its counts are not whole numbers; train or convert them again")
+    tensors = folder / TENSORS
+    if not tensors.is_file() or _digest(tensors) != description.get("digest"):
+        raise UserError(f"{tensors} is missing, or was altered since it was written; train or convert them again")
+    try:
+        values = load_file(tensors).get("vectors")
+    except SafetensorError as error:
+        raise UserError(f"{tensors} cannot be read: {error}") from error
+    if values is None or values.dtype != np.float32:
+        raise UserError(f"{tensors} has no float32 tensor 'vectors'; train or convert them again")
+    return WordVectors(words, values, None if counts is None else np.array(counts, np.int64), about)
+
+
+def _save_file(vectors: WordVectors, path: Path, write: Callable[[WordVectors, IO[bytes]], None]) -> None:
+    refuse_other_things(path)
+    # what splits at white space splits at all of it: gensim reads text by str.split and binary up to a space
+    broken = next((word for word in vectors.words if len(word.split()) != 1 or word != word.strip()), None)
+    if broken is not None:
+        raise UserError(
+            f"{path}: word2vec's files cannot hold {broken!r}, which has white space in it or is empty; "
+            f"give a folder in place of a file"
+        )
+    with _beside(path) as stream:
+        write(vectors, stream)
+
+
+def _write_text(vectors: WordVectors, stream: IO[bytes]) -> None:
+    stream.write(f"{len(vectors)} {vectors.size}\n".encode())
+    for word, vector in zip(vectors.words, vectors.vectors, strict=True):
+        # nine digits bring a float32 back to the bit
+        stream.write(f"{word} {' '.join(f'{value:.9g}' for value in vector.tolist())}\n".encode())
+
+
+def _write_binary(vectors: WordVectors, stream: IO[bytes]) -> None:
+    stream.write(f"{len(vectors)} {vectors.size}\n".encode())
+    values = np.ascontiguousarray(vectors.vectors, "<f4")
+    for word, vector in zip(vectors.words, values, strict=True):
+        stream.write(word.encode() + b" " + vector.tobytes() + b"\n")
+
+
+def _header(line: bytes, *, bytes_a_value: float, file_bytes: int) -> tuple[int, int] | None:
+    """Words and width that the first line of a file promises; None where it is no such line."""
+    fields = line.split()
+    if len(fields) != 2 or not all(part.isdigit() and len(part) < 12 for part in fields):
+        return None
+    count, size = int(fields[0]), int(fields[1])
+    if not count or not size:
+        raise UserError("its first line says that there are no vectors")
+    if count * (size * bytes_a_value + 2) > file_bytes:
+        raise UserError(
+            f"it was cut short: its first line says {count:,} vectors of {size} values, which it cannot hold"
+        )
+    return count, size
+
+
+def _read_text(path: Path) -> WordVectors:
+    words: list[str] = []
+    with path.open("rb") as stream:
+        first = stream.readline(_AT_ONCE)
+        header = _header(first, bytes_a_value=2, file_bytes=path.stat().st_size)
+        if header is None:
+            stream.seek(0)
+        size = None if header is None else header[1]
+        blocks: list[NDArray[np.float32]] = []
+        rows: list[NDArray[np.float32]] = []
+        for number, line in enumerate(stream, 1 if header is None else 2):
+            word, vector = _parsed(line, size, number)
+            size = len(vector)
+            words.append(word)
+            rows.append(vector)
+            if len(rows) == 4096:
+                blocks.append(np.stack(rows))
+                rows = []
+    if rows:
+        blocks.append(np.stack(rows))
+    if header is not None and len(words) != header[0]:
+        raise UserError(
+            f"it was cut short or altered: it holds {len(words):,} vectors, its first line says {header[0]:,}"
+        )
+    return WordVectors(words, np.concatenate(blocks) if blocks else np.empty((0, 0), np.float32))
+
+
+def _parsed(line: bytes, size: int | None, number: int) -> tuple[str, NDArray[np.float32]]:
+    try:
+        fields = line.decode("utf-8").rstrip("\n\r ").split(" ")
+        word, values = fields[0], fields[1:]
+        if size is not None and len(values) > size:  # GloVe's larger files have words with spaces in them
+            word, values = " ".join(fields[:-size]), fields[-size:]
+        vector = np.array(values, dtype=np.float32)
+    except ValueError as error:
+        raise UserError(f"line {number} is not a word and its numbers, with spaces between them") from error
+    if not len(vector) or (size is not None and len(vector) != size):
+        wanted = "one at the least" if size is None else f"{size}"
+        raise UserError(f"line {number} has {len(vector)} numbers after its word, not {wanted}: cut short, or altered")
+    return word, vector
+
+
+def _read_binary(path: Path) -> WordVectors:
+    words: list[str] = []
+    with path.open("rb") as stream:
+        header = _header(stream.readline(64), bytes_a_value=4, file_bytes=path.stat().st_size)
+        if header is None:
+            raise UserError("its first line is not the number of vectors and their width: not word2vec's binary format")
+        count, size = header
+        values = np.empty((count, size), np.float32)
+        kept, begin = b"", 0
+        for number in range(count):
+            space = kept.find(b" ", begin)
+            while space < 0 or len(kept) < space + 1 + 4 * size:
+                if space < 0 and len(kept) - begin > _LONGEST:
+                    raise UserError(f"vector {number + 1} has no word before it: not word2vec's binary format")
+                more = stream.read(_AT_ONCE)
+                if not more:
+                    raise UserError(f"it was cut short: it ends in vector {number + 1} of {count:,}")
+                kept, begin = kept[begin:] + more, 0
+                space = kept.find(b" ")
+            try:
+                words.append(kept[begin:space].lstrip(b"\n").decode("utf-8"))
+            except UnicodeDecodeError as error:
+                raise UserError(f"word {number + 1} is not UTF-8: not word2vec's binary format, or altered") from error
+            values[number] = np.frombuffer(kept, "<f4", size, space + 1)
+            begin = space + 1 + 4 * size
+        if (kept[begin:] + stream.read(2)).strip():
+            raise UserError(f"more follows after the {count:,} vectors of its first line: it was altered")
+    return WordVectors(words, values)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

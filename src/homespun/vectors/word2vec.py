@@ -1,0 +1,102 @@
+"""word2vec through gensim: the words go to it as their numbers, so that no name of a word can trouble its files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.errors import UserError
+from homespun.vectors.config import Word2VecConfig
+from homespun.vectors.words import Told, WordFile, lines_of
+
+_LINE = 10_000  # words of a line, of which gensim's compiled loop reads no more
+
+
+def require_gensim() -> Any:
+    """gensim's module of models.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        from gensim import models
+    except ImportError as error:
+        raise UserError(
+            "gensim is not installed, and word2vec is trained by it: pip install 'homespun[vectors]' (GloVe needs none)"
+        ) from error
+    return models
+
+
+def train_word2vec(
+    text: WordFile,
+    config: Word2VecConfig,
+    folder: str | Path,
+    *,
+    seed: int,
+    workers: int | None = None,
+    told: Told | None = None,
+) -> NDArray[np.float32]:
+    """(words, size) vectors.
+
+    Args:
+        text: the words.
+        config: the settings.
+        folder: for a file of all words, of 2 to 7 bytes each, while it lasts.
+        seed: repeats the training with one worker; several write into the same vectors as they come.
+        workers: threads; by default one a core.
+        told: how far it is, after each epoch.
+
+    Raises:
+        UserError: gensim is not installed.
+    """
+    models = require_gensim()
+    path = Path(folder) / "words.txt"
+    lines = 0
+    with path.open("w", encoding="ascii") as stream:
+        for line in lines_of(text.documents(), _LINE):
+            stream.write(" ".join(map(str, line)) + "\n")
+            lines += 1
+    model = models.Word2Vec(
+        vector_size=config.size,
+        window=config.window,
+        min_count=1,
+        sg=int(config.architecture == "skipgram"),
+        hs=0,
+        negative=config.negative,
+        sample=config.subsample,
+        alpha=config.learning_rate,
+        seed=seed,
+        workers=max(1, min(workers or os.cpu_count() or 1, lines)),
+    )
+    model.build_vocab_from_freq({str(place): count for place, count in enumerate(text.counts.tolist())}, lines)
+    model.train(
+        corpus_file=str(path),
+        total_examples=lines,
+        total_words=int(text.counts.sum()),
+        epochs=config.epochs,
+        callbacks=[_Epochs(config.epochs, told)],
+    )
+    path.unlink()
+    places = np.array([model.wv.key_to_index[str(place)] for place in range(len(text.words))])
+    vectors: NDArray[np.float32] = np.asarray(model.wv.vectors, np.float32)[places]
+    return vectors
+
+
+class _Epochs:
+    """What gensim calls as it trains."""
+
+    def __init__(self, total: int, told: Told | None) -> None:
+        self.total, self.told, self.done = total, told, 0
+
+    def on_epoch_end(self, model: Any) -> None:
+        self.done += 1
+        if self.told is not None:
+            self.told(self.done / self.total)
+
+    def on_epoch_begin(self, model: Any) -> None: ...
+    def on_train_begin(self, model: Any) -> None: ...
+    def on_train_end(self, model: Any) -> None: ...

@@ -1,0 +1,128 @@
+"""A table of words and their vectors: what is near a word, and what is to one as two others are."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.errors import UserError
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Words, most frequent first where that is known, and a vector each.
+
+    Args:
+        words: each of them once.
+        vectors: (words, size) float32, all of them finite.
+        counts: (words,) int64: how often each was read; where that is known.
+        about: how they were made, as plain values.
+
+    Raises:
+        UserError: there are none, a word stands twice, shapes do not fit, a value is not finite.
+    """
+
+    words: Sequence[str]
+    vectors: Floats
+    counts: NDArray[np.int64] | None = None
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
+            raise UserError(f"{len(self.words):,} words have vectors of shape {self.vectors.shape}; give one a word")
+        if not len(self.words) or not self.vectors.shape[1]:
+            raise UserError("there are no word vectors: no word, or none that has a value")
+        if self.counts is not None and len(self.counts) != len(self.words):
+            raise UserError(f"{len(self.words):,} words have {len(self.counts):,} counts; give one a word")
+        if len(self._places) < len(self.words):
+            twice = next(word for place, word in enumerate(self.words) if self._places[word] != place)
+            raise UserError(f"the word {twice!r} stands there twice; every word has one vector")
+        if not np.isfinite(self.vectors).all():
+            broken = int(np.argmin(np.isfinite(self.vectors).all(1)))
+            raise UserError(f"the vector of {self.words[broken]!r} has a value that is not finite; train them again")
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: str) -> bool:
+        return word in self._places
+
+    @property
+    def size(self) -> int:
+        """How wide a vector is."""
+        return int(self.vectors.shape[1])
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {word: place for place, word in enumerate(self.words)}
+
+    @cached_property
+    def directions(self) -> Floats:
+        """(words, size): the vectors at length 1; a vector of zeros stays one."""
+        lengths = np.linalg.norm(self.vectors, axis=1, keepdims=True)
+        unit: Floats = (self.vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+        return unit
+
+    def place(self, word: str) -> int | None:
+        """The row of ``word``, or of its lower case where only that is there."""
+        found = self._places.get(word)
+        return self._places.get(word.lower()) if found is None else found
+
+    def row(self, word: str) -> int:
+        """As `place`.
+
+        Raises:
+            UserError: no such word; those spelt nearly so are named.
+        """
+        found = self.place(word)
+        if found is None:
+            raise UserError(f"the word {word!r} has no vector{self._near(word)}")
+        return found
+
+    def _near(self, word: str) -> str:
+        # the comparison takes time by the letter, so only of words about as long, the frequent ones first
+        alike = [known for known in self.words if abs(len(known) - len(word)) <= 2][:20_000]
+        close = difflib.get_close_matches(word, alike, n=3, cutoff=0.6)
+        return f"; near it are {', '.join(close)}" if close else "; it was not read often enough, or not at all"
+
+    def similar(self, word: str, count: int = 10) -> list[tuple[str, float]]:
+        """The ``count`` words whose vectors are nearest to that of ``word``, with the cosines.
+
+        Raises:
+            UserError: no such word.
+        """
+        row = self.row(word)
+        return self._nearest(self.directions[row], count, without=[row])
+
+    def analogy(self, a: str, b: str, c: str, count: int = 10) -> list[tuple[str, float]]:
+        """What is to ``c`` as ``b`` is to ``a``: nearest to b - a + c, those three left out (3CosAdd).
+
+        Raises:
+            UserError: one of the words is not there.
+        """
+        rows = [self.row(word) for word in (a, b, c)]
+        return self._nearest(
+            _unit(self.directions[rows[1]] - self.directions[rows[0]] + self.directions[rows[2]]), count, without=rows
+        )
+
+    def _nearest(self, direction: Floats, count: int, *, without: Iterable[int]) -> list[tuple[str, float]]:
+        if count < 1:
+            raise UserError(f"count must be 1 or more, not {count}; 10 is common")
+        cosines = self.directions @ direction
+        cosines[list(without)] = -np.inf
+        count = min(count, int(np.isfinite(cosines).sum()))
+        best = np.argpartition(-cosines, count - 1)[:count] if count else np.empty(0, np.int64)
+        return [(self.words[row], float(cosines[row])) for row in best[np.argsort(-cosines[best], kind="stable")]]
+
+
+def _unit(vector: Floats) -> Floats:
+    length = np.linalg.norm(vector)
+    return vector / length if length > 0 else vector
