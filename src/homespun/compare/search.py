@@ -63,7 +63,7 @@ class Searching:
                     study_name=f"{name}-{_digest(recipe, name)}",
                     storage=storage,
                     load_if_exists=True,
-                    direction="minimize" if self._measure().endswith("loss") else "maximize",
+                    direction="minimize" if self._measure().endswith(("loss", "error")) else "maximize",
                 )
             except Exception as error:  # of whichever database
                 raise UserError(f"search.storage={storage} cannot be used: {error}") from error

@@ -28,6 +28,7 @@ MEASURES = {
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
     "spearman": "Spearman correlation",
+    "quadratic_kappa": "quadratic weighted kappa",
     "pearson": "Pearson correlation",
     "roc_auc": "ROC AUC",
     "macro_f1": "macro F1",

@@ -17,7 +17,8 @@ def summary(records: Sequence[RunRecord]) -> list[str]:
     """The sentences, a paragraph each: pretraining, then every fine-tuned model with its verdict."""
     pretrained = [record for record in records if not record.tests() and not record.baselines()]
     paragraphs = [_pretraining(pretrained)] if pretrained else []
-    return [*paragraphs, *(_finetuning(record) for record in records if record not in pretrained)]
+    paragraphs += [_finetuning(record) for record in records if record not in pretrained]
+    return [*paragraphs, *(_begun(record) for record in records if record.result.get("vectors"))]
 
 
 def troubles(records: Sequence[RunRecord]) -> list[str]:
@@ -41,6 +42,15 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
         told = _listed([f"{formats.loss(loss)}" + (f" ({name})" if many else "") for name, loss in scores.items()])
         sentences.append(f"The validation loss at the end is {told}.")
     return " ".join(sentences)
+
+
+def _begun(record: RunRecord) -> str:
+    told = as_tree(record.result.get("vectors"))
+    found, tokens = (formats.whole(number(told.get(key))) for key in ("found", "tokens"))
+    source = formats.text(told.get("source"))
+    return (
+        f"The embeddings of {record.name} began with the word vectors of {source}: {found} of {tokens} tokens had one."
+    )
 
 
 def _finetuning(record: RunRecord) -> str:
@@ -73,6 +83,8 @@ def _finetuning(record: RunRecord) -> str:
     cut = number(record.result.get("truncated"))
     if cut:
         sentences.append(f"{formats.whole(cut)} texts were longer than the model reads and were cut.")
+    if one_sided := number(record.result.get("one_sided")):
+        sentences.append(f"{formats.whole(one_sided)} pairs had an empty side: nothing was learned from them.")
     chunked = number(record.result.get("chunked"))
     if chunked:
         sentences.append(f"{formats.whole(chunked)} texts were read in chunks.")

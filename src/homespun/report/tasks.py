@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,21 @@ NAMES = {
     "pr_auc": "PR AUC",
     "macro_f1": "macro F1",
     "f1": "F1",
+    "exact_match": "exact match",
+    "spearman": "Spearman correlation",
+    "pearson": "Pearson correlation",
+    "absolute_error": "mean absolute error",
+    "quadratic_kappa": "quadratic weighted kappa",
 }
-_PURPOSE = {"text_to_text": "write texts of texts"}
+_PURPOSE = {
+    "text_to_text": "write texts of texts",
+    "tagging": "tag words",
+    "span_answers": "find answers in texts",
+    "regression": "tell numbers",
+    "ratings": "rate",
+    "sentence_labels": "label sentences in their documents",
+}
+_ROUNDING = 1e-6
 
 
 def title(measure: str) -> str:
@@ -100,6 +114,17 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
         ("truncated", "sources were longer than the model reads and were cut"),
         ("targets_truncated", "targets were longer than the model writes and were cut in training"),
         ("empty", "pairs without a source or a target were left out"),
+        ("one_sided", "pairs had an empty side: nothing was learned from them"),
+        ("outside", "numbers lay outside their range, and were neither learned from nor measured"),
+        ("windows_beyond_one", "more parts than documents were read: these were longer than the model reads"),
+        ("sentences_cut", "sentences were longer than the model reads and were cut"),
+        ("empty_documents", "documents had no sentence"),
+        ("words_without_pieces", "words are nothing to the tokenizer, and were given no tag by the model"),
+        ("unseen_tags", "words have a tag that was not seen in training, which is never told"),
+        ("answers_realigned", "answers did not stand where it was said, and were taken where they stand nearest"),
+        ("answers_dropped", "questions have no answer that stands in their text: nothing was learned from them"),
+        ("questions_truncated", "questions were longer than the model reads and were cut"),
+        ("empty_contexts", "questions are about an empty text"),
     ):
         if found := number(record.result.get(count)):
             told.append(f"{formats.whole(found)} {words}.")
@@ -116,7 +141,7 @@ def _verdict(record: RunRecord, measure: str, value: float, name: str, reference
     words = f"beat {line} ({formats.share(reference)}) by {formats.share(gain)}"
     if gain <= 0:
         words = f"did not beat {line} ({formats.share(reference)}): it is {formats.share(-gain)} below"
-    differences = _differences(record.path, measure, name)
+    differences = _differences(record.path, measure, value, name)
     if differences is None:
         return words
     low, high = bootstrap(differences)
@@ -125,8 +150,11 @@ def _verdict(record: RunRecord, measure: str, value: float, name: str, reference
     return f"{words} ({noise}{interval})"
 
 
-def _differences(run: Path, measure: str, baseline: str) -> np.ndarray | None:
-    """The scores of a run's only training less those of a baseline, on the same examples."""
+def _differences(run: Path, measure: str, value: float, baseline: str) -> np.ndarray | None:
+    """The scores of a run's only training less those of a baseline, on the same examples.
+
+    ``None`` where the ``value`` of the measure is not their mean, as a correlation is not.
+    """
     found = []
     for name in ("model", baseline):
         file = run / "predictions" / f"{name}.jsonl"
@@ -135,6 +163,9 @@ def _differences(run: Path, measure: str, baseline: str) -> np.ndarray | None:
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         found.append({line["row"]: number(line.get(measure, line.get("score"))) for line in lines})
     ours, theirs = found
+    known = [score for score in ours.values() if score is not None]
+    if not known or abs(fmean(known) - value) > _ROUNDING:
+        return None
     both = [(a, b) for row, a in ours.items() if a is not None and (b := theirs.get(row)) is not None]
     return np.array([a - b for a, b in both]) if both else None
 

@@ -37,7 +37,7 @@ class Evaluation:
         value = float(values[metric])
         if math.isnan(value):
             return -math.inf
-        return -value if metric.endswith("loss") else value
+        return -value if metric.endswith(("loss", "error")) else value
 
 
 def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> Evaluation:

@@ -96,7 +96,7 @@ class Task(Protocol[Example_contra, RowsOfTask]):
     @property
     def measures(self) -> Sequence[str]:
         """The metrics that tables show, by which the first models are compared. More of a metric is better, but where
-        its name ends in ``loss``."""
+        its name ends in ``loss`` or ``error``."""
 
     def strata(self, examples: Sequence[Example_contra]) -> NDArray[np.int64]:
         """(examples,) classes that a split keeps in proportion, or (examples, n), which is drawn at random, but
