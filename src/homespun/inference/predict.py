@@ -15,6 +15,8 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Rows
 from homespun.models.backbone import Model
 from homespun.text.tokenizer import Tokenizer
+from homespun.training.evaluate import classify
+from homespun.training.thresholds import PLAIN, Decision
 
 _CHUNK = 4096  # texts sorted by length together: enough that hardly anything is padded, few enough to stream
 
@@ -23,7 +25,7 @@ _CHUNK = 4096  # texts sorted by length together: enough that hardly anything is
 class Prediction:
     """What a classifier says about one text."""
 
-    label: str | tuple[str, ...]  # the likeliest class; where a text may have several, those above one half
+    label: str | tuple[str, ...]  # the likeliest class; where a text may have several, those above their thresholds
     probability: float | None  # of `label`; None where a text may have several
     probabilities: dict[str, float]
     truncated: bool  # the text was longer than the model reads, and a part of it was left out
@@ -38,6 +40,7 @@ class Predictor:
         labels: the classes of its logits.
         length: the greatest number of tokens that it is given at a time, special tokens included.
         long_inputs: what it reads of a longer text.
+        decision: how its logits are read.
     """
 
     def __init__(
@@ -48,12 +51,14 @@ class Predictor:
         *,
         length: int,
         long_inputs: LongInputs = TRUNCATE,
+        decision: Decision = PLAIN,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.labels = labels
         self.length = length
         self.long_inputs = long_inputs
+        self.decision = decision
 
     def predict(self, texts: Iterable[str], *, batch_size: int = 32) -> Iterator[Prediction]:
         """One prediction a text, in the order of the texts, of which a few thousand are read ahead."""
@@ -65,7 +70,7 @@ class Predictor:
     def of_rows(self, rows: LabelledRows, *, batch_size: int = 32) -> Iterator[Prediction]:
         """One prediction a row, of texts or pairs that were read already."""
         logits = predict_logits(self.model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
-        table = probabilities(logits, self.labels)
+        table = probabilities(logits, self.labels, temperature=self.decision.temperature)
         for row, truncated in zip(table, rows.cut, strict=True):
             yield self._prediction(row, bool(truncated))
 
@@ -73,11 +78,15 @@ class Predictor:
         likeliest = int(row.argmax())
         several = self.labels.multi_label
         return Prediction(
-            label=self.labels.decode(row > 0.5 if several else likeliest),
+            label=self.labels.decode(self._several(row) if several else likeliest),
             probability=None if several else float(row[likeliest]),
             probabilities=dict(zip(self.labels.names, row.tolist(), strict=True)),
             truncated=truncated,
         )
+
+    def _several(self, row: NDArray[np.float64]) -> NDArray[np.int64]:
+        several: NDArray[np.int64] = classify(row[None], self.labels, self.decision.thresholds)[0]
+        return several
 
 
 def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 32) -> NDArray[np.float32]:
@@ -109,8 +118,8 @@ def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 3
     return result
 
 
-def probabilities(logits: NDArray[np.float32], labels: Labels) -> NDArray[np.float64]:
-    """(rows, classes): a softmax, or of each class a sigmoid where a text may have several."""
-    values = torch.from_numpy(logits).double()
+def probabilities(logits: NDArray[np.float32], labels: Labels, *, temperature: float = 1.0) -> NDArray[np.float64]:
+    """(rows, classes): a softmax, or of each class a sigmoid where a text may have several, of logits / temperature."""
+    values = torch.from_numpy(logits).double() / temperature
     result: NDArray[np.float64] = (values.sigmoid() if labels.multi_label else values.softmax(dim=1)).numpy()
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -13,10 +14,11 @@ import torch
 from homespun.data.loader import Loader
 from homespun.hf.export import export_beside
 from homespun.hf.open import open_model
+from homespun.jobs.doubts import most_wrong, shared, told_of, warning
 from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.result import summarise, watch
-from homespun.jobs.tasks.task import Task
+from homespun.jobs.tasks.task import Task, Tuned
 from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
 from homespun.jobs.workload import finetuning_work, typical
 from homespun.models.store import Stored, load_weights, save_model
@@ -28,6 +30,10 @@ from homespun.training.evaluate import Metrics
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import Evaluation
+from homespun.vectors.starting import begin_embeddings
+from homespun.vectors.store import open_vectors
+
+logger = logging.getLogger(__name__)
 
 
 def finetune(
@@ -35,6 +41,7 @@ def finetune(
     out: str | Path,
     *,
     start_from: str,
+    vectors: str | Path | None = None,
     resume: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
@@ -52,11 +59,20 @@ def finetune(
     everything = data.read("train")
     assert everything is not None
     stored = open_model(start_from)
+    begun = None
+    if vectors is not None:
+        opened = open_vectors(vectors)
+        begun = begin_embeddings(stored.model, stored.tokenizer, opened, source=str(vectors))
     task = data.task(recipe.objective, stored, everything)
     test = data.read("test")
     trials = plan(recipe, task, everything, data.read("validation"), test)
 
     place = Place.here()
+    most = max(trial.size or 0 for trial in trials)
+    largest = [trial for trial in trials if (trial.size or 0) == most]
+    found = shared(task, largest) if place.is_main else {}
+    if told := warning(found):
+        logger.warning("%s", told)
     run = Run.create(out, recipe, resume=resume, main=place.is_main)
     results: list[dict[str, Any]] = []
     for trial in trials:
@@ -74,8 +90,8 @@ def finetune(
     if not place.is_main:
         return {}
 
-    largest = max(trial.size or 0 for trial in trials)
-    chosen = [(trial, result) for trial, result in zip(trials, results, strict=True) if (trial.size or 0) == largest]
+    chosen = [(trial, result) for trial, result in zip(trials, results, strict=True) if (trial.size or 0) == most]
+    folders = [run.path if len(trials) == 1 else run.path / "trials" / trial.name for trial in largest]
     first, best = chosen[0][0], max((result for _, result in chosen), key=lambda result: result["score"])
     measured = [result["test"] for _, result in chosen]
     final = dict(best["summary"]) | {
@@ -89,6 +105,9 @@ def finetune(
         "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
         "test": together(measured),
         "seeds": measured if len(measured) > 1 else [],
+        "tuning": best.get("tuning", {}),
+        "overlap": told_of(found, task, largest, folders),
+        "most_wrong": best.get("most_wrong", []),
         "seconds_all": sum(result["summary"]["seconds"] or 0.0 for result in results),
     }
     if len(trials) > 1:
@@ -97,10 +116,12 @@ def finetune(
     if recipe.baselines:
         line = display.task("baselines", total=1.0)
         baselines = _baselines(task, trials, run.path)
-        final["baselines"] = baselines[largest]
+        final["baselines"] = baselines[most]
         line.update(1.0)
     if recipe.examples is not None:
         final["curve"] = _curve(trials, results, baselines)
+    if begun is not None:
+        final["vectors"] = begun.told()
     run.write_result(final)
     write_report([run.path], run.path / "report", title=f"Fine-tuning: {run.path.name}")
     return final
@@ -156,10 +177,13 @@ def _train(
     model, model_config = lesson.product()
     if not place.is_main:
         return {"counts": {}, "score": 0.0}
-    save_model(run.path / "model", model, model_config, tokenizer, labels=task.labels, task=task.describe())
+    tuned = Tuned(task, {})
+    if lesson.tune is not None and trial.test is not None:
+        tuned = lesson.tune(validation, recipe.tuning, rows_that_fit())
+    save_model(run.path / "model", model, model_config, tokenizer, labels=task.labels, task=tuned.task.describe())
     exported = export_beside(run.path, model, model_config, tokenizer, labels=task.labels)
     chosen = validate()
-    measured = task.measure(lesson.model, parts[-1], batch_size=rows_that_fit())
+    measured = tuned.task.measure(lesson.model, parts[-1], batch_size=rows_that_fit())
     write_predictions(run.path, "model", trial.measured_rows, measured.predictions)
     size = sum(p.numel() for p in model.parameters())
     summary = summarise(run.path, kind="finetune", parameters=size, flops_per_token=counted)
@@ -170,6 +194,8 @@ def _train(
         | ({"plan": planned} if planned else {})
         | {"export": exported, "validation_metrics": chosen.metrics},
         "test": measured.metrics,
+        "tuning": tuned.told,
+        "most_wrong": most_wrong(task, trial, measured.predictions),
         "counts": {name: sum(rows.counts[name] for rows in parts) for name in training.counts},
     }
 

@@ -13,6 +13,7 @@ from homespun.config import Config, Tree, json_schema, override, read_yaml, vali
 from homespun.errors import UserError, nearest
 from homespun.jobs.tasks.classification import LabelledData
 from homespun.jobs.tasks.config import FinetuneData, FinetuneObjective
+from homespun.jobs.tasks.tuning import Tuning
 from homespun.models.config import BackboneConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.streamed import StreamedCausalLM
@@ -74,6 +75,7 @@ class FinetuneRecipe(Config):
         default=None, min_length=1, description="train with so many examples, each number in turn: [10, 100, all]"
     )
     baselines: bool = Field(default=True, description="measure beside it what it must beat")
+    tuning: Tuning = Field(default=Tuning(), description="what is found on the validation examples at the end")
 
     @model_validator(mode="before")
     @classmethod

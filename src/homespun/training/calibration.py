@@ -18,6 +18,7 @@ from homespun.training.thresholds import held_up
 _BINS = 15
 _MOST = 20.0  # a temperature further from 1 than this factor says that something else is wrong
 _FEWEST = 30  # rows
+_STEEP = 500.0  # beyond it the exponential has no room in a float
 
 Logits = NDArray[np.float64]
 Truth = NDArray[np.int64]
@@ -61,6 +62,26 @@ def temperature_that_holds(logits: Logits, truth: Truth) -> tuple[float, str]:
     if held_up(len(truth), find).mean() >= row_losses(logits, truth).mean():
         return 1.0, "no temperature made validation examples likelier that it was not found on"
     return find_temperature(logits, truth), ""
+
+
+def calibration(logits: Logits, truth: Truth, temperature: float) -> dict[str, Any]:
+    """How far a classifier is off, ``before`` its logits are divided by the temperature and ``after``: `reliability`
+    and ``log_loss`` of each.
+
+    Where a text may have several labels, each label of each text is an answer, as sure as its probability.
+    """
+    return {"before": _off(logits, truth), "after": _off(logits / temperature, truth)}
+
+
+def _off(logits: Logits, truth: Truth) -> dict[str, Any]:
+    if truth.ndim == 2:
+        sure = 1.0 / (1.0 + np.exp(-np.clip(logits, -_STEEP, _STEEP)))
+        found = reliability(sure.ravel(), truth.ravel() == 1)
+    else:
+        chances = np.exp(logits - logits.max(axis=1, keepdims=True))
+        chances /= chances.sum(axis=1, keepdims=True)
+        found = reliability(chances.max(axis=1), chances.argmax(axis=1) == truth)
+    return {"log_loss": float(row_losses(logits, truth).mean())} | found
 
 
 def reliability(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> dict[str, Any]:

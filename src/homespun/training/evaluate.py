@@ -38,11 +38,13 @@ from homespun.data.labelled import Labels
 Metrics = dict[str, Any]
 
 
-def classify(probabilities: NDArray[Any], labels: Labels) -> NDArray[np.int64]:
+def classify(
+    probabilities: NDArray[Any], labels: Labels, thresholds: Sequence[float] | None = None
+) -> NDArray[np.int64]:
     """The predictions of (rows, classes) probabilities: (rows,) likeliest classes, or (rows, classes) zeros and ones
-    where a text may have several, one for a probability above one half."""
+    where a text may have several, one for a probability above the class's threshold, which is one half if not given."""
     if labels.multi_label:
-        return (probabilities > 0.5).astype(np.int64)
+        return (probabilities > (0.5 if thresholds is None else np.array(thresholds))).astype(np.int64)
     likeliest: NDArray[np.int64] = probabilities.argmax(axis=1)
     return likeliest
 
