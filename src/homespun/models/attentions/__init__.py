@@ -15,6 +15,7 @@ from homespun.models.attentions.linformer import LinformerAttentionConfig
 from homespun.models.attentions.local import LocalAttentionConfig
 from homespun.models.attentions.lsh import LSHAttentionConfig
 from homespun.models.attentions.ngram import NgramAttentionConfig
+from homespun.models.attentions.paragraphs import ParagraphsAttentionConfig
 from homespun.models.attentions.performer import PerformerAttentionConfig
 from homespun.models.attentions.relative_bias import RelativeBiasAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
@@ -28,6 +29,7 @@ OneAttention = Annotated[
     | LocalAttentionConfig
     | LSHAttentionConfig
     | NgramAttentionConfig
+    | ParagraphsAttentionConfig
     | RelativeBiasAttentionConfig,
     Field(discriminator="kind"),
 ]
@@ -56,6 +58,7 @@ AttentionConfig = Annotated[
     | LocalAttentionConfig
     | LSHAttentionConfig
     | NgramAttentionConfig
+    | ParagraphsAttentionConfig
     | DisentangledAttentionConfig
     | RelativeBiasAttentionConfig
     | AlternatingAttentionConfig,
