@@ -395,6 +395,8 @@ class Model(nn.Module):
         attention_mask: Tensor | None = None,
         *,
         token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        documents: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
         **arguments: Unpack[GenerationArguments],
     ) -> Tensor:
@@ -402,7 +404,7 @@ class Model(nn.Module):
 
         Args:
             input_ids, attention_mask: (batch, seq) ids of texts, padded on either side.
-            token_type_ids, global_attention_mask: for an encoder.
+            token_type_ids, position_ids, documents, global_attention_mask: for an encoder with a decoder.
             **arguments: how; those of `GenerationConfig`, under the names of `transformers`.
 
         Returns:
@@ -414,5 +416,10 @@ class Model(nn.Module):
         """
         from homespun.models.generation.write import generate  # which is about models
 
-        context = Context(token_type_ids=token_type_ids, global_attention_mask=global_attention_mask)
+        context = Context(
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+            documents=documents,
+            global_attention_mask=global_attention_mask,
+        )
         return generate(self, input_ids, attention_mask, arguments, context=context)

@@ -191,11 +191,16 @@ def _begun(job: _Job, rows: Tensor) -> tuple[Task, Writer, Prompt]:
     many = len(rows) * max(config.num_beams, config.num_return_sequences)
     writer = Writer(job.backbone, job.head, rows=many, steps=job.most)
     if isinstance(job.backbone, EncoderDecoder):
-        types, chosen = job.context.get("token_type_ids"), job.context.get("global_attention_mask")
+
+        def of_rows(given: Tensor | None) -> Tensor | None:
+            return None if given is None else given[rows]
+
         context = Context(
             attention_mask=keep,
-            token_type_ids=None if types is None else types[rows],
-            global_attention_mask=None if chosen is None else chosen[rows],
+            token_type_ids=of_rows(job.context.get("token_type_ids")),
+            position_ids=of_rows(job.context.get("position_ids")),
+            documents=of_rows(job.context.get("documents")),
+            global_attention_mask=of_rows(job.context.get("global_attention_mask")),
         )
         prompt = Prompt(job.shown[rows], source=job.backbone.encode(ids, **context))
     else:

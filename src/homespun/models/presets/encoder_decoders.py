@@ -1,8 +1,9 @@
 """Encoders with a decoder, by size.
 
 The Transformer's two are those of Vaswani et al. 2017, table 3. BART's base and large, LED's, PEGASUS's,
-BigBird-Pegasus's, T5's five, of 1.0 and of 1.1, and ProphetNet's large are the released ones. What is called tiny or
-mini, and ProphetNet's base, is ours.
+BigBird-Pegasus's, T5's five, of 1.0 and of 1.1, and ProphetNet's large are the released ones. The hierarchical
+transformer's base is that of its authors' code (Liu and Lapata 2019). What is called tiny or mini, and ProphetNet's
+base, is ours.
 """
 
 from __future__ import annotations
@@ -107,6 +108,23 @@ _PEGASUS_SIZES = _SMALL | {
     "base": _size(12, 768, 12, 3072),
     "large": _size(16, 1024, 16, 4096) | {"max_position_embeddings": 1024},
 }
+
+
+def _hierarchical(alone: int, together: int, **values: Any) -> _Tree:
+    """Layers of which each token sees its own paragraph, and above them layers between paragraphs."""
+    cycle = [{"kind": "full"}] * alone + [{"kind": "paragraphs"}] * together
+    attention = {"kind": "alternating", "cycle": cycle}
+    return _TRANSFORMER | values | {"num_hidden_layers": alone + together, "attention": attention}
+
+
+# base is the authors' code with its README's settings: 8 layers, of which the last two are between paragraphs, under a
+# decoder of one
+_HIERARCHICAL_SIZES = {
+    "tiny": _hierarchical(2, 1, **_size(3, 128, 2, 512)),
+    "mini": _hierarchical(3, 1, **_size(4, 256, 4, 1024)),
+    "base": _hierarchical(6, 2, **_size(8, 256, 8, 1024)) | {"max_position_embeddings": 4096},
+}
+_HIERARCHICAL_DECODERS = {"tiny": 2, "mini": 3, "base": 1}
 _T5: _Tree = {
     "type_vocab_size": 0,
     "hidden_act": "relu",
@@ -162,6 +180,12 @@ ENCODER_DECODERS: dict[str, _Tree] = {
     **{
         f"t5-v1.1-{size}": _two(values | _T5_1_1, **_WITH_BIASES) | {"learned_padding": True}
         for size, values in _T5_1_1_SIZES.items()
+    },
+    **{
+        f"hierarchical-{size}": _two(
+            values, num_hidden_layers=_HIERARCHICAL_DECODERS[size], max_position_embeddings=1024
+        )
+        for size, values in _HIERARCHICAL_SIZES.items()
     },
     **{f"pegasus-{size}": _two(values | _PEGASUS) for size, values in _PEGASUS_SIZES.items()},
     **{f"prophetnet-{size}": _two(values | _PROPHETNET) | {"ngram": 2} for size, values in _PROPHETNET_SIZES.items()},
