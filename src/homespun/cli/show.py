@@ -47,6 +47,29 @@ def show_attention(
     print_facts(facts)
 
 
+@show_app.command("alignment")
+def show_alignment(
+    run: Annotated[str, typer.Argument(help="A run or a model that writes through additive attention.")],
+    source: Annotated[str, typer.Option(help="The text to be read.")],
+    target: Annotated[str | None, typer.Option(help="What is written of it; by default what the model writes.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .svg or .png file; alignment.svg where not given.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+) -> None:
+    """Draw which tokens of a text are looked at while each token of another is written."""
+    from homespun.jobs.alignment import show_alignment as job
+
+    path = out if as_json or out is not None else Path("alignment.svg")
+    result = job(run, source=source, target=target, out=path)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    from homespun.report.show import print_facts
+
+    tokens = {"source": len(result["source"]), "target": len(result["target"])}
+    written = {} if result["written"] is None else {"written": result["written"]}
+    print_facts({"picture": result["out"], "tokens": tokens} | written)
+
+
 def _whole_numbers(text: str, option: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):

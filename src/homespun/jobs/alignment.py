@@ -1,0 +1,116 @@
+"""Which tokens of a source a model looks at while it writes each token of a target: its alignment (Bahdanau 2015)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from homespun.data.pairs_of_texts import Frame
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.inference.generate import TextGenerator
+from homespun.models.backbone import EncoderDecoder
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.store import Stored
+from homespun.nn.additive_attention import AdditiveAttention
+from homespun.report.alignment import draw_alignment
+from homespun.text.tokenizer import Tokenizer
+
+_MOST = 64  # tokens that a model writes where no target is given
+
+
+def show_alignment(
+    run: str, *, source: str, target: str | None = None, out: str | Path | None = None
+) -> dict[str, Any]:
+    """Draw the alignment of a pair of texts by a model that writes through additive attention.
+
+    Args:
+        run: a run or a model.
+        source: the text to be read.
+        target: what is written of it; what the model itself writes where not given.
+        out: a .svg or .png file to write; none where not given.
+
+    Returns:
+        ``source`` and ``target``, the tokens; ``alignment``, for each of the target's the weights of the source's,
+        which sum to 1; ``written`` (the text, where the model wrote it) and ``out``.
+
+    Raises:
+        UserError: a model that has no such attention, a text without tokens, another suffix.
+    """
+    path = None if out is None else Path(out)
+    if path is not None and path.suffix not in (".svg", ".png"):
+        raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
+    stored = open_model(run)
+    attention = _attention(stored, run)
+    written = None
+    if target is None:
+        (texts,) = TextGenerator(stored).write([source], max_new_tokens=_MOST)
+        target = written = texts[0].text
+    read, told = _ids(stored, source, "--source"), _ids(stored, target, "--target")
+    weights = _weights(stored, attention, read, told)
+    spelled = [_spelled(stored.tokenizer, ids) for ids in (read, told)]
+    if path is not None:
+        plot = draw_alignment(*spelled, weights.numpy())
+        _write(path, plot.svg if path.suffix == ".svg" else plot.png)
+    return {
+        "source": spelled[0],
+        "target": spelled[1],
+        "alignment": [[round(weight, 6) for weight in row] for row in weights.tolist()],
+        "written": written,
+        "out": None if path is None else str(path),
+    }
+
+
+def _attention(stored: Stored, run: str) -> AdditiveAttention:
+    found = [module for module in stored.model.modules() if isinstance(module, AdditiveAttention)]
+    if not found:
+        raise UserError(
+            f"{run} aligns no texts: it has no decoder with additive attention; take one such as a run of recipe "
+            f"rnn-seq2seq-mini"
+        )
+    return found[0]
+
+
+def _ids(stored: Stored, text: str, option: str) -> list[int]:
+    """A text in its frame, as those that the model was taught."""
+    backbone = stored.config.backbone
+    assert isinstance(backbone, EncoderDecoderConfig)
+    frame = Frame.of_two_stacks(stored.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id)
+    (ids,) = stored.tokenizer.encode_batch([text])
+    if not len(ids):
+        raise UserError(f"{option} is empty; give a text")
+    return [*frame.before, *ids.tolist(), *frame.after_source]
+
+
+@torch.no_grad()
+def _weights(stored: Stored, attention: AdditiveAttention, source: list[int], target: list[int]) -> Tensor:
+    """(target, source): what is looked at before each token of the target is written."""
+    backbone = stored.model.eval().backbone
+    assert isinstance(backbone, EncoderDecoder)
+    given = torch.tensor([[backbone.decoder_start_token_id, *target[:-1]]])
+    rows: list[Tensor] = []
+    hook = attention.register_forward_hook(lambda module, arguments, result: rows.append(result[1][0]))
+    try:
+        backbone.decode(given, backbone.encode(torch.tensor([source])))
+    finally:
+        hook.remove()
+    return torch.stack(rows).float()
+
+
+def _spelled(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    names = tokenizer.tokens
+    return [tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in ids]
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".tmp-{path.name}")
+    with beside.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(beside, path)
