@@ -9,6 +9,7 @@ from typing import ClassVar
 from homespun.report import plots, summary, tables, tasks
 from homespun.report.adaptation import adaptations
 from homespun.report.confusion import Confusion, confusion, mistakes
+from homespun.report.distillation import distillations
 from homespun.report.plots import Plot
 from homespun.report.read import RunRecord, comparable, config_text
 from homespun.report.table import Table
@@ -130,6 +131,7 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
         Chapter("Results", _tabular(tables.results(records), *tasks.results(records))),
         Chapter("With fewer examples", _fewer_examples(records)),
         Chapter("Resources and losses", _tabular(tables.resources(records), *tables.losses(records))),
+        Chapter("Teacher and student", _tabular(*distillations(records))),
         Chapter("What it went on from", _tabular(*adaptations(records))),
         Chapter("Curves", _curves(records)),
         Chapter("Which classes are told apart", _classes(records)),
@@ -174,7 +176,7 @@ def _curves(records: Sequence[RunRecord]) -> list[Content]:
 
 def _classes(records: Sequence[RunRecord]) -> list[Content]:
     """Confusion matrix, mistakes and classes of each tested run; those after the best one are folded."""
-    naming = [record for record in records if record.tests() and record.measures[0] == tables.CLASSES[0]]
+    naming = [record for record in records if record.tests() and "per_class" in record.tests()[0]]
     tested = sorted(naming, key=lambda r: -(tables.accuracy(r) or 0.0))
     contents: list[Content] = []
     for rank, record in enumerate(tested):

@@ -1,0 +1,243 @@
+"""Distillation, whole: the ordinary jobs with a teacher, a student made of it, and what of its quality was kept."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from homespun.data.corpus import Corpus
+from homespun.data.loader import Loader
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.jobs.finetune import finetune
+from homespun.jobs.pretrain import pretrain, pretraining_rows
+from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.models.store import Stored, save_model
+from homespun.models.student import student_of
+from homespun.objectives.distill import LabelTeacher, TokenTeacher
+from homespun.objectives.masked import MaskedLM, MaskedLMObjective
+from homespun.objectives.supervised import Classification
+from homespun.objectives.teacher import teacher_folder
+from homespun.report.console import Display
+from homespun.report.page import write_report
+from homespun.training.devices import Place
+from homespun.training.run import Run
+from homespun.training.validation import evaluate_loss
+
+Recipe = TypeVar("Recipe", PretrainRecipe, FinetuneRecipe)
+_LEAST, _MOST, _SECONDS = 5, 60, 2.0  # turns of both models, and for how long they go on
+_BATCH = 32
+_ROWS = 32  # of held-out text at a time
+
+
+def distill(
+    recipe: PretrainRecipe | FinetuneRecipe,
+    out: str | Path,
+    *,
+    teacher: str,
+    start_from: str | None = None,
+    layers: Sequence[int] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    fresh: bool = False,
+    resume: bool = False,
+    display: Display | None = None,
+) -> dict[str, Any]:
+    """Train a student as ``recipe`` says, beside ``teacher``, into ``out``; returns its ``result.json``.
+
+    The result has ``distillation`` beside what every run has: sizes, times side by side, and the quality of both. A
+    student that is made of its teacher lies in ``OUT-student``, a teacher of another form in ``OUT-teacher``.
+
+    Args:
+        recipe: of masked language modelling, or of classification.
+        out: as in `homespun.jobs.pretrain.pretrain` and `homespun.jobs.finetune.finetune`.
+        teacher: a run, a ``model/`` folder, a Hugging Face folder or name.
+        start_from: the student, where there is one already.
+        layers: of the teacher, which the student begins as; by default every second.
+        changes: to that student, of what `homespun.models.stretch.CHANGEABLE` names.
+        fresh: draw the recipe's model, in place of the teacher's layers; in pretraining.
+        resume: go on with the run in ``out``.
+        display: where progress is shown; nowhere by default.
+
+    Raises:
+        UserError: an objective that no teacher stands around, a teacher or layers that do not fit, and what the jobs
+            raise.
+    """
+    _check(recipe, start_from, layers, changes, fresh=fresh)
+    path, stored = Path(out), open_model(teacher)
+    place = Place.here()
+    source = _source(teacher, stored, path, place)
+    recipe = with_teacher(recipe, source)
+    student, chosen = start_from, None
+    if student is None and not fresh:
+        made, origins = student_of(stored, layers=layers, changes=changes)
+        student, chosen = str(_beside(path, "student")), list(origins.layers)
+        if place.is_main:
+            save_model(student, made.model, made.config, made.tokenizer)
+        place.wait()
+    if isinstance(recipe, PretrainRecipe):
+        result = pretrain(recipe, path, start_from=student, resume=resume, display=display)
+    else:
+        assert student is not None
+        result = finetune(recipe, path, start_from=student, resume=resume, display=display)
+    if not place.is_main:
+        return {}
+    learned = open_model(path)
+    told = {"teacher": teacher, "layers": chosen} | _sizes(stored, learned)
+    told["quality"] = _quality(recipe, stored, learned, path, place.device)
+    told["speed"] = side_by_side(stored, learned, length=recipe.data.length, device=place.device)
+    result = json.loads((path / "result.json").read_text(encoding="utf-8")) | {"distillation": told}
+    Run(path).write_result(result)
+    write_report([path], path / "report", title=f"Distillation: {path.name}")
+    return result
+
+
+def with_teacher(recipe: Recipe, source: str) -> Recipe:
+    """The recipe with this teacher, and the weights that it has for one.
+
+    Raises:
+        UserError: its objective has none.
+    """
+    objective = recipe.objective
+    if isinstance(objective, MaskedLM):
+        tokens = (objective.teacher or TokenTeacher()).model_copy(update={"source": source})
+        taught: Any = objective.model_copy(update={"teacher": tokens})
+    elif isinstance(objective, Classification):
+        labels = (objective.teacher or LabelTeacher()).model_copy(update={"source": source})
+        taught = objective.model_copy(update={"teacher": labels})
+    else:
+        raise UserError(
+            f"objective {objective.kind} has no place for a teacher; distil with mlm in pretraining, or with "
+            f"classification in fine-tuning"
+        )
+    return recipe.model_copy(update={"objective": taught})
+
+
+def _check(
+    recipe: PretrainRecipe | FinetuneRecipe,
+    start_from: str | None,
+    layers: Sequence[int] | None,
+    changes: Mapping[str, Any] | None,
+    *,
+    fresh: bool,
+) -> None:
+    if fresh and (layers is not None or start_from is not None or changes):
+        raise UserError(
+            "--fresh draws the recipe's model; leave out --from, --layers and changes to a teacher's layers"
+        )
+    if fresh and isinstance(recipe, FinetuneRecipe):
+        raise UserError("a fresh model is pretrained first: homespun distill pretrain ... --fresh, then give --from it")
+    if start_from is not None and (layers is not None or changes):
+        raise UserError("--from gives the student as it is; leave out --layers and model.KEY=VALUE")
+
+
+def _beside(out: Path, what: str) -> Path:
+    return out.with_name(f"{out.name}-{what}")
+
+
+def _source(teacher: str, stored: Stored, out: Path, place: Place) -> str:
+    """Where the objective finds the teacher: there, or in a form of our own."""
+    try:
+        return str(teacher_folder(teacher))
+    except UserError:
+        folder = _beside(out, "teacher")
+    if place.is_main:
+        save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
+    place.wait()
+    return str(folder)
+
+
+def _sizes(teacher: Stored, student: Stored) -> dict[str, Any]:
+    """Parameters and the bytes of the weights."""
+    pair = {"teacher": teacher, "student": student}
+    counts = {name: [p.numel() for p in stored.model.parameters()] for name, stored in pair.items()}
+    sizes = {name: [p.nbytes for p in stored.model.parameters()] for name, stored in pair.items()}
+    return {
+        "parameters": {name: sum(found) for name, found in counts.items()},
+        "bytes": {name: sum(found) for name, found in sizes.items()},
+    }
+
+
+def _quality(
+    recipe: PretrainRecipe | FinetuneRecipe, teacher: Stored, student: Stored, out: Path, device: torch.device
+) -> dict[str, Any]:
+    """Both on what neither was trained on: the test texts, or the held-out rows. Empty without test texts."""
+    pair = {"teacher": teacher, "student": student}
+    for stored in pair.values():
+        stored.model.to(device).eval()
+    if isinstance(recipe, PretrainRecipe):
+        told = {name: _masked(recipe, stored, student, device) for name, stored in pair.items()}
+    else:
+        examples = recipe.data.read("test")
+        if examples is None:
+            return {}
+        told = {}
+        for name, stored in pair.items():
+            task = recipe.data.stored_task(stored, source=str(out))
+            metrics = task.measure(stored.model, task.rows(examples), batch_size=_BATCH).metrics
+            told[name] = {key: metrics[key] for key in task.measures if key in metrics}
+    return {key: {name: values[key] for name, values in told.items()} for key in told["student"]}
+
+
+def _masked(recipe: PretrainRecipe, stored: Stored, student: Stored, device: torch.device) -> dict[str, float]:
+    """Of masked tokens, the same ones for both: the loss, and the share that is told."""
+    assert isinstance(recipe.objective, MaskedLM)
+    corpus = Corpus.open(recipe.data.corpus)
+    # which rows there are, and whether documents are told apart in them, is for the student
+    _, rows = pretraining_rows(recipe.model_copy(update={"model": student.config.backbone}), corpus)
+    collate = recipe.objective.model_copy(update={"teacher": None}).collate(corpus.tokenizer)
+    objective = MaskedLMObjective(stored.model, stored.config, None)
+    found = evaluate_loss(objective, Loader(rows, collate, batch_size=_ROWS, seed=recipe.train.seed).once(), device)
+    return {"mlm_accuracy": found.losses["mlm_accuracy"], "mlm_loss": found.losses["mlm"]}
+
+
+def side_by_side(
+    teacher: Stored,
+    student: Stored,
+    *,
+    length: int,
+    device: torch.device,
+    batch_sizes: Sequence[int] = (1, _BATCH),
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[dict[str, Any]]:
+    """Seconds a text of both models, who take turns: what else goes on slows both; medians.
+
+    A fine-tuned model is measured with its head, another without.
+
+    Args:
+        length: tokens a text, drawn at random.
+        batch_sizes: texts at a time; of one text this is the latency.
+        clock: seconds; `time.process_time` where others use the machine too.
+    """
+    pair = [_use(stored, device) for stored in (teacher, student)]
+    limit = min(stored.config.backbone.max_position_embeddings for stored in (teacher, student))
+    draw = torch.Generator().manual_seed(0)
+    rows = []
+    for size in batch_sizes:
+        tokens = torch.randint(student.tokenizer.vocab_size, (size, min(length, limit)), generator=draw).to(device)
+        seconds: tuple[list[float], list[float]] = ([], [])
+        with torch.inference_mode():
+            for use in pair:
+                use(tokens)
+            while len(seconds[0]) < _LEAST or (len(seconds[0]) < _MOST and sum(map(sum, seconds)) < _SECONDS):
+                for use, found in zip(pair, seconds, strict=True):
+                    begun = clock()
+                    use(tokens)
+                    if device.type == "cuda":
+                        torch.cuda.synchronize(device)
+                    found.append(clock() - begun)
+        medians = [statistics.median(found) / size for found in seconds]
+        rows.append(
+            {"length": tokens.shape[1], "batch_size": size} | dict(zip(("teacher", "student"), medians, strict=True))
+        )
+    return rows
+
+
+def _use(stored: Stored, device: torch.device) -> Callable[[torch.Tensor], Any]:
+    model = stored.model.to(device).eval()
+    return model if stored.labels is not None else model.backbone

@@ -1,0 +1,163 @@
+"""`homespun distill`: the ordinary jobs beside a teacher, from the commands' words to the page."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs_world import TINY, World, run
+
+from homespun.data.corpus import Corpus
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.jobs.distill import side_by_side, with_teacher
+from homespun.jobs.pretrain import pretraining_work
+from homespun.jobs.recipe import pretrain_recipe
+from homespun.models.store import weights_of
+from homespun.objectives import teacher as objective
+from homespun.planning.trace import Shadow
+from homespun.training.devices import Place
+
+QUICK = ("data.length=32", "train.batch_size=7", "train.validate_every=1.0")
+
+
+@pytest.fixture(scope="module")
+def teacher(world: World) -> Path:
+    """Four layers that fill places."""
+    out = world.folder / "runs" / "teacher"
+    run(
+        *("pretrain", "bert-mini", f"data.corpus={world.corpus}", *QUICK, *TINY, "model.num_hidden_layers=4"),
+        *("objective.next_sentence=false", "objective.masking=dynamic", "train.budget.steps=30", "--out", out),
+    )
+    return out
+
+
+def distil(world: World, teacher: Path, out: str, *words: str) -> dict[str, Any]:
+    return run(
+        *("distill", "pretrain", "distil-mini", f"data.corpus={world.corpus}", *QUICK),
+        *("--teacher", teacher, "--out", world.folder / "runs" / out, *words),
+    )
+
+
+def test_a_student_of_every_second_layer(world: World, teacher: Path) -> None:
+    result = distil(world, teacher, "half", "train.budget.steps=12")
+    told = result["distillation"]
+    assert told["layers"] == [0, 3]
+    student = open_model(world.folder / "runs" / "half")
+    backbone = student.config.one_stack("a test")
+    assert (backbone.num_hidden_layers, backbone.type_vocab_size) == (2, 0)
+    parameters = told["parameters"]
+    assert parameters["student"] == sum(p.numel() for p in student.model.parameters()) < parameters["teacher"]
+    assert {"mlm", "soft", "cosine"} <= result["validation"]["losses"].keys()
+    assert result["validation"]["losses"]["mlm"] == pytest.approx(told["quality"]["mlm_loss"]["student"], rel=1e-4)
+    assert [row["batch_size"] for row in told["speed"]] == [1, 32]
+    page = (world.folder / "runs" / "half" / "report" / "index.html").read_text(encoding="utf-8")
+    assert "Teacher and student" in page
+    assert "smaller" in page
+    assert (world.folder / "runs" / "half" / "report" / "tables" / "distillation.csv").is_file()
+
+
+def test_given_layers_and_another_attention(world: World, teacher: Path) -> None:
+    words = ("--layers", "3,1", "model.attention.kind=linformer", "model.attention.k=8", "train.budget.steps=3")
+    assert distil(world, teacher, "linformer", *words)["distillation"]["layers"] == [3, 1]
+    student = open_model(world.folder / "runs" / "linformer").config.one_stack("a test")
+    assert student.attention.kind == "linformer"
+
+
+def test_a_student_of_another_width(world: World, teacher: Path) -> None:
+    words = ("--fresh", *TINY, "model.hidden_size=24", "model.num_hidden_layers=1", "train.budget.steps=3")
+    told = distil(world, teacher, "narrow", *words)["distillation"]
+    assert told["layers"] is None
+    assert open_model(world.folder / "runs" / "narrow").config.one_stack("a test").hidden_size == 24
+
+
+def test_a_stopped_run_goes_on_to_the_same_weights(world: World, teacher: Path) -> None:
+    runs = world.folder / "runs"
+    whole = distil(world, teacher, "whole", "train.budget.steps=8", "train.schedule.kind=constant")
+    distil(world, teacher, "parts", "train.budget.steps=5", "train.schedule.kind=constant")
+    parts = distil(world, teacher, "parts", "train.budget.steps=8", "train.schedule.kind=constant", "--resume")
+    assert parts["steps"] == whole["steps"] == 8
+    first, second = (weights_of(open_model(runs / name).model) for name in ("whole", "parts"))
+    for name, tensor in first.items():
+        assert np.array_equal(tensor.numpy(), second[name].numpy()), name
+
+
+def labelled(world: World) -> tuple[str, ...]:
+    return (
+        *(f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=24"),
+        *("train.budget.epochs=3", "train.optimizer.learning_rate=3e-3", "baselines=false"),
+    )
+
+
+def test_a_classifier_of_half_the_depth(world: World) -> None:
+    out = world.folder / "runs" / "small-classifier"
+    cache = world.folder / "logits"
+    result = run(
+        *("distill", "finetune", "distil-classify", *labelled(world), f"objective.teacher.cache={cache}"),
+        *("objective.adversarial.kind=sift", "--teacher", world.classifier, "--out", out),
+    )
+    told = result["distillation"]
+    teacher = json.loads((world.classifier / "result.json").read_text(encoding="utf-8"))
+    assert told["quality"]["accuracy"]["teacher"] == pytest.approx(teacher["test"]["accuracy"])
+    assert told["quality"]["accuracy"]["student"] == pytest.approx(result["test"]["accuracy"])
+    assert result["test"]["accuracy"] > 0.5
+    assert {"loss", "soft", "adversarial"} <= result["train"].keys()
+    kept = [path.stat().st_size for path in cache.rglob("vectors")]
+    assert kept == [result["rows"]["train"] * 3 * 2]  # each text once, three classes, two bytes
+    assert run("predict", out, "--input", world.test, "--out", world.folder / "said.jsonl")["rows"] == 61
+    shutil.rmtree(cache)
+
+
+def test_a_teacher_in_the_form_of_another_library(world: World, teacher: Path) -> None:
+    told = distil(world, teacher / "hf", "foreign", "train.budget.steps=2")
+    assert told["distillation"]["layers"] == [0, 3]
+    assert (world.folder / "runs" / "foreign-teacher" / "homespun.json").is_file()
+
+
+def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
+    overrides = [f"data.corpus={world.corpus}", *QUICK, *TINY]
+    recipe = with_teacher(pretrain_recipe("distil-mini", overrides), str(teacher))
+    objective._opened.cache_clear()  # also where the plan is the first to open it
+    with Shadow() as shadow:
+        work = pretraining_work(recipe, Corpus.open(world.corpus), None).workload
+        model = work.build()
+        (batch,) = work.batches(7, 1)
+        with shadow.span("step"):
+            model(batch).total(batch.targets).backward()
+    inner = [
+        count
+        for done, count in shadow.spans["step"].operations.items()
+        if done.name == "addmm" and done.outputs[0][-1:] == (48,)
+    ]
+    assert sum(inner) == 1 + 4  # layers of the student and of the teacher
+
+
+def test_what_does_not_go_together(world: World, teacher: Path) -> None:
+    with pytest.raises(UserError, match="--fresh draws"):
+        distil(world, teacher, "no", "--fresh", "--layers", "0")
+    with pytest.raises(UserError, match="are no numbers"):
+        distil(world, teacher, "no", "--layers", "a")
+    with pytest.raises(UserError, match="layers are 0 to 3"):
+        distil(world, teacher, "no", "--layers", "4")
+    with pytest.raises(UserError, match="as it is"):
+        distil(world, teacher, "no", "--from", str(world.base), "--layers", "0")
+    with pytest.raises(UserError, match="has no place for a teacher"):
+        run(
+            *("distill", "pretrain", "electra-tiny", f"data.corpus={world.corpus}", "--teacher", teacher),
+            *("--out", world.folder / "no"),
+        )
+    with pytest.raises(UserError, match="no head that fills places"):
+        distil(world, world.classifier, "no", "train.budget.steps=2")
+
+
+def test_both_take_turns(teacher: Path) -> None:
+    ticks = iter(range(10**6))
+    stored = open_model(teacher)
+    told = side_by_side(
+        stored, stored, length=9, device=Place.here().device, batch_sizes=(5,), clock=lambda: float(next(ticks))
+    )
+    assert told == [{"length": 9, "batch_size": 5, "teacher": 0.2, "student": 0.2}]
