@@ -1,0 +1,66 @@
+"""Metrics of numbers and ratings against scipy's, scikit-learn's, and values worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import cohen_kappa_score, log_loss
+
+from homespun.training.numbers import correlation, quadratic_kappa, rating_metrics, regression_metrics
+
+DRAW = np.random.default_rng(5)
+TRUTH = DRAW.normal(size=31).round(1)  # with ties
+TOLD = TRUTH + DRAW.normal(size=31)
+
+
+def test_correlations_are_scipys() -> None:
+    metrics = regression_metrics(TRUTH, TOLD)
+    assert metrics["pearson"] == pytest.approx(stats.pearsonr(TRUTH, TOLD).statistic)
+    assert metrics["spearman"] == pytest.approx(stats.spearmanr(TRUTH, TOLD).statistic)
+    assert metrics["rows"] == 31
+    assert json.loads(json.dumps(metrics)) == metrics
+
+
+def test_errors_by_hand() -> None:
+    metrics = regression_metrics(np.array([1.0, 2.0, 5.0]), np.array([2.0, 2.0, 3.0]))
+    assert metrics["absolute_error"] == pytest.approx(1.0)
+    assert metrics["squared_error"] == pytest.approx(5 / 3)
+
+
+def test_a_constant_correlates_with_nothing() -> None:
+    assert correlation(TRUTH, np.full(31, 2.0)) is None
+    assert correlation(TRUTH[:1], TOLD[:1]) is None
+    assert regression_metrics(TRUTH, np.full(31, 2.0))["spearman"] is None
+    with pytest.raises(ValueError, match="not empty"):
+        regression_metrics(np.array([]), np.array([]))
+
+
+def test_ratings_are_scikit_learns() -> None:
+    truth, told = DRAW.integers(0, 5, size=41), DRAW.integers(0, 5, size=41)
+    probabilities = DRAW.dirichlet(np.ones(5), size=41)
+    levels = (1.0, 2.0, 3.0, 4.0, 5.0)
+    metrics = rating_metrics(levels, truth, told, probabilities=probabilities)
+    assert metrics["quadratic_kappa"] == pytest.approx(cohen_kappa_score(truth, told, weights="quadratic"))
+    assert metrics["log_loss"] == pytest.approx(log_loss(truth, probabilities, labels=range(5)))
+    assert metrics["accuracy"] == pytest.approx((truth == told).mean())
+    assert metrics["absolute_error"] == pytest.approx(np.abs(truth - told).mean())
+    assert metrics["confusion"]["labels"] == ["1", "2", "3", "4", "5"]
+    assert np.sum(metrics["confusion"]["counts"]) == 41
+
+
+def test_uneven_levels_are_distances_in_their_own_units() -> None:
+    metrics = rating_metrics((0.0, 1.0, 10.0), np.array([0, 1, 2]), np.array([2, 1, 1]))
+    assert metrics["absolute_error"] == pytest.approx(19 / 3)
+    assert metrics["within_one"] == pytest.approx(2 / 3)
+    finer = rating_metrics((0.0, 1.0, 10.0), np.array([0, 1, 2]), np.array([0, 1, 2]), expected=np.array([0.5, 1, 9]))
+    assert finer["absolute_error"] == 0
+    assert finer["squared_error"] == pytest.approx(1.25 / 3)
+
+
+def test_agreement_that_cannot_be_told_from_chance() -> None:
+    assert quadratic_kappa(np.array([[7, 0], [0, 0]])) is None
+    assert quadratic_kappa(np.array([[3, 0], [0, 4]])) == pytest.approx(1.0)
+    assert quadratic_kappa(np.array([[0, 3], [3, 0]])) == pytest.approx(-1.0)
