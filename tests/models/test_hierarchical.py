@@ -47,7 +47,8 @@ def row(lengths: tuple[int, ...] = LENGTHS, *, seed: int = 1) -> Row:
 
 def read(model: Encoder, *rows: Row) -> Tensor:
     batch = pad(rows, 0)
-    return model(batch.input_ids, **{name: t for name, t in batch.context.items() if t is not None})
+    hidden: Tensor = model(batch.input_ids, **{name: t for name, t in batch.context.items() if t is not None})
+    return hidden
 
 
 def test_below_the_last_layer_a_paragraph_is_read_as_if_alone() -> None:
@@ -100,7 +101,7 @@ def test_alone_is_as_in_a_batch_and_padding_does_not_leak() -> None:
 def test_pooling_and_attention_are_those_of_the_formulas() -> None:
     shape = AttentionShape(14, 2, 31, layer=0, causal=False, dropout=0.0, seed=0)
     torch.manual_seed(3)
-    part = ParagraphsAttentionConfig().build(shape).double()
+    part: Any = ParagraphsAttentionConfig().build(shape).double()
     hidden = torch.randn(1, 5, 14, dtype=torch.double)
     documents = torch.tensor([[0, 0, 0, 1, 1]])
     pooled = []
@@ -124,7 +125,7 @@ def test_a_decoder_cannot_have_it() -> None:
 def small_model() -> Model:
     torch.manual_seed(2)
     stack = SIZES | {"num_hidden_layers": 3, "attention": HIERARCHY}
-    backbone = {"kind": "encoder_decoder", "encoder": stack, "decoder": {"num_hidden_layers": 1}}
+    backbone: dict[str, Any] = {"kind": "encoder_decoder", "encoder": stack, "decoder": {"num_hidden_layers": 1}}
     backbone |= {"decoder_start_token_id": 2, "eos_token_id": 3}
     return ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "causal_lm"}}).build().eval()
 
@@ -156,8 +157,8 @@ def test_it_writes_of_a_batch_what_it_writes_of_each_and_beams_are_no_worse() ->
 def test_presets_end_in_layers_between_paragraphs(name: str, layers: tuple[int, int]) -> None:
     config = ModelConfig.model_validate({"backbone": {"preset": f"hierarchical-{name}"}}).backbone.with_tokens(101, 0)
     with torch.device("meta"):
-        built = config.build()
-    assert (len(built.encoder.layers), len(built.decoder.layers)) == layers  # type: ignore[union-attr]
-    kinds = [type(layer.attention.sublayer).__name__ for layer in built.encoder.layers]  # type: ignore[union-attr]
+        built: Any = config.build()
+    assert (len(built.encoder.layers), len(built.decoder.layers)) == layers
+    kinds = [type(layer.attention.sublayer).__name__ for layer in built.encoder.layers]
     assert kinds[-1] == "ParagraphAttention"
     assert kinds[0] == "MultiHeadAttention"

@@ -22,6 +22,7 @@ TINY = (
     "bigbird-pegasus-tiny",
     "pegasus-tiny",
     "prophetnet-tiny",
+    "hierarchical-tiny",
 )
 NARROW: dict[str, Any] = {
     "hidden_size": 32,

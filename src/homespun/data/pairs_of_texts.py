@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from homespun.data.labelled import field_of
+from homespun.data.paragraphs import Paragraphs
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.text.sources import read_records
@@ -28,6 +29,7 @@ class TextPair:
     source: str
     targets: tuple[str, ...]
     data_set: int = 0  # which of several data sets it is from
+    title: str = ""  # by which the paragraphs of the source are ranked, where they are
 
     @property
     def is_empty(self) -> bool:
@@ -79,6 +81,7 @@ class PairsOfTextsRows:
         target_length: the most tokens of a target, with its frame.
         frame: the tokens around them.
         prefixes: what stands before each source, by `TextPair.data_set`.
+        paragraphs: how the paragraphs of sources that are several documents are read; ``None``: they are one text.
 
     Raises:
         UserError: a length that leaves no room for a token.
@@ -93,6 +96,7 @@ class PairsOfTextsRows:
         target_length: int,
         frame: Frame,
         prefixes: Sequence[str] = ("",),
+        paragraphs: Paragraphs | None = None,
     ) -> None:
         self.pairs = pairs
         self._frame = frame
@@ -102,9 +106,17 @@ class PairsOfTextsRows:
             if left < 1:
                 raise UserError(f"data.{name}_length={given} leaves no room between the tokens around a text; raise it")
         self.usable = np.array([i for i, pair in enumerate(pairs) if not pair.is_empty], dtype=np.int64)
-        read = [prefixes[pairs[i].data_set] + pairs[i].source for i in self.usable.tolist()]
+        read = [(prefixes[pairs[i].data_set] + pairs[i].source, pairs[i].title) for i in self.usable.tolist()]
         written = [(place, text) for place, i in enumerate(self.usable.tolist()) for text in pairs[i].targets]
-        self._sources, self.cut = _encoded(tokenizer, read, room)
+        self._documents: list[NDArray[np.int64]] | None = None
+        left_out = {}
+        if paragraphs is None:
+            self._sources, self.cut = _encoded(tokenizer, [text for text, _ in read], room)
+        else:
+            numbered = [paragraphs.read(text, title, tokenizer, room) for text, title in read]
+            self._sources, self._documents = [one.ids for one in numbered], [one.documents for one in numbered]
+            self.cut = np.array([one.cut for one in numbered], dtype=np.bool_)
+            left_out = {"paragraphs_left_out": sum(one.left_out for one in numbered)}
         self._targets, targets_cut = _encoded(tokenizer, [frame.glue + text for _, text in written], target_room)
         self._source_of = np.array([place for place, _ in written], dtype=np.int64)  # (rows,) into `usable`
         around = sum(map(len, (frame.before, frame.after_source, frame.before_target, frame.after_target)))
@@ -119,11 +131,17 @@ class PairsOfTextsRows:
             "longer": cut,
             "truncated": cut,
             "targets_truncated": int(targets_cut.sum()),
+            **left_out,
         }
 
-    def source(self, place: int) -> NDArray[np.int64]:
-        """(source,) ids of the ``place``-th of `usable`, in their frame."""
-        return _joined(self._frame.before, self._sources[place], self._frame.after_source)
+    def source(self, place: int) -> Row:
+        """The ids of the ``place``-th of `usable`, in their frame, and the numbers of their paragraphs."""
+        frame = self._frame
+        ids = _joined(frame.before, self._sources[place], frame.after_source)
+        if self._documents is None or not len(self._documents[place]):
+            return Row(ids)
+        # what stands around them is of the first and of the last
+        return Row(ids, documents=np.pad(self._documents[place], (len(frame.before), len(frame.after_source)), "edge"))
 
     def __len__(self) -> int:
         return len(self._targets)
@@ -131,7 +149,7 @@ class PairsOfTextsRows:
     def __getitem__(self, index: int) -> Row:
         frame = self._frame
         target = _joined(frame.before_target, self._targets[index], frame.after_target)
-        return Row(self.source(int(self._source_of[index])), target_ids=target)
+        return replace(self.source(int(self._source_of[index])), target_ids=target)
 
 
 class Mixture:
@@ -189,11 +207,13 @@ def read_pairs(
     encoding: str | None = None,
     listed: Listed = "references",
     data_set: int = 0,
+    between: str = " ",
+    title: str = "",
 ) -> list[TextPair]:
     """The pairs of all records of ``inputs`` (see `homespun.text.sources.read_records`), empty ones too.
 
-    Several source columns are joined with a space, and so is a list in one of them; several target columns are several
-    right targets, and a list in one of them is what ``listed`` says.
+    Several source columns are joined with ``between``, and so is a list in one of them; several target columns are
+    several right targets, and a list in one of them is what ``listed`` says. ``title`` is a column, if there is one.
 
     Raises:
         UserError: no such column (naming those there are), a text that is not text, no rows.
@@ -201,23 +221,33 @@ def read_pairs(
     pairs = []
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         where = f"row {number} of {', '.join(inputs)}"
-        read = source_of(record, source, where=where)
+        read = source_of(record, source, where=where, between=between)
         written = [_texts(record, column, where=where) for column in target]
         if listed == "sentences":
             written = [[" ".join(texts)] for texts in written if texts]
-        pairs.append(TextPair(read, tuple(dict.fromkeys(text for texts in written for text in texts)), data_set))
+        targets = tuple(dict.fromkeys(text for texts in written for text in texts))
+        pairs.append(TextPair(read, targets, data_set, title_of(record, title, where=where)))
     if not pairs:
         raise UserError(f"{', '.join(inputs)} holds no rows; give a file with pairs of texts")
     return pairs
 
 
-def source_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) -> str:
+def title_of(record: Mapping[str, Any], column: str, *, where: str) -> str:
+    """The title of a record, empty where no column has one.
+
+    Raises:
+        UserError: as in `source_of`.
+    """
+    return source_of(record, [column], where=where) if column else ""
+
+
+def source_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str, between: str = " ") -> str:
     """The text of a record to be read.
 
     Raises:
         UserError: beginning with ``where``: no such column, or something in it that is not text.
     """
-    return " ".join(text for column in columns for text in _texts(record, column, where=where))
+    return between.join(text for column in columns for text in _texts(record, column, where=where))
 
 
 def _texts(record: Mapping[str, Any], column: str, *, where: str) -> list[str]:

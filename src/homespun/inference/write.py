@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
@@ -27,7 +25,7 @@ class Writing(Config):
 
 def write_texts(
     model: Model,
-    sources: Sequence[NDArray[np.int64]],
+    sources: Sequence[Row],
     tokenizer: Tokenizer,
     *,
     end_id: int,
@@ -35,23 +33,25 @@ def write_texts(
     writing: Writing,
     batch_size: int = 32,
 ) -> list[str]:
-    """A text for each of ``sources``, (tokens,) ids with all that stands around them.
+    """A text for each of ``sources``, whose ids have all that stands around them.
 
     The longest go first, so that too large a batch fails at once. The model is in evaluation mode meanwhile.
     """
     device = next(model.parameters()).device
-    order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
+    order = sorted(range(len(sources)), key=lambda index: -len(sources[index].input_ids))
     texts = [""] * len(sources)
     modes = [(module, module.training) for module in model.modules()]  # not one for all: a part may be frozen
     model.eval()
     try:
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            batch = pad([Row(sources[index]) for index in chosen], tokenizer.pad_id).to(device)
+            batch = pad([sources[index] for index in chosen], tokenizer.pad_id).to(device)
             with torch.no_grad():
                 ids = model.generate(
                     batch.input_ids,
                     batch.attention_mask,
+                    documents=batch.documents,
+                    position_ids=batch.position_ids,
                     max_new_tokens=max_new_tokens,
                     eos_token_id=end_id,
                     pad_token_id=tokenizer.pad_id,

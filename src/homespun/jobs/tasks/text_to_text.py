@@ -15,8 +15,18 @@ from pydantic import Field, model_validator
 from homespun.baselines import sentence_baselines
 from homespun.config import Config
 from homespun.data.loader import Loader
-from homespun.data.pairs_of_texts import Frame, Listed, Mixture, PairsOfTextsRows, TextPair, read_pairs, source_of
-from homespun.data.rows import Rows
+from homespun.data.pairs_of_texts import (
+    Frame,
+    Listed,
+    Mixture,
+    PairsOfTextsRows,
+    TextPair,
+    read_pairs,
+    source_of,
+    title_of,
+)
+from homespun.data.paragraphs import BREAK, Paragraphs
+from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.inference.write import Writing, write_texts
 from homespun.jobs.tasks.files import files_of, paths
@@ -75,6 +85,9 @@ class TextPairsData(Config):
     limit: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="of sets: the most pairs that one counts for in the mixture"
     )
+    paragraphs: Paragraphs | None = Field(
+        default=None, description="the source is several documents, read by paragraphs of which the best are taken"
+    )
     writing: Writing = Field(default=Writing(), description="how the texts are written that are measured")
 
     @model_validator(mode="after")
@@ -132,7 +145,19 @@ class TextPairsData(Config):
             encoding=self.encoding,
             listed=self.listed,
             data_set=number,
+            between=self.between,
+            title=self.title,
         )
+
+    @property
+    def between(self) -> str:
+        """What stands between several texts of one source."""
+        return " " if self.paragraphs is None else BREAK
+
+    @property
+    def title(self) -> str:
+        """Column of a title; empty where there is none."""
+        return "" if self.paragraphs is None else self.paragraphs.title
 
     def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
         """Writing the targets.
@@ -165,6 +190,11 @@ class TextPairsData(Config):
     def _check_room(self, config: ModelConfig) -> None:
         backbone = config.backbone
         if not isinstance(backbone, EncoderDecoderConfig):
+            if self.paragraphs is not None:
+                raise UserError(
+                    "data.paragraphs are for an encoder with a decoder, and this model is one stack; start from one "
+                    "such as hierarchical-mini, or leave data.paragraphs out"
+                )
             needed, limit = self.source_length + self.target_length, backbone.max_position_embeddings
             if needed > limit:
                 raise UserError(
@@ -243,6 +273,7 @@ class TextToTextTask:
             target_length=self.data.target_length,
             frame=self.frame,
             prefixes=[one.prefix for one in self.data.all_sets],
+            paragraphs=self.data.paragraphs,
         )
 
     def lesson(self, objective: TextToText, stored: Stored, training: PairsOfTextsRows) -> Lesson:
@@ -268,7 +299,7 @@ class TextToTextTask:
             texts[index] = text
         return self._measured(rows.pairs, texts)
 
-    def _write(self, model: Model, sources: Sequence[NDArray[np.int64]], batch_size: int) -> list[str]:
+    def _write(self, model: Model, sources: Sequence[Row], batch_size: int) -> list[str]:
         return write_texts(
             model,
             sources,
@@ -335,10 +366,11 @@ class TextToTextTask:
         columns = paths(self.data.all_sets[0].source)
         waiting = enumerate(records, start=1)
         while chunk := list(islice(waiting, _AHEAD)):
-            pairs = [
-                TextPair(source_of(record, columns, where=f"row {number} of {source}"), ("?",))
-                for number, record in chunk
-            ]
+            pairs = []
+            for number, record in chunk:
+                where = f"row {number} of {source}"
+                text = source_of(record, columns, where=where, between=self.data.between)
+                pairs.append(TextPair(text, ("?",), title=title_of(record, self.data.title, where=where)))
             rows = self.rows(pairs)
             places = {index: place for place, index in enumerate(rows.usable.tolist())}
             written = self._write(model, [rows.source(place) for place in range(len(places))], 32)
