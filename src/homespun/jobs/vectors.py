@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from homespun.config import override, validate
 from homespun.data.corpus import Corpus
@@ -212,21 +210,6 @@ def map_vectors(
     return {"map": str(out), "words": len(chosen)}
 
 
-def begun_with(vectors: str | Path, tokenizer: Tokenizer) -> Callable[[nn.Module], dict[str, Any]]:
-    """Opens ``vectors`` at once; what it returns puts them into a model, and says how many tokens have one.
-
-    Raises:
-        UserError: no vectors; later, that they do not fit the model.
-    """
-    opened = open_vectors(vectors)
-
-    def put(model: nn.Module) -> dict[str, Any]:
-        begun = begin_embeddings(model, tokenizer, opened, source=str(vectors))
-        return {"path": str(vectors), "size": opened.size, "found": begun.found, **asdict(begun)}
-
-    return put
-
-
 def begin_model(
     recipe: str,
     overrides: Sequence[str],
@@ -253,10 +236,10 @@ def begin_model(
     folder = Path(out)
     if folder.exists() and (folder.is_file() or any(folder.iterdir())):
         raise UserError(f"{folder} exists; give --out a new or empty folder")
-    put = begun_with(vectors, loaded)
+    opened = open_vectors(vectors)
     torch.manual_seed(read.train.seed)
     config = ModelConfig(backbone=fitted(read.model, loaded, read.data.length))
     model = config.build()
-    begun = put(model)
+    begun = begin_embeddings(model, loaded, opened, source=str(vectors)).told()
     save_model(folder, model, config, loaded, task={"length": read.data.length, "vectors": begun})
     return {"model": str(folder), "parameters": sum(p.numel() for p in model.parameters()), "vectors": begun}

@@ -13,7 +13,6 @@ from homespun.report.plots import INK, PALETTE, STYLE, Plot, render
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.transforms import Bbox
 
 _INCHES = 0.55  # to either side, times the root of the number of words
 # where a name may stand beside its point, the first free place of these: right, left, above, below, then further off
@@ -24,6 +23,7 @@ _SIDES: list[tuple[int, int, Literal["left", "right", "center"], Literal["bottom
     (0, -1, "center", "top"),
 ]
 _DISTANCES = (4, 10, 18, 28)  # points
+_POINT = 2.0  # pixels from its middle that a point is kept free
 
 
 def draw_words(name: str, words: Sequence[str], places: np.ndarray, *, axes_names: tuple[str, str], title: str) -> Plot:
@@ -47,7 +47,10 @@ def draw_words(name: str, words: Sequence[str], places: np.ndarray, *, axes_name
 
 
 def _name(axes: Axes, words: Sequence[str], places: np.ndarray) -> None:
-    taken: list[Bbox] = []
+    from matplotlib.transforms import Bbox
+
+    points = axes.transData.transform(places)
+    taken = [Bbox.from_bounds(x - _POINT, y - _POINT, 2 * _POINT, 2 * _POINT) for x, y in points]
     for word, place in zip(words, places, strict=True):
         point = (float(place[0]), float(place[1]))
         note = axes.annotate(word, point, xytext=(0, 0), textcoords="offset points", color=INK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ class Begun:
     """How many tokens of a vocabulary, special ones left out, have a vector: by their very name, by the word they
     spell, or by its lower case. The others are as the model drew them."""
 
+    source: str
+    size: int
     tokens: int
     by_name: int
     by_word: int
@@ -28,6 +30,10 @@ class Begun:
     @property
     def found(self) -> int:
         return self.by_name + self.by_word + self.by_lower_case
+
+    def told(self) -> dict[str, int | str]:
+        """``source``, ``size``, ``found`` and the counts: for a result."""
+        return {"found": self.found, **asdict(self)}
 
 
 def begin_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors, *, source: str) -> Begun:
@@ -54,7 +60,7 @@ def begin_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVector
                 f"the vectors of {source} are {vectors.size} wide and the model's embeddings {table.embedding_dim}: "
                 f"give model.embedding_size={vectors.size}, or vectors of that width"
             )
-    tokens, rows, begun = _match(tokenizer, vectors)
+    tokens, rows, begun = _match(tokenizer, vectors, source)
     if not len(tokens):
         raise UserError(
             f"none of the tokenizer's {begun.tokens:,} tokens has a vector in {source}; train them on a corpus of this "
@@ -67,7 +73,7 @@ def begin_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVector
     return begun
 
 
-def _match(tokenizer: Tokenizer, vectors: WordVectors) -> tuple[np.ndarray, np.ndarray, Begun]:
+def _match(tokenizer: Tokenizer, vectors: WordVectors, source: str) -> tuple[np.ndarray, np.ndarray, Begun]:
     """Ids of tokens and the rows of their vectors."""
     special, names = tokenizer.special_mask, tokenizer.tokens
     ordinary = np.flatnonzero(~special)
@@ -87,4 +93,4 @@ def _match(tokenizer: Tokenizer, vectors: WordVectors) -> tuple[np.ndarray, np.n
                 rows.append(vectors.row(name(i, word)))
                 counts[number] += 1
                 break
-    return np.array(tokens, np.int64), np.array(rows, np.int64), Begun(len(ordinary), *counts)
+    return np.array(tokens, np.int64), np.array(rows, np.int64), Begun(source, vectors.size, len(ordinary), *counts)
