@@ -2,14 +2,17 @@
 
 For classes, the majority class, and TF-IDF with a linear support vector machine; for numbers, their mean, and TF-IDF
 with a ridge regression; for texts that are written of others, the first sentences of these, and as many at random. Of
-pairs of texts, TF-IDF sees both, and what they have in common.
+pairs of texts, TF-IDF sees both, and what they have in common. For tags, the most frequent one of each word; for
+answers in a text, its sentence that is most like the question, and a span at random.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import time
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -180,3 +183,61 @@ def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[s
                 chosen = sorted(random.Random(place).sample(range(len(sentences)), count))
             texts.append(" ".join(sentences[index] for index in chosen))
     return made
+
+
+Span = tuple[int, int]
+"""From where to where in a text, in characters."""
+
+
+def frequent_tags(
+    training: Iterable[tuple[Sequence[str], Sequence[str]]], sentences: Sequence[Sequence[str]]
+) -> list[list[str]]:
+    """The tag that each word had most in the ``training`` (words and their tags); of a new word, the most frequent."""
+    by_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    every: Counter[str] = Counter()
+    for words, tags in training:
+        every.update(tags)
+        for word, tag in zip(words, tags, strict=True):
+            by_word[word][tag] += 1
+    best = {word: _most_frequent(counts) for word, counts in by_word.items()}
+    usual = _most_frequent(every)
+    return [[best.get(word, usual) for word in words] for words in sentences]
+
+
+def _most_frequent(counts: Counter[str]) -> str:
+    return min(counts, key=lambda tag: (-counts[tag], tag))
+
+
+def span_baselines(
+    texts: Sequence[str], lengths: Sequence[int], asked: Sequence[tuple[str, str]]
+) -> dict[str, list[Span]]:
+    """Spans of texts for questions about them, which cost no training.
+
+    ``tfidf-sentence`` is the sentence most like the question, by the cosine of TF-IDF; ``random-span`` as many words as
+    one of the training's answers, anywhere. What is drawn depends on the place of the question alone.
+
+    Args:
+        texts: those of the training, whose sentences say how rare a word is.
+        lengths: of the training's answers, in words.
+        asked: (question, text) each.
+    """
+    vectorizer = TfidfVectorizer(token_pattern=r"(?u)\b\w+\b", sublinear_tf=True)
+    try:
+        vectorizer.fit([text[begin:end] for text in texts for begin, end in sentence_spans(text)])
+    except ValueError:  # not one word: then no sentence is like any question, and the first is as good as another
+        vectorizer = None
+    nearest: list[Span] = []
+    drawn: list[Span] = []
+    for place, (question, text) in enumerate(asked):
+        sentences = sentence_spans(text) or [(0, 0)]
+        best = 0
+        if vectorizer is not None:
+            vectors = vectorizer.transform([text[begin:end] for begin, end in sentences])
+            best = int((vectors @ vectorizer.transform([question]).T).toarray().argmax())
+        nearest.append(sentences[best])
+        draw = random.Random(place)
+        words = [match.span() for match in re.finditer(r"\S+", text)] or [(0, 0)]
+        count = min(draw.choice(lengths) if lengths else 1, len(words))
+        first = draw.randrange(len(words) - count + 1)
+        drawn.append((words[first][0], words[first + max(count, 1) - 1][1]))
+    return {"tfidf-sentence": nearest, "random-span": drawn}

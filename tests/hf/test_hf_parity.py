@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -225,12 +226,15 @@ def test_answers_of_bigbird_are_sought_beyond_the_question(question: tuple[int, 
 
 
 @pytest.mark.parametrize("name", ["BertForTokenClassification", "AlbertForTokenClassification"])
-def test_what_labels_tokens_is_no_classifier_of_texts(name: str, tmp_path: Path) -> None:
+def test_what_labels_tokens_tags_words(name: str, tmp_path: Path) -> None:
     their_model(getattr(transformers, name), num_labels=3).save_pretrained(tmp_path / "theirs")
     bert_tokenizer().save(tmp_path / "theirs")
     assert open_huggingface(tmp_path / "theirs").stored.labels == Labels(("LABEL_0", "LABEL_1", "LABEL_2"))
-    with pytest.raises(UserError, match="labels tokens, and texts are labelled here"):
-        predict(str(tmp_path / "theirs"), ["some.txt"], tmp_path / "out.csv")
+    (tmp_path / "new.jsonl").write_text('{"words": ["a", "b", "c"]}\n')
+    predict(str(tmp_path / "theirs"), [str(tmp_path / "new.jsonl")], tmp_path / "out.jsonl")
+    told = json.loads((tmp_path / "out.jsonl").read_text())
+    assert len(told["tags"]) == 3
+    assert set(told["tags"]) <= {"LABEL_0", "LABEL_1", "LABEL_2"}
 
 
 def test_embeddings_of_albert_as_wide_as_its_layers(tmp_path: Path) -> None:

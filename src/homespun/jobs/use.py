@@ -85,7 +85,7 @@ def predict(
         for record, prediction in zip(for_output, said, strict=False):
             given = {str(key): value for key, value in record.items() if _is_plain(value)}
             write(given | {f"predicted_{k}" if k in given else k: v for k, v in prediction.items()})
-            label = prediction.get("label", ())
+            label = prediction.get("label", prediction.get("tags", ()))
             for name in [label] if isinstance(label, str) else label:
                 counts[name] += 1
             rows += 1
@@ -113,6 +113,13 @@ def _jsonl_writer(stream: Any) -> Any:
     return write
 
 
+def _cell(values: Sequence[Any]) -> str:
+    """Names with a bar between them; what is more than a name as JSON."""
+    if any(isinstance(value, dict | list) for value in values):
+        return json.dumps(values, ensure_ascii=False)
+    return "|".join(map(str, values))
+
+
 def _csv_writer(stream: Any) -> Any:
     writer: Any = None
 
@@ -123,6 +130,6 @@ def _csv_writer(stream: Any) -> Any:
         if writer is None:
             writer = csv.DictWriter(stream, list(flat), extrasaction="ignore", restval="")
             writer.writeheader()
-        writer.writerow({k: "|".join(map(str, v)) if isinstance(v, tuple | list) else v for k, v in flat.items()})
+        writer.writerow({k: _cell(v) if isinstance(v, tuple | list) else v for k, v in flat.items()})
 
     return write

@@ -1,0 +1,281 @@
+"""Questions whose answers stand in a text: reading them, and the windows of the texts that are searched for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.labelled import field_of
+from homespun.data.rows import Row
+from homespun.data.tagged import window_starts
+from homespun.errors import UserError
+from homespun.text.sources import read_records
+from homespun.text.tokenizer import Tokenizer
+
+_CHUNK = 1024  # texts encoded at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, the text in which its answer is looked for, and the right answers.
+
+    ``spans`` are where these stand in the text, from character to character; an answer that stands nowhere has none.
+    """
+
+    question: str
+    context: str
+    answers: tuple[str, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    article: str = ""
+    name: str = ""
+    realigned: int = 0  # answers that did not stand where it was said
+
+    @property
+    def is_empty(self) -> bool:
+        """There is no text to look in."""
+        return not self.context.strip()
+
+
+def read_questions(
+    inputs: Sequence[str],
+    *,
+    question: str = "question",
+    context: str = "context",
+    answers: str = "answers",
+    columns: Sequence[str] | None = None,
+    encoding: str | None = None,
+) -> list[Question]:
+    """The questions of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+
+    A record is an article of SQuAD's JSON, with ``paragraphs``; or a question with its ``context`` and ``answers``:
+    a text, a list of texts, SQuAD's objects with ``text`` and ``answer_start``, or one object with a list of each, as
+    the hub's data sets have them. No answer, or ``is_impossible``, is a question that the text does not answer.
+
+    An answer that does not stand where it is said to is looked for in the text, and taken where it is nearest.
+
+    Raises:
+        UserError: no such column (naming those there are), answers of another form, no question.
+    """
+    names = ", ".join(inputs)
+    found: list[Question] = []
+    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
+        where = f"row {number} of {names}"
+        found += questions_of(record, question=question, context=context, answers=answers, where=where)
+    if not found:
+        raise UserError(f"{names} holds no question; give SQuAD's JSON, or rows with a question, a context and answers")
+    return found
+
+
+def questions_of(
+    record: Mapping[str, Any], *, question: str, context: str, answers: str | None, where: str
+) -> Iterator[Question]:
+    """The questions of a record, one or many; without answers where ``answers`` is ``None``.
+
+    Raises:
+        UserError: beginning with ``where``: as in `read_questions`.
+    """
+    if "paragraphs" not in record:
+        text = _text(record, context, where)
+        title = str(record.get("title") or "")
+        yield _question(record, _text(record, question, where), text, answers, title, where)
+        return
+    title = str(record.get("title") or where)
+    for paragraph in _objects(record["paragraphs"], "paragraphs", where):
+        text = _text(paragraph, "context", where)
+        for asked in _objects(field_of(paragraph, "qas", where=where), "qas", where):
+            told = None if answers is None else "answers"
+            yield _question(asked, _text(asked, "question", where), text, told, title, where)
+
+
+def _question(
+    record: Mapping[str, Any], question: str, context: str, answers: str | None, article: str, where: str
+) -> Question:
+    name = str(record.get("id") or "")
+    if answers is None or record.get("is_impossible"):
+        return Question(question, context, article=article, name=name)
+    told = _answers(field_of(record, answers, where=where), answers, where)
+    texts, spans, realigned = [], [], 0
+    for text, start in told:
+        texts.append(text)
+        if start is not None and start >= 0 and context[start : start + len(text)] == text:
+            spans.append((start, start + len(text)))
+        elif (nearest := _nearest(context, text, start)) is not None:
+            spans.append((nearest, nearest + len(text)))
+            realigned += start is not None
+    return Question(
+        question, context, tuple(dict.fromkeys(texts)), tuple(dict.fromkeys(spans)), article, name, realigned
+    )
+
+
+def _nearest(context: str, text: str, start: int | None) -> int | None:
+    wanted, found, at = start or 0, [], context.find(text)
+    while at >= 0:
+        found.append(at)
+        at = context.find(text, at + 1)
+    return min(found, key=lambda place: (abs(place - wanted), place)) if found else None
+
+
+def _answers(value: Any, column: str, where: str) -> list[tuple[str, int | None]]:
+    """Texts and where they begin, as far as that is said; empty texts are no answers."""
+    if isinstance(value, Mapping) and isinstance(value.get("text"), list):
+        texts = value["text"]
+        starts = value.get("answer_start") or [None] * len(texts)
+        value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=False)]
+    several = value if isinstance(value, list | tuple) else [] if value is None or value != value else [value]
+    found = []
+    for one in several:
+        text, start = (one.get("text"), one.get("answer_start")) if isinstance(one, Mapping) else (one, None)
+        if isinstance(text, int | float):
+            text = str(text)
+        if not isinstance(text, str) or not isinstance(start, int | None):
+            raise UserError(
+                f"{where}: {column!r} takes texts, or objects with text and answer_start (a number); not {one!r:.80}"
+            )
+        if text.strip():
+            found.append((text, start))
+    return found
+
+
+def _text(record: Mapping[str, Any], column: str, where: str) -> str:
+    value = field_of(record, column, where=where)
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"{where}: column {column!r} holds a {type(value).__name__}, not text; name a column of text")
+    return value or ""
+
+
+def _objects(value: Any, key: str, where: str) -> list[Mapping[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise UserError(f"{where}: {key!r} takes a list of objects, as in SQuAD's JSON; not {value!r:.80}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A piece of a question's text: ``tokens`` of it, from ``start``, which stand in its row from ``place``."""
+
+    question: int
+    start: int
+    tokens: int
+    place: int
+
+
+class QuestionRows:
+    """A row a window of a question's text, ``[CLS] question [SEP] window [SEP]``; windows overlap by ``stride`` tokens.
+
+    ``label`` are the places of the first and the last token of the first answer, and those of ``[CLS]`` where the
+    window does not hold all of it (Devlin et al. 2019, section 4.3). ``sentence_ends`` tell where the question ends.
+    Questions about an empty text have no row.
+
+    Args:
+        questions: the questions.
+        length: the most tokens of a row, special tokens included.
+        stride: tokens that a window repeats of the one before.
+        question_length: the most tokens of a question; the rest of it is cut.
+        segments: the rows have ``token_type_ids``, for a model that knows two segments.
+
+    Raises:
+        UserError: no room for a window beside the longest question, or for the stride.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        tokenizer: Tokenizer,
+        *,
+        length: int,
+        stride: int,
+        question_length: int,
+        segments: bool = True,
+    ) -> None:
+        self._segments = segments
+        self.questions = questions
+        self._cls, self._sep = tokenizer.cls_id, tokenizer.sep_id
+        asked, self.cut = _heads(tokenizer, [one.question for one in questions], question_length)
+        room = length - 3 - max((len(ids) for ids in asked), default=0)
+        if room - stride < 1:
+            raise UserError(
+                f"data.length={length} leaves {max(room, 0)} tokens for a text beside the longest question, and "
+                f"data.stride={stride} of them repeat; raise the length, or lower stride or data.question_length"
+            )
+        self._asked = asked
+        contexts = list(dict.fromkeys(one.context for one in questions))
+        self._texts: dict[str, tuple[NDArray[Any], NDArray[np.int64]]] = {}
+        for start in range(0, len(contexts), _CHUNK):
+            part = contexts[start : start + _CHUNK]
+            self._texts |= zip(part, tokenizer.encode_with_offsets(part), strict=True)
+        self._answers = [self._tokens_of_answer(one) for one in questions]
+        self.windows: list[Window] = []
+        for number, one in enumerate(questions):
+            ids, _ = self._texts[one.context]
+            if not one.is_empty and len(ids):
+                room = length - 3 - len(asked[number])
+                for begin in window_starts(len(ids), room, room - stride).tolist():
+                    self.windows.append(Window(number, begin, len(ids[begin : begin + room]), len(asked[number]) + 2))
+        self.lengths: NDArray[np.int64] = np.array([w.place + w.tokens + 1 for w in self.windows], dtype=np.int64)
+        first = np.array([window.question for window in self.windows], dtype=np.int64)
+        self.counts: dict[str, int] = {
+            "empty_contexts": sum(one.is_empty for one in questions),
+            "answers_realigned": sum(one.realigned for one in questions),
+            "answers_dropped": sum(bool(one.answers) and not one.spans for one in questions),
+            "windowed": int((np.bincount(first, minlength=1) > 1).sum()),
+            "questions_truncated": int(self.cut.sum()),
+        }
+
+    def _tokens_of_answer(self, question: Question) -> tuple[int, int] | None:
+        """The first and the last token of the first answer, in the text."""
+        if not question.spans:
+            return None
+        start, end = question.spans[0]
+        _, offsets = self._texts[question.context]
+        inside = np.flatnonzero((offsets[:, 1] > start) & (offsets[:, 0] < end) & (offsets[:, 1] > offsets[:, 0]))
+        return (int(inside[0]), int(inside[-1])) if len(inside) else None
+
+    @property
+    def teaching(self) -> NDArray[np.int64]:
+        """The numbers of the rows of which something can be learned: where the answer is, or that there is none in it.
+
+        A question whose answers stand nowhere in its text teaches nothing.
+        """
+        teaches = [
+            answer is not None or not question.answers
+            for answer, question in zip(self._answers, self.questions, strict=True)
+        ]
+        return np.array([i for i, window in enumerate(self.windows) if teaches[window.question]], dtype=np.int64)
+
+    def offsets(self, window: Window) -> NDArray[np.int64]:
+        """(tokens, 2) from where to where in the text the tokens of a window stand, in characters."""
+        _, offsets = self._texts[self.questions[window.question].context]
+        return offsets[window.start : window.start + window.tokens]
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, index: int) -> Row:
+        window = self.windows[index]
+        ids, _ = self._texts[self.questions[window.question].context]
+        piece = ids[window.start : window.start + window.tokens]
+        parts = ([self._cls], self._asked[window.question], [self._sep], piece, [self._sep])
+        input_ids = np.concatenate(parts, dtype=np.int64, casting="unsafe")
+        label = np.zeros(2, dtype=np.int64)
+        answer = self._answers[window.question]
+        if answer is not None and window.start <= answer[0] and answer[1] < window.start + window.tokens:
+            label = np.array(answer, dtype=np.int64) - window.start + window.place
+        return Row(
+            input_ids,
+            token_type_ids=(np.arange(len(input_ids)) >= window.place).astype(np.int64) if self._segments else None,
+            sentence_ends=np.array([window.place, len(input_ids)], dtype=np.int64),
+            label=label,
+        )
+
+
+def _heads(tokenizer: Tokenizer, texts: Sequence[str], room: int) -> tuple[list[NDArray[Any]], NDArray[np.bool_]]:
+    ids, cut = [], []
+    for start in range(0, len(texts), _CHUNK):
+        for whole in tokenizer.encode_batch(texts[start : start + _CHUNK]):
+            ids.append(whole[:room].copy())
+            cut.append(len(whole) > room)
+    return ids, np.array(cut, dtype=np.bool_)

@@ -1,0 +1,198 @@
+"""Sentences whose words have tags: reading them, and the rows that a tagger learns from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.labelled import Labels, field_of
+from homespun.data.rows import Row
+from homespun.errors import UserError
+from homespun.text.formats import conll_sentences
+from homespun.text.sources import read_records
+from homespun.text.tokenizer import Tokenizer
+
+NONE = -100
+"""The label of a token that has none: a word's later pieces, special tokens, a tag that was not seen in training."""
+
+_CHUNK = 1024  # sentences encoded at a time
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedWords:
+    """The words of a sentence and a tag for each, or no tags where they are to be told."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] = ()
+
+
+def read_tagged(
+    inputs: Sequence[str],
+    *,
+    words: str = "words",
+    tags: str = "tags",
+    columns: Sequence[str] | None = None,
+    encoding: str | None = None,
+) -> list[TaggedWords]:
+    """The sentences of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+
+    A record has a list in the column ``words`` and one in ``tags``; a string there is parted at its white space. A text
+    file is read as a CoNLL file.
+
+    Raises:
+        UserError: no such column (naming those there are), tags that do not fit the words, no sentence.
+    """
+    names = ", ".join(inputs)
+    found = []
+    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
+        where = f"row {number} of {names}"
+        if words not in record and list(record) == ["text"]:
+            rows = conll_sentences(record["text"].splitlines(), where, columns)
+            found += [_sentence(values, words, tags, f"{where}, line {line}") for line, values in rows]
+        else:
+            found.append(_sentence(record, words, tags, where))
+    if not found:
+        raise UserError(f"{names} holds no sentence; give lists of words and tags, or a CoNLL file")
+    return found
+
+
+def _sentence(record: Mapping[str, Any], words: str, tags: str, where: str) -> TaggedWords:
+    told = list_of(record, words, where=where)
+    right = list_of(record, tags, where=where)
+    if len(told) != len(right):
+        raise UserError(
+            f"{where}: {len(told)} words in {words!r} and {len(right)} tags in {tags!r}; each word has one tag"
+        )
+    return TaggedWords(told, right)
+
+
+def list_of(record: Mapping[str, Any], column: str, *, where: str) -> tuple[str, ...]:
+    """The words of a column, or its tags.
+
+    Raises:
+        UserError: beginning with ``where``: no such column, or neither a list nor a text in it.
+    """
+    value = field_of(record, column, where=where)
+    if isinstance(value, str):
+        return tuple(value.split())
+    if not isinstance(value, list | tuple) or not all(isinstance(one, str | int | float) for one in value):
+        raise UserError(
+            f"{where}: column {column!r} holds a {type(value).__name__}; it takes a list of words, or a text with "
+            f"white space between them"
+        )
+    return tuple(str(one) for one in value)
+
+
+def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
+    """From where to where each word stands in the words joined by a space, in characters."""
+    spans, at = [], 0
+    for word in words:
+        spans.append((at, at + len(word)))
+        at += len(word) + 1
+    return spans
+
+
+class TaggedRows:
+    """A row a sentence, ``[CLS] pieces [SEP]``, or several where it is longer than ``length``: windows that overlap.
+
+    The words are joined by a space and cut into pieces as any text is; the first piece of a word carries its tag
+    (Devlin et al. 2019, section 5.3). In windows that overlap, a word belongs to that in which it has the most text on
+    both sides, and to no other.
+
+    Args:
+        sentences: words and tags; without tags where they are to be told.
+        length: the most tokens of a row, special tokens included.
+        stride: tokens that a window repeats of the one before.
+        names: the tags; a tag that is none of them is nobody's label.
+
+    Raises:
+        UserError: ``length`` leaves no room between the special tokens, or for the stride.
+    """
+
+    def __init__(
+        self, sentences: Sequence[TaggedWords], tokenizer: Tokenizer, *, length: int, stride: int, names: Labels
+    ) -> None:
+        room = length - 2
+        if room - stride < 1:
+            raise UserError(
+                f"data.length={length} leaves no room for data.stride={stride} and more; give a smaller stride"
+            )
+        self.sentences = sentences
+        self._cls, self._sep = tokenizer.cls_id, tokenizer.sep_id
+        self._numbers = {name: number for number, name in enumerate(names.names)}
+        self._rows: list[tuple[int, NDArray[Any], NDArray[np.int64], NDArray[np.int64]]] = []
+        self.counts = {"empty_sentences": 0, "words_without_pieces": 0, "windowed": 0, "unseen_tags": 0}
+        for start in range(0, len(sentences), _CHUNK):
+            part = sentences[start : start + _CHUNK]
+            encoded = tokenizer.encode_with_offsets([" ".join(sentence.words) for sentence in part])
+            for place, (ids, offsets) in enumerate(encoded, start=start):
+                self._add(place, ids, offsets, room, room - stride)
+        self.lengths: NDArray[np.int64] = np.array([len(ids) + 2 for _, ids, _, _ in self._rows], dtype=np.int64)
+
+    def _add(self, sentence: int, ids: NDArray[Any], offsets: NDArray[np.int64], room: int, step: int) -> None:
+        words, tags = self.sentences[sentence].words, self.sentences[sentence].tags
+        places, of_word = _first_pieces(words, offsets)
+        self.counts["empty_sentences"] += not words
+        self.counts["words_without_pieces"] += len(words) - len(of_word)
+        self.counts["unseen_tags"] += sum(tag not in self._numbers for tag in tags)
+        if not len(places):
+            return
+        starts = window_starts(len(ids), room, step)
+        self.counts["windowed"] += len(starts) > 1
+        owners = owner_of(places, starts, len(ids), room)
+        for number, start in enumerate(starts.tolist()):
+            own = owners == number
+            self._rows.append((sentence, ids[start : start + room], places[own] - start + 1, of_word[own]))
+
+    def owner(self, index: int) -> int:
+        """The number of the sentence that a row is of."""
+        return self._rows[index][0]
+
+    def first_pieces(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(words,) places in a row of the first pieces of its own words, and which words of the sentence they are."""
+        _, _, places, words = self._rows[index]
+        return places, words
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Row:
+        """``label`` is (tokens,), with `NONE` where there is none; the row of a sentence without tags has none."""
+        sentence, ids, places, words = self._rows[index]
+        input_ids = np.concatenate([[self._cls], ids, [self._sep]], dtype=np.int64, casting="unsafe")
+        tags = self.sentences[sentence].tags
+        if not tags:
+            return Row(input_ids)
+        label = np.full(len(input_ids), NONE, dtype=np.int64)
+        label[places] = [self._numbers.get(tags[word], NONE) for word in words.tolist()]
+        return Row(input_ids, label=label)
+
+
+def _first_pieces(words: Sequence[str], offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first piece of each word that has any, and which words these are; ascending."""
+    if not words or not len(offsets):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    begins = np.array([start for start, _ in word_spans(words)], dtype=np.int64)
+    real = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
+    # of two words that begin at one place the first is empty, and the second has the pieces
+    of_word = np.searchsorted(begins, offsets[real, 0], side="right") - 1
+    found, first = np.unique(of_word, return_index=True)
+    return real[first], found
+
+
+def window_starts(tokens: int, room: int, step: int) -> NDArray[np.int64]:
+    """Where windows of ``room`` tokens begin, every ``step``, until the last token is in one."""
+    count = 1 + max(0, -(-(tokens - room) // step))
+    return np.arange(count, dtype=np.int64) * step
+
+
+def owner_of(places: NDArray[np.int64], starts: NDArray[np.int64], tokens: int, room: int) -> NDArray[np.int64]:
+    """(places,) the window in which each token has the most text on its poorer side, the first of several."""
+    ends = np.minimum(starts + room, tokens)
+    around = np.minimum(places[:, None] - starts, ends - 1 - places[:, None])  # (places, windows), negative outside
+    owners: NDArray[np.int64] = around.argmax(axis=1)
+    return owners

@@ -1,0 +1,113 @@
+"""Answers out of texts: the best spans of every window, over all windows of a question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.data.questions import QuestionRows
+from homespun.inference.passes import logits_of
+from homespun.models.backbone import Model
+from homespun.objectives.span_answers import question_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A span of a text, from character to character; of no answer, an empty text and no span."""
+
+    text: str
+    start: int | None
+    end: int | None
+    score: float  # of its two ends
+    probability: float  # among the candidates
+
+    @property
+    def is_none(self) -> bool:
+        """The text does not hold an answer."""
+        return self.start is None
+
+
+NO_TEXT = Answer("", None, None, 0.0, 1.0)
+"""Of a question about an empty text."""
+
+
+def find_answers(
+    model: Model,
+    rows: QuestionRows,
+    *,
+    n_best: int,
+    max_answer_length: int,
+    no_answer: bool,
+    null_threshold: float,
+    pad_id: int,
+    batch_size: int = 32,
+) -> list[list[Answer]]:
+    """The best answers to every question, the best first; never none.
+
+    The score of a span is that of its ends together. Where there may be no answer, that is the score of ``[CLS]`` in
+    the window in which it is least, and it stands first where it is more than ``null_threshold`` above the best span
+    (Devlin et al. 2019, section 4.3).
+
+    Args:
+        n_best: how many.
+        max_answer_length: the most tokens of one.
+        no_answer: that there is none is a candidate.
+        null_threshold: how much likelier than the best span it has to be.
+    """
+    best: list[dict[tuple[int, int], float]] = [{} for _ in rows.questions]
+    none = np.full(len(rows.questions), np.inf)
+    for numbers, logits in logits_of(model, rows, partial(question_batch, pad_id=pad_id), batch_size=batch_size):
+        for number, values in zip(numbers, logits, strict=True):
+            window = rows.windows[number]
+            own = best[window.question]
+            none[window.question] = min(none[window.question], float(values[0].sum()))
+            offsets = rows.offsets(window)
+            scores = values[window.place : window.place + window.tokens].astype(np.float64)
+            for first, last, score in _spans(scores, offsets, n_best, max_answer_length):
+                span = (int(offsets[first, 0]), int(offsets[last, 1]))
+                own[span] = max(score, own.get(span, -np.inf))  # in two windows it counts once
+    return [
+        _ranked(question.context, spans, least if no_answer else None, n_best, null_threshold)
+        for question, spans, least in zip(rows.questions, best, none.tolist(), strict=True)
+    ]
+
+
+def _spans(
+    scores: NDArray[np.float64], offsets: NDArray[np.int64], count: int, longest: int
+) -> list[tuple[int, int, float]]:
+    """The best spans of (tokens, 2) scores, of which none is longer than so many tokens."""
+    blank = offsets[:, 0] >= offsets[:, 1]  # a token of white space is neither the beginning of an answer nor its end
+    scores = np.where(blank[:, None], -np.inf, scores)
+    tokens = len(scores)
+    longest = min(longest, tokens)
+    ends = np.concatenate([scores[:, 1], np.full(longest - 1, -np.inf)])
+    table = scores[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, longest)  # (tokens, tokens of the span)
+    flat = table.ravel()
+    top = np.argpartition(-flat, min(count, len(flat)) - 1)[:count]
+    found = [(place // longest, place // longest + place % longest, float(flat[place])) for place in top.tolist()]
+    return [one for one in found if one[2] > -np.inf]
+
+
+def _ranked(
+    context: str, spans: dict[tuple[int, int], float], none: float | None, count: int, threshold: float
+) -> list[Answer]:
+    ordered = sorted(spans.items(), key=lambda item: (-item[1], item[0]))[:count]
+    candidates: list[tuple[tuple[int, int] | None, float]] = [(span, score) for span, score in ordered]
+    if none is not None and np.isfinite(none):
+        first = not candidates or none - candidates[0][1] > threshold
+        later = sum(score >= none for _, score in ordered) or 1  # likelier than the best by less than the threshold
+        candidates.insert(0 if first else later, (None, none))
+    if not candidates:
+        return [NO_TEXT]
+    values = np.array([score for _, score in candidates])
+    shares = np.exp(values - values.max())
+    shares /= shares.sum()
+    return [
+        Answer("", None, None, score, share)
+        if span is None
+        else Answer(context[span[0] : span[1]], *span, score, share)
+        for (span, score), share in zip(candidates, shares.tolist(), strict=True)
+    ]

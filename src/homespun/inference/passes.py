@@ -1,0 +1,38 @@
+"""Rows through a model, for its logits: without dropout or gradients, and without a trace in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from homespun.batch import Batch
+from homespun.data.rows import Row, Rows
+from homespun.models.backbone import Model
+
+
+def logits_of(
+    model: Model, rows: Rows, to_batch: Callable[[Sequence[Row]], Batch], *, batch_size: int
+) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+    """The numbers of some rows, and their logits (rows, ...), until all have come.
+
+    Rows of like length go together, so that next to nothing is padded, the longest first, so that too large a batch
+    fails at once. Every part of the model is in evaluation mode meanwhile, and afterwards in the mode it was in before.
+    """
+    device = next(model.parameters()).device
+    order = np.argsort(-rows.lengths, kind="stable").tolist()
+    modes = [(module, module.training) for module in model.modules()]  # not one for all: a part may be frozen
+    model.eval()
+    try:
+        for start in range(0, len(order), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = to_batch([rows[index] for index in chosen]).to(device)
+            # not inference_mode: a tensor that some part keeps for later could then never take part in training
+            with torch.no_grad():
+                logits = model(batch.input_ids, **batch.context)
+            yield chosen, logits.float().cpu().numpy()
+    finally:
+        for module, training in modes:
+            module.training = training

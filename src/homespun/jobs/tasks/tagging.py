@@ -1,0 +1,230 @@
+"""Tagging words: chunks, names of people and places, parts of speech."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from homespun.baselines import frequent_tags
+from homespun.config import Config
+from homespun.data.labelled import Labels, text_of
+from homespun.data.loader import Loader
+from homespun.data.tagged import NONE, TaggedRows, TaggedWords, list_of, read_tagged, word_spans
+from homespun.errors import UserError
+from homespun.inference.tags import entities, tag_probabilities, tags_of
+from homespun.jobs.tasks.files import files_of
+from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.models.backbone import Model
+from homespun.models.store import Stored
+from homespun.objectives.tagging import Tagging
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.tag_metrics import ENTITIES, WORDS, EntityMetrics, are_entities, word_metrics
+from homespun.training.validation import Evaluation, evaluate_loss
+
+_AHEAD = 1024  # records read ahead in prediction, and sorted by length together
+_WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
+
+
+class TaggedData(Config):
+    """Words with a tag each, and how to read them."""
+
+    kind: Literal["tags"] = "tags"
+    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
+    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
+    validation: float | str | list[str] = Field(
+        default=0.1, description="held-out share of the training sentences, or files"
+    )
+    words: str = Field(default="words", description="column of the words; of a CoNLL file the first is called so")
+    tags: str = Field(default="tags", description="column of the tags; of a CoNLL file the last is called so")
+    columns: list[str] | None = Field(default=None, description="names of the columns of a CoNLL file, or of a csv")
+    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
+    length: int = Field(
+        default=128, ge=8, description="tokens that the model is given at a time, special ones included"
+    )
+    stride: int = Field(default=32, ge=0, description="of a longer sentence: tokens that a window repeats")
+
+    @property
+    def share(self) -> float | None:
+        """Of the training sentences, for the validation."""
+        return self.validation if isinstance(self.validation, float) else None
+
+    def read(self, part: Part) -> list[Any] | None:
+        """The sentences of a part."""
+        ways = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
+        files = files_of(part, train=self.train, validation=self.validation, test=self.test, ways=ways)
+        return self.read_files(files) if files else None
+
+    def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
+        """The sentences of any files."""
+        return read_tagged(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
+
+    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+        """Tagging them.
+
+        Raises:
+            UserError: another objective, a length beyond the model's, one tag alone, or seqeval is not installed.
+        """
+        if not isinstance(objective, Tagging):
+            raise UserError(
+                f"data.kind=tags has words to tag, and objective {objective.kind} learns something else; set "
+                f"objective.kind=tagging, or give data of its kind"
+            )
+        limit = stored.config.backbone.max_position_embeddings
+        if self.length > limit:
+            raise UserError(
+                f"data.length={self.length} exceeds the model's max_position_embeddings={limit}; lower it: longer "
+                f"sentences are read in windows"
+            )
+        labels = Labels.collect([tag for sentence in training for tag in sentence.tags])
+        return TaggingTask(self, labels, stored)
+
+    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+        """Tagging, as the model was fine-tuned for it, here or elsewhere."""
+        head = stored.config.head
+        if stored.labels is None or head is None or head.kind != "token_classification":
+            raise UserError(
+                f"{source} does not tag words; fine-tune it first: homespun finetune tag ... --from {source}"
+            )
+        length = min(self.length, stored.config.backbone.max_position_embeddings)
+        data = self.model_copy(update={"length": length, "stride": min(self.stride, (length - 2) // 2)})
+        return TaggingTask(data, stored.labels, stored)
+
+    def with_columns(
+        self,
+        *,
+        text: Sequence[str] | None,
+        label: str | None,
+        encoding: str | None,
+        columns: Sequence[str] | None,
+    ) -> TaggedData:
+        """The same for files with other columns. The encoding is that of the files given, not of the training's."""
+        return self.model_copy(
+            update={
+                "words": text[0] if text else self.words,
+                "tags": label or self.tags,
+                "columns": list(columns) if columns else self.columns,
+                "encoding": encoding,
+            }
+        )
+
+
+class TaggingTask:
+    """Tags for words; see `homespun.jobs.tasks.task.Task`."""
+
+    def __init__(self, data: TaggedData, labels: Labels, stored: Stored) -> None:
+        self.data = data
+        self.labels = labels
+        self.tokenizer: Tokenizer = stored.tokenizer
+        spans = are_entities(labels.names)
+        self.measures = ENTITIES if spans else WORDS
+        self._metrics = EntityMetrics() if spans else word_metrics
+
+    def strata(self, examples: Sequence[TaggedWords]) -> NDArray[np.int64]:
+        """Sentences are drawn at random."""
+        return np.zeros((len(examples), 0), dtype=np.int64)
+
+    def texts(self, examples: Sequence[TaggedWords]) -> list[str]:
+        """The words, joined by spaces."""
+        return [" ".join(one.words) for one in examples]
+
+    def rows(self, examples: Sequence[TaggedWords]) -> TaggedRows:
+        """A row a sentence, several where it is longer."""
+        return TaggedRows(examples, self.tokenizer, length=self.data.length, stride=self.data.stride, names=self.labels)
+
+    def lesson(self, objective: Tagging, stored: Stored, training: TaggedRows) -> Lesson:
+        """A new head on the encoder."""
+        if not len(training):
+            raise UserError("there is nothing to learn: no sentence of the training has a word")
+        numbers = [training[index].label for index in range(len(training))] if objective.class_weights else []
+        targets = np.concatenate([np.zeros(0, np.int64), *(np.asarray(one) for one in numbers)])
+        weights = objective.weights(self.labels, targets[targets != NONE])
+        module = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
+        return Lesson(
+            module, module.model, training, objective.collate(self.tokenizer.pad_id, weights=weights), module.product
+        )
+
+    def validate(self, lesson: Lesson, rows: TaggedRows, *, batch_size: int) -> Evaluation:
+        """The loss over the words, and the metrics."""
+        loader = Loader(rows, lesson.collate, batch_size=batch_size, seed=0)
+        found = evaluate_loss(lesson.objective, loader.once(), next(lesson.model.parameters()).device)
+        metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
+        plain = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        return Evaluation(found.loss, found.losses, plain)
+
+    def measure(self, model: Model, rows: TaggedRows, *, batch_size: int) -> Measured:
+        """Entities and words; ``predicted`` are the tags, ``score`` the share of words that are right."""
+        tables = tag_probabilities(
+            model, rows, tags=len(self.labels), pad_id=self.tokenizer.pad_id, batch_size=batch_size
+        )
+        return self._measured(rows.sentences, [tags_of(table, self.labels) for table in tables])
+
+    def _measured(self, sentences: Sequence[TaggedWords], told: Sequence[list[str]]) -> Measured:
+        said = []
+        for sentence, tags in zip(sentences, told, strict=True):
+            right = [a == b for a, b in zip(sentence.tags, tags, strict=True)]
+            score = {"score": sum(right) / len(right)} if right else {}
+            said.append({"truth": list(sentence.tags), "predicted": tags} | score)
+        return Measured(self._metrics([sentence.tags for sentence in sentences], told), said)
+
+    def baselines(self, training: Sequence[TaggedWords], test: Sequence[TaggedWords]) -> dict[str, Measured]:
+        """The most frequent tag of each word."""
+        learned = [(one.words, one.tags) for one in training]
+        told = frequent_tags(learned, [sentence.words for sentence in test])
+        return {"frequent-tag": self._measured(test, told)}
+
+    def facts(self) -> dict[str, Any]:
+        """The tags."""
+        return {"labels": list(self.labels.names)}
+
+    def describe(self) -> dict[str, Any]:
+        """How the sentences are read."""
+        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "encoding"})
+        return {"kind": "tagging", "data": self.data.kind} | told
+
+    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+        """``words``, ``tags``, and ``entities`` with where they begin and end in the text, in characters.
+
+        A record has a list of words, whose text is they joined by a space; or a text, which is cut into words and
+        marks. ``offsets`` tell where each of these is.
+        """
+        waiting = enumerate(records, start=1)
+        while part := list(islice(waiting, _AHEAD)):
+            texts = [self._words(record, f"row {number} of {source}") for number, record in part]
+            rows = self.rows([TaggedWords(tuple(text[start:end] for start, end in spans)) for text, spans in texts])
+            tables = tag_probabilities(model, rows, tags=len(self.labels), pad_id=self.tokenizer.pad_id)
+            for (text, spans), table in zip(texts, tables, strict=True):
+                yield self._said(text, spans, tags_of(table, self.labels), table)
+
+    def _words(self, record: Mapping[str, Any], where: str) -> tuple[str, list[tuple[int, int]]]:
+        value = record.get(self.data.words)
+        if isinstance(value, list | tuple):
+            words = list_of(record, self.data.words, where=where)
+            return " ".join(words), word_spans(words)
+        column = self.data.words if self.data.words in record or "text" not in record else "text"
+        text_of(record, [column], where=where)  # says what is wrong with it
+        text = str(record[column] or "")
+        return text, [match.span() for match in _WORD.finditer(text)]
+
+    def _said(
+        self, text: str, spans: Sequence[tuple[int, int]], tags: list[str], table: NDArray[np.float64]
+    ) -> dict[str, Any]:
+        found = [
+            {
+                "label": name,
+                "text": text[spans[first][0] : spans[last][1]],
+                "start": spans[first][0],
+                "end": spans[last][1],
+                "probability": float(table[first : last + 1].max(axis=1).mean()),
+            }
+            for name, first, last in entities(tags)
+        ]
+        told: dict[str, Any] = {"words": [text[start:end] for start, end in spans], "tags": tags}
+        told |= {"offsets": [list(span) for span in spans], "entities": found, "truncated": False}
+        return told

@@ -1,0 +1,55 @@
+"""Exact match and F1 of answers, as SQuAD's own script counts them (Rajpurkar et al. 2016, section 6.1; 2018)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+MEASURES = ("exact_match", "f1")
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise_answer(text: str) -> str:
+    """Lower case, without punctuation (that of ASCII), articles and white space to spare."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def answer_scores(told: str, right: Sequence[str]) -> dict[str, float]:
+    """``exact_match`` and ``f1`` over words, 0 to 1: the best over the right answers, of which there may be none.
+
+    Answers that are nothing once they are normalised are passed over, as in the script: without one that is something,
+    nothing is the right answer.
+    """
+    truths = [text for text in right if normalise_answer(text)] or [""]
+    return {
+        "exact_match": max(float(normalise_answer(told) == normalise_answer(truth)) for truth in truths),
+        "f1": max(_f1(normalise_answer(told).split(), normalise_answer(truth).split()) for truth in truths),
+    }
+
+
+def _f1(told: Sequence[str], right: Sequence[str]) -> float:
+    if not told or not right:
+        return float(told == right)
+    common = sum((Counter(told) & Counter(right)).values())
+    return 2 * common / (len(told) + len(right))
+
+
+def mean_answers(scores: Sequence[dict[str, float]], answerable: Sequence[bool]) -> dict[str, Any]:
+    """The metrics of many questions: ``rows`` and the means; of those with an answer and those without besides, where
+    there are both."""
+    metrics: dict[str, Any] = {"rows": len(scores), **_means(scores)}
+    if len(set(answerable)) == 2:
+        for name, wanted in (("has_answer", True), ("no_answer", False)):
+            own = [score for score, has in zip(scores, answerable, strict=True) if has == wanted]
+            metrics |= {f"{name}_{measure}": value for measure, value in _means(own).items()}
+    return metrics
+
+
+def _means(scores: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: fmean(score[name] for score in scores) for name in MEASURES}
