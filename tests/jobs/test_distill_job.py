@@ -14,15 +14,22 @@ from jobs_world import TINY, World, run
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model
+from homespun.jobs import distill as distillation
 from homespun.jobs.distill import side_by_side, with_teacher
 from homespun.jobs.pretrain import pretraining_work
-from homespun.jobs.recipe import pretrain_recipe
+from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.store import weights_of
 from homespun.objectives import teacher as objective
 from homespun.planning.trace import Shadow
 from homespun.training.devices import Place
 
 QUICK = ("data.length=32", "train.batch_size=7", "train.validate_every=1.0")
+
+
+@pytest.fixture(autouse=True)
+def a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed is measured by the fewest turns."""
+    monkeypatch.setattr(distillation, "_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +130,7 @@ def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
     recipe = with_teacher(pretrain_recipe("distil-mini", overrides), str(teacher))
     objective._opened.cache_clear()  # also where the plan is the first to open it
     with Shadow() as shadow:
+        assert isinstance(recipe, PretrainRecipe)
         work = pretraining_work(recipe, Corpus.open(world.corpus), None).workload
         model = work.build()
         (batch,) = work.batches(7, 1)

