@@ -95,6 +95,7 @@ def _case(name: str, recipe: PretrainRecipe, clock: str) -> dict[str, Any]:
         "rows": rows,
         "length": recipe.data.length,
         "parameters": planned["parameters"]["total"],
+        "probes": planned["probe"]["points"],
         "flops_per_token": planned["flops_per_token"]["total"],
         "memory": {
             "predicted": planned["probe"]["peak_before"],

@@ -14,15 +14,18 @@ from homespun.jobs.plan import plan
 from homespun.jobs.pretrain import pretrain, pretraining_work
 from homespun.jobs.recipe import PretrainRecipe, load_recipe
 from homespun.jobs.workload import made_up_corpus
+from homespun.planning.predict import Memory, Prediction, Workload
+from homespun.planning.probe import Point
 from homespun.planning.rates import Rates
 
 RATES = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
+CPU = torch.device("cpu")
 TINY = ["model.vocab_size=499", "data.length=31", "train.batch_size=4", "train.budget.steps=11", "train.budget.time="]
 
 
 @pytest.fixture(autouse=True)
 def rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = memory.Machine(torch.device("cpu"), RATES)
+    here = memory.Machine(CPU, RATES)
     monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
 
 
@@ -104,3 +107,30 @@ def test_a_limit_in_the_recipe_is_kept_and_told(tmp_path: Path, caplog: pytest.L
     assert result["steps"] == 2
     assert "epochs" in caplog.text
     assert result["flops_per_token"] == pytest.approx(plan(given)["flops_per_token"]["total"], rel=0.1)
+
+
+def test_a_probe_corrects_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes that find everything twice as large beside the process, and a tenth of a second a row."""
+    given = recipe("electra-tiny", "train.batch_size=8")
+
+    def predicted(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+        again = workload.train.gradient_checkpointing
+        kept = Memory(0, 0, 0, 0, {}, 100, 100 + (7 if again else 11) * rows)
+        return Prediction(rows, {"total": 3}, kept, 29.0, 5.0, 5.0, (2.0 if again else 1.0) * rows, 1.0)
+
+    def probed(recipe: Any, choice: Any, rows: int, **options: Any) -> Point:
+        return Point(rows, 100 + 22 * rows, 0.1 * rows, 0.05)
+
+    monkeypatch.setattr(memory.Machine, "predict", lambda self: predicted)
+    monkeypatch.setattr("homespun.jobs.plan.probed", probed)
+    corrected = plan(given, probe=True)
+    assert corrected["memory"]["peak"] == 100 + 22 * 8
+    assert corrected["seconds_per_step"] == pytest.approx(0.85)
+    assert corrected["probe"]["peak_before"] == 100 + 11 * 8
+    assert [point["rows"] for point in corrected["probe"]["points"]] == [2, 4]
+    smaller = plan(given, memory=200, probe=True)
+    assert smaller["probe"]["peak_before"] == 100 + 11 * 8
+    assert (smaller["memory"]["peak"], smaller["chosen"]["micro_batch_size"]) == (188, 4)
+    assert not smaller["chosen"]["gradient_checkpointing"]
+    with pytest.raises(UserError, match="nothing fits"):
+        plan(given, memory=113, probe=True)

@@ -70,5 +70,4 @@ def test_a_line_is_never_below_zero() -> None:
     assert Line.through([2, 4], [30.0, 50.0]).at(8) == pytest.approx(90.0)
     assert Line.through([2, 4], [10.0, 40.0]).at(8) == pytest.approx(80.0)
     assert Line.through([1], [7.0]).at(3) == pytest.approx(21.0)
-    assert Line.through([2, 4], [30.0, 50.0]).rows(90.0) == 8
     assert [probe_sizes(rows) for rows in (1, 2, 3, 8, 32)] == [[1], [1, 2], [1, 2], [2, 4], [8, 16]]

@@ -18,10 +18,10 @@ from homespun.jobs.pretrain import pretraining_work
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.jobs.trials import plan as trials_of
 from homespun.jobs.workload import Work, finetuning_work, made_up_corpus
-from homespun.planning.choose import Choice
+from homespun.planning.choose import Choice, choose
 from homespun.planning.outlook import outlook, short_of_text
-from homespun.planning.predict import Prediction
-from homespun.planning.probe import Line, Point, probe_sizes
+from homespun.planning.predict import Prediction, Workload
+from homespun.planning.probe import Line, probe_sizes
 from homespun.report.console import Display
 from homespun.training.config import Budget
 
@@ -66,7 +66,7 @@ def plan(
         line.update(0.5)
         result = _described(recipe, work, choice, machine)
         if probe:
-            result = _corrected(result, recipe, work, choice, machine, start_from, clock)
+            result = _corrected(recipe, work, choice, machine, start_from, clock)
     line.update(1.0)
     return result
 
@@ -168,7 +168,6 @@ def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: 
 
 
 def _corrected(
-    result: dict[str, Any],
     recipe: Recipe,
     work: Work,
     choice: Choice,
@@ -176,33 +175,42 @@ def _corrected(
     start_from: str | None,
     clock: str,
 ) -> dict[str, Any]:
-    """The plan with memory and time from real steps: lines in the micro-batch, through two sizes below the chosen."""
+    """The plan with memory and time from real steps.
+
+    Memory beside the process grows in the prediction's proportion from what the larger of two probes took: a line
+    through both was measured to be worse, as what two small steps differ by is little beside what the heap happens to
+    keep. Time is the line through the medians.
+    """
+    predicted = machine.predict()
+    accumulate = choice.accumulation > 1
     points = [probed(recipe, choice, rows, start_from=start_from, clock=clock) for rows in probe_sizes(choice.rows)]
-    memory, seconds = lines(points)
-    limit, rows = recipe.train.budget.memory, choice.rows
-    if limit is not None and memory.at(rows) > limit and recipe.train.micro_batch_size is None:
-        rows = memory.rows(limit)
-        if rows < 1:
-            least = f"{memory.at(1) / 1e9:.2f} GB"
-            raise UserError(f"nothing fits into {limit / 1e9:.2f} GB: one row at a time takes {least}, as measured")
-    accumulation = -(-recipe.train.batch_size // rows)
-    step_seconds = seconds.at(rows) * recipe.train.batch_size / rows + points[-1].update_seconds
-    return result | {
-        "chosen": result["chosen"] | {"micro_batch_size": rows, "accumulation": accumulation},
-        "memory": result["memory"] | {"peak": round(memory.at(rows))},
-        "seconds_per_step": step_seconds,
-        "expected": _expected(recipe.train.budget, work, choice.prediction, step_seconds),
+    last, expected = points[-1], predicted(choice.workload, points[-1].rows, accumulate)
+    seconds = Line.through([point.rows for point in points], [point.seconds for point in points])
+    process = expected.memory.process
+    grown = max(0, last.peak_bytes - process) / (expected.memory.peak - process)
+
+    def corrected(workload: Workload, rows: int, several: bool) -> Prediction:
+        found = predicted(workload, rows, several)
+        peak = round(process + grown * (found.memory.peak - process))
+        alike = workload.train.gradient_checkpointing == choice.workload.train.gradient_checkpointing
+        slower = last.seconds / expected.seconds
+        return dataclasses.replace(
+            found,
+            memory=dataclasses.replace(found.memory, peak=peak),
+            seconds=seconds.at(rows) if alike else slower * found.seconds,
+            update_seconds=last.update_seconds,
+        )
+
+    limit = recipe.train.budget.memory
+    prediction = corrected(choice.workload, choice.rows, accumulate)
+    better = Choice(choice.workload, choice.rows, prediction)
+    if limit is not None and prediction.memory.peak > limit:
+        better = choose(work.workload, memory=limit, predict=corrected)
+    before = _described(recipe, work, choice, machine)
+    return _described(recipe, work, better, machine) | {
         "probe": {
             "points": [asdict(point) for point in points],
-            "peak_before": result["memory"]["peak"],
-            "seconds_per_step_before": result["seconds_per_step"],
-        },
+            "peak_before": before["memory"]["peak"],
+            "seconds_per_step_before": before["seconds_per_step"],
+        }
     }
-
-
-def lines(points: list[Point]) -> tuple[Line, Line]:
-    """Bytes at the peak, and seconds of a micro-batch, by its rows."""
-    rows = [point.rows for point in points]
-    return Line.through(rows, [point.peak_bytes for point in points]), Line.through(
-        rows, [point.seconds for point in points]
-    )

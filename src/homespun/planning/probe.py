@@ -50,10 +50,6 @@ class Line:
         """The value for so many rows."""
         return self.at_none + self.each * rows
 
-    def rows(self, value: float) -> int:
-        """The most rows whose value is no larger."""
-        return int((value - self.at_none) / self.each) if self.each > 0 else 2**31
-
 
 def probe_sizes(rows: int) -> list[int]:
     """Two sizes below that of the run, so that the probe costs less than a step of it; one where it is 1."""
