@@ -482,8 +482,9 @@ def test_a_config_that_is_no_object(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"id2label": {"0": "a"}, "num_labels": 1}, "regression"),
-        ({"problem_type": "regression"}, "regression"),
+        ({"id2label": {"0": "a"}, "num_labels": 1}, "one class, of which nothing can be told"),
+        ({"id2label": {}, "problem_type": None}, "regression of several numbers"),
+        ({"problem_type": "regression"}, "regression of several numbers"),
         ({"id2label": {"0": "a", "2": "b"}}, "each of the classes"),
         ({"id2label": {"0": "a", "1": "a"}}, "each of the classes"),
         ({"id2label": {"x": "a", "y": "b"}}, "must map numbers to names"),

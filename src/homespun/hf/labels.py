@@ -1,4 +1,7 @@
-"""The classes of a classifier in config.json: ``id2label``, ``label2id``, ``problem_type``."""
+"""The classes of a classifier in config.json: ``id2label``, ``label2id``, ``problem_type``.
+
+A regression is there a classifier of one class, whose logit is the number.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ def label_names(tree: Tree) -> list[str]:
     """The names of the classes, in the order of the logits.
 
     Raises:
-        UserError: ``id2label`` is not a numbered list of different names, or the model is for regression.
+        UserError: ``id2label`` is not a numbered list of different names, or of several names for a regression.
     """
     table = tree.get("id2label")
     if table is None:  # written only where it differs from two classes without a name
@@ -37,8 +40,11 @@ def label_names(tree: Tree) -> list[str]:
         raise UserError(f"id2label of config.json must map numbers to names, not {table!r}") from error
     if not numbered or len(set(names)) != len(names):
         raise UserError(f"id2label of config.json must name each of the classes 0, 1, 2, ... once, not {table!r}")
-    if len(names) < 2 or tree.get("problem_type") == "regression":
-        raise UserError("config.json describes a regression; the models of homespun classify, into 2 classes or more")
+    problem = tree.get("problem_type")
+    if not names or (problem == "regression" and len(names) > 1):
+        raise UserError("config.json describes a regression of several numbers; the models of homespun tell one")
+    if problem == "single_label_classification" and len(names) < 2:
+        raise UserError("config.json describes one class, of which nothing can be told; set problem_type to regression")
     return names
 
 
@@ -52,8 +58,14 @@ def write_labels(labels: Labels) -> Tree:
     return {
         "id2label": {str(index): name for index, name in enumerate(labels.names)},
         "label2id": {name: index for index, name in enumerate(labels.names)},
-        "problem_type": "multi_label_classification" if labels.multi_label else "single_label_classification",
+        "problem_type": _problem(labels),
     }
+
+
+def _problem(labels: Labels) -> str:
+    if labels.multi_label:
+        return "multi_label_classification"
+    return "single_label_classification" if len(labels) > 1 else "regression"
 
 
 def unnamed(num_labels: int) -> Labels:

