@@ -101,12 +101,6 @@ def test_what_is_refused_of_byte_pairs(vocabulary: str | None, merges: str, word
     assert words in refused(tmp_path)
 
 
-def test_sentence_pieces_are_refused_with_the_way_out(tmp_path: Path) -> None:
-    (tmp_path / "spiece.model").write_bytes(b"\x0a\x05")
-    assert "spiece.model of SentencePiece" in refused(tmp_path)
-    assert "tokenizer.json" in refused(tmp_path)
-
-
 def test_a_tokenizer_json_with_an_entry_twice_is_refused(tmp_path: Path) -> None:
     trained = Tokenizer.train(TEXTS, kind="wordpiece", vocab_size=120)
     trained.save(tmp_path)

@@ -207,7 +207,7 @@ def _download(name: str) -> Path:
     try:
         # none but the files that are read, and the torch file only where there is nothing better
         best, *others = FILES
-        top = [_FOREIGN, "*token*.json", "vocab.txt", "vocab.json", "merges.txt", *best]
+        top = [_FOREIGN, "*token*.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "spiece.model", *best]
         folder = Path(snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
         for files in others:
             if not has_weights(folder):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, nearest
+from homespun.text.sentencepiece_families import is_sentencepiece, tokenizer_of_pieces
 from homespun.text.vocabularies import (
     CLS,
     KINDS,
@@ -135,9 +136,9 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a folder that `save` or transformers wrote, or of a bare ``tokenizer.json`` of any origin.
 
-        A folder without ``tokenizer.json`` may have ``vocab.txt``, or ``vocab.json`` and ``merges.txt``. The tokens of
-        each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json`` beside it name, and otherwise
-        those with a usual name. A role nobody has is an error only when it is asked for.
+        A folder without ``tokenizer.json`` may have ``vocab.txt``, or ``vocab.json`` and ``merges.txt``, or a file of
+        SentencePiece. The tokens of each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json``
+        beside it name, and otherwise those with a usual name. A role nobody has is an error only when it is asked for.
 
         Raises:
             UserError: no such file, or not a tokenizer, or one with an entry twice.
@@ -149,6 +150,10 @@ class Tokenizer:
             if older is not None:
                 roles = _roles_of(json.loads(older.to_str()), older.get_vocab(), path)
                 return cls(with_special_tokens(older, roles), roles)
+            if path.is_dir() and is_sentencepiece(path):
+                content, roles = tokenizer_of_pieces(path)
+                vocabulary = Engine.from_str(content).get_vocab(with_added_tokens=True)
+                return cls(content, _roles_of(json.loads(content), vocabulary, path) | roles)
             what = "a folder without tokenizer.json" if path.is_dir() else "no such file or folder"
             raise UserError(
                 f"cannot load a tokenizer from {path}: {what}; "

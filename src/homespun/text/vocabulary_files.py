@@ -17,24 +17,18 @@ from tokenizers import Tokenizer as Engine
 from homespun.errors import UserError
 
 WORDPIECE, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
-_SENTENCE_PIECES = ("*.model", "*.spm")
 
 
 def engine_from_files(folder: Path) -> Engine | None:
     """The tokenizer that the files of ``folder`` describe, without special tokens; None: there are no such files.
 
     Raises:
-        UserError: files that are cut short, have an entry twice, or are of a kind that cannot be read.
+        UserError: files that are cut short or have an entry twice.
     """
     if (folder / WORDPIECE).is_file():
         return _wordpiece(folder)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
         return _byte_pairs(folder)
-    if pieces := [path.name for pattern in _SENTENCE_PIECES for path in folder.glob(pattern)]:
-        raise UserError(
-            f"{folder} has its vocabulary only as {pieces[0]} of SentencePiece, which cannot be read; "
-            f"save_pretrained of a fast tokenizer writes the tokenizer.json that can"
-        )
     return None
 
 

@@ -1,0 +1,341 @@
+"""Vocabularies of SentencePiece, ``spm.model`` or ``spiece.model``: what ALBERT, BigBird, DeBERTa-v2 and v3, PEGASUS,
+BigBird-Pegasus, Reformer and T5 were released with (Kudo and Richardson 2018, "SentencePiece").
+
+The file is a protocol buffer, of which a few fields matter; it is read here, bounded, and becomes a tokenizer with the
+ids of SentencePiece itself. What a family of models has beside it, is in `homespun.text.sentencepiece_families`.
+
+Known to differ: what stands in a text is never read as a control token; and where a letter has several marks in no
+usual order, they come out in the order of NFC.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Engine
+
+from homespun.errors import UserError
+from homespun.text.vocabularies import WORD_START
+
+# the most that a file, its list, a piece and its table may have; released ones: 5 MB, 256,000 pieces, a table of 300 kB
+_BYTES, _PIECES, _CHARACTERS, _TABLE = 32 << 20, 1_000_000, 512, 4 << 20
+_NORMAL, UNKNOWN, CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_UNIGRAM, _BPE = 1, 2
+# what goes on with a written character: `tokenizers` looks up the whole of it, and where only its beginning is in the
+# table, drops the rest, so each part is looked up alone and composed afterwards; not before the first: it panics there
+_MARK = r"(?!\A)(?=[\p{M}\x{200c}\x{200d}\x{ff9e}\x{ff9f}\x{1f3fb}-\x{1f3ff}])|(?<=\r)(?=\n)"
+_PRIVATE = 0xF0000  # characters that no normaliser touches: they stand for user-defined pieces while it works
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token, the logarithm of its probability (unigram) or minus its rank (BPE), and SentencePiece's type of it."""
+
+    text: str
+    score: float
+    type: int
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A file of SentencePiece: its pieces by id, and how it makes them of a text."""
+
+    pieces: tuple[Piece, ...]
+    model_type: int
+    charsmap: bytes
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+
+
+def read_pieces(path: Path) -> Pieces:
+    """What is in a file of SentencePiece.
+
+    Raises:
+        UserError: it cannot be read, is damaged or too large, or describes what `tokenizers` cannot do.
+    """
+    try:
+        size = path.stat().st_size
+        content = path.read_bytes() if size <= _BYTES else b""
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    if size > _BYTES:
+        raise UserError(f"{path} has {size:,} bytes; a vocabulary of SentencePiece has at most {_BYTES:,}")
+    try:
+        found = _parse(memoryview(content))
+    except (ValueError, IndexError, struct.error) as error:
+        raise UserError(f"{path} is not a vocabulary of SentencePiece, or damaged: {error}") from error
+    _check(found, path)
+    return found
+
+
+def _parse(content: memoryview) -> Pieces:
+    pieces: list[Piece] = []
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
+    for number, value in _fields(content):
+        if number == 1:
+            if len(pieces) == _PIECES:
+                raise ValueError(f"more than {_PIECES:,} pieces")
+            fields = dict(_fields(_message(value)))
+            score = struct.unpack("<f", struct.pack("<I", _whole(fields.get(2, 0)) & 0xFFFFFFFF))[0]
+            pieces.append(Piece(bytes(_message(fields.get(1, b""))).decode(), score, _whole(fields.get(3, _NORMAL))))
+        elif number == 2:
+            trainer |= dict(_fields(_message(value)))
+        elif number == 3:
+            normalizer |= dict(_fields(_message(value)))
+    if trainer.get(24) or not normalizer.get(5, 1):
+        raise ValueError("it marks the ends of words, or no spaces at all, which cannot be read here")
+    return Pieces(
+        tuple(pieces),
+        model_type=_whole(trainer.get(3, _UNIGRAM)),
+        charsmap=bytes(_message(normalizer.get(2, b""))),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+    )
+
+
+def _fields(content: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """The fields of a protocol buffer's message: number, and a whole number, the bits of a float, or bytes."""
+    place = 0
+    while place < len(content):
+        tag, place = _varint(content, place)
+        kind = tag & 7
+        if kind == 0:
+            number, place = _varint(content, place)
+            yield tag >> 3, number
+            continue
+        if kind == 2:
+            size, place = _varint(content, place)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"byte {place} begins no field")
+        if size > len(content) - place:
+            raise ValueError(f"it ends within a field of {size:,} bytes, or is cut short")
+        value = content[place : place + size]
+        yield tag >> 3, value if kind == 2 else int.from_bytes(value, "little")
+        place += size
+
+
+def _varint(content: memoryview, place: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, 70, 7):
+        if place >= len(content):
+            raise ValueError("it ends within a number, or is cut short")
+        byte = content[place]
+        place += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, place
+    raise ValueError(f"byte {place} belongs to a number without end")
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise ValueError("text where a number belongs")
+    return value
+
+
+def _message(value: Any) -> memoryview:
+    if isinstance(value, int):
+        raise ValueError("a number where text belongs")
+    return memoryview(value)
+
+
+def _check(found: Pieces, path: Path) -> None:
+    def refuse(what: str) -> UserError:
+        return UserError(f"{path} {what}")
+
+    if found.model_type not in (_UNIGRAM, _BPE):
+        name = {3: "words", 4: "characters"}.get(found.model_type, f"type {found.model_type}")
+        raise refuse(f"is a SentencePiece model of {name}; unigram and bpe can be read")
+    unknown = [piece for piece in found.pieces if piece.type == UNKNOWN]
+    if len(unknown) != 1:
+        raise refuse(f"is not a vocabulary of SentencePiece, or damaged: it has {len(unknown)} unknown pieces, not one")
+    for place, piece in enumerate(found.pieces):
+        if not piece.text or len(piece.text) > _CHARACTERS:
+            raise refuse(f"is damaged: piece {place} has {len(piece.text)} characters, not 1 to {_CHARACTERS}")
+        if not math.isfinite(piece.score) or piece.type not in (_NORMAL, UNKNOWN, CONTROL, _USER_DEFINED, _BYTE):
+            raise refuse(f"is damaged: piece {place} has score {piece.score} and type {piece.type}")
+    bytes_ = sum(piece.type == _BYTE for piece in found.pieces)
+    if bytes_ and {p.text for p in found.pieces if p.type == _BYTE} != {f"<0x{byte:02X}>" for byte in range(256)}:
+        raise refuse(f"is damaged: it has {bytes_} pieces for bytes, not the 256 of <0x00> to <0xFF>")
+    if not any(piece.type == _NORMAL for piece in found.pieces):
+        raise refuse("is damaged: it has no piece of a text")
+
+
+def engine_of(pieces: Pieces, before: list[normalizers.Normalizer], added: list[AddedToken], path: Path) -> Engine:
+    special = {token.content for token in added}
+    user = [p.text for p in pieces.pieces if p.type == _USER_DEFINED and p.text not in special]
+    user.sort(key=len, reverse=True)  # the longest is found first
+    engine = Engine(_unigram(pieces) if pieces.model_type == _UNIGRAM else _byte_pairs(pieces, bool(user)))
+    engine.normalizer = _normalizer(pieces, user, before, path)
+
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    texts = [piece.text for piece in pieces.pieces if piece.type in (_NORMAL, _USER_DEFINED)]
+    if WORD_START in texts and not any(WORD_START in text[1:] for text in texts):
+        # no piece goes on beyond a word, so that a text and its words give the same ids, and words are faster
+        steps.append(pre_tokenizers.Split(Regex(WORD_START), "merged_with_next"))
+    if pieces.model_type == _BPE and user:
+        steps.append(pre_tokenizers.Split(Regex("|".join(map(_quoted, user))), "isolated"))
+    if pieces.model_type == _UNIGRAM or user:
+        reserved = [p.text for p in pieces.pieces if p.type in (UNKNOWN, CONTROL) or p.text in special]
+        has_bytes = any(piece.type == _BYTE for piece in pieces.pieces)
+        steps.append(_parted(reserved, has_bytes, [text for text in texts if text not in special]))
+    if steps:
+        engine.pre_tokenizer = pre_tokenizers.Sequence(steps)
+
+    spaces = [decoders.Strip(" ", 1, 0)] if pieces.add_dummy_prefix else []
+    engine.decoder = decoders.Sequence(
+        [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse(), *spaces]
+    )
+    control = [p.text for p in pieces.pieces if p.type in (UNKNOWN, CONTROL) and p.text not in special]
+    engine.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    for token in added:
+        (engine.add_special_tokens if token.special else engine.add_tokens)([token])
+    return engine
+
+
+def _unigram(pieces: Pieces) -> models.Unigram:
+    lowest = min(piece.score for piece in pieces.pieces if piece.type == _NORMAL)
+    # the least score is also what unknown characters are weighed by, so pieces that no text has must not be below it
+    others = {_USER_DEFINED: -0.1}  # SentencePiece's own, whatever the file says
+    vocabulary = [(p.text, p.score if p.type == _NORMAL else others.get(p.type, lowest)) for p in pieces.pieces]
+    unknown = next(place for place, piece in enumerate(pieces.pieces) if piece.type == UNKNOWN)
+    return models.Unigram(vocabulary, unknown, any(piece.type == _BYTE for piece in pieces.pieces))
+
+
+def _byte_pairs(pieces: Pieces, whole: bool) -> models.BPE:
+    """Every pair of pieces that makes a piece is a merge, those of the highest score first.
+
+    Args:
+        pieces: of a byte-pair encoding.
+        whole: look for a whole word first, which is how the user's own pieces are found.
+    """
+    scores = {piece.text: piece.score for piece in pieces.pieces if piece.type == _NORMAL}
+    merges = []
+    for text in sorted(scores, key=lambda text: -scores[text]):  # stable: equal scores by id
+        merges += [
+            (text[:cut], text[cut:]) for cut in range(1, len(text)) if text[:cut] in scores and text[cut:] in scores
+        ]
+    return models.BPE(
+        {piece.text: place for place, piece in enumerate(pieces.pieces)},
+        merges,
+        unk_token=next(piece.text for piece in pieces.pieces if piece.type == UNKNOWN),
+        fuse_unk=True,
+        byte_fallback=any(piece.type == _BYTE for piece in pieces.pieces),
+        ignore_merges=whole,
+    )
+
+
+def _normalizer(
+    pieces: Pieces, user: list[str], before: list[normalizers.Normalizer], path: Path
+) -> normalizers.Normalizer:
+    steps = list(before)
+    if pieces.charsmap:
+        steps += _precompiled(pieces.charsmap, path)
+    changed = [text for text in user if steps and normalizers.Sequence(steps).normalize_str(text) != text]
+    hidden = [(text, chr(_PRIVATE + 1 + number)) for number, text in enumerate(changed)]
+    steps = [
+        *(normalizers.Replace(text, character) for text, character in hidden),
+        *steps,
+        *(normalizers.Replace(character, text) for text, character in hidden),
+    ]
+    if pieces.remove_extra_whitespaces:
+        steps += [
+            normalizers.Replace(Regex(r"\A +"), ""),
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Replace(Regex(rf"(?<![ {WORD_START}])[ {WORD_START}]+\z"), ""),
+        ]
+    if pieces.add_dummy_prefix:
+        steps.append(normalizers.Prepend(WORD_START))
+    return normalizers.Sequence([*steps, normalizers.Replace(" ", WORD_START)])
+
+
+def _precompiled(charsmap: bytes, path: Path) -> list[normalizers.Normalizer]:
+    """The table of characters, each part of a written character looked up alone."""
+    if (what := _damage(charsmap)) is not None:
+        raise UserError(f"{path} is damaged: its table of characters {what}")
+    try:
+        table = normalizers.Precompiled(charsmap)
+    except Exception as error:  # `tokenizers` raises bare Exception
+        raise UserError(f"{path} is damaged: its table of characters cannot be read, {error}") from error
+    if table.normalize_str("e\u0301") != "\u00e9":  # a table that leaves characters as they were written
+        return [table]
+    guard = chr(_PRIVATE)
+    return [normalizers.Replace(Regex(_MARK), guard), table, normalizers.Replace(guard, ""), normalizers.NFC()]
+
+
+def _damage(charsmap: bytes) -> str | None:
+    """What is wrong with a table of characters: `tokenizers` panics on a damaged one only when a text leads there.
+
+    It is the number of bytes of a trie, the trie as a double array (Aoe 1989) in units of four bytes, and texts that
+    end in a zero each, where the leaves of the trie point to.
+    """
+    size = int.from_bytes(charsmap[:4], "little")
+    if len(charsmap) > _TABLE or size % 4 or not 0 < size <= len(charsmap) - 4:
+        return f"is cut short, or larger than {_TABLE:,} bytes"
+    units = np.frombuffer(charsmap, dtype="<u4", count=size // 4, offset=4).astype(np.int64)
+    texts = np.frombuffer(charsmap, dtype=np.uint8, offset=4 + size)
+    jumps = (units >> 10) << ((units & (1 << 9)) >> 6)
+    characters = np.arange(1, 256)
+    seen, places = np.zeros(len(units), dtype=np.bool_), jumps[:1]
+    while len(places):
+        if (places >= len(units)).any():
+            return "leads beyond its end"
+        places = np.unique(places[~seen[places]])  # ends are shared
+        seen[places] = True
+        reached: list[NDArray[np.int64]] = []
+        for some in np.array_split(places, len(places) // 4096 + 1):
+            following = some[:, None] ^ characters
+            if (following >= len(units)).any():
+                return "leads beyond its end"
+            found = following[units[following] & ((1 << 31) | 0xFF) == characters]
+            after = found ^ jumps[found]
+            leaves = after[units[found] >> 8 & 1 == 1]
+            if (leaves >= len(units)).any():
+                return "leads beyond its end"
+            starts = units[leaves] & ((1 << 31) - 1)
+            if (starts >= len(texts)).any() or (texts[starts] & 0xC0 == 0x80).any():
+                return "points between characters"
+            reached.append(after)
+        places = np.concatenate(reached)
+    return None
+
+
+def _parted(reserved: list[str], has_bytes: bool, texts: list[str]) -> pre_tokenizers.PreTokenizer:
+    """Parts the names of tokens that stand in a text, so that they are read as the characters they are made of.
+
+    They are parted where no piece of the vocabulary goes across, nor a run of unknown characters, if there is such a
+    place: no other id changes.
+    """
+    pairs = {text[place : place + 2] for text in texts for place in range(len(text) - 1)}
+    known = {*texts}
+    cuts: dict[str, None] = {r"(?<=<)(?=0x[0-9A-F]{2}>)": None} if has_bytes else {}
+    for token in reserved:
+        if len(token) > 1:
+            apart = (
+                place
+                for place in range(1, len(token))
+                if token[place - 1 : place + 1] not in pairs and known & {*token[place - 1 : place + 1]}
+            )
+            place = next(apart, 1)
+            # numbered tokens, as PEGASUS and T5 have, are one pattern
+            rest = "".join(
+                "[0-9]+" if part.isdecimal() else _quoted(part) for part in re.split("([0-9]+)", token[place:])
+            )
+            cuts[f"(?<={_quoted(token[:place])})(?={rest})"] = None
+    return pre_tokenizers.Split(Regex("|".join(cuts) or r"\z"), "isolated")
+
+
+def _quoted(text: str) -> str:
+    return "".join(c if c.isalnum() and c.isascii() else rf"\x{{{ord(c):x}}}" for c in text)
