@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from homespun.report import plots, summary, tables, tasks
+from homespun.report import doubts, plots, summary, tables, tasks
 from homespun.report.adaptation import adaptations
 from homespun.report.confusion import Confusion, confusion, mistakes
 from homespun.report.distillation import distillations
@@ -127,6 +127,7 @@ class Document:
 def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section]) -> Document:
     """The report of one run, or of several side by side. Chapters without content are left out."""
     lead: list[Content] = [*map(Words, summary.summary(records)), *map(Notice, summary.troubles(records))]
+    lead += map(Notice, doubts.notices(records))
     chapters = [
         Chapter("Results", _tabular(tables.results(records), *tasks.results(records))),
         Chapter("With fewer examples", _fewer_examples(records)),
@@ -135,6 +136,9 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
         Chapter("What it went on from", _tabular(*adaptations(records))),
         Chapter("Curves", _curves(records)),
         Chapter("Which classes are told apart", _classes(records)),
+        Chapter("How sure it is", _how_sure(records)),
+        Chapter("What it is most wrong about", _of_each(records, doubts.most_wrong_table, "most-wrong")),
+        Chapter("In the training too", _of_each(records, doubts.overlap_table, "overlap")),
         Chapter("Lengths", _lengths(records)),
         Chapter("For other programs", _exports(records)),
         Chapter("What was run", _what_was_run(records, story)),
@@ -194,6 +198,29 @@ def _classes(records: Sequence[RunRecord]) -> list[Content]:
         elif len(tested) > 1:
             own.insert(0, Words(f"Of {record.name}."))
         contents += own if rank == 0 else [Folded(record.name, own)]
+    return contents
+
+
+def _of_each(records: Sequence[RunRecord], make: Callable[[RunRecord, str], Table | None], name: str) -> list[Content]:
+    """A table of each run that has one; those after the first are folded."""
+    contents: list[Content] = []
+    for rank, record in enumerate(records):
+        found = _tabular(make(record, name if len(records) == 1 else f"{name}-{rank + 1}"))
+        contents += [Folded(record.name, found)] if found and contents else found
+    return contents
+
+
+def _how_sure(records: Sequence[RunRecord]) -> list[Content]:
+    """Calibration and thresholds of each classifier."""
+    contents: list[Content] = []
+    for rank, record in enumerate(records):
+        end = "" if len(records) == 1 else f"-{rank + 1}"
+        found = _tabular(
+            doubts.tuning_table(record, f"calibration{end}"), doubts.thresholds_table(record, f"thresholds{end}")
+        )
+        if (plot := doubts.reliability_plot(record, f"reliability{end}")) is not None:
+            found.append(Gallery(record.name, [plot], "Larger points: more answers. Both on the test examples."))
+        contents += [Folded(record.name, found)] if found and contents else found
     return contents
 
 

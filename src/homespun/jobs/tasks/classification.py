@@ -162,7 +162,13 @@ class ClassificationTask:
         decision = stored.task.get("decision")
         if decision is None:
             return cls(data, stored.labels, stored)
-        return cls(data, stored.labels, stored, decision=validate(Decision, decision, source=source))
+        found = validate(Decision, decision, source=source)
+        if found.thresholds is not None and len(found.thresholds) != len(stored.labels):
+            raise UserError(
+                f"{source} has {len(found.thresholds)} thresholds for {len(stored.labels)} labels; it was altered, "
+                f"fine-tune it again"
+            )
+        return cls(data, stored.labels, stored, decision=found)
 
     def strata(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
         """The classes."""

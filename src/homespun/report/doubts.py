@@ -1,0 +1,167 @@
+"""What to look at before a figure is believed: test examples that are in the training too, how sure a classifier says
+it is against how often it is right, and the examples that a model is most wrong about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homespun.report import formats
+from homespun.report.formats import number
+from homespun.report.plots import CARD, INK, PALETTE, STYLE, End, Plot, label_ends, render
+from homespun.report.read import RunRecord, Tree, as_list, as_tree
+from homespun.report.table import Column, Table
+
+_HEIGHT = 3.6  # inches
+
+
+def notices(records: Sequence[RunRecord]) -> list[str]:
+    """A sentence for every run that was measured on examples that it learned from, or nearly."""
+    return [told for record in records if (told := _overlap(record))]
+
+
+def _overlap(record: RunRecord) -> str:
+    found = as_tree(record.result.get("overlap"))
+    near, rows = number(found.get("near")), number(found.get("rows"))
+    if not near or not rows:
+        return ""
+    told = (
+        f"{formats.whole(near)} of the {formats.whole(rows)} examples that {record.name} was measured on "
+        f"({formats.percent(near / rows)}) are in its training examples too, or nearly"
+        f" ({formats.whole(found.get('same'))} word for word): its figures are better than those of new examples."
+    )
+    everything, unseen = number(found.get("all")), number(found.get("unseen"))
+    if everything is not None and unseen is not None:
+        told += f" Over the others alone its mean is {formats.share(unseen)}, over all {formats.share(everything)}."
+    return told
+
+
+def overlap_table(record: RunRecord, name: str) -> Table | None:
+    """A few of them, each beside the training example that it is like."""
+    pairs = [as_tree(pair) for pair in as_list(as_tree(record.result.get("overlap")).get("pairs"))]
+    columns = (
+        Column("row", formats.whole),
+        Column("measured", numeric=False),
+        Column("in the training", numeric=False),
+        Column("alike", formats.percent),
+    )
+    rows = tuple((pair.get("row"), pair.get("text"), pair.get("training"), pair.get("similarity")) for pair in pairs)
+    note = "Alike: of their five words in a row, the share that both have."
+    return Table(name, f"In the training of {record.name} too", columns, rows, note) if rows else None
+
+
+def _calibration(record: RunRecord) -> dict[str, Tree]:
+    tests = record.tests()
+    given = as_tree(tests[0].get("calibration")) if tests else {}
+    found = {name: as_tree(given.get(name)) for name in ("before", "after")}
+    return found if all(number(part.get("ece")) is not None for part in found.values()) else {}
+
+
+def tuning_table(record: RunRecord, name: str) -> Table | None:
+    """What was found on the validation examples, and what the test says before and after."""
+    found = _calibration(record)
+    if not found:
+        return None
+    tuning = as_tree(record.result.get("tuning"))
+    temperature = number(tuning.get("temperature"))
+    labels = [("as trained", found["before"], 1.0)]
+    if temperature is not None and temperature != 1.0:
+        labels.append(("with a temperature", found["after"], temperature))
+    columns = (
+        Column("logits", numeric=False),
+        Column("temperature", formats.share),
+        Column("calibration error", formats.percent),
+        Column("log loss", formats.loss),
+    )
+    rows = tuple((words, divided, part.get("ece"), part.get("log_loss")) for words, part, divided in labels)
+    note = "Calibration error: the mean distance between how sure it says it is and how often it is right (15 bins)."
+    why = tuning.get("temperature_why")
+    return Table(name, f"How sure {record.name} is", columns, rows, f"{note} {_sentence(why)}" if why else note)
+
+
+def thresholds_table(record: RunRecord, name: str) -> Table | None:
+    """From which probability on a text has a label, as found on the validation examples."""
+    tuning = as_tree(record.result.get("tuning"))
+    thresholds = [number(value) for value in as_list(tuning.get("thresholds"))]
+    if not thresholds:
+        return None
+    labels = [formats.text(label) for label in as_list(record.result.get("labels"))]
+    measure = formats.text(tuning.get("thresholds_for"))
+    told = [number(tuning.get(key)) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
+    note = (
+        f"{measure.replace('_', ' ').replace('f1', 'F1')} of the validation examples: {formats.share(told[0])} from "
+        f"one half on, {formats.share(told[1])} so; on examples that they were not found on, {formats.share(told[2])}."
+    )
+    if why := tuning.get("thresholds_why"):
+        note += f" {_sentence(why)}"
+    one = len(set(thresholds)) == 1
+    rows = (("all", thresholds[0]),) if one else tuple(zip(labels, thresholds, strict=False))
+    columns = (Column("label", numeric=False), Column("least probability", formats.share))
+    return Table(name, f"When {record.name} gives a label", columns, rows, note)
+
+
+def _sentence(words: object) -> str:
+    told = formats.text(words)
+    return f"{told[:1].upper()}{told[1:]}."
+
+
+def reliability_plot(record: RunRecord, name: str) -> Plot | None:
+    """How often it is right by how sure it says it is; on the diagonal the two are the same."""
+    found = _calibration(record)
+    if not found:
+        return None
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    drawn = [("as trained", found["before"], PALETTE[1])]
+    if found["after"].get("ece") != found["before"].get("ece"):
+        drawn.append(("with a temperature", found["after"], PALETTE[0]))
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(4.7, _HEIGHT), facecolor=CARD, layout="constrained")
+        axes = figure.add_subplot(facecolor=CARD)
+        axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
+        ends = [End(1.0, "as sure as right", INK, ":")]
+        for label, part, colour in drawn:
+            bins = [as_tree(one) for one in as_list(part.get("bins"))]
+            points = [(number(b.get("confidence")), number(b.get("right")), number(b.get("count"))) for b in bins]
+            known = [(x, y, n) for x, y, n in points if x is not None and y is not None and n]
+            if not known:
+                continue
+            most = max(n for _, _, n in known)
+            axes.plot([x for x, _, _ in known], [y for _, y, _ in known], "-", color=colour, linewidth=1.0, alpha=0.6)
+            sizes = [6 + 60 * n / most for _, _, n in known]
+            axes.scatter([x for x, _, _ in known], [y for _, y, _ in known], s=sizes, color=colour, linewidths=0)
+            ends.append(End(known[-1][1], label, colour, marker="o"))
+        axes.set_xlim(0, 1.02)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("how sure it says it is")
+        axes.set_ylabel("how often it is right")
+        figure.draw_without_rendering()
+        label_ends(axes, ends, _HEIGHT)
+        caption = "How often it is right by how sure it says it is"
+        return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
+
+
+def most_wrong_table(record: RunRecord, name: str) -> Table | None:
+    """The examples with the greatest loss, or the lowest score."""
+    wrong = [as_tree(one) for one in as_list(record.result.get("most_wrong"))]
+    if not wrong:
+        return None
+    columns = (
+        Column("row", formats.whole),
+        Column("text", numeric=False),
+        Column("truth", _shown, numeric=False),
+        Column("predicted", _shown, numeric=False),
+        Column("loss", formats.loss),
+        Column("score", formats.share),
+    )
+    rows = tuple(
+        (one.get("row"), one.get("text"), one.get("truth"), one.get("predicted"), one.get("loss"), one.get("score"))
+        for one in wrong
+    )
+    note = "Read these first: a part of them is mostly labels that are wrong. Rows count from 0."
+    return Table(name, f"{record.name} is most wrong about these", columns, rows, note).without_empty_columns()
+
+
+def _shown(value: object) -> str:
+    words = ", ".join(formats.text(one) for one in value) if isinstance(value, list) else formats.text(value)
+    return words if len(words) <= 160 else f"{words[:159]}…"
