@@ -16,10 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent / "jobs"))
 
 from jobs_world import run, sentence, write_table  # noqa: E402
 
+WORDS = ["team", "bank", "league", "market", "player", "trader", "coach", "broker", "goal", "share", "cup"]
 SMALL = {
     "16_000": "300",
     "16000": "300",
     "electra-small": "electra-tiny",
+    "bart-mini": "bart-tiny",
     "train.budget.time=2h": "train.budget.steps=2",
 }
 
@@ -64,6 +66,28 @@ def test_the_commands_run(files: Path) -> None:
         extra = ["train.budget.steps=2"] if words[1] == "finetune" else []
         run(*words[1:], *extra)
     assert len((files / "predictions.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_commands_of_models_that_write_run(files: Path) -> None:
+    pytest.importorskip("rouge_score")
+    for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
+        run(*shlex.split(line)[1:])
+    told = [{"document": f"The {word} won. It was late.", "summary": f"The {word} won."} for word in WORDS]
+    pairs = "".join(json.dumps(row) + "\n" for row in told)
+    (files / "pairs.jsonl").write_text(pairs, encoding="utf-8")
+    (files / "reports.jsonl").write_text(pairs.splitlines()[0] + "\n", encoding="utf-8")
+    for line in smaller(block("sh", "summarize")).splitlines():
+        words = shlex.split(line)
+        extra = ["train.budget.steps=2", "data.target_length=8"] if words[1] == "finetune" else []
+        run(*words[1:], *extra)
+    assert len((files / "short.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_plan_runs(files: Path) -> None:
+    for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
+        run(*shlex.split(line)[1:])
+    line = smaller(block("sh", "homespun plan")).splitlines()[0]
+    run(*shlex.split(line)[1:])
 
 
 def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
