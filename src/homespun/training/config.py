@@ -201,7 +201,8 @@ class TrainConfig(Config):
     checkpoint_every: Duration = Field(default=600.0, description="seconds, or 10m, between checkpoints")
     keep_checkpoints: int = Field(default=2, ge=1, description="last checkpoints kept, besides the best")
     best_metric: str = Field(
-        default="loss", description="of the validation: `loss` or a metric; lower is better where it ends in `loss`"
+        default="loss",
+        description="of the validation: `loss` or a metric; lower is better where it ends in `loss` or `error`",
     )
     early_stopping: int | None = Field(
         default=None, ge=1, description="validations without a better best_metric after which the run ends"
