@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
-import itertools
 import json
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -167,7 +167,7 @@ def _page(measured: dict[str, Any]) -> str:
     if some["rows_asked"]:
         lines += [f"**A rehearsal on {some['rows_asked']:,} training rows, not the figure.**", ""]
     lines += [
-        f"The teacher is MiniLM (6 layers of 384) with all weights tuned: {told['teacher']:.2%} of the test rows right.",
+        f"The teacher is MiniLM (6 layers of 384) with all weights tuned: {told['teacher']:.2%} of the test rows.",
         f"A student has 3 of its layers and no segments: {sizes['student'] / 1e6:.1f} M parameters for the teacher's "
         f"{sizes['teacher'] / 1e6:.1f} M, {1 - sizes['student'] / sizes['teacher']:.0%} fewer.",
         "",
@@ -194,7 +194,7 @@ def _page(measured: dict[str, Any]) -> str:
 
 
 def _table(source: Path, copy: Path, rows: int | None) -> Path:
-    """The rows under one header, the first ``rows`` of them; the training file has a column more than the test file."""
+    """The rows under one header, or some of them; the training file has a column more than the test file."""
     if not source.is_file():
         raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
     if not copy.is_file():
@@ -205,7 +205,8 @@ def _table(source: Path, copy: Path, rows: int | None) -> Path:
         ):
             writer = csv.writer(file)
             writer.writerow(FIELDS)
-            writer.writerows(row[: len(FIELDS)] for row in itertools.islice(csv.reader(given), rows))
+            table = [row[: len(FIELDS)] for row in csv.reader(given)]
+            writer.writerows(table if rows is None else random.Random(0).sample(table, rows))
         beside.replace(copy)
     return copy
 

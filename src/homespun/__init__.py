@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from homespun.compare.recipe import compare_recipe
     from homespun.compare.run import run_comparison
     from homespun.hf.open import load
+    from homespun.jobs.distill import distill
     from homespun.jobs.finetune import finetune
     from homespun.jobs.prepare import make_corpus, reading, train_tokenizer
     from homespun.jobs.pretrain import pretrain
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "compare_recipe": "homespun.compare.recipe",
+    "distill": "homespun.jobs.distill",
     "evaluate": "homespun.jobs.use",
     "finetune": "homespun.jobs.finetune",
     "finetune_recipe": "homespun.jobs.recipe",
@@ -39,6 +41,7 @@ _WHERE = {
 
 __all__ = [
     "compare_recipe",
+    "distill",
     "evaluate",
     "finetune",
     "finetune_recipe",
