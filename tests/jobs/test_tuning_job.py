@@ -24,7 +24,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.store import save_model
 from homespun.text.tokenizer import Tokenizer
 
-SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
 SIZES |= {"max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
 SETTINGS = ("data.text=text", "data.label=label", "data.multi_label=true", "data.length=31", "train.budget.epochs=1")
 BAD = "<script>alert(1)</script>"

@@ -51,6 +51,9 @@ def test_keeps_to_one_where_there_is_nothing_to_mend() -> None:
     same, why = temperature_that_holds(logits, draw.integers(2, size=101))
     assert same == 1.0
     assert "not found on" in why
+    flat, why = temperature_that_holds(*_drawn(499, 0.01))
+    assert flat == 1.0
+    assert "factor of 20" in why
     kept, why = temperature_that_holds(*_drawn(499, 3.0))
     assert kept > 2
     assert not why

@@ -31,7 +31,7 @@ def test_f1_is_that_of_scikit_learn() -> None:
     truth[:, 3], probabilities[:, 3] = 0, 0.1
     for average in ("micro_f1", "macro_f1"):
         given = f1_score(truth, probabilities > 0.4, average=average[:5], zero_division=0.0)
-        assert f1(probabilities, truth, (0.4,) * 5, average) == pytest.approx(given)  # type: ignore[arg-type]
+        assert f1(probabilities, truth, (0.4,) * 5, average) == pytest.approx(given)
 
 
 def test_a_label_that_is_never_true_is_cut_at_one_half() -> None:
@@ -53,7 +53,7 @@ def test_thresholds_do_better_than_one_half(scope: str, average: str) -> None:
 def test_micro_f1_by_label_is_no_worse_than_the_best_of_a_grid() -> None:
     probabilities, truth = _made_up(31, 2, 5)
     grid = product(np.linspace(0, 1, 41), repeat=2)
-    best = max(f1(probabilities, truth, cuts, "micro_f1") for cuts in grid)  # type: ignore[arg-type]
+    best = max(f1(probabilities, truth, cuts, "micro_f1") for cuts in grid)
     found = find_thresholds(probabilities, truth, scope="per_label", average="micro_f1")
     assert f1(probabilities, truth, found, "micro_f1") >= best - 1e-12
 

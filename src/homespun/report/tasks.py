@@ -213,9 +213,9 @@ def curve_plot(record: RunRecord, name: str) -> Plot | None:
             known = [(size, value) for size, value in zip(sizes, values, strict=True) if value is not None]
             colour = PALETTE[place % len(PALETTE)]
             axes.plot([s for s, _ in known], [v for _, v in known], "--", color=colour, linewidth=1.0)
-            ends.append(End(known[-1][1], BASELINES.get(line, line), colour))
+            ends.append(End(known[-1][1], BASELINES.get(line, line), colour, "--"))
         axes.set_xscale("log")
-        axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes])
+        axes.set_xticks(sizes, _apart(sizes))
         axes.minorticks_off()
         axes.set_xlabel("training examples")
         axes.set_ylabel(title(measure))
@@ -223,6 +223,17 @@ def curve_plot(record: RunRecord, name: str) -> Plot | None:
         label_ends(axes, ends, height)
         caption = f"{title(measure)} by the number of training examples"
         return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
+
+
+def _apart(sizes: Sequence[float]) -> list[str]:
+    """What is written at each of the sizes, in order, on a logarithmic axis: nothing where the next has no room."""
+    room = 0.13 * np.log(max(sizes) / min(sizes))
+    words, beyond = [], np.inf
+    for size in reversed(sizes):
+        fits = beyond - np.log(size) > room
+        words.append(f"{size:,.0f}" if fits else "")
+        beyond = np.log(size) if fits else beyond
+    return words[::-1]
 
 
 def _points(record: RunRecord) -> list[Tree]:

@@ -61,7 +61,10 @@ def temperature_that_holds(logits: Logits, truth: Truth) -> tuple[float, str]:
 
     if held_up(len(truth), find).mean() >= row_losses(logits, truth).mean():
         return 1.0, "no temperature made validation examples likelier that it was not found on"
-    return find_temperature(logits, truth), ""
+    temperature = find_temperature(logits, truth)
+    if not 1.01 / _MOST < temperature < _MOST / 1.01:
+        return 1.0, "the best temperature is further from 1 than a factor of 20: the logits say next to nothing"
+    return temperature, ""
 
 
 def calibration(logits: Logits, truth: Truth, temperature: float) -> dict[str, Any]:
