@@ -99,7 +99,7 @@ CONTESTS = {
         "pairs",
         (HEAD,),
         pair_contests.mrpc,
-        lambda test: float(test["per_class"]["1"]["f1"]),
+        lambda test: float(test["f1"]),
         pair_contests.peer_of_classes,
     ),
     "stsb": Contest(
@@ -255,7 +255,10 @@ def page(trials: Mapping[str, Any]) -> str:
     ]
     for name, told in summary(trials).items():
         reached = {True: "yes", False: "no", None: "one seed does not say"}[told["reached"]]
-        line = next((t["baselines"].get(CONTESTS[name].baseline) for k, t in trials.items() if k.startswith(f"{name}-ours")), None)
+        line = next(
+            (t["baselines"].get(CONTESTS[name].baseline) for k, t in trials.items() if k.startswith(f"{name}-ours")),
+            None,
+        )
         lines.append(
             f"| {name} | {CONTESTS[name].measure} | {_shown(told['ours'])} | {_shown(told['peer'])} "
             f"| {100 * told['difference']:+.2f} | {told['ours']['seeds']} and {told['peer']['seeds']} | {reached} "
