@@ -179,7 +179,7 @@ def test_added_tokens_have_their_ids(tmp_path: Path) -> None:
         tmp_path,
         "deberta-v2",
         added_tokens_decoder={
-            "3": {"content": "[UNK]", "special": True},
+            "3": {"content": "<unknown>", "special": True},
             "5": {"content": "[SPECIAL]", "special": True},
             "116": {"content": "zebra", "special": False},
         },
@@ -189,7 +189,8 @@ def test_added_tokens_have_their_ids(tmp_path: Path) -> None:
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": "[MASK]"}))
     ours = Tokenizer.load(tmp_path)
     assert ours.tokens[113:] == ["<reserved_113>", "[MASK]", "<reserved_115>", "zebra", "[END]"]
-    assert (ours.tokens[5], ours.mask_id, ours.unk_id) == ("[SPECIAL]", 114, 3)
+    assert (ours.tokens[5], ours.mask_id, ours.unk_id, ours.tokens[3]) == ("[SPECIAL]", 114, 3, "<unknown>")
+    assert ours.encode_batch(["🦊"])[0].tolist()[-1] == 3
     assert 116 in ours.encode_batch(["the zebra"])[0]
     assert not {5, 114, 117} & {*ours.encode_batch(["[MASK] [END] [SPECIAL]"])[0].tolist()}
     assert ours.special_mask[[5, 113, 114, 115, 117]].all()
@@ -207,6 +208,10 @@ def test_added_tokens_have_their_ids(tmp_path: Path) -> None:
         ({}, {"[SEP]": 50}, "has '[SEP]' at 2, and the files beside it at 50"),
         ({"added_tokens_decoder": {"113": {"content": "[MASK]"}}}, {"[MASK]": 114}, "'[MASK]' has the ids 113 and 114"),
         ({"additional_special_tokens": [5]}, {}, "5 with the id None is no added token"),
+        ({"additional_special_tokens": "[END]"}, {}, "additional_special_tokens must be a list of tokens, not '[END]'"),
+        ({"additional_special_tokens": ["\ud800"]}, {}, "is no added token"),
+        ({"cls_token": None}, {}, "cls_token is null, which goes around texts"),
+        ({"cls_token": "a:b"}, {}, "a:b"),
     ],
 )
 def test_what_is_refused_beside_the_pieces(

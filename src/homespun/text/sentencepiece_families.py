@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, normalizers, processors
 from homespun.errors import UserError
 from homespun.text.sentencepiece_files import CONTROL, UNKNOWN, Piece, Pieces, engine_of, read_pieces
 
-_NAMES = ("*.model", "*.spm")
+_NAMES, _CONFIG = ("*.model", "*.spm"), "tokenizer_config.json"
 _GAP = 10_000  # ids that may be added behind the pieces, or before them
 _ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in which transformers adds the tokens that are missing
 
@@ -51,7 +51,7 @@ def tokenizer_of_pieces(folder: Path) -> tuple[str, dict[str, str]]:
     if len(files) > 1:
         raise UserError(f"{folder} has {len(files)} vocabularies, {files[0].name} and {files[1].name}; keep one")
     path = files[0]
-    settings = {**_object(folder / "special_tokens_map.json"), **_object(folder / "tokenizer_config.json")}
+    settings = {**_object(folder / "special_tokens_map.json"), **_object(folder / _CONFIG)}
     family = _family(folder, settings)
     roles = dict(family.roles)
     for role in _ORDER:
@@ -62,20 +62,26 @@ def tokenizer_of_pieces(folder: Path) -> tuple[str, dict[str, str]]:
             else:
                 roles[role] = token
     pieces = family.numbered(read_pieces(path), roles, settings)
-    roles["unk"] = next(piece.text for piece in pieces.pieces if piece.type == UNKNOWN)
+    roles.pop("unk", None)
     added = _added(folder, settings, roles)
     pieces = _with_added(pieces, added, path)
+    roles["unk"] = next(piece.text for piece in pieces.pieces if piece.type == UNKNOWN)
     places = {piece.text: place for place, piece in enumerate(pieces.pieces)}
     if len(places) < len(pieces.pieces):
         twice = next(piece.text for place, piece in enumerate(pieces.pieces) if places[piece.text] != place)
         raise UserError(f"{path} has {twice!r} twice; a vocabulary has each entry once")
     engine = engine_of(pieces, family.before(settings), [token for token, _ in added], path)
     if family.single:
-        engine.post_processor = processors.TemplateProcessing(
-            single=family.single.format(**roles),
-            pair=family.pair.format(**roles),
-            special_tokens=[(token, places[token]) for token in dict.fromkeys(roles.values())],
-        )
+        try:
+            engine.post_processor = processors.TemplateProcessing(
+                single=[part.format(**roles) for part in family.single.split()],
+                pair=[part.format(**roles) for part in family.pair.split()],
+                special_tokens=[(token, places[token]) for token in dict.fromkeys(roles.values())],
+            )
+        except KeyError as error:
+            raise UserError(f"{folder / _CONFIG}: {error.args[0]}_token is null, which goes around texts") from error
+        except Exception as error:  # `tokenizers` raises bare Exception, as for a token with a colon in it
+            raise UserError(f"{folder}: {error}") from error
     return str(engine.to_str()), roles
 
 
@@ -112,7 +118,7 @@ def _added(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) 
             return
         details = value if isinstance(value, dict) else {}
         flags = {name: bool(details.get(name)) for name in ("lstrip", "rstrip", "single_word")}
-        special = bool(details.get("special", special))
+        special = bool(details.get("special", special)) or token in roles.values()
         normalized = bool(details.get("normalized", not special))
         found[token] = (AddedToken(token, special=special, normalized=normalized, **flags), number)
 
@@ -125,8 +131,7 @@ def _added(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) 
     for token, number in _object(folder / "added_tokens.json").items():
         add(token, number, special=False)
     for name in ("additional_special_tokens", "extra_special_tokens"):
-        values = settings.get(name) or []
-        for value in values.values() if isinstance(values, dict) else values:
+        for value in _listed(settings, name):
             add(value, None, special=True)
     return list(found.values())
 
@@ -167,13 +172,20 @@ def _object(path: Path) -> dict[str, Any]:
 
 def _content(value: Any) -> str | None:
     token = value.get("content") if isinstance(value, dict) else value
-    return token if isinstance(token, str) and token else None
+    return token if isinstance(token, str) and token and not any("\ud800" <= c <= "\udfff" for c in token) else None
+
+
+def _listed(settings: Mapping[str, Any], name: str) -> list[Any]:
+    found = settings.get(name) or []
+    if not isinstance(found, (list, dict)):
+        raise UserError(f"{_CONFIG}: {name} must be a list of tokens, not {found!r}")
+    return list(found.values()) if isinstance(found, dict) else found
 
 
 def _count(settings: Mapping[str, Any], name: str, default: int) -> int:
     count = settings.get(name, default)
     if not isinstance(count, int) or not 0 <= count <= _GAP:
-        raise UserError(f"tokenizer_config.json: {name} must be a whole number from 0 to {_GAP:,}, not {count!r}")
+        raise UserError(f"{_CONFIG}: {name} must be a whole number from 0 to {_GAP:,}, not {count!r}")
     return count
 
 
@@ -199,13 +211,13 @@ def _albert_text(settings: Mapping[str, Any]) -> list[normalizers.Normalizer]:
 
 def _deberta_text(settings: Mapping[str, Any]) -> list[normalizers.Normalizer]:
     if settings.get("split_by_punct"):
-        raise UserError("tokenizer_config.json: split_by_punct is not known here for a vocabulary of SentencePiece")
+        raise UserError(f"{_CONFIG}: split_by_punct is not known here for a vocabulary of SentencePiece")
     return [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
 
 
 def _t5_pieces(pieces: Pieces, roles: dict[str, str], settings: Mapping[str, Any]) -> Pieces:
     """Sentinels behind the pieces, the first of them last."""
-    listed = [t for t in settings.get("additional_special_tokens") or [] if "<extra_id_" in str(_content(t))]
+    listed = [t for t in _listed(settings, "additional_special_tokens") if "<extra_id_" in str(_content(t))]
     count = _count(settings, "extra_ids", len(listed) or 100)
     known = {piece.text for piece in pieces.pieces}
     sentinels = [f"<extra_id_{number}>" for number in range(count - 1, -1, -1)]
@@ -220,7 +232,7 @@ def _pegasus_pieces(pieces: Pieces, roles: dict[str, str], settings: Mapping[str
         return pieces
     masks = (_content(settings.get("mask_token_sent", "<mask_1>")), roles.get("mask"))
     if None in masks or masks[0] == masks[1]:
-        raise UserError("tokenizer_config.json: PEGASUS has a mask_token and a mask_token_sent, or offset 0")
+        raise UserError(f"{_CONFIG}: PEGASUS has a mask_token and a mask_token_sent, or offset 0")
     front = [roles.get("pad"), roles.get("eos"), *masks, *(f"<unk_{number}>" for number in range(2, offset))]
     return replace(pieces, pieces=(*(Piece(str(token), 0.0, CONTROL) for token in front), *pieces.pieces[2:]))
 
