@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespun.baselines import baseline_report, majority
+from homespun.baselines import baseline_report, majority, text_features, tfidf, told_by_tfidf
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
 
@@ -80,3 +80,32 @@ def test_tfidf_on_news() -> None:
     report = baseline_report(*train, *test, Labels.collect(train[1]))
     assert report["tfidf"]["accuracy"] > 0.88  # a quarter of the rows; all of them give 0.917
     assert report["majority"]["accuracy"] < 0.3
+
+
+def test_of_pairs_what_both_have_is_seen() -> None:
+    generator = np.random.default_rng(1)
+    words = [word for several in WORDS.values() for word in several.split()]
+    first = [" ".join(generator.permutation(words)[:4]) for _ in range(157)]
+    alike = generator.random(157) < 0.5
+    second = [t if same else " ".join(generator.permutation(words)[:4]) for t, same in zip(first, alike, strict=True)]
+    labels, classes = Labels(("no", "yes")), alike.astype(np.int64)
+    sides = (second[:120], second[120:])
+    seen = tfidf(first[:120], classes[:120], first[120:], classes[120:], labels, seconds=sides).metrics["accuracy"]
+    joined = [f"{a} {b}" for a, b in zip(first, second, strict=True)]
+    unseen = tfidf(joined[:120], classes[:120], joined[120:], classes[120:], labels).metrics["accuracy"]
+    assert seen > 0.95 > unseen
+    features, others = text_features(first[:7], first[7:9], seconds=(second[:7], second[7:9]))
+    assert features.shape == (7, others.shape[1])
+    numbers = np.where(alike, 5.0, 1.0)
+    told = told_by_tfidf(first[:120], numbers[:120], first[120:], seconds=sides)
+    assert np.corrcoef(told, numbers[120:])[0, 1] > 0.9
+    assert told.min() >= 1
+    assert told.max() <= 5
+
+
+def test_pairs_without_a_word_are_refused_and_empty_sides_are_not() -> None:
+    with pytest.raises(UserError, match="hold no word"):
+        text_features(["", "."], ["a"], seconds=(["", "!"], ["a"]))
+    features, others = text_features(["a", ""], [""], seconds=(["a b", "b"], [""]))
+    assert np.isfinite(features.toarray()).all()
+    assert not others.toarray().any()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homespun.data.labelled import LabelledRows, Labels, read_labelled
+from homespun.data.labelled import LabelledRows, Labels, labelled_records, read_labelled
 from homespun.errors import UserError
 from homespun.text.tokenizer import Tokenizer
 
@@ -99,6 +99,16 @@ class TestRows:
         assert row.token_type_ids is not None
         assert row.token_type_ids.tolist() == [0] * (kept[0] + 2) + [1] * (kept[1] + 1)
 
+    def test_pairs_with_an_empty_side_are_known_and_segments_are_for_those_that_have_two(self) -> None:
+        made = rows(["a", "", " ", "a"], pairs=["bb", "bb", "", " "])
+        assert made.one_sided.tolist() == [False, True, True, True]
+        assert made.counts["one_sided"] == 3
+        assert made[1].input_ids.tolist() == [2, 3, 7, 3]
+        assert rows(["a"], pairs=["bb"], segments=False)[0].token_type_ids is None
+        alone = rows(["a", ""])
+        assert not alone.one_sided.any()
+        assert "one_sided" not in alone.counts
+
     def test_many_texts_are_compact_and_travel(self) -> None:
         many = rows([f"{'a ' * (i % 7)}" for i in range(20_011)])
         assert len(pickle.dumps(many)) < 40 * len(many)
@@ -122,6 +132,17 @@ class TestRows:
             LabelledRows(["a"], ["x", "y"], tokenizer, length=5, names=Labels(("x", "y")))
         with pytest.raises(ValueError, match="come together"):
             LabelledRows(["a"], ["x"], tokenizer, length=5)
+
+
+def test_records_come_with_their_label_and_place(tmp_path: Path) -> None:
+    found = list(labelled_records(write(tmp_path, [{"x": 1, "y": 2.0}, {"x": "a", "y": "b"}]), label="y"))
+    assert [(record["x"], label) for record, label, _ in found] == [(1, "2"), ("a", "b")]
+    assert found[1][2].startswith("row 2 of ")
+    with pytest.raises(UserError, match=r"row 1 of .* has no label in column 'y'"):
+        list(labelled_records(write(tmp_path, [{"y": " "}]), label="y"))
+    (tmp_path / "none.csv").write_text("x,y\n", encoding="utf-8")
+    with pytest.raises(UserError, match="holds no rows"):
+        list(labelled_records([str(tmp_path / "none.csv")], label="y"))
 
 
 def write(folder: Path, records: list[dict[str, Any]]) -> list[str]:

@@ -58,6 +58,7 @@ def test_two_classes_have_areas_under_curves() -> None:
     assert metrics["roc_auc"] == pytest.approx(3 / 4)  # of four pairs, only (0.4, 0.5) is in the wrong order
     assert metrics["pr_auc"] == pytest.approx((1 + 2 / 3) / 2)
     assert metrics["positive"] == "yes"
+    assert metrics["f1"] == metrics["per_class"]["yes"]["f1"] == pytest.approx(2 / 3)
     ranked = classification_metrics(labels, truth, truth, scores=probabilities * 7 - 3)
     assert ranked["roc_auc"] == metrics["roc_auc"]
     assert "log_loss" not in ranked

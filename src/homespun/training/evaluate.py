@@ -9,6 +9,7 @@
 | `macro_f1`, `weighted_f1` | mean F1 over the classes that occur or are predicted, each alike / by its rows |
 | `log_loss` | mean negative log probability of the right class, in nats; where there are probabilities |
 | `roc_auc`, `pr_auc`, `positive` | two classes only: areas under the ROC curve and precision-recall curve (average precision) of the class `positive`, the second; `None` where one class does not occur |
+| `f1` | two classes only: F1 of the second |
 | `per_class` | `{name: {precision, recall, f1, support}}` |
 | `confusion` | `{labels, counts, percent}`: rows are the truth, columns the prediction, percent of each row |
 
@@ -85,6 +86,8 @@ def classification_metrics(
         metrics["roc_auc"] = float(roc_auc_score(truth, ranking[:, 1])) if both else None
         metrics["pr_auc"] = float(average_precision_score(truth, ranking[:, 1])) if both else None
     columns = precision_recall_fscore_support(truth, predicted, labels=numbers, average=None, zero_division=0.0)
+    if len(labels) == 2 and not labels.multi_label:
+        metrics["f1"] = float(columns[2][1])
     metrics["per_class"] = {
         name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
         for name, precision, recall, f1, support in zip(labels.names, *columns, strict=True)
