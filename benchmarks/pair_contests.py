@@ -82,6 +82,7 @@ def _trained(
     # the classes of transformers tell of no types
     automatic: Any = transformers.AutoModelForSequenceClassification
     tokens: Any = transformers.AutoTokenizer
+    linear: Any = transformers.get_linear_schedule_with_warmup
     tokenizer = tokens.from_pretrained(str(model))
     network = automatic.from_pretrained(str(model), num_labels=num_labels)
     network.bert.pooler.dense.reset_parameters()  # a new head, as ours
@@ -108,7 +109,7 @@ def _trained(
         {"params": plain, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, eps=training.eps)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(training.warmup * steps), steps)
+    schedule = linear(optimizer, round(training.warmup * steps), steps)
     network.train()
     done = 0
     while done < steps:

@@ -281,17 +281,14 @@ def labelled_records(
     """Every record of ``inputs`` with its one label, and where it stands, in words.
 
     Raises:
-        UserError: no such column, a record without a label, no records.
+        UserError: no such column, or a record without a label.
     """
-    where = ""
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         where = f"row {number} of {', '.join(inputs)}"
         name = _label(field_of(record, label, where=where))
         if not name:
             raise UserError(f"{where} has no label in column {label!r}; give it one, or leave the row out")
         yield record, name, where
-    if not where:
-        raise UserError(f"{', '.join(inputs)} holds no rows; give a file with labelled rows")
 
 
 def text_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) -> str:
