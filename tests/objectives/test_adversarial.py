@@ -20,6 +20,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import LinearHeadConfig
 from homespun.objectives import adversarial
 from homespun.objectives.adversarial import PlainAdversarial, Sift, squared_error, symmetric_kl, symmetric_kl_of_each
+from homespun.objectives.numbers import NumbersCollate, Regression
 from homespun.objectives.supervised import Classification
 
 LABELS = Labels(("a", "b", "c"))
@@ -221,3 +222,25 @@ def test_an_infinite_gradient_takes_no_step() -> None:
 def test_a_frozen_encoder_is_refused() -> None:
     with pytest.raises(ValidationError, match="a frozen one stays as it is"):
         Classification(frozen=True, adversarial=Sift())
+
+
+def test_a_regression_is_perturbed_in_units_of_its_spread() -> None:
+    """Numbers a hundred times as large are learned alike."""
+    model = ModelConfig(
+        backbone=EncoderConfig(vocab_size=53, hidden_size=28, num_hidden_layers=1, intermediate_size=17)
+    )
+    config = Regression(head=LinearHeadConfig(dropout=0.0), adversarial=Sift())
+    found = []
+    for scale in (1.0, 100.0):
+        numbers = scale * np.array([1.0, 2.0, 4.0, 3.0, 5.0])
+        torch.manual_seed(1)
+        objective = config.around(config.build(model.build(), model, numbers)).train()
+        rows = [Row(np.arange(5, 11 + 2 * place), label=float(number)) for place, number in enumerate(numbers)]
+        batch = config.counting(NumbersCollate(0, "absolute_error"))(rows, [])
+        terms = objective(batch).terms
+        assert batch.targets["adversarial"] == terms["adversarial"].count == 5
+        found.append(terms["adversarial"].sum.item())
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+    assert found[0] > 0
+    with pytest.raises(ValidationError, match="a frozen one stays as it is"):
+        Regression(frozen=True, adversarial=Sift())

@@ -115,6 +115,19 @@ class PlainAdversarial(Config):
 Adversary = Annotated[Sift | PlainAdversarial, Field(discriminator="kind")]
 
 
+def check_not_frozen(adversary: Sift | PlainAdversarial | None, *, frozen: bool) -> None:
+    """Refuse a frozen encoder.
+
+    Raises:
+        ValueError: it could not become steadier.
+    """
+    if adversary is not None and frozen:
+        raise ValueError(
+            "adversarial makes the encoder steady, and a frozen one stays as it is; set frozen=false, or leave "
+            "adversarial out"
+        )
+
+
 class AdversarialObjective(nn.Module):
     """An objective with the term ``adversarial`` beside its own, while it is trained.
 

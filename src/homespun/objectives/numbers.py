@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch, Draw, Loss, Term
 from homespun.config import Config
+from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
@@ -30,6 +31,8 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.last_layers import LastLayersHeadConfig, LayerCount
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
+from homespun.objectives.adversarial import TERM, AdversarialObjective, Adversary, check_not_frozen, squared_error
+from homespun.objectives.answer import Answer, Counted
 
 Outside = Literal["refuse", "leave_out"]
 _OUTSIDE = "a number outside: refuse says which and stops; leave_out counts it, and neither learns nor measures it"
@@ -51,9 +54,11 @@ class Regression(Config):
         default=None, description="the least and the greatest number there can be; what is told lies within it too"
     )
     outside: Annotated[Outside, Field(description=_OUTSIDE)] = "refuse"
+    adversarial: Adversary | None = Field(default=None, description="texts are perturbed besides (SiFT)")
 
     @model_validator(mode="after")
-    def _from_low_to_high(self) -> Regression:
+    def _makes_sense(self) -> Regression:
+        check_not_frozen(self.adversarial, frozen=self.frozen)
         if self.range is not None and not self.range[0] < self.range[1]:
             raise ValueError(f"range is the least and the greatest number, not {list(self.range)}")
         return self
@@ -68,6 +73,18 @@ class Regression(Config):
         """
         plain, config = _stand(self.head, model, config, last_layers=self.last_layers, long_inputs=long_inputs)
         return NumbersObjective(model, Scaled.of(targets, plain), config, frozen=self.frozen)
+
+    def around(self, objective: NumbersObjective) -> Any:
+        """What `build` gave, with an adversary where there is one."""
+        if self.adversarial is None:
+            return objective
+        head = objective.model.head
+        assert isinstance(head, Scaled)
+        return AdversarialObjective(objective, self.adversarial, head.apart)
+
+    def counting(self, collate: Collate) -> Collate:
+        """A collate that counts what `around` adds."""
+        return collate if self.adversarial is None else Counted(collate, {TERM: self.adversarial.like})
 
 
 class Ratings(Config):
@@ -230,6 +247,10 @@ class Scaled(nn.Module):
         errors = told.squeeze(1) - truth
         return (errors / self.spread).square(), errors.detach().abs()
 
+    def apart(self, told: Tensor, clean: Tensor) -> Tensor:
+        """(texts, 1) of each -> (texts,) squared differences in units of the spread."""
+        return squared_error(told / self.spread, clean / self.spread)
+
     def loss_of(self, metrics: Mapping[str, Any]) -> float:
         """The mean squared error in units of the spread."""
         return float(metrics["squared_error"]) / float(self.spread) ** 2
@@ -358,18 +379,30 @@ class NumbersObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         """Terms ``loss`` (weight 1) and `measured` (weight 0)."""
+        return self.answer(batch).loss
+
+    def logits(self, batch: Batch) -> Tensor:
+        """(texts, 1) numbers, or (texts, levels - 1) logits."""
+        return self._told(self.model.read(batch.input_ids, batch.context), batch)
+
+    def _told(self, hidden: Tensor, batch: Batch) -> Tensor:
+        told: Tensor = self._head(hidden, batch.attention_mask, batch.chunks)
+        return told
+
+    def answer(self, batch: Batch) -> Answer:
+        """The loss, and what it is made of."""
         if batch.labels is None:
             raise ValueError("numbers are learned from a batch with labels")
-        told = self.model(batch.input_ids, **batch.context, chunks=batch.chunks)
+        hidden = self.model.read(batch.input_ids, batch.context)
+        told = self._told(hidden, batch)
         head = self._head
         loss, measured = head.terms(told, batch.labels)
         weights = torch.ones_like(loss) if self.weights is None else self.weights[batch.labels.long()]
-        return Loss(
-            {
-                "loss": Term((weights * loss).sum(), weights.sum()),
-                head.measured: Term(measured.sum(), len(measured), weight=0.0),
-            }
-        )
+        terms = {
+            "loss": Term((weights * loss).sum(), weights.sum()),
+            head.measured: Term(measured.sum(), len(measured), weight=0.0),
+        }
+        return Answer(hidden, told, Loss(terms))
 
     @property
     def _head(self) -> Scaled | Cumulative:

@@ -28,7 +28,13 @@ from homespun.models.last_layers import LastLayersHeadConfig, LayerCount
 from homespun.models.remembered import Remembered
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives import adversarial
-from homespun.objectives.adversarial import AdversarialObjective, Adversary, symmetric_kl, symmetric_kl_of_each
+from homespun.objectives.adversarial import (
+    AdversarialObjective,
+    Adversary,
+    check_not_frozen,
+    symmetric_kl,
+    symmetric_kl_of_each,
+)
 from homespun.objectives.answer import Answer, Answering, Counted
 from homespun.objectives.auxiliary import TERM, AuxiliaryLM, WithNextTokens
 from homespun.objectives.distill import LabelTeacher
@@ -68,11 +74,7 @@ class Classification(Config):
 
     @model_validator(mode="after")
     def _reaches_the_embeddings(self) -> Classification:
-        if self.adversarial is not None and self.frozen:
-            raise ValueError(
-                "adversarial makes the encoder steady, and a frozen one stays as it is; set frozen=false, or leave "
-                "adversarial out"
-            )
+        check_not_frozen(self.adversarial, frozen=self.frozen)
         if self.teacher is not None and self.teacher.cosine and self.last_layers > 1:
             raise ValueError("teacher.cosine compares last layers; set last_layers=1, or teacher.cosine=0")
         return self

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from homespun.baselines import told_by_tfidf
 from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.loader import Collate
 from homespun.data.numbers import NumberedRows, numbers_of
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
@@ -27,7 +28,14 @@ from homespun.jobs.tasks.texts import (
 )
 from homespun.models.backbone import Model
 from homespun.models.store import Stored
-from homespun.objectives.numbers import NumbersCollate, NumbersObjective, Ratings, Regression, rating_probabilities
+from homespun.objectives.numbers import (
+    Cumulative,
+    NumbersCollate,
+    Ratings,
+    Regression,
+    Scaled,
+    rating_probabilities,
+)
 from homespun.training.evaluate import Metrics
 from homespun.training.numbers import rating_metrics, regression_metrics
 from homespun.training.validation import Evaluation
@@ -98,7 +106,8 @@ class RegressionTask:
         known = training.numbers[~_left_out(training)]
         _check_some(known)
         module = objective.build(copy.deepcopy(stored.model), stored.config, known, long_inputs=self.data.long_inputs)
-        return _lesson(module, training, NumbersCollate(stored.tokenizer.pad_id, "absolute_error"))
+        collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, "absolute_error"))
+        return _lesson(objective.around(module), training, collate)
 
     def validate(self, lesson: Lesson, rows: NumberedRows, *, batch_size: int) -> Evaluation:
         """The squared error, in units of the training's spread, and the metrics."""
@@ -332,13 +341,14 @@ def _check_some(known: NDArray[Any]) -> None:
         raise UserError("there is no row with a number within its range; is data.label the right column?")
 
 
-def _lesson(module: NumbersObjective, training: NumberedRows, collate: NumbersCollate) -> Lesson:
+def _lesson(module: Any, training: NumberedRows, collate: Collate) -> Lesson:
     return Lesson(module, module.model, whole_pairs(training, _left_out(training)), collate, module.product)
 
 
 def _evaluation(lesson: Lesson, metrics: Metrics) -> Evaluation:
-    assert isinstance(lesson.objective, NumbersObjective)
-    loss = lesson.objective.loss_of(metrics)
+    head = lesson.model.head
+    assert isinstance(head, Scaled | Cumulative)
+    loss = head.loss_of(metrics)
     plain = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
     return Evaluation(loss, {"loss": loss}, plain)
 
