@@ -46,11 +46,11 @@ def show_alignment(
         raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
     stored = open_model(run)
     attention = _attention(stored, run)
-    written = None
+    read, written = _ids(stored, source, "--source"), None
     if target is None:
         (texts,) = TextGenerator(stored).write([source], max_new_tokens=_MOST)
         target = written = texts[0].text
-    read, told = _ids(stored, source, "--source"), _ids(stored, target, "--target")
+    told = _ids(stored, target, "--target")
     weights = _weights(stored, attention, read, told)
     spelled = [_spelled(stored.tokenizer, ids) for ids in (read, told)]
     if path is not None:
