@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from homespun.data.labelled import LabelledRows, Labels
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Rows
+from homespun.inference.decision import PLAIN, Decision
 from homespun.models.backbone import Model
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.evaluate import classify
-from homespun.training.thresholds import PLAIN, Decision
 
 _CHUNK = 4096  # texts sorted by length together: enough that hardly anything is padded, few enough to stream
 
@@ -78,15 +77,11 @@ class Predictor:
         likeliest = int(row.argmax())
         several = self.labels.multi_label
         return Prediction(
-            label=self.labels.decode(self._several(row) if several else likeliest),
+            label=self.labels.decode(self.decision.several(row) if several else likeliest),
             probability=None if several else float(row[likeliest]),
             probabilities=dict(zip(self.labels.names, row.tolist(), strict=True)),
             truncated=truncated,
         )
-
-    def _several(self, row: NDArray[np.float64]) -> NDArray[np.int64]:
-        several: NDArray[np.int64] = classify(row[None], self.labels, self.decision.thresholds)[0]
-        return several
 
 
 def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 32) -> NDArray[np.float32]:

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypedDict, Unpack
+from typing import Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
+from homespun.models.context import Context
 from homespun.models.embeddings import Embeddings
 from homespun.models.generation.settings import GenerationArguments, SpecialTokens
 from homespun.models.prophet import PredictingStreams
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
 from homespun.nn.residual import Streams
-
-
-class Context(TypedDict, total=False):
-    """What an encoder may be given beside ``input_ids``."""
-
-    attention_mask: Tensor | None
-    """(batch, seq); nonzero takes part."""
-    token_type_ids: Tensor | None
-    """(batch, seq) int64 segments."""
-    position_ids: Tensor | None
-    """(batch, seq) int64; counted from 0 where not given."""
-    documents: Tensor | None
-    """(batch, seq) int64; tokens see those of the same number only."""
-    global_attention_mask: Tensor | None
-    """(batch, seq); nonzero sees all and is seen by all, where the attention has such tokens."""
 
 
 class Encoder(nn.Module):

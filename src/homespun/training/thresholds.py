@@ -1,4 +1,4 @@
-"""What a classifier's probabilities come to: their temperature, and from which probability on a text has a label.
+"""From which probability on a text has a label, where it may have several.
 
 Of several labels a text, one half is seldom the best place to cut: a rare label's probabilities hardly get there. The
 place is found on examples that the model was not trained on, and kept only where it holds for examples that it was not
@@ -8,31 +8,16 @@ found on either (`held_up`): with few examples the best cut is that of chance (L
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
-
-from homespun.config import Config
 
 Average = Literal["micro_f1", "macro_f1"]
 Probabilities = NDArray[np.float64]
 Truth = NDArray[np.int64]
 _FOLDS = 5
 _HALF = 0.5
-
-
-class Decision(Config):
-    """How the logits of a classifier are read; stored with the model."""
-
-    temperature: float = Field(default=1.0, gt=0, description="logits are divided by it")
-    thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = Field(
-        default=None, description="of several labels a text: each label's least probability; one half where not given"
-    )
-
-
-PLAIN = Decision()
 
 
 def best_threshold(probabilities: Probabilities, truth: Truth) -> float:

@@ -16,6 +16,7 @@ from homespun.config import Config, validate
 from homespun.data.labelled import LabelledRows, Labels, read_labelled, text_of
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
+from homespun.inference.decision import PLAIN, Decision
 from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.jobs.tasks.files import files_of, paths
 from homespun.jobs.tasks.numbers import RatingsTask, RegressionTask
@@ -38,7 +39,6 @@ from homespun.models.store import Stored
 from homespun.objectives.supervised import Classification
 from homespun.training.calibration import calibration, row_losses
 from homespun.training.evaluate import classification_metrics, classify
-from homespun.training.thresholds import PLAIN, Decision
 from homespun.training.validation import Evaluation
 
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
+from homespun.inference.decision import Decision
 from homespun.training.calibration import row_losses, temperature_that_holds
-from homespun.training.thresholds import Average, Decision, f1, find_thresholds, held_up_f1
+from homespun.training.thresholds import Average, f1, find_thresholds, held_up_f1
 
 
 class Tuning(Config):

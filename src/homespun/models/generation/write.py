@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from homespun.errors import UserError
-from homespun.models.backbone import Context, Encoder, EncoderDecoder, Model
+from homespun.models.backbone import Encoder, EncoderDecoder, Model
+from homespun.models.context import Context
 from homespun.models.generation.scores import uniforms
 from homespun.models.generation.search import Beams, Ends, Task, one_by_one
 from homespun.models.generation.settings import GenerationConfig
