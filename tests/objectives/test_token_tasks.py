@@ -1,0 +1,182 @@
+"""Tags and answers as objectives: their losses by hand, padding, frozen encoders, and the spans that are best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from homespun.batch import Draw
+from homespun.data.labelled import Labels
+from homespun.data.questions import Question, QuestionRows
+from homespun.data.rows import Row
+from homespun.data.tagged import NONE
+from homespun.inference.answers import find_answers
+from homespun.models.backbone import Model
+from homespun.models.config import ModelConfig
+from homespun.objectives.span_answers import SpanAnswers, question_batch
+from homespun.objectives.tagging import Tagging
+from homespun.text.tokenizer import Tokenizer
+
+SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 23}
+LABELS = Labels(("B-X", "I-X", "O"))
+
+
+def base(**changes: Any) -> tuple[Model, ModelConfig]:
+    torch.manual_seed(3)
+    tree: dict[str, Any] = SIZES | {"vocab_size": 61, "max_position_embeddings": 64, "type_vocab_size": 2}
+    config = ModelConfig.model_validate({"backbone": tree | changes})
+    return config.build(), config
+
+
+def draws(rows: list[Row]) -> list[Draw]:
+    return [Draw(0, 0, index) for index in range(len(rows))]
+
+
+def tagged(*labels: list[int]) -> list[Row]:
+    generator = np.random.default_rng(1)
+    return [Row(generator.integers(5, 61, len(label)), label=np.array(label, dtype=np.int64)) for label in labels]
+
+
+class TestTagging:
+    rows = tagged(
+        [NONE, 2, 0, NONE, 1, NONE], [NONE, 0, NONE], [NONE, NONE, NONE, NONE], [NONE, 1, 1, 2, 2, 0, 2, NONE]
+    )
+
+    @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 3.0)])
+    def test_the_loss_is_the_mean_over_labelled_tokens(self, weights: tuple[float, ...] | None) -> None:
+        objective = Tagging().build(*base(), LABELS, weights=weights).eval()
+        batch = Tagging().collate(0, weights=weights)(self.rows, draws(self.rows))
+        loss = objective(batch)
+        logits = objective.model(batch.input_ids, **batch.context)
+        table = torch.full(batch.input_ids.shape, NONE)
+        for index, row in enumerate(self.rows):
+            assert isinstance(row.label, np.ndarray)
+            table[index, : len(row.label)] = torch.from_numpy(row.label)
+        given = None if weights is None else torch.tensor(weights)
+        expected = F.cross_entropy(logits.flatten(0, 1), table.flatten(), weight=given, ignore_index=NONE)
+        torch.testing.assert_close(loss.total(), expected)
+        torch.testing.assert_close(loss.total(batch.targets), expected)
+        assert batch.targets["accuracy"] == 10.0
+
+    def test_rows_without_labels_are_no_trouble(self) -> None:
+        objective = Tagging().build(*base(), LABELS)
+        batch = Tagging().collate(0)(self.rows[2:3], draws(self.rows[2:3]))
+        assert float(objective(batch).total().detach()) == 0.0
+
+    def test_alone_as_in_a_batch(self) -> None:
+        objective = Tagging().build(*base(), LABELS).eval()
+        collate = Tagging().collate(0)
+        whole = objective(collate(self.rows, draws(self.rows))).terms["loss"].sum
+        alone = [objective(collate([row], draws([row]))).terms["loss"].sum for row in self.rows]
+        torch.testing.assert_close(torch.stack(alone).sum(), whole)
+
+    def test_a_frozen_encoder_learns_nothing(self) -> None:
+        objective = Tagging(frozen=True).build(*base(), LABELS).train()
+        objective(Tagging().collate(0)(self.rows, draws(self.rows))).total().backward()
+        assert all(p.grad is None for p in objective.model.backbone.parameters())
+        assert not objective.model.backbone.training
+        assert all(p.grad is not None for p in objective.model.head.parameters())  # type: ignore[union-attr]
+
+    def test_balanced_weights(self) -> None:
+        targets = np.array([0, 0, 1, 2, 2, 2])
+        assert Tagging(class_weights="balanced").weights(LABELS, targets) == pytest.approx((1.0, 2.0, 2 / 3))
+
+
+def questions(tokenizer: Tokenizer) -> QuestionRows:
+    long = "the old quay and the new harbour of the old harbour quay " * 3
+    asked = (
+        Question("which quay", long, ("old",), ((4, 7),)),
+        Question("old", "the quay of the harbour", ("harbour",), ((16, 23),)),
+        Question("new harbour", "of the new old"),
+    )
+    return QuestionRows(asked, tokenizer, length=23, stride=5, question_length=5)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    text = "the old quay and the new harbour of which"
+    return Tokenizer.train([text] * 3, kind="wordpiece", vocab_size=45)
+
+
+class TestAnswers:
+    def test_the_loss_is_that_of_both_ends(self, tokenizer: Tokenizer) -> None:
+        rows = questions(tokenizer)
+        objective = SpanAnswers().build(*base()).eval()
+        whole = [rows[index] for index in range(len(rows))]
+        batch = SpanAnswers().collate(tokenizer.pad_id)(whole, draws(whole))
+        alone = []
+        for row in whole:
+            ids, types = (torch.from_numpy(array)[None] for array in (row.input_ids, row.token_type_ids))
+            logits = objective.model(ids, token_type_ids=types)[0]  # no padding there
+            label = torch.from_numpy(np.asarray(row.label))
+            alone.append(F.cross_entropy(logits.T, label))
+        torch.testing.assert_close(objective(batch).total(), torch.stack(alone).mean())
+
+    def test_the_question_sees_all(self, tokenizer: Tokenizer) -> None:
+        rows = questions(tokenizer)
+        batch = question_batch([rows[0], rows[len(rows) - 1]], tokenizer.pad_id)
+        assert batch.global_attention_mask is not None
+        counts = batch.global_attention_mask.sum(dim=1).tolist()
+        assert counts == [rows.windows[0].place, rows.windows[-1].place]
+        assert batch.global_attention_mask[:, : min(counts)].all()
+
+    @pytest.mark.parametrize("no_answer", [False, True])
+    def test_the_best_spans_are_the_best(self, tokenizer: Tokenizer, no_answer: bool) -> None:
+        rows = questions(tokenizer)
+        model = SpanAnswers().build(*base()).model.eval()
+        told = find_answers(
+            model,
+            rows,
+            n_best=7,
+            max_answer_length=3,
+            no_answer=no_answer,
+            null_threshold=0.0,
+            pad_id=tokenizer.pad_id,
+            batch_size=3,
+        )
+        for number, question in enumerate(rows.questions):
+            best: dict[tuple[int, int], float] = {}
+            none = np.inf
+            for index, window in enumerate(rows.windows):
+                if window.question != number:
+                    continue
+                ids, types = (torch.from_numpy(a)[None] for a in (rows[index].input_ids, rows[index].token_type_ids))
+                with torch.no_grad():
+                    logits = model(ids, token_type_ids=types)[0].double().numpy()
+                none = min(none, logits[0].sum())
+                offsets = rows.offsets(window)
+                for first in range(window.tokens):
+                    for last in range(first, min(first + 3, window.tokens)):
+                        span = (int(offsets[first, 0]), int(offsets[last, 1]))
+                        score = logits[window.place + first, 0] + logits[window.place + last, 1]
+                        best[span] = max(score, best.get(span, -np.inf))
+            expected = sorted(best.items(), key=lambda item: -item[1])[:7]
+            spans = [one for one in told[number] if not one.is_none]
+            assert [one.score for one in spans] == pytest.approx([score for _, score in expected], abs=1e-5)
+            assert all(question.context[one.start : one.end] == one.text for one in spans)
+            assert sum(one.probability for one in told[number]) == pytest.approx(1)
+            assert sum(one.is_none for one in told[number]) == no_answer
+            if no_answer:
+                assert told[number][0].is_none == (none > expected[0][1])
+
+    def test_a_model_that_answers_goes_on(self) -> None:
+        first = SpanAnswers().build(*base())
+        again = SpanAnswers().build(*first.product())
+        assert again.model.head is first.model.head
+
+    def test_far_tokens_see_the_question(self, tokenizer: Tokenizer) -> None:
+        rows = questions(tokenizer)
+        sparse = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 1}], "everywhere": {"first": 1}}
+        objective = SpanAnswers().build(*base(attention=sparse, num_hidden_layers=1)).eval()
+        given = question_batch([rows[0]], tokenizer.pad_id)
+        other = given.input_ids.clone()
+        other[0, 1] += 1  # a token of the question
+        with torch.no_grad():
+            told, changed = (objective.model(ids, **given.context)[0, -3:] for ids in (given.input_ids, other))
+            plain, same = (objective.model(ids)[0, -3:] for ids in (given.input_ids, other))
+        assert (told - changed).abs().max() > 1e-6
+        torch.testing.assert_close(plain, same)
