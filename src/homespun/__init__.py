@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from homespun.jobs.pretrain import pretrain
     from homespun.jobs.recipe import finetune_recipe, pretrain_recipe
     from homespun.jobs.use import evaluate, predict
+    from homespun.jobs.vectors import train_vectors, vectors_config
     from homespun.report.page import write_report
+    from homespun.vectors.store import open_vectors, save_vectors
 
 __version__ = "0.1.0"
 
@@ -30,12 +32,16 @@ _WHERE = {
     "finetune_recipe": "homespun.jobs.recipe",
     "load": "homespun.hf.open",
     "make_corpus": "homespun.jobs.prepare",
+    "open_vectors": "homespun.vectors.store",
     "predict": "homespun.jobs.use",
     "pretrain": "homespun.jobs.pretrain",
     "pretrain_recipe": "homespun.jobs.recipe",
     "reading": "homespun.jobs.prepare",
     "run_comparison": "homespun.compare.run",
+    "save_vectors": "homespun.vectors.store",
     "train_tokenizer": "homespun.jobs.prepare",
+    "train_vectors": "homespun.jobs.vectors",
+    "vectors_config": "homespun.jobs.vectors",
     "write_report": "homespun.report.page",
 }
 
@@ -47,12 +53,16 @@ __all__ = [
     "finetune_recipe",
     "load",
     "make_corpus",
+    "open_vectors",
     "predict",
     "pretrain",
     "pretrain_recipe",
     "reading",
     "run_comparison",
+    "save_vectors",
     "train_tokenizer",
+    "train_vectors",
+    "vectors_config",
     "write_report",
 ]
 

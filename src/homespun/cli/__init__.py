@@ -14,7 +14,19 @@ from homespun.cli.compare import baselines, compare, measure
 from homespun.cli.convert import convert, export
 from homespun.cli.distill import distill_app
 from homespun.cli.generate import generate, summarize
-from homespun.cli.options import Columns, Encoding, Input, Json, Out, Overrides, Resume, parts, tell, tell_run
+from homespun.cli.options import (
+    Columns,
+    Encoding,
+    Input,
+    Json,
+    Out,
+    Overrides,
+    Resume,
+    StartingVectors,
+    parts,
+    tell,
+    tell_run,
+)
 from homespun.cli.plan import plan
 from homespun.cli.prompt import prompt
 from homespun.cli.recipes import recipes_app
@@ -59,6 +71,7 @@ def pretrain(
     generator: Annotated[
         str | None, typer.Option("--generator", help="Beside --from: the generator of objective electra.")
     ] = None,
+    vectors: StartingVectors = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
@@ -76,6 +89,7 @@ def pretrain(
             start_from=start_from,
             changes=changes,
             generator=generator,
+            vectors=vectors,
             resume=resume,
             display=display,
         )
@@ -88,6 +102,7 @@ def finetune(
     overrides: Overrides = None,
     start_from: Annotated[str | None, typer.Option("--from", help="Run or model to start from.")] = None,
     out: Out = Path("runs/finetune"),
+    vectors: StartingVectors = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
@@ -100,7 +115,7 @@ def finetune(
         raise UserError("give --from: a run, a model folder, or a Hugging Face folder or hub name to start from")
     loaded = finetune_recipe(recipe, overrides or ())
     with Display(json=as_json) as display:
-        result = job(loaded, out, start_from=start_from, resume=resume, display=display)
+        result = job(loaded, out, start_from=start_from, vectors=vectors, resume=resume, display=display)
     tell_run(result, out, as_json)
 
 

@@ -34,6 +34,8 @@ from homespun.training.devices import Place
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
+from homespun.vectors.starting import begin_embeddings
+from homespun.vectors.store import open_vectors
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ def pretrain(
     start_from: str | None = None,
     changes: Mapping[str, Any] | None = None,
     generator: str | None = None,
+    vectors: str | Path | None = None,
     resume: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
@@ -59,6 +62,8 @@ def pretrain(
         changes: to that backbone: what `homespun.models.stretch.CHANGEABLE` names, such as
             ``{"max_position_embeddings": 4096}``. How far its outputs moved is in the result's ``adaptation``.
         generator: the same for the generator of objective electra, which is fresh where none is given.
+        vectors: word vectors that the embeddings begin with, see `homespun.vectors.starting.begin_embeddings`; how
+            many tokens have one is in the result's ``vectors``.
         resume: go on with the run in ``out``.
         display: where progress is shown; nowhere by default.
 
@@ -71,6 +76,9 @@ def pretrain(
     corpus = Corpus.open(recipe.data.corpus)
     tokenizer = corpus.tokenizer
     begin = None
+    if vectors is not None and start_from is not None:
+        raise UserError("--from brings embeddings of its own; give it or --vectors, not both")
+    opened = None if vectors is None else open_vectors(vectors)
     if start_from is not None:
         begin = start(start_from, tokenizer, corpus=recipe.data.corpus, changes=changes, generator=generator)
     elif changes or generator is not None:
@@ -84,6 +92,7 @@ def pretrain(
     build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
     config, planned = within_memory(recipe.train, lambda: pretraining_work(recipe, corpus, begin), display)
     objective: Any = build()
+    begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)
     place = Place.here()
     if isinstance(recipe.objective, StreamedCausalLM) and place.world_size > 1:
@@ -150,6 +159,8 @@ def pretrain(
     }
     if adaptation is not None:
         result |= {"adaptation": adaptation}
+    if begun is not None:
+        result |= {"vectors": begun.told()}
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result

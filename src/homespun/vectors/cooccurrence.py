@@ -21,9 +21,9 @@ from scipy.sparse import coo_matrix
 
 from homespun.vectors.words import Told, WordFile
 
-PAIRS = 4_000_000  # sorted at a time, by each thread: 100 MB
-RUN = 16_000_000  # different pairs held before they go to disk: 190 MB, and as much again while they are summed
-MERGED = 8_000_000  # of all runs together, merged at a time
+PAIRS = 2_000_000  # sorted at a time, by each thread
+RUN = 8_000_000  # different pairs held before they go to disk
+MERGED = 4_000_000  # of all runs together, merged at a time
 CELLS = 6_000_000  # of a block, which is read whole
 BLOCKS = 16  # at the least
 
