@@ -52,13 +52,13 @@ def show_alignment(
         target = written = texts[0].text
     told = _ids(stored, target, "--target")
     weights = _weights(stored, attention, read, told)
-    spelled = [_spelled(stored.tokenizer, ids) for ids in (read, told)]
+    tokens, words = _spelled(stored.tokenizer, read), _spelled(stored.tokenizer, told)
     if path is not None:
-        plot = draw_alignment(*spelled, weights.numpy())
+        plot = draw_alignment(tokens, words, weights.numpy())
         _write(path, plot.svg if path.suffix == ".svg" else plot.png)
     return {
-        "source": spelled[0],
-        "target": spelled[1],
+        "source": tokens,
+        "target": words,
         "alignment": [[round(weight, 6) for weight in row] for row in weights.tolist()],
         "written": written,
         "out": None if path is None else str(path),

@@ -149,7 +149,7 @@ class StreamedObjective(nn.Module):
         assert isinstance(head, CausalLMHead)
         cache = Cache()
         if batch.pieces is not None:
-            states = iter(self._begin(*batch.pieces.unbind(1)).split(self._sizes, dim=1))
+            states = iter(torch.split_with_sizes(self._begin(*batch.pieces.unbind(1)), self._sizes, dim=1))
             for layer in self._layers:
                 cache.keep_state(layer, tuple(next(states) for _ in range(layer.states)))
         hidden = backbone.decode(batch.input_ids, attention_mask=batch.attention_mask, cache=cache)
