@@ -231,7 +231,8 @@ def _fit(network: Any, rows: Sequence[Any], loss: Callable[[Sequence[Any]], torc
         {"params": [p for p in network.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, eps=training.eps)
-    schedule = transformers.get_linear_schedule_with_warmup(optimizer, round(training.warmup * steps), steps)
+    linear: Any = transformers.get_linear_schedule_with_warmup
+    schedule = linear(optimizer, round(training.warmup * steps), steps)
     network.train()
     done = 0
     while done < steps:
