@@ -44,7 +44,7 @@ def find_thresholds(
     ``global`` is one for all. The best of each label by itself is the best macro F1; for micro F1 the labels are gone
     through, each with the others as they stand, until none moves (Fan and Lin 2007).
     """
-    labels = probabilities.shape[1]
+    labels = int(probabilities.shape[1])
     if scope == "global":
         if average == "micro_f1":
             return (best_threshold(probabilities.ravel(), truth.ravel()),) * labels
