@@ -106,8 +106,8 @@ class SentenceWindows:
     A row is ``[CLS] sentence [SEP] sentence [SEP] ...``; with ``vector=first``, every sentence has a [CLS] of its own
     before it (Liu & Lapata 2019, BERTSUM). ``row.sentence_ends`` is where each ends, its [SEP] included, and
     ``row.label`` (sentences,) its class, 0 where classes are not known, or `CONTEXT`. A document that is longer than a
-    row goes on in the next, after as many of the sentences before as ``context`` of the length has room for. A sentence longer than
-    the room is cut.
+    row goes on in the next, after as many of the sentences before as ``context`` of the length has room for. A sentence
+    longer than the room is cut.
 
     Args:
         documents: the documents; those without a sentence have no row.
