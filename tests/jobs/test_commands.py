@@ -31,6 +31,9 @@ def test_a_run_directory_holds_what_it_promises(world: World) -> None:
     assert result["measured_on"] == "test"
     assert all(isinstance(result[name], int) for name in ("steps", "tokens", "peak_bytes", "parameters"))
     assert result["test"]["rows"] == 61
+    of_test = [row for row in result["lengths"] if row["split"] == "test"]
+    assert [row["class"] for row in of_test] == [None, *result["labels"]]
+    assert of_test[0]["count"] == 61 == sum(row["count"] for row in of_test[1:])
     assert {"majority", "tfidf"} <= result["baselines"].keys()
     assert result["test"]["accuracy"] > result["baselines"]["majority"]["accuracy"] + 0.2
 

@@ -15,6 +15,7 @@ from homespun.data.loader import Loader
 from homespun.hf.export import export_beside
 from homespun.hf.open import open_model
 from homespun.jobs.doubts import most_wrong, shared, told_of, warning
+from homespun.jobs.lengths import task_lengths
 from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.result import summarise, watch
@@ -108,6 +109,7 @@ def finetune(
         "tuning": best.get("tuning", {}),
         "overlap": told_of(found, task, largest, folders),
         "most_wrong": best.get("most_wrong", []),
+        "lengths": task_lengths(task, stored.tokenizer, {"train": everything} | ({"test": test} if test else {})),
         "seconds_all": sum(result["summary"]["seconds"] or 0.0 for result in results),
     }
     if len(trials) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,10 @@ import numpy as np
 from homespun.data.corpus import Corpus
 from homespun.data.lengths import length_statistics
 from homespun.jobs.prepare import reading
+from homespun.jobs.tasks.task import Task
 from homespun.text.tokenizer import Tokenizer
+
+_CHUNK = 1024  # texts encoded at a time
 
 
 def corpus_lengths(path: str | Path) -> list[dict[str, Any]]:
@@ -45,9 +48,26 @@ def file_lengths(
         for document in documents:
             batch.append(document.text)
             classes.append(document.label)
-            if len(batch) == 1024:
+            if len(batch) == _CHUNK:
                 lengths += map(len, loaded.encode_batch(batch))
                 batch = []
         lengths += map(len, loaded.encode_batch(batch))
         splits[entry] = np.arange(start, len(lengths))
     return length_statistics(np.array(lengths), splits=splits, classes=classes if label_field is not None else None)
+
+
+def task_lengths(
+    task: Task[Any, Any], tokenizer: Tokenizer, parts: Mapping[str, Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """The same for what a task reads of its examples, by part, and by class where each has one."""
+    lengths: list[int] = []
+    classes: list[str | None] = []
+    splits: dict[str, np.ndarray] = {}
+    for name, examples in parts.items():
+        start, texts, strata = len(lengths), task.texts(examples), task.strata(examples)
+        for first in range(0, len(texts), _CHUNK):
+            lengths += map(len, tokenizer.encode_batch(list(texts[first : first + _CHUNK])))
+        splits[name] = np.arange(start, len(lengths))
+        if task.labels is not None and strata.ndim == 1:
+            classes += [task.labels.names[number] for number in strata.tolist()]
+    return length_statistics(np.array(lengths), splits=splits, classes=classes or None)
