@@ -48,7 +48,7 @@ class Batch:
     source_labels: Tensor | None = None  # (masked,) token ids that an encoder is to tell, while its decoder writes
     pair_labels: Tensor | None = None  # (batch,) int64: next sentence prediction
     chunks: Tensor | None = None  # (texts, chunks) int64: the sequences of each text, in order; -1: no more. None: one
-    sentences: Tensor | None = None  # (batch, seq) int64: the sentence, of all in `labels`, that a token is of; -1: none
+    sentences: Tensor | None = None  # (batch, seq) int64: the sentence, of those in `labels`, of a token; -1: none
     pieces: Tensor | None = None  # (batch, 2) int64: the stream that a row goes on in, and its number there
     targets: dict[str, float] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from homespun.nn.paragraph_attention import ParagraphAttention
 
 
 class ParagraphsAttentionConfig(Config):
-    """Paragraphs, each pooled from its tokens, attend to each other (Liu and Lapata 2019). `Mask.documents` number them.
+    """Paragraphs, each pooled from its tokens, attend to each other (Liu and Lapata 2019); `Mask.documents` has them.
 
     For the layers above others that see their own paragraph only: in ``alternating``, whose cycle is then all layers.
     """
