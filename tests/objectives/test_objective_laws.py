@@ -230,11 +230,11 @@ def test_half_precision(config: Any, tokenizer: Tokenizer) -> None:
 
 
 @every_kind
-def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(allow_rnn=True)  # else it goes around recurrent networks
+def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
     objective = build(config, tokenizer, hidden_dropout_prob=0.1, num_hidden_layers=1).train()
     batch = batch_for(config, tokenizer, rows_with(config, tokenizer, [13] * 3))
     torch.compiler.reset()
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)  # else it goes around recurrent networks
     compiled = torch.compile(objective, backend="eager", fullgraph=True)
     loss = compiled(batch).total(batch.targets)
     loss.backward()

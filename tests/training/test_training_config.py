@@ -54,7 +54,7 @@ def test_budgets_are_written_as_people_write_them():
     ("tree", "said"),
     [
         ({"budget": {}}, "at least one of time, tokens, steps, epochs"),
-        ({"budget": {"steps": 0}}, "budget.steps"),
+        ({"budget": {"steps": -1}}, "budget.steps"),
         ({"budget": {"time": "soon"}}, "is not a duration"),
         ({"budget": {"minutes": 3}}, "unknown key 'budget.minutes'"),
         ({"schedule": {"kind": "linaer"}}, "schedule"),

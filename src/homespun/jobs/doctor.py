@@ -30,6 +30,10 @@ COMFORTABLE_DISK = 5 * GIB
 EXTRAS = {
     "track": ("tensorboard", "TensorBoard curves beside metrics.jsonl"),
     "export": ("onnxruntime", "ONNX files, by `homespun export`"),
+    "metrics": ("rouge_score", "ROUGE of summaries, F1 of tags"),
+    "vectors": ("gensim", "word2vec, by `homespun vectors train`"),
+    "tune": ("optuna", "the search of `homespun compare`"),
+    "ray": ("ray", "`homespun compare` on several machines"),
 }
 
 

@@ -68,6 +68,6 @@ def task_lengths(
         for first in range(0, len(texts), _CHUNK):
             lengths += map(len, tokenizer.encode_batch(list(texts[first : first + _CHUNK])))
         splits[name] = np.arange(start, len(lengths))
-        if task.labels is not None and strata.ndim == 1:
+        if task.labels is not None and not task.labels.multi_label and strata.ndim == 1:
             classes += [task.labels.names[number] for number in strata.tolist()]
     return length_statistics(np.array(lengths), splits=splits, classes=classes or None)
