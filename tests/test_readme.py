@@ -87,7 +87,10 @@ def test_a_plan_runs(files: Path) -> None:
     for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
         run(*shlex.split(line)[1:])
     line = smaller(block("sh", "homespun plan")).splitlines()[0]
-    run(*shlex.split(line)[1:])
+    told = run(*shlex.split(line)[1:])
+    assert 0 < told["memory"]["peak"] < 12e9
+    assert told["expected"]["seconds"] <= 36_000 * 1.01
+    assert told["expected"]["epochs"] > 1
 
 
 def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     rows = f"{chosen['micro_batch_size']} rows, {chosen['accumulation']} a step of {chosen['batch_size']}"
     again = ", layers computed again" if chosen["gradient_checkpointing"] else ""
     reach = f"{expected['steps']:,} steps, {formats.count(expected['tokens'])} tokens"
-    epochs = "" if expected["epochs"] is None else f", {expected['epochs']:.2g} epochs"
+    epochs = "" if expected["epochs"] is None else f", {formats.count(expected['epochs'])} epochs"
     facts = {
         "parameters": f"{parameters['total']:,}, {parameters['embeddings']:,} of them embeddings, "
         f"{parameters['trained']:,} trained",
@@ -57,11 +57,11 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
         "memory": f"{formats.memory(memory['peak'])} at the peak: {kept}",
         "FLOPs a token": f"{formats.count(round(flops['forward']))} forward, "
         f"{formats.count(round(flops['backward']))} backward",
-        "step": formats.step_seconds(result["seconds_per_step"]),
+        "step": formats.duration(result["seconds_per_step"]),
         "expected": f"{reach} in {formats.duration(expected['seconds'])}{epochs}; {expected['limit']} ends it",
     }
     if probe is not None:
-        before = formats.memory(probe["peak_before"]), formats.step_seconds(probe["seconds_per_step_before"])
+        before = formats.memory(probe["peak_before"]), formats.duration(probe["seconds_per_step_before"])
         facts["before the probe"] = f"{before[0]} at the peak, {before[1]} a step"
     if result["made_up_text"]:
         facts["note"] = "no corpus was given: planned on made-up text"

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from homespun.config import Config, Tree, override, validate
-from homespun.errors import UserError
-from homespun.jobs.recipe import recipe_tree
+from homespun.errors import UserError, nearest
+from homespun.jobs.recipe import comparison_names, recipe_names, recipe_tree
 from homespun.training.config import Budget
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]*")
@@ -154,6 +154,9 @@ def compare_recipe(name: str, overrides: Sequence[str] = ()) -> CompareRecipe:
     Raises:
         UserError: unknown recipe, key or value, each with what is near or allowed.
     """
+    known = comparison_names()
+    if not name.endswith((".yaml", ".yml")) and name not in {*known, *recipe_names()}:
+        raise UserError(f"unknown comparison {name!r}{nearest(name, known)} (or give the path of a .yaml file)")
     tree: Tree = override(recipe_tree(name), overrides)
     if tree.get("kind") != "compare":
         raise UserError(f"{name} is of kind {tree.get('kind')!r}; a comparison is of kind: compare")

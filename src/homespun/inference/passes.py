@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from homespun.batch import Batch
 from homespun.data.rows import Row, Rows
 from homespun.models.backbone import Model
+from homespun.models.evaluating import evaluating
 
 
 def logits_of(
@@ -23,16 +23,9 @@ def logits_of(
     """
     device = next(model.parameters()).device
     order = np.argsort(-rows.lengths, kind="stable").tolist()
-    modes = [(module, module.training) for module in model.modules()]  # not one for all: a part may be frozen
-    model.eval()
-    try:
+    with evaluating(model):
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = to_batch([rows[index] for index in chosen]).to(device)
-            # not inference_mode: a tensor that some part keeps for later could then never take part in training
-            with torch.no_grad():
-                logits = model(batch.input_ids, **batch.context)
+            logits = model(batch.input_ids, **batch.context, chunks=batch.chunks)
             yield chosen, logits.float().cpu().numpy()
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -14,6 +14,7 @@ from homespun.data.labelled import LabelledRows, Labels
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Rows
 from homespun.inference.decision import PLAIN, Decision
+from homespun.inference.passes import logits_of
 from homespun.models.backbone import Model
 from homespun.text.tokenizer import Tokenizer
 
@@ -92,24 +93,12 @@ def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 3
     """
     if not len(rows):
         raise ValueError("no rows to predict")
-    device = next(model.parameters()).device
-    order = np.argsort(-rows.lengths, kind="stable")
-    parts = []
-    modes = [(module, module.training) for module in model.modules()]  # not one for all: a part may be frozen
-    model.eval()
-    try:
-        # not inference_mode: a tensor that some part keeps for later could then never take part in training
-        with torch.no_grad():
-            for start in range(0, len(order), batch_size):
-                chosen = [rows[index] for index in order[start : start + batch_size].tolist()]
-                batch = pad_chunks(chosen, pad_id).to(device)
-                logits = model(batch.input_ids, **batch.context, chunks=batch.chunks)
-                parts.append(logits.float().cpu().numpy())
-    finally:
-        for module, training in modes:
-            module.training = training
-    result = np.empty((len(rows), parts[0].shape[1]), dtype=np.float32)
-    result[order] = np.concatenate(parts)
+    result: NDArray[np.float32] | None = None
+    for chosen, logits in logits_of(model, rows, lambda part: pad_chunks(part, pad_id), batch_size=batch_size):
+        if result is None:
+            result = np.empty((len(rows), logits.shape[1]), dtype=np.float32)
+        result[chosen] = logits
+    assert result is not None
     return result
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from pydantic import Field
 
 from homespun.config import Config
@@ -35,35 +34,28 @@ def write_texts(
 ) -> list[str]:
     """A text for each of ``sources``, whose ids have all that stands around them.
 
-    The longest go first, so that too large a batch fails at once. The model is in evaluation mode meanwhile.
+    The longest go first, so that too large a batch fails at once.
     """
     device = next(model.parameters()).device
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index].input_ids))
     texts = [""] * len(sources)
-    modes = [(module, module.training) for module in model.modules()]  # not one for all: a part may be frozen
-    model.eval()
-    try:
-        for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            batch = pad([sources[index] for index in chosen], tokenizer.pad_id).to(device)
-            with torch.no_grad():
-                ids = model.generate(
-                    batch.input_ids,
-                    batch.attention_mask,
-                    documents=batch.documents,
-                    position_ids=batch.position_ids,
-                    max_new_tokens=max_new_tokens,
-                    eos_token_id=end_id,
-                    pad_token_id=tokenizer.pad_id,
-                    num_beams=writing.num_beams,
-                    length_penalty=writing.length_penalty,
-                    no_repeat_ngram_size=writing.no_repeat_ngram_size,
-                    min_new_tokens=writing.min_new_tokens,
-                )
-            shown = 1 if isinstance(model.backbone, EncoderDecoder) else batch.input_ids.shape[1]
-            for index, row in zip(chosen, ids[:, shown:].tolist(), strict=True):
-                texts[index] = tokenizer.decode(row).strip()
-    finally:
-        for module, training in modes:
-            module.training = training
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = pad([sources[index] for index in chosen], tokenizer.pad_id).to(device)
+        ids = model.generate(
+            batch.input_ids,
+            batch.attention_mask,
+            documents=batch.documents,
+            position_ids=batch.position_ids,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=end_id,
+            pad_token_id=tokenizer.pad_id,
+            num_beams=writing.num_beams,
+            length_penalty=writing.length_penalty,
+            no_repeat_ngram_size=writing.no_repeat_ngram_size,
+            min_new_tokens=writing.min_new_tokens,
+        )
+        shown = 1 if isinstance(model.backbone, EncoderDecoder) else batch.input_ids.shape[1]
+        for index, row in zip(chosen, ids[:, shown:].tolist(), strict=True):
+            texts[index] = tokenizer.decode(row).strip()
     return texts

@@ -335,6 +335,18 @@ class Model(nn.Module):
         self.head = head
         self.reader = reader
         self.special_tokens = special_tokens or SpecialTokens()
+        self._frozen: tuple[nn.Module, ...] = ()
+
+    def freeze(self, part: nn.Module) -> None:
+        """Leave the weights of a part as they are and its dropout off: what it gives is the same in every epoch."""
+        self._frozen = (*self._frozen, part.requires_grad_(False).eval())
+
+    def train(self, mode: bool = True) -> Model:
+        """Training mode, but for what is frozen."""
+        super().train(mode)
+        for part in self._frozen:
+            part.eval()
+        return self
 
     def forward(
         self,

@@ -364,18 +364,9 @@ class NumbersObjective(nn.Module):
         super().__init__()
         self.model = Model(model.backbone, head, reader=config.reader)
         self.config = config
-        self.frozen = frozen
         self.register_buffer("weights", None if weights is None else torch.tensor(weights), persistent=False)
         if frozen:
-            model.backbone.requires_grad_(False)
-        self.train(self.training)
-
-    def train(self, mode: bool = True) -> NumbersObjective:
-        """Training mode, but for a frozen encoder."""
-        super().train(mode)
-        if self.frozen:
-            self.model.backbone.eval()
-        return self
+            self.model.freeze(self.model.backbone)
 
     def forward(self, batch: Batch) -> Loss:
         """Terms ``loss`` (weight 1) and `measured` (weight 0)."""

@@ -82,17 +82,8 @@ class SpanAnswersObjective(nn.Module):
         super().__init__()
         self.model = model
         self.config = config
-        self.frozen = frozen
         if frozen:
-            model.backbone.requires_grad_(False)
-        self.train(self.training)
-
-    def train(self, mode: bool = True) -> SpanAnswersObjective:
-        """Training mode, but for a frozen encoder."""
-        super().train(mode)
-        if self.frozen:
-            self.model.backbone.eval()
-        return self
+            self.model.freeze(self.model.backbone)
 
     def forward(self, batch: Batch) -> Loss:
         """An end may be any token of the row but its padding."""

@@ -222,20 +222,11 @@ class ClassificationObjective(nn.Module):
         self.model = model
         self.config = config
         self.multi_label = multi_label
-        self.frozen = frozen
         self.label_smoothing = label_smoothing
         self.auxiliary = auxiliary
         self.register_buffer("class_weights", None if weights is None else torch.tensor(weights), persistent=False)
         if frozen:
-            model.backbone.requires_grad_(False)
-        self.train(self.training)
-
-    def train(self, mode: bool = True) -> ClassificationObjective:
-        """Training mode, but for a frozen encoder: its features must not change from one epoch to the next."""
-        super().train(mode)
-        if self.frozen:
-            self.model.backbone.eval()
-        return self
+            self.model.freeze(self.model.backbone)
 
     def forward(self, batch: Batch) -> Loss:
         """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0), and ``causal`` with an auxiliary language model."""

@@ -112,19 +112,10 @@ class TaggingObjective(nn.Module):
         super().__init__()
         self.model = model
         self.config = config
-        self.frozen = frozen
         self.label_smoothing = label_smoothing
         self.register_buffer("class_weights", None if weights is None else torch.tensor(weights), persistent=False)
         if frozen:
-            model.backbone.requires_grad_(False)
-        self.train(self.training)
-
-    def train(self, mode: bool = True) -> TaggingObjective:
-        """Training mode, but for a frozen encoder."""
-        super().train(mode)
-        if self.frozen:
-            self.model.backbone.eval()
-        return self
+            self.model.freeze(self.model.backbone)
 
     def forward(self, batch: Batch) -> Loss:
         """With class weights the mean is a weighted one, as in `torch.nn.CrossEntropyLoss`."""

@@ -22,7 +22,7 @@ from homespun.data.loader import Collate
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder, EncoderDecoder, Model
+from homespun.models.backbone import EncoderDecoder, Model
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -146,22 +146,9 @@ class TextToTextObjective(nn.Module):
         self.config = config
         self.label_smoothing = label_smoothing
         self.streams = streams
-        self.frozen_encoder = frozen_encoder
         if frozen_encoder:
-            self._encoder.requires_grad_(False)
-        self.train(self.training)
-
-    @property
-    def _encoder(self) -> Encoder:
-        assert isinstance(self.model.backbone, EncoderDecoder)
-        return self.model.backbone.encoder
-
-    def train(self, mode: bool = True) -> TextToTextObjective:
-        """Training mode, but for a frozen encoder."""
-        super().train(mode)
-        if self.frozen_encoder:
-            self._encoder.eval()
-        return self
+            assert isinstance(model.backbone, EncoderDecoder)
+            model.freeze(model.backbone.encoder)
 
     def forward(self, batch: Batch) -> Loss:
         """The vocabulary projection runs only where there is a label."""

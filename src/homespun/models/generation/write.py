@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder, EncoderDecoder, Model
 from homespun.models.context import Context
+from homespun.models.evaluating import evaluating
 from homespun.models.generation.scores import uniforms
 from homespun.models.generation.search import Beams, Ends, Task, one_by_one
 from homespun.models.generation.settings import GenerationConfig
@@ -33,7 +33,7 @@ def generate(
     """See `Model.generate`. ``ends`` says of the new tokens of a text whether it ends with them."""
     job = _checked(model, input_ids, attention_mask, arguments, context or {}, ends)
     config = job.config
-    with _evaluating(model):
+    with evaluating(model):
         parts = [(rows, _written(job, rows)) for rows in job.parts()]
     longest = max(tokens.shape[1] for _, tokens in parts)
     found = input_ids.new_full((len(input_ids), config.num_return_sequences, longest), config.pad_token_id)
@@ -172,19 +172,6 @@ def _only_distances(stack: Encoder) -> bool:
     )
 
 
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    """Without dropout or gradients; every part is afterwards in the mode that it was in before."""
-    modes = [(module, module.training) for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
 def _begun(job: _Job, rows: Tensor) -> tuple[Task, Writer, Prompt]:
     """What is to be written of these texts, by what, and after what."""
     config = job.config
@@ -247,7 +234,7 @@ def _one_by_one(job: _Job, rows: Tensor) -> Iterator[Tensor]:
 def _streamed(job: _Job) -> Iterator[int]:
     steps = _one_by_one(job, torch.arange(1, device=job.input_ids.device))
     while True:
-        with _evaluating(job.model):  # not while the caller has the word
+        with evaluating(job.model):  # not while the caller has the word
             tokens = next(steps, None)
         if tokens is None:
             return
