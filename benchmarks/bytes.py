@@ -27,8 +27,9 @@ from homespun.data.corpus import Corpus, build_corpus
 from homespun.hf.open import open_model
 from homespun.jobs.pretrain import pretrain
 from homespun.jobs.recipe import pretrain_recipe
-from homespun.models.backbone import Encoder, Model
+from homespun.models.backbone import Encoder
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.report.console import Display
 from homespun.report.page import write_whole
 from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render

@@ -15,8 +15,8 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.export import export_beside, export_huggingface
 from homespun.hf.open import open_model
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 from homespun.text.tokenizer import KINDS, Tokenizer
 
 TOKENIZER = bert_tokenizer()

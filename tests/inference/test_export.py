@@ -12,8 +12,8 @@ from homespun.cli import app
 from homespun.errors import UserError
 from homespun.inference import export as exporting
 from homespun.inference.export import export_onnx
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 53,

@@ -20,8 +20,8 @@ from homespun.inference.in_context import (
     probabilities,
     written,
 )
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 TEXTS = ["a fine film", "dull", "what a long and tedious evening that was"]

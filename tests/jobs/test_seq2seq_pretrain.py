@@ -13,8 +13,9 @@ from jobs_world import World
 import homespun
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.model import Model
 
 SMALL = tuple(
     f"model.encoder.{setting}"

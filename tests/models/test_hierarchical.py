@@ -15,9 +15,10 @@ from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.attentions.paragraphs import ParagraphsAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
-from homespun.models.backbone import Encoder, Model
+from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.model import Model
 from homespun.nn.masks import Mask
 
 VOCAB = 53

@@ -13,8 +13,9 @@ from homespun.config import validate
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.place import find_place
-from homespun.models.backbone import Encoder, Model
+from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 from homespun.objectives.electra import Electra
 from homespun.text.tokenizer import Tokenizer
 

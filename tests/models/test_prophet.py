@@ -13,10 +13,11 @@ from torch import Tensor
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.models.attentions.ngram import NgramAttentionConfig
-from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.model import Model
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask
 from homespun.nn.ngram_attention import NgramAttention

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.hf.place import find_place
-from homespun.models.backbone import Encoder, EncoderDecoder, Model
+from homespun.models.backbone import Encoder, EncoderDecoder
 from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.additive_attention import AdditiveAttention, AlignedLayer
 from homespun.nn.cache import Cache

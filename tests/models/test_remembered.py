@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from homespun.data.labelled import Labels
-from homespun.models.backbone import last_layer
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.model import last_layer
 from homespun.models.remembered import Remembered, VectorStore
 from homespun.models.sequence_heads import MeanHeadConfig
 from homespun.objectives.supervised import Classification, ClassificationObjective

@@ -9,9 +9,9 @@ import torch
 from homespun.batch import Batch, Draw
 from homespun.data.labelled import Labels
 from homespun.data.rows import Row
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.model import Model
 from homespun.objectives.retrieval import Retrieval, RetrievalCollate, RetrievalObjective
 
 LABELS = Labels(("0", "1", "2"))

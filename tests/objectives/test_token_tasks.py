@@ -15,8 +15,8 @@ from homespun.data.questions import Question, QuestionRows
 from homespun.data.rows import Row
 from homespun.data.tagged import NONE
 from homespun.inference.answers import find_answers
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 from homespun.objectives.span_answers import SpanAnswers, question_batch
 from homespun.objectives.tagging import Tagging
 from homespun.text.tokenizer import Tokenizer

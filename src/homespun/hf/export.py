@@ -18,8 +18,8 @@ from homespun.errors import UserError
 from homespun.hf.convert import to_theirs
 from homespun.hf.family import Architecture
 from homespun.hf.place import find_place
-from homespun.models.backbone import Model
 from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.models.model import Model
 from homespun.models.store import weights_of
 from homespun.text.tokenizer import Tokenizer
 

@@ -16,8 +16,8 @@ from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modern, read_json, read_weights
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 from homespun.models.store import Stored, build_undrawn, load_model, take_weights, weights_of
 from homespun.text.tokenizer import Tokenizer
 

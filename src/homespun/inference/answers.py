@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from homespun.data.questions import QuestionRows
 from homespun.inference.passes import logits_of
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.objectives.span_answers import question_batch
 
 

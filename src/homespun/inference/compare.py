@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from homespun.models.backbone import Encoder, Model
+from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 
 
 def small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int] = (23, 17)) -> dict[str, Tensor]:

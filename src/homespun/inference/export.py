@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.inference.compare import of_real_tokens, small_batch
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.model import Model
 from homespun.nn.attention import split_heads
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.blocked import Blocked

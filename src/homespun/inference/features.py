@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from homespun.data.padding import pad
 from homespun.data.rows import Rows
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 
 
 def mean_features(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 64) -> NDArray[np.float32]:

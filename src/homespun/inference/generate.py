@@ -54,7 +54,7 @@ class TextGenerator:
         """What is written for each prompt, in their order: one text, or ``num_return_sequences``.
 
         Raises:
-            UserError: as in `homespun.models.backbone.Model.generate`; an empty prompt, by its number.
+            UserError: as in `homespun.models.model.Model.generate`; an empty prompt, by its number.
         """
         numbered = enumerate(prompts, start=1)
         device = next(self.model.parameters()).device

@@ -20,8 +20,9 @@ from homespun.config import Config
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder, EncoderDecoder, Model
+from homespun.models.backbone import Encoder, EncoderDecoder
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.nn.cache import Cache, NoCacheError
 from homespun.text.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from homespun.batch import Batch
 from homespun.data.rows import Row, Rows
-from homespun.models.backbone import Model
 from homespun.models.evaluating import evaluating
+from homespun.models.model import Model
 
 
 def logits_of(

@@ -15,7 +15,7 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Rows
 from homespun.inference.decision import PLAIN, Decision
 from homespun.inference.passes import logits_of
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 _CHUNK = 4096  # texts sorted by length together: enough that hardly anything is padded, few enough to stream

@@ -12,7 +12,7 @@ from homespun.data.labelled import Labels
 from homespun.data.padding import pad
 from homespun.data.tagged import TaggedRows
 from homespun.inference.passes import logits_of
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 
 
 def tag_probabilities(

@@ -9,7 +9,8 @@ from pydantic import Field
 from homespun.config import Config
 from homespun.data.padding import pad
 from homespun.data.rows import Row
-from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.backbone import EncoderDecoder
+from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 

@@ -23,10 +23,11 @@ from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.prepare import Reading, tokenizer_folder
-from homespun.models.backbone import Backbone, Encoder, EncoderDecoder, Model
+from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import Stored
 from homespun.models.stretch import Origins, carry, changed_stacks

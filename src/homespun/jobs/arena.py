@@ -21,9 +21,9 @@ from homespun.errors import UserError, nearest
 from homespun.inference.predict import probabilities
 from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
 from homespun.jobs.result import summarise, watch
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.models.store import load_weights, save_model
 from homespun.objectives.retrieval import Retrieval, RetrievalObjective

@@ -20,7 +20,7 @@ from homespun.hf.family import STORED
 from homespun.hf.open import Opened, open_any
 from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.inference.export import export_onnx
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.models.store import Stored, save_model, weights_of
 
 Form = Literal["homespun", "hf"]

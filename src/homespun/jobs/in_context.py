@@ -26,7 +26,7 @@ from homespun.inference.in_context import (
     per_token,
     written,
 )
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.report.console import Display
 from homespun.report.in_context import in_context_document
 from homespun.report.page import write_document, write_whole

@@ -1,10 +1,10 @@
-"""Backbones: stacks of layers over embeddings. `Model` is a backbone and the head that stands on it."""
+"""Backbones: stacks of layers over embeddings, and two stacks of which one reads what the other has read."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from homespun.errors import UserError
 from homespun.models.context import Context
 from homespun.models.embeddings import Embeddings
-from homespun.models.generation.settings import GenerationArguments, SpecialTokens
 from homespun.models.prophet import PredictingStreams
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
@@ -298,126 +297,3 @@ class EncoderDecoder(nn.Module):
 
 
 Backbone = Encoder | EncoderDecoder
-
-
-class Reader(Protocol):
-    """How a model reads its backbone: ids and their context -> the vectors that the head is given."""
-
-    def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor: ...
-
-
-def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-    """(batch, seq) ids -> (batch, seq, hidden): what the backbone gives."""
-    hidden: Tensor = backbone(input_ids, **context)
-    return hidden
-
-
-def decoded(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-    """(batch, seq) ids -> (batch, seq, hidden): what masked tokens are told from, see `Encoder.decode_masked`."""
-    if isinstance(backbone, Encoder) and backbone.embeddings.late is not None:
-        return backbone.decode_masked(input_ids, **context)
-    return last_layer(backbone, input_ids, **context)
-
-
-class Model(nn.Module):
-    """A backbone and its head: what training leaves, what `homespun.load` returns. `generate` needs the tokens."""
-
-    def __init__(
-        self,
-        backbone: Backbone,
-        head: nn.Module | None = None,
-        *,
-        reader: Reader = last_layer,
-        special_tokens: SpecialTokens | None = None,
-    ) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-        self.reader = reader
-        self.special_tokens = special_tokens or SpecialTokens()
-        self._frozen: tuple[nn.Module, ...] = ()
-
-    def freeze(self, part: nn.Module) -> None:
-        """Leave the weights of a part as they are and its dropout off: what it gives is the same in every epoch."""
-        self._frozen = (*self._frozen, part.requires_grad_(False).eval())
-
-    def train(self, mode: bool = True) -> Model:
-        """Training mode, but for what is frozen."""
-        super().train(mode)
-        for part in self._frozen:
-            part.eval()
-        return self
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        documents: Tensor | None = None,
-        global_attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        chunks: Tensor | None = None,
-    ) -> Tensor:
-        """The head's logits, or the hidden states (batch, seq, hidden) where there is no head.
-
-        An encoder-decoder gives logits of ``decoder_input_ids`` (batch, target), or of the text itself. With ``chunks``
-        (`Batch.chunks`) a head over whole texts gives logits (texts, labels).
-        """
-        given = {
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-            "documents": documents,
-            "global_attention_mask": global_attention_mask,
-            "decoder_input_ids": decoder_input_ids,
-            "decoder_attention_mask": decoder_attention_mask,
-        }
-        hidden = self.read(input_ids, given)
-        if self.head is None:
-            return hidden
-        of_texts = () if chunks is None else (chunks,)  # token heads know of none
-        real = attention_mask if decoder_input_ids is None else decoder_attention_mask
-        logits: Tensor = self.head(hidden, real, *of_texts)
-        return logits
-
-    def read(self, input_ids: Tensor, context: Mapping[str, Tensor | None]) -> Tensor:
-        """(batch, seq) ids and what goes with them (`Batch.context`) -> the vectors that the head is given."""
-        # each backbone takes what it knows of, and refuses the rest by name
-        return self.reader(self.backbone, input_ids, **{name: t for name, t in context.items() if t is not None})
-
-    def generate(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        *,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        documents: Tensor | None = None,
-        global_attention_mask: Tensor | None = None,
-        **arguments: Unpack[GenerationArguments],
-    ) -> Tensor:
-        """Write on from texts, or write of them where the model is an encoder with a decoder.
-
-        Args:
-            input_ids, attention_mask: (batch, seq) ids of texts, padded on either side.
-            token_type_ids, position_ids, documents, global_attention_mask: for an encoder with a decoder.
-            **arguments: how; those of `GenerationConfig`, under the names of `transformers`.
-
-        Returns:
-            (batch * num_return_sequences, seq + new) ids: the prompt as it was given, or what a decoder begins with,
-            and the new tokens, padded on the right.
-
-        Raises:
-            UserError: the model does not write, an argument is none, a prompt is empty or longer than the model.
-        """
-        from homespun.models.generation.write import generate  # which is about models
-
-        context = Context(
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-            documents=documents,
-            global_attention_mask=global_attention_mask,
-        )
-        return generate(self, input_ids, attention_mask, arguments, context=context)

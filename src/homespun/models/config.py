@@ -10,12 +10,13 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.activation import Activation
-from homespun.models.backbone import Backbone, Model, Reader, decoded, last_layer
+from homespun.models.backbone import Backbone
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.encoder import EncoderConfig, initialise, with_preset
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
 from homespun.models.last_layers import LastLayers, LastLayersHeadConfig
+from homespun.models.model import Model, Reader, decoded, last_layer
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.models.token_heads import TokenTaskHeadConfig

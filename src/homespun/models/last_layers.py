@@ -22,7 +22,7 @@ LayerCount = Annotated[int, Field(ge=1, description="layers, from the last, whos
 
 @dataclass(frozen=True)
 class LastLayers:
-    """A `homespun.models.backbone.Reader`: (batch, seq, layers * hidden), the last layer's vectors at the end."""
+    """A `homespun.models.model.Reader`: (batch, seq, layers * hidden), the last layer's vectors at the end."""
 
     layers: int
 

@@ -21,8 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from homespun.models.backbone import Backbone, Reader
+from homespun.models.backbone import Backbone
 from homespun.models.config import BackboneConfig
+from homespun.models.model import Reader
 from homespun.models.store import weights_of
 
 _RECORD = np.dtype([("key", "u1", 16), ("start", "<i8"), ("tokens", "<i4"), ("checksum", "<u4")])

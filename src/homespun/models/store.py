@@ -24,8 +24,8 @@ from torch.overrides import TorchFunctionMode
 from homespun.config import validate
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 FORMAT = 1

@@ -17,10 +17,10 @@ from torch import Tensor
 from homespun.config import Config, validate
 from homespun.errors import UserError, nearest
 from homespun.models.attentions import AttentionConfig
-from homespun.models.backbone import Model
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import Stored, weights_of
 from homespun.text.extend import NewWords

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder, Model
+from homespun.models.backbone import Encoder
 from homespun.models.config import MaskedLMHeadConfig
+from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.models.stretch import Origins, carry, changed_backbone, layers_of
 

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, Term
 from homespun.config import Config
-from homespun.models.backbone import Backbone, EncoderDecoder, Model
+from homespun.models.backbone import Backbone, EncoderDecoder
 from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
+from homespun.models.model import Model
 from homespun.nn.soft_targets import each_yes_or_no
 from homespun.objectives.answer import Answer, Answering
 

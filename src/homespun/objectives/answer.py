@@ -11,8 +11,8 @@ from torch import Tensor
 from homespun.batch import Batch, Draw, Loss
 from homespun.data.loader import Collate
 from homespun.data.rows import Row
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 
 
 @dataclass(frozen=True)

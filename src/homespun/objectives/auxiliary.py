@@ -13,9 +13,9 @@ from homespun.batch import Batch, Draw, Term
 from homespun.data.loader import Collate
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import Model
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.objectives.causal import next_tokens
 from homespun.objectives.masked import at
 

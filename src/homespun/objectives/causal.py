@@ -16,9 +16,9 @@ from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import PackedRows, Row, Rows
 from homespun.errors import UserError
-from homespun.models.backbone import Model
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.masked import at
 from homespun.text.tokenizer import Tokenizer

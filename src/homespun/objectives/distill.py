@@ -19,10 +19,10 @@ from homespun.batch import Batch, Loss, Term
 from homespun.config import Config, Count
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.heads import MaskedLMHead
+from homespun.models.model import Model
 from homespun.nn.soft_targets import Words, each_yes_or_no, soft_labels, soft_tokens
 from homespun.objectives.answer import Answer, Answering
 from homespun.objectives.teacher import KeptLogits, Teacher

@@ -15,10 +15,10 @@ from homespun.batch import Batch, Loss, Term
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.rows import PackedRows, Rows
-from homespun.models.backbone import Model, decoded
 from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import MaskedLMHead
+from homespun.models.model import Model, decoded
 from homespun.objectives.masked import MaskTokens, at, needs_both_sides
 from homespun.text.tokenizer import Tokenizer
 

@@ -19,10 +19,11 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.objectives.masked import at
 from homespun.objectives.noise import choose_positions, replace
 from homespun.objectives.sentence_scores import (

@@ -18,10 +18,10 @@ from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import PackedRows, PairRows, Row, Rows
 from homespun.errors import UserError
-from homespun.models.backbone import Model
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import MaskedLMHead, NextSentenceHead
+from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.distill import TaughtMaskedLM, TokenTeacher
 from homespun.objectives.noise import choose_positions, replace

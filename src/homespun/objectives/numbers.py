@@ -25,11 +25,11 @@ from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import Model
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.last_layers import LastLayersHeadConfig, LayerCount
+from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import TERM, AdversarialObjective, Adversary, check_not_frozen, squared_error
 from homespun.objectives.answer import Answer, Counted

@@ -17,9 +17,9 @@ from homespun.config import Config
 from homespun.data.labelled import Labels
 from homespun.data.padding import pad
 from homespun.data.rows import Row
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
+from homespun.models.model import Model
 
 
 class Retrieval(Config):

@@ -20,9 +20,9 @@ from homespun.data.document_sentences import CONTEXT, Vector
 from homespun.data.labelled import Labels
 from homespun.data.padding import pad
 from homespun.data.rows import Row
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
+from homespun.models.model import Model
 from homespun.models.token_heads import TokenClassificationHeadConfig
 from homespun.objectives.supervised import Classification, ClassWeight
 

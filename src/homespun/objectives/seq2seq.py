@@ -14,9 +14,10 @@ from torch import nn
 
 from homespun.batch import Batch, Loss
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.model import Model
 from homespun.objectives.streams import EQUAL, StreamLoss, written
 
 

@@ -18,9 +18,9 @@ from homespun.config import Config
 from homespun.data.loader import Collate
 from homespun.data.padding import pad
 from homespun.data.rows import Row
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
+from homespun.models.model import Model
 from homespun.models.token_heads import FeedForwardAnsweringHeadConfig, QuestionAnsweringHeadConfig
 
 

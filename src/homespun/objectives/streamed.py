@@ -18,9 +18,10 @@ from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder, Model
+from homespun.models.backbone import Encoder
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.cache import Cache
 from homespun.nn.recurrent import RecurrentLayer

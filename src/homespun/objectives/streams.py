@@ -13,8 +13,9 @@ from pydantic import Field
 from homespun.batch import Batch, Term
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.nn.masks import Source
 
 Weight = Annotated[float, Field(ge=0)]

@@ -21,9 +21,9 @@ from homespun.data.loader import Collate
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.data.tagged import NONE
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
+from homespun.models.model import Model
 from homespun.models.token_heads import TokenClassificationHeadConfig
 from homespun.objectives.masked import at
 from homespun.objectives.supervised import Classification, ClassWeight

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from homespun.batch import Batch
 from homespun.errors import UserError
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.models.remembered import VectorStore
 from homespun.models.store import Stored, load_model, weights_of
 from homespun.text.tokenizer import Tokenizer

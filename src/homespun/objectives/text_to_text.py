@@ -22,11 +22,12 @@ from homespun.data.loader import Collate
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder, Model
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.objectives.masked import at
 from homespun.objectives.seq2seq import teacher_forced
 from homespun.objectives.streams import EQUAL, StreamLoss, written

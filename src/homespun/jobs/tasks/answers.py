@@ -21,7 +21,7 @@ from homespun.errors import UserError
 from homespun.inference.answers import Answer, find_answers
 from homespun.jobs.tasks.files import files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.objectives.span_answers import SpanAnswers
 from homespun.text.tokenizer import Tokenizer

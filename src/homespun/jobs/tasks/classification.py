@@ -34,7 +34,7 @@ from homespun.jobs.tasks.texts import (
     whole_pairs,
 )
 from homespun.jobs.tasks.tuning import Tuning, decide
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.objectives.supervised import Classification
 from homespun.training.calibration import calibration, row_losses

@@ -26,7 +26,7 @@ from homespun.jobs.tasks.texts import (
     shown,
     whole_pairs,
 )
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.objectives.numbers import (
     Cumulative,

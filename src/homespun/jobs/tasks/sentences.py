@@ -26,7 +26,7 @@ from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
 from homespun.jobs.tasks.files import files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels
 from homespun.training.evaluate import classification_metrics, classify

@@ -21,7 +21,7 @@ from homespun.errors import UserError
 from homespun.inference.tags import entities, tag_probabilities, tags_of
 from homespun.jobs.tasks.files import files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
-from homespun.models.backbone import Model
+from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.objectives.tagging import Tagging
 from homespun.text.tokenizer import Tokenizer

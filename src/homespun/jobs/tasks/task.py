@@ -20,8 +20,8 @@ from homespun.data.labelled import Labels
 from homespun.data.loader import Collate
 from homespun.data.rows import Rows
 from homespun.jobs.tasks.tuning import Tuning
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
+from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.training.evaluate import Metrics
 from homespun.training.validation import Evaluation

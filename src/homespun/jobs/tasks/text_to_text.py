@@ -31,9 +31,9 @@ from homespun.errors import UserError
 from homespun.inference.write import Writing, write_texts
 from homespun.jobs.tasks.files import files_of, paths
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
-from homespun.models.backbone import Model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.objectives.text_to_text import TextToText
 from homespun.text.tokenizer import Tokenizer

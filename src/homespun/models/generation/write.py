@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder, EncoderDecoder, Model
+from homespun.models.backbone import Encoder, EncoderDecoder
 from homespun.models.context import Context
 from homespun.models.evaluating import evaluating
 from homespun.models.generation.scores import uniforms
@@ -17,6 +17,7 @@ from homespun.models.generation.search import Beams, Ends, Task, one_by_one
 from homespun.models.generation.settings import GenerationConfig
 from homespun.models.generation.steps import Prompt, Writer, begin
 from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.patterns import Band, Window
 
