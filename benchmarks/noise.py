@@ -5,8 +5,7 @@ told in seconds of the processor, so that others on the machine change little. A
 forward and backward of the whole model on a batch of a few full rows, without the optimizer, which a large batch has to
 itself once. Its seconds of the processor on so many threads are divided by the threads, as if these never waited: the
 step is taken for faster than it is. A ratio of one would mean that one core must do nothing else than make batches.
-
-PEGASUS's objective is to be another contestant here, with the rate at which its sentences are scored.
+Beside them stands the rate at which PEGASUS's sentences are scored.
 """
 
 from __future__ import annotations
