@@ -192,7 +192,9 @@ def _masked(recipe: PretrainRecipe, stored: Stored, student: Stored, device: tor
     _, rows = pretraining_rows(recipe.model_copy(update={"model": student.config.backbone}), corpus)
     collate = recipe.objective.model_copy(update={"teacher": None}).collate(corpus.tokenizer)
     objective = MaskedLMObjective(stored.model, stored.config, None)
-    found = evaluate_loss(objective, Loader(rows, collate, batch_size=_ROWS, seed=recipe.train.seed).once(), device)
+    found = evaluate_loss(
+        objective, Loader(rows, collate, batch_size=_ROWS, seed=recipe.data.split_seed).once(), device
+    )
     return {"mlm_accuracy": found.losses["mlm_accuracy"], "mlm_loss": found.losses["mlm"]}
 
 

@@ -14,6 +14,7 @@ import torch
 from homespun.data.loader import Loader
 from homespun.hf.export import export_beside
 from homespun.hf.open import open_model
+from homespun.jobs.begun import as_begun
 from homespun.jobs.doubts import most_wrong, shared, told_of, warning
 from homespun.jobs.lengths import task_lengths
 from homespun.jobs.memory import within_memory
@@ -57,6 +58,8 @@ def finetune(
     """
     display = display or Display(json=True)
     data = recipe.data
+    place = Place.here()
+    recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
     everything = data.read("train")
     assert everything is not None
     stored = open_model(start_from)
@@ -68,7 +71,6 @@ def finetune(
     test = data.read("test")
     trials = plan(recipe, task, everything, data.read("validation"), test)
 
-    place = Place.here()
     most = max(trial.size or 0 for trial in trials)
     largest = [trial for trial in trials if (trial.size or 0) == most]
     found = shared(task, largest) if place.is_main else {}

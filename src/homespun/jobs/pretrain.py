@@ -15,6 +15,7 @@ from homespun.data.rows import JoinedRows, Rows
 from homespun.errors import UserError
 from homespun.hf.export import export_beside
 from homespun.jobs.adapt import Start, record, start
+from homespun.jobs.begun import as_begun
 from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
@@ -72,6 +73,8 @@ def pretrain(
     """
     display = display or Display(json=True)
     if not recipe.data.corpus:
+    place = Place.here()
+    recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
         raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
     corpus = Corpus.open(recipe.data.corpus)
     tokenizer = corpus.tokenizer
@@ -94,7 +97,6 @@ def pretrain(
     objective: Any = build()
     begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)
-    place = Place.here()
     if isinstance(recipe.objective, StreamedCausalLM) and place.world_size > 1:
         raise UserError(
             f"objective streamed_clm carries its state in one process, and there are {place.world_size}; start one, or "
@@ -113,8 +115,13 @@ def pretrain(
         order=_order(recipe.objective),
         workers=config.workers,
     )
-    # the held-out rows keep one set of masks, that of epoch 0, so that their losses compare over time
-    held_out = Loader(validation, collate, batch_size=config.micro_batch_size or config.batch_size, seed=config.seed)
+    # the held-out rows keep one set of masks, that of epoch 0, so that their losses compare over time, and over seeds
+    held_out = Loader(
+        validation,
+        collate,
+        batch_size=config.micro_batch_size or config.batch_size,
+        seed=recipe.data.split_seed,
+    )
     counted = flops_per_token(objective, typical(training, collate, config.seed)) if place.is_main else None
     adaptation = None
     if begin is not None and origins is not None and place.is_main:
@@ -252,14 +259,14 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
         UserError: less text than one row.
     """
     data, seed = recipe.data, recipe.train.seed
-    training, held_out = corpus.split(data.validation, seed)
+    training, held_out = corpus.split(data.validation, data.split_seed)
     tokens = int(corpus.lengths[training].sum())
     if tokens < data.length:
         raise UserError(
             f"{tokens:,} tokens to train on do not fill one row of data.length={data.length}; give more text"
         )
     rows = recipe.objective.rows(corpus, training, length=data.length, seed=seed)
-    validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=seed)
+    validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=data.split_seed)
     if recipe.objective.packs and not recipe.model.attention.separates_documents:
         logger.warning(
             "%s attention cannot tell the documents of a row apart: they see each other", recipe.model.attention.kind

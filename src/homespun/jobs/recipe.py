@@ -27,6 +27,9 @@ class CorpusData(Config):
     corpus: str = Field(default="", description="folder made by `homespun corpus build`")
     length: int = Field(default=128, ge=8, description="tokens in a row, special tokens included")
     validation: float = Field(default=0.02, gt=0, lt=0.5, description="share of the documents held out")
+    split_seed: int = Field(
+        default=0, ge=0, description="of which documents are held out, and of their corruption, whatever train.seed is"
+    )
     validation_rows: int = Field(default=512, ge=1, description="at most so many held-out rows are looked at each time")
 
 

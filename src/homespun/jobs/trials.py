@@ -76,16 +76,16 @@ def _trials(
     validation: Sequence[Any] | None,
     test: Sequence[Any] | None,
 ) -> Iterator[Trial]:
-    first, share = recipe.train.seed, recipe.data.share
+    first, share, split_seed = recipe.train.seed, recipe.data.share, recipe.data.split_seed
     everyone = np.arange(len(everything))
-    # folds are the same for every seed; so is the validation split, or seeds would measure the split too
-    folds = [(everyone, None)] if recipe.folds is None else list(stratified_folds(strata, recipe.folds, first))
+    # folds and validation are the same for every seed, or seeds would measure the split too
+    folds = [(everyone, None)] if recipe.folds is None else list(stratified_folds(strata, recipe.folds, split_seed))
     for fold, (rows, held_out) in enumerate(folds):
         if share is None:
             training, chosen = rows, np.arange(len(validation or ()))
             choosing = list(validation or ())
         else:
-            parts = stratified_split(strata[rows], share, first)
+            parts = stratified_split(strata[rows], share, split_seed)
             training, chosen = (rows[part] for part in parts)
             choosing = _take(everything, chosen)
         measured = chosen if held_out is None and test is None else np.arange(len(test or ()))

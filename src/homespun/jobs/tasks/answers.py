@@ -19,9 +19,10 @@ from homespun.data.questions import Question, QuestionRows, questions_of, read_q
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.inference.answers import Answer, find_answers
-from homespun.jobs.tasks.files import files_of
+from homespun.jobs.tasks.files import SplitSeed, files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
 from homespun.models.model import Model
+from homespun.models.scalar_mix import kind_of_head
 from homespun.models.store import Stored
 from homespun.objectives.span_answers import SpanAnswers
 from homespun.text.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ class QuestionData(Config):
     validation: float | str | list[str] = Field(
         default=0.1, description="held-out share of the articles of the training, or files"
     )
+    split_seed: SplitSeed = 0
     question: str = Field(default="question", description="column of the question, where rows are not SQuAD's articles")
     context: str = Field(default="context", description="column of the text")
     answers: str = Field(default="answers", description="column of the answers")
@@ -106,7 +108,7 @@ class QuestionData(Config):
     def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
         """Answering, as the model was fine-tuned for it, here or elsewhere."""
         head = stored.config.head
-        if head is None or not head.kind.startswith("question_answering"):
+        if head is None or not kind_of_head(head).startswith("question_answering"):
             raise UserError(
                 f"{source} does not find answers; fine-tune it first: homespun finetune answer ... --from {source}"
             )
@@ -235,7 +237,9 @@ class AnswersTask:
 
     def describe(self) -> dict[str, Any]:
         """How the questions are read and answered."""
-        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "encoding"})
+        told = self.data.model_dump(
+            mode="json", exclude={"kind", "train", "test", "validation", "split_seed", "encoding"}
+        )
         return {"kind": "span_answers", "data": self.data.kind} | told
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:

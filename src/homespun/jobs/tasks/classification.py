@@ -18,7 +18,7 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
 from homespun.inference.decision import PLAIN, Decision
 from homespun.inference.predict import Predictor, predict_logits, probabilities
-from homespun.jobs.tasks.files import files_of, paths
+from homespun.jobs.tasks.files import SplitSeed, files_of, paths
 from homespun.jobs.tasks.numbers import RatingsTask, RegressionTask
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task, Tuned
 from homespun.jobs.tasks.texts import (
@@ -35,6 +35,7 @@ from homespun.jobs.tasks.texts import (
 )
 from homespun.jobs.tasks.tuning import Tuning, decide
 from homespun.models.model import Model
+from homespun.models.scalar_mix import kind_of_head
 from homespun.models.store import Stored
 from homespun.objectives.supervised import Classification
 from homespun.training.calibration import calibration, row_losses
@@ -51,6 +52,7 @@ class LabelledData(Config):
     validation: float | str | list[str] = Field(
         default=0.1, description="held-out share of the training rows (by class), or files"
     )
+    split_seed: SplitSeed = 0
     text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
     label: str = Field(default="label", description="column of the label")
     columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
@@ -107,7 +109,9 @@ class LabelledData(Config):
 
     def described(self) -> dict[str, Any]:
         """How the texts are read."""
-        return self.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "multi_label"})
+        return self.model_dump(
+            mode="json", exclude={"kind", "train", "test", "validation", "split_seed", "multi_label"}
+        )
 
     def with_columns(
         self,
@@ -155,7 +159,7 @@ class ClassificationTask:
             raise UserError(
                 f"{source} is not a classifier; fine-tune it first: homespun finetune classify ... --from {source}"
             )
-        if stored.config.head is not None and stored.config.head.kind == "token_classification":
+        if stored.config.head is not None and kind_of_head(stored.config.head) == "token_classification":
             raise UserError(
                 f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
             )

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from homespun.errors import UserError
 from homespun.jobs.tasks.task import Part
+
+SplitSeed = Annotated[
+    int,
+    Field(
+        ge=0, description="divides the training into folds, and the validation from the rest, whatever train.seed is"
+    ),
+]
+"""Trainings of several seeds are then chosen and measured on the same examples, and compared example by example."""
 
 
 def paths(value: str | Sequence[str] | Path) -> list[str]:

@@ -12,7 +12,7 @@ from homespun.data.labelled import labelled_records, text_of
 from homespun.data.long_inputs import TRUNCATE, Truncate
 from homespun.errors import UserError
 from homespun.jobs.tasks.classification import stored_task_on_texts, task_on_texts
-from homespun.jobs.tasks.files import files_of, paths
+from homespun.jobs.tasks.files import SplitSeed, files_of, paths
 from homespun.jobs.tasks.task import Part, Task
 from homespun.jobs.tasks.texts import LabelledText
 from homespun.models.store import Stored
@@ -31,6 +31,7 @@ class PairsData(Config):
     validation: float | str | list[str] = Field(
         default=0.1, description="held-out share of the training pairs (by class), or files"
     )
+    split_seed: SplitSeed = 0
     first: str | list[str] = Field(default="first", description="column of the first text; several are joined")
     second: str | list[str] = Field(default="second", description="column of the second text; several are joined")
     label: str = Field(default="label", description="column of the label, the number or the rating")
@@ -110,4 +111,4 @@ class PairsData(Config):
 
     def described(self) -> dict[str, Any]:
         """How the pairs are read."""
-        return self.model_dump(mode="json", exclude={"kind", "train", "test", "validation"})
+        return self.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "split_seed"})

@@ -24,7 +24,7 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
-from homespun.jobs.tasks.files import files_of
+from homespun.jobs.tasks.files import SplitSeed, files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
 from homespun.models.model import Model
 from homespun.models.store import Stored
@@ -45,6 +45,7 @@ class SentencesData(Config):
     validation: float | str | list[str] = Field(
         default=0.1, description="held-out share of the training documents, or files"
     )
+    split_seed: SplitSeed = 0
     sentences: str = Field(
         default="review_sentences", description="column of [[label, sentence], ...], or of a list of sentences"
     )
@@ -251,7 +252,7 @@ class SentencesTask:
 
     def describe(self) -> dict[str, Any]:
         """How the documents are read."""
-        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation"})
+        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "split_seed"})
         return {"kind": "sentence_labels", "data": self.data.kind, "learned": {"vector": self.vector}} | told
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:

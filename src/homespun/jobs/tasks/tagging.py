@@ -19,9 +19,10 @@ from homespun.data.loader import Loader
 from homespun.data.tagged import NONE, TaggedRows, TaggedWords, list_of, read_tagged, word_spans
 from homespun.errors import UserError
 from homespun.inference.tags import entities, tag_probabilities, tags_of
-from homespun.jobs.tasks.files import files_of
+from homespun.jobs.tasks.files import SplitSeed, files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
 from homespun.models.model import Model
+from homespun.models.scalar_mix import kind_of_head
 from homespun.models.store import Stored
 from homespun.objectives.tagging import Tagging
 from homespun.text.tokenizer import Tokenizer
@@ -41,6 +42,7 @@ class TaggedData(Config):
     validation: float | str | list[str] = Field(
         default=0.1, description="held-out share of the training sentences, or files"
     )
+    split_seed: SplitSeed = 0
     words: str = Field(default="words", description="column of the words; of a CoNLL file the first is called so")
     tags: str = Field(default="tags", description="column of the tags; of a CoNLL file the last is called so")
     columns: list[str] | None = Field(default=None, description="names of the columns of a CoNLL file, or of a csv")
@@ -88,7 +90,7 @@ class TaggedData(Config):
     def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
         """Tagging, as the model was fine-tuned for it, here or elsewhere."""
         head = stored.config.head
-        if stored.labels is None or head is None or head.kind != "token_classification":
+        if stored.labels is None or head is None or kind_of_head(head) != "token_classification":
             raise UserError(
                 f"{source} does not tag words; fine-tune it first: homespun finetune tag ... --from {source}"
             )
@@ -185,7 +187,9 @@ class TaggingTask:
 
     def describe(self) -> dict[str, Any]:
         """How the sentences are read."""
-        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "encoding"})
+        told = self.data.model_dump(
+            mode="json", exclude={"kind", "train", "test", "validation", "split_seed", "encoding"}
+        )
         return {"kind": "tagging", "data": self.data.kind} | told
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:

@@ -154,6 +154,10 @@ class TaskData(Protocol):
     def share(self) -> float | None:
         """Of the training examples, for the validation; ``None`` where it has files of its own."""
 
+    @property
+    def split_seed(self) -> int:
+        """Of the folds, and of which examples that share is."""
+
     def read(self, part: Part) -> list[Any] | None:
         """The examples of a part; ``None`` where it has no files.
 

@@ -29,7 +29,7 @@ from homespun.data.paragraphs import BREAK, Paragraphs
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.inference.write import Writing, write_texts
-from homespun.jobs.tasks.files import files_of, paths
+from homespun.jobs.tasks.files import SplitSeed, files_of, paths
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -68,6 +68,7 @@ class TextPairsData(Config):
     validation: float | str | list[str] = Field(
         default=0.1, description="held-out share of the training pairs, or files"
     )
+    split_seed: SplitSeed = 0
     source: str | list[str] = Field(
         default="source", description="column of the text to read; several, or a list, are joined with a space"
     )
@@ -354,7 +355,7 @@ class TextToTextTask:
     def describe(self) -> dict[str, Any]:
         """How the texts are read and written. The files of the data sets are left out."""
         told = self.data.model_dump(
-            mode="json", exclude={"kind", "train", "test", "validation", "sets", "limit", "encoding"}
+            mode="json", exclude={"kind", "train", "test", "validation", "split_seed", "sets", "limit", "encoding"}
         )
         if self.data.sets is not None:
             kept = ("name", "source", "target", "prefix")
