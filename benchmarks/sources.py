@@ -112,12 +112,23 @@ def items(data: Path, out: Path) -> None:
         _table(out / f"items-{split}.csv", (row for row in part if counts[row["label"]] >= _FEWEST))
 
 
+def bullets(data: Path, out: Path) -> None:
+    """Earnings calls, and the bullets that a news agency wrote of each."""
+    for split, part in (("train", "train"), ("validation", "val"), ("test", "test")):
+        path = out / f"bullets-{split}.jsonl"
+        if not path.is_file():
+            rows = _json_lines(data / "ectsum" / f"{part}.jsonl.gz")
+            kept = ({"document": row["document"], "summary": row["summary"]} for row in rows)
+            _write(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
 MADE: Mapping[str, Callable[[Path, Path], None]] = {
     "financial": financial,
     "phrasebank": phrasebank,
     "topics": topics,
     "newsgroups": newsgroups,
     "items": items,
+    "bullets": bullets,
 }
 
 
