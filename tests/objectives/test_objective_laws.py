@@ -19,6 +19,7 @@ from tiny_language import (
     rows_of,
     some_pairs,
     some_rows,
+    tiny_elmo,
     tiny_model,
     tiny_recurrent,
     tiny_writer,
@@ -55,6 +56,8 @@ def model_for(config: Any, tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
         return tiny_writer(tokenizer, ngram=2 if config.kind == "future_ngrams" else 0, **fields)
     if config.kind == "streamed_clm":
         return tiny_recurrent(tokenizer, **fields)
+    if config.kind == "bilm":
+        return tiny_elmo(tokenizer, **fields)
     return tiny_model(tokenizer, causal=config.kind == "clm", **fields)
 
 

@@ -51,6 +51,13 @@ def tiny_recurrent(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
     return ModelConfig(backbone=RecurrentConfig.model_validate(tokens | sizes | fields))
 
 
+def tiny_elmo(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
+    """Two directions apart, over words of their two letters."""
+    characters = {"max_word_length": 6, "embedding_size": 8, "filters": [[1, 12], [2, 20]]}
+    directions = {"bidirectional": True, "apart": True, "cell_size": 40, "characters": characters}
+    return tiny_recurrent(tokenizer, **directions, **fields)
+
+
 def tiny_writer(tokenizer: Tokenizer, *, ngram: int = 0, **fields: Any) -> ModelConfig:
     """An encoder with a decoder of the same sizes, and of so many streams."""
     stack = tiny_model(tokenizer, type_vocab_size=0, **fields).backbone

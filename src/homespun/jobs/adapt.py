@@ -24,6 +24,7 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.prepare import Reading, tokenizer_folder
 from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
+from homespun.models.characters import spell
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -217,7 +218,7 @@ def record(
         "layers": list(origins.layers),
         "max_position_embeddings": _pair(before.max_position_embeddings, begin.backbone.max_position_embeddings),
         "attention": _pair(before.attention.kind, begin.backbone.attention.kind),
-        "moved": _moved(begin, model.backbone, held_out),
+        "moved": _moved(begin, model.backbone, held_out, corpus.tokenizer),
         "tensors": told_of(origins),
     }
     write_file(file, json.dumps(told, indent=1, ensure_ascii=False))
@@ -254,7 +255,7 @@ def _tokens_per_word(corpus: Corpus, before: Tokenizer) -> Tree:
     return _pair(counts["before"] / words, counts["after"] / words)
 
 
-def _moved(begin: Start, after: Backbone, held_out: Rows) -> list[Tree]:
+def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) -> list[Tree]:
     """How far the hidden states are from the checkpoint's: at its own length, and at the new one, where the checkpoint
     reads one piece after the other. Empty where nothing but the vocabulary changed.
     """
@@ -266,6 +267,7 @@ def _moved(begin: Start, after: Backbone, held_out: Rows) -> list[Tree]:
     config = ModelConfig(backbone=checkpoint.with_tokens(new.vocab_size, new.pad_token_id))
     with torch.random.fork_rng(devices=[]):
         before = config.build()
+    spell(before, tokenizer)
     carry(begin.stored, before, config, words=begin.words)
     apart = old.attention.separates_documents and new.attention.separates_documents
     rows = [_plain(held_out[index], apart) for index in range(min(_ROWS, len(held_out)))]

@@ -23,6 +23,7 @@ from homespun.jobs.result import summarise, watch
 from homespun.jobs.tasks.task import Task, Tuned
 from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
 from homespun.jobs.workload import finetuning_work, typical
+from homespun.models.scalar_mix import told_of_mix
 from homespun.models.store import Stored, load_weights, save_model
 from homespun.planning.count import flops_per_token
 from homespun.report.console import Display
@@ -57,9 +58,9 @@ def finetune(
         UserError: data that cannot be used, a model that cannot be opened or does not fit, an interrupted run.
     """
     display = display or Display(json=True)
-    data = recipe.data
     place = Place.here()
     recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
+    data = recipe.data
     everything = data.read("train")
     assert everything is not None
     stored = open_model(start_from)
@@ -196,6 +197,7 @@ def _train(
         "score": chosen.score(config.best_metric),
         "summary": summary
         | ({"plan": planned} if planned else {})
+        | told_of_mix(model.head)
         | {"export": exported, "validation_metrics": chosen.metrics},
         "test": measured.metrics,
         "tuning": tuned.told,

@@ -24,6 +24,7 @@ from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import save_model
+from homespun.objectives.bilm import BiLM
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.streamed import StreamedCausalLM
 from homespun.planning.count import flops_per_token
@@ -72,9 +73,9 @@ def pretrain(
         UserError: no corpus, a recipe that cannot be built, a budget too small for one step, an interrupted run.
     """
     display = display or Display(json=True)
-    if not recipe.data.corpus:
     place = Place.here()
     recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
+    if not recipe.data.corpus:
         raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
     corpus = Corpus.open(recipe.data.corpus)
     tokenizer = corpus.tokenizer
@@ -188,7 +189,15 @@ def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, begin: Start | None
     recipe, tokenizer = _with_backbone(recipe, corpus.tokenizer, begin), corpus.tokenizer
     rows, _ = pretraining_rows(recipe, corpus)
     build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
-    return work_of(rows, recipe.objective.collate(tokenizer), build, recipe.train, sorted_=not recipe.objective.packs)
+    lighter = recipe.objective.lighter if isinstance(recipe.objective, BiLM) else ""
+    return work_of(
+        rows,
+        recipe.objective.collate(tokenizer),
+        build,
+        recipe.train,
+        sorted_=not recipe.objective.packs,
+        lighter=lighter,
+    )
 
 
 def _with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, begin: Start | None) -> PretrainRecipe:

@@ -44,10 +44,19 @@ class Work:
     made_up: bool = False
 
 
-def work_of(rows: Rows, collate: Collate, build: Callable[[], nn.Module], train: TrainConfig, *, sorted_: bool) -> Work:
+def work_of(
+    rows: Rows,
+    collate: Collate,
+    build: Callable[[], nn.Module],
+    train: TrainConfig,
+    *,
+    sorted_: bool,
+    lighter: str = "",
+) -> Work:
     """The work of training on ``rows``.
 
-    ``sorted_``: rows of like length come together, so that the longest are met in one micro-batch.
+    ``sorted_``: rows of like length come together, so that the longest are met in one micro-batch. ``lighter``: a
+    setting that would take less memory.
     """
 
     def batches(size: int, count: int) -> list[Batch]:
@@ -58,7 +67,7 @@ def work_of(rows: Rows, collate: Collate, build: Callable[[], nn.Module], train:
             _batch(rows, collate, train.seed, [int(order[(s + i) % len(rows)]) for i in range(size)]) for s in starts
         ]
 
-    return Work(Workload(build, batches, train), Text(len(rows), int(rows.lengths.sum())))
+    return Work(Workload(build, batches, train, lighter), Text(len(rows), int(rows.lengths.sum())))
 
 
 def typical(rows: Rows, collate: Collate, seed: int) -> Batch:

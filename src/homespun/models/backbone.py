@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
+from homespun.models.characters import CharacterWords
 from homespun.models.context import Context
 from homespun.models.embeddings import Embeddings
 from homespun.models.prophet import PredictingStreams
@@ -32,12 +33,13 @@ class Encoder(nn.Module):
 
     Attributes:
         hidden_size: width of what comes out, which heads are built for.
+        entering_size: width of the stream before the layers, which may be another in a recurrent stack.
         gradient_checkpointing: in training, compute layers again in the backward pass; reversible ones always are.
     """
 
     def __init__(
         self,
-        embeddings: Embeddings,
+        embeddings: Embeddings | CharacterWords,
         layers: Sequence[nn.Module],
         *,
         input_size: int,
@@ -47,7 +49,7 @@ class Encoder(nn.Module):
         causal: bool = False,
     ) -> None:
         super().__init__()
-        self.hidden_size = input_size * streams.copies
+        self.hidden_size = self.entering_size = input_size * streams.copies
         self.layer_norm_eps = layer_norm_eps
         self.causal = causal
         self.gradient_checkpointing = False
@@ -72,7 +74,8 @@ class Encoder(nn.Module):
     def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, layers * hidden): the last layers' vectors, the last at the end.
 
-        As in ``hidden_states`` of `transformers`, the last norm of a pre-norm stack is on the last layer's alone.
+        One more than there are layers has what enters them too, as wide as that is. As in ``hidden_states`` of
+        `transformers`, the last norm of a pre-norm stack is on the last layer's alone.
         """
         hidden, mask = self._enter(input_ids, **context)
         recompute = self.gradient_checkpointing and self.training
@@ -212,7 +215,7 @@ class EncoderDecoder(nn.Module):
         self.causal = False
 
     @property
-    def embeddings(self) -> Embeddings:
+    def embeddings(self) -> Embeddings | CharacterWords:
         """The decoder's, whose words are the encoder's too."""
         return self.decoder.embeddings
 

@@ -11,6 +11,7 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.activation import Activation
 from homespun.models.backbone import Backbone
+from homespun.models.bilm import BiLMHeadConfig
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.encoder import EncoderConfig, initialise, with_preset
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -18,6 +19,7 @@ from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
 from homespun.models.last_layers import LastLayers, LastLayersHeadConfig
 from homespun.models.model import Model, Reader, decoded, last_layer
 from homespun.models.recurrent import RecurrentConfig
+from homespun.models.scalar_mix import EveryLayer, ScalarMixHeadConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.models.token_heads import TokenTaskHeadConfig
 from homespun.nn.feedforward import ACTIVATIONS
@@ -78,7 +80,13 @@ class DiscriminatorHeadConfig(Config):
 
 TokenHeadConfig = MaskedLMHeadConfig | CausalLMHeadConfig | DiscriminatorHeadConfig
 HeadConfig = Annotated[
-    TokenHeadConfig | TokenTaskHeadConfig | SequenceHeadConfig | ChunkPoolHeadConfig | LastLayersHeadConfig,
+    TokenHeadConfig
+    | BiLMHeadConfig
+    | TokenTaskHeadConfig
+    | SequenceHeadConfig
+    | ChunkPoolHeadConfig
+    | LastLayersHeadConfig
+    | ScalarMixHeadConfig,
     Field(discriminator="kind"),
 ]
 
@@ -117,6 +125,8 @@ class ModelConfig(Config):
         """Which of the backbone's vectors the head is given."""
         if isinstance(self.head, MaskedLMHeadConfig):
             return decoded
+        if isinstance(self.head, ScalarMixHeadConfig):
+            return EveryLayer()
         return LastLayers(self.head.layers) if isinstance(self.head, LastLayersHeadConfig) else last_layer
 
     def build(self) -> Model:

@@ -45,6 +45,11 @@ class Embeddings(nn.Module):
         self.dropout = Dropout(dropout)
 
     @property
+    def vocab_size(self) -> int:
+        """How many words there are."""
+        return self.words.num_embeddings
+
+    @property
     def max_position_embeddings(self) -> int:
         """The longest sequence."""
         longest = self.positions.max_position_embeddings

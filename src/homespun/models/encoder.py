@@ -15,6 +15,7 @@ from homespun.models.attentions import AttentionConfig
 from homespun.models.attentions.full import FullAttentionConfig
 from homespun.models.attentions.shape import AttentionShape
 from homespun.models.backbone import Encoder
+from homespun.models.characters import CharacterWords
 from homespun.models.embeddings import Embeddings
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import LearnedPositionsConfig, PositionsConfig
@@ -38,7 +39,8 @@ def name_presets(schema: dict[str, Any]) -> None:
 def with_preset(tree: Any) -> Any:
     """A mapping with its ``preset``, where it has one, written out; other fields win over it.
 
-    Of two stacks, the fields of each win over the preset's one by one, unless a stack names a preset of its own.
+    Of two stacks, and of characters, the fields of each win over the preset's one by one, unless a stack names a preset
+    of its own.
 
     Raises:
         UserError: there is no such preset.
@@ -51,7 +53,7 @@ def with_preset(tree: Any) -> Any:
     given = {key: value for key, value in tree.items() if key != "preset"}
     stacks = {
         key: stack | given[key]
-        for key in ("encoder", "decoder")
+        for key in ("encoder", "decoder", "characters")
         if isinstance(stack := PRESETS[name].get(key), dict)
         and isinstance(given.get(key), dict)
         and "preset" not in given[key]
@@ -177,7 +179,7 @@ class EncoderConfig(Config):
     def _norm(self, size: int) -> nn.Module:
         return NORMS[self.norm](size, eps=self.layer_norm_eps)
 
-    def build(self, embeddings: Embeddings | None = None, *, source_size: int = 0) -> Encoder:
+    def build(self, embeddings: Embeddings | CharacterWords | None = None, *, source_size: int = 0) -> Encoder:
         """The encoder, initialised as BERT's is: normal with ``initializer_range``, biases zero, norms one.
 
         Args:

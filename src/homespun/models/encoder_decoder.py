@@ -68,6 +68,8 @@ class EncoderDecoderConfig(Config):
             if encoder["kind"] not in _STACKS:
                 return tree  # which says what there is
             encoder = _STACKS[encoder["kind"]].model_validate(encoder)
+        if isinstance(encoder, RecurrentConfig) and encoder.of_one_stack:
+            raise ValueError(f"{encoder.of_one_stack} is of a stack that stands alone; leave it out of both")
         decoder = {"kind": encoder.kind} | with_preset(decoder)
         its = _STACKS[decoder["kind"]].model_fields if decoder["kind"] in _STACKS else {}
         taken = {name: value for name, value in encoder.model_dump().items() if name in its and name not in _OWN}
@@ -76,6 +78,8 @@ class EncoderDecoderConfig(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> EncoderDecoderConfig:
+        if isinstance(self.decoder, RecurrentConfig) and self.decoder.of_one_stack:
+            raise ValueError(f"{self.decoder.of_one_stack} is of a stack that stands alone; leave it out of both")
         if isinstance(self.decoder, RecurrentConfig) and self.decoder.bidirectional:
             raise ValueError("a decoder writes from left to right; set `bidirectional` in the encoder alone")
         if not self.decoder.causal or (self.encoder.causal and isinstance(self.encoder, EncoderConfig)):

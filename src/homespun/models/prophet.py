@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from homespun.models.characters import CharacterWords
 from homespun.models.embeddings import Embeddings
 
 
@@ -28,7 +29,9 @@ class PredictingStreams(nn.Module):
         self.ngram, self.last = ngram, max_position_embeddings - 1
         self.embedding = nn.Embedding(ngram, embedding_size)
 
-    def forward(self, embeddings: Embeddings, input_ids: Tensor, *, streams: int, start: int = 0) -> Tensor:
+    def forward(
+        self, embeddings: Embeddings | CharacterWords, input_ids: Tensor, *, streams: int, start: int = 0
+    ) -> Tensor:
         """(batch, seq) ids -> (batch, 1 + streams, seq, embedding): the main stream, and the first of the others.
 
         ``embeddings`` are the decoder's; ``start`` is the place of the first token.

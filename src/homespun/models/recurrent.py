@@ -10,6 +10,7 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
+from homespun.models.characters import CharactersConfig, CharacterWords
 from homespun.models.embeddings import Embeddings
 from homespun.models.encoder import initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
@@ -18,6 +19,7 @@ from homespun.nn.additive_attention import AlignedLayer
 from homespun.nn.positions import NoPositions
 from homespun.nn.recurrent import STATES, Bridge, RecurrentLayer
 from homespun.nn.residual import OneStream
+from homespun.nn.two_directions import SideBySide, TwoDirections
 
 
 class AdditiveAttentionConfig(Config):
@@ -37,7 +39,8 @@ class NoAttentionConfig(Config):
 class RecurrentConfig(Config):
     """One stack of recurrent layers, the first of which reads the embeddings as wide as they are.
 
-    In one direction it is causal, and a language model may stand on it; in both it is an encoder. As a decoder it
+    In one direction it is causal, and a language model may stand on it; in both it is an encoder. ``apart`` and
+    ``characters`` make it ELMo's two language models (Peters et al. 2018): see `homespun.models.bilm`. As a decoder it
     begins from what its source's first and last vectors say, and ``attention`` is how it looks at the source besides.
     Documents that are packed into a row are kept apart: the state begins anew at each.
     """
@@ -48,9 +51,22 @@ class RecurrentConfig(Config):
     vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
     pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
     hidden_size: int = Field(default=256, ge=1, description="width of what a layer gives; of two directions half each")
-    embedding_size: int = Field(default=0, ge=0, description="width of the embeddings; 0: hidden_size")
+    embedding_size: int = Field(
+        default=0, ge=0, description="width of the embeddings; 0: hidden_size, or what a direction apart has of it"
+    )
+    characters: CharactersConfig | None = Field(
+        default=None, description="words are made of their characters; not given: each has a vector of its own"
+    )
     num_hidden_layers: int = Field(default=2, ge=1)
     bidirectional: bool = Field(default=False, description="read from the end too: an encoder, no language model")
+    apart: bool = Field(
+        default=False,
+        description="the two directions never read each other, through all layers; layers after the first add to what "
+        "they read (ELMo)",
+    )
+    cell_size: int = Field(
+        default=0, ge=0, description="width of an LSTM's memory, from which its output is projected; 0: as wide as that"
+    )
     attention: Annotated[AdditiveAttentionConfig | NoAttentionConfig, Field(discriminator="kind")] = Field(
         default=AdditiveAttentionConfig(), description="of a decoder: how it looks at what is read"
     )
@@ -73,7 +89,29 @@ class RecurrentConfig(Config):
     def _halves(self) -> RecurrentConfig:
         if self.bidirectional and self.hidden_size % 2:
             raise ValueError(f"hidden_size={self.hidden_size} is for two directions, half each; give an even number")
+        if self.apart and not self.bidirectional:
+            raise ValueError("apart is said of two directions; set bidirectional=true")
+        if self.cell_size and self.cell != "lstm":
+            raise ValueError(f"cell_size is of an LSTM's memory, and a cell of kind {self.cell} has none; leave it out")
+        if 0 < self.cell_size <= self._width:
+            raise ValueError(
+                f"cell_size={self.cell_size} is projected to the {self._width} that a direction has of "
+                f"hidden_size={self.hidden_size}; give more than that, or 0"
+            )
+        if self.characters is not None and self.type_vocab_size:
+            raise ValueError("words that are made of their characters know of no segments; leave type_vocab_size out")
         return self
+
+    @property
+    def _width(self) -> int:
+        """Of a direction."""
+        return self.hidden_size // (1 + self.bidirectional)
+
+    @property
+    def of_one_stack(self) -> str:
+        """A setting that it has and that no side of two stacks can have; empty: none."""
+        found = [name for name in ("characters", "apart", "cell_size") if getattr(self, name)]
+        return found[0] if found else ""
 
     @property
     def causal(self) -> bool:
@@ -114,9 +152,16 @@ class RecurrentConfig(Config):
         """The same for another vocabulary."""
         return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
 
-    def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings:
+    def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings | CharacterWords:
         """The embeddings alone. ``words``: those of another stack, to share them."""
-        size = self.embedding_size or self.hidden_size
+        size = self.embedding_size or (self._width if self.apart else self.hidden_size)
+        if self.characters is not None:
+            return self.characters.build(
+                self.vocab_size,
+                size,
+                dropout=self.hidden_dropout_prob,
+                max_position_embeddings=self.max_position_embeddings,
+            )
         return Embeddings(
             self.vocab_size,
             size,
@@ -128,7 +173,7 @@ class RecurrentConfig(Config):
             words=words,
         )
 
-    def build(self, embeddings: Embeddings | None = None, *, source_size: int = 0) -> Encoder:
+    def build(self, embeddings: Embeddings | CharacterWords | None = None, *, source_size: int = 0) -> Encoder:
         """The stack: embeddings normal with ``initializer_range``, networks uniform in ``1 / sqrt(width)``.
 
         Args:
@@ -154,14 +199,15 @@ class RecurrentConfig(Config):
             embeddings,
             layers,
             input_size=embeddings.embedding_size,
-            streams=OneStream(),
+            streams=SideBySide() if self.apart else OneStream(),
             final_norm=nn.Identity(),
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,
         )
         stack.hidden_size = self.hidden_size  # the first layer changes the width, so nothing has to before it
         shared = set() if given is None else {given.words} if source_size else set(given.modules())
-        initialise((m for m in stack.embeddings.modules() if m not in shared), self.initializer_range)
+        if self.characters is None:  # which draws by width, as the networks do
+            initialise((m for m in stack.embeddings.modules() if m not in shared), self.initializer_range)
         return stack
 
     def _layer(self, number: int, embedding_size: int, source_size: int) -> nn.Module:
@@ -170,8 +216,23 @@ class RecurrentConfig(Config):
         if source_size and self.attention.kind == "additive" and not number:
             return AlignedLayer(width, size, source_size, cell=self.cell, dropout=dropout)
         bridge = Bridge(source_size, size, states=STATES[self.cell]) if source_size else None
+        if self.apart:
+            half = self._width if number else embedding_size
+            onwards, back = (self._network(half, self._width, dropout=0.0, bidirectional=False) for _ in range(2))
+            return TwoDirections(onwards, back, residual=number > 0, dropout=dropout)
+        return self._network(width, size, dropout=dropout, bidirectional=self.bidirectional, bridge=bridge)
+
+    def _network(
+        self, input_size: int, size: int, *, dropout: float, bidirectional: bool, bridge: Bridge | None = None
+    ) -> RecurrentLayer:
         layer = RecurrentLayer(
-            width, size, cell=self.cell, bidirectional=self.bidirectional, dropout=dropout, bridge=bridge
+            input_size,
+            size,
+            cell=self.cell,
+            bidirectional=bidirectional,
+            dropout=dropout,
+            bridge=bridge,
+            cell_size=self.cell_size,
         )
         for name, parameter in layer.network.named_parameters():
             if self.cell == "lstm" and name.startswith("bias_ih"):  # its gates come as input, forget, cell, output

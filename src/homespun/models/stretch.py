@@ -46,7 +46,11 @@ _INSTEAD = {
     "query": "query_key",
     "key": "query_key",
 }
-_WORDS = re.compile(r"backbone\.((en|de)coder\.)?embeddings\.words\.weight|head\.words\.weight|head\.bias")
+_WORDS = re.compile(
+    r"backbone\.((en|de)coder\.)?embeddings\.words\.weight|head\.(softmax\.)?words\.weight|head\.(softmax\.)?bias"
+)
+_RAREST = re.compile(r"head\.softmax\.network\.tail\.\d+\.1\.weight")  # of an adaptive softmax
+_SPELLED = "backbone.embeddings.characters"
 _POSITIONS = "embeddings.positions."
 _LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
 
@@ -211,6 +215,10 @@ def carry(
                 fresh.append(name)
                 continue
             used.add(origin)
+            if name == _SPELLED and len(source[origin]) < len(tensor):
+                tensor[: len(source[origin])].copy_(source[origin])
+                changed[name] = f"{len(tensor) - len(source[origin])} new rows, as the new words are spelled"
+                continue
             made, how = _fitted(name, source[origin], tensor.shape, before, words)
             if made.shape != tensor.shape:
                 if before.attention == after.attention:
@@ -268,6 +276,9 @@ def _fitted(
         return _with_words(tensor, shape[0], words), f"{len(words.pieces)} new rows, each the mean of its pieces"
     if tensor.shape == shape:
         return tensor, ""
+    if _RAREST.fullmatch(name) and words is not None and tensor.shape[1:] == shape[1:] and len(tensor) < shape[0]:
+        rows = tensor.double().mean(0).to(tensor.dtype).expand(shape[0] - len(tensor), -1)
+        return torch.cat([tensor, rows]), f"{len(rows)} new rows, each the mean of the rarest words"
     if name.endswith(f"{_POSITIONS}embedding.weight") and before.positions.kind == "learned":
         offset = before.positions.offset
         made = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])

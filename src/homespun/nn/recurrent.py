@@ -8,6 +8,7 @@ taught over a long stream by pieces (truncated back-propagation through time, Wi
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -69,6 +70,10 @@ class RecurrentLayer(nn.Module):
         bidirectional: the text is read from its end too.
         dropout: after the layer (Zaremba et al. 2014: never from one token to the next).
         bridge: makes the first state of a decoder from its source.
+        cell_size: of an LSTM, the width of its memory, from which ``size`` is projected (Sak et al. 2014); 0: as wide.
+
+    Attributes:
+        state_sizes: widths of what a direction hands on, an LSTM's memory last.
     """
 
     def __init__(
@@ -80,11 +85,16 @@ class RecurrentLayer(nn.Module):
         bidirectional: bool,
         dropout: float,
         bridge: Bridge | None = None,
+        cell_size: int = 0,
     ) -> None:
         super().__init__()
-        directions = 1 + bidirectional
+        width = size // (1 + bidirectional)
         self.size, self.states, self.bidirectional = size, STATES[cell], bidirectional
-        self.network = CELLS[cell](input_size, size // directions, batch_first=True, bidirectional=bidirectional)
+        self.state_sizes = (width, cell_size or width)[: self.states]
+        projected = {"proj_size": width} if cell_size else {}
+        self.network = CELLS[cell](
+            input_size, cell_size or width, batch_first=True, bidirectional=bidirectional, **projected
+        )
         self.dropout = Dropout(dropout)
         self.bridge = bridge
 
@@ -113,12 +123,16 @@ class RecurrentLayer(nn.Module):
         return known
 
     def _run(self, inputs: Tensor | PackedSequence, state: State | None) -> tuple[Tensor, State]:
-        """The network as it is; a state is (rows, size) here, which two directions never go on from."""
+        """The network as it is; the parts of a state are (rows, width), and two directions never go on from one."""
         given = None
         if state is not None:
             parts = tuple(part.unsqueeze(0).contiguous() for part in state)
             given = parts if self.states == 2 else parts[0]
-        outputs, after = self.network(inputs, given)
+        if self.network.proj_size:
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that oneDNN has no projections
+                outputs, after = self.network(inputs, given)
+        else:
+            outputs, after = self.network(inputs, given)
         vectors = outputs.data if isinstance(outputs, PackedSequence) else outputs
         ends = after if self.states == 2 else (after,)
         return vectors, tuple(end[-1] for end in ends)

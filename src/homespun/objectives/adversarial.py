@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from homespun.batch import Batch, Loss, Term
 from homespun.config import Config
 from homespun.models.backbone import Backbone, EncoderDecoder
+from homespun.models.characters import CharacterWords
 from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.model import Model
@@ -198,7 +199,7 @@ class _Moved:
         return self.adversary.move(vectors, self.delta)
 
     @contextlib.contextmanager
-    def inside(self, embeddings: Embeddings) -> Iterator[None]:
+    def inside(self, embeddings: Embeddings | CharacterWords) -> Iterator[None]:
         """While texts are to be perturbed."""
         handle = embeddings.norm.register_forward_pre_hook(self)
         try:
@@ -214,7 +215,7 @@ class _Moved:
         self.delta = torch.where(gradient.isfinite().all(), delta, self.delta.detach())
 
 
-def _embeddings(backbone: Backbone) -> Embeddings:
+def _embeddings(backbone: Backbone) -> Embeddings | CharacterWords:
     """Those of what reads the text."""
     reading = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
     return reading.embeddings

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from homespun.objectives.bilm import BiLM
 from homespun.objectives.causal import CausalLM
 from homespun.objectives.denoising import Denoising
 from homespun.objectives.electra import Electra
@@ -23,6 +24,7 @@ PretrainingObjective = Annotated[
     | SpanCorruption
     | GapSentenceGeneration
     | FutureNgrams
-    | StreamedCausalLM,
+    | StreamedCausalLM
+    | BiLM,
     Field(discriminator="kind"),
 ]

@@ -183,6 +183,11 @@ def needs_both_sides(model: ModelConfig, kind: str) -> EncoderConfig | Recurrent
     if backbone.causal:
         way_out = "model.bidirectional=true" if isinstance(backbone, RecurrentConfig) else "model.causal=false"
         raise UserError(f"objective {kind} fills places from both sides of them; set {way_out}, or use clm")
+    if isinstance(backbone, RecurrentConfig) and backbone.characters is not None:
+        raise UserError(
+            f"objective {kind} tells words by the vectors that they have, and the words of this model are made of "
+            f"their characters; set objective.kind=bilm, or leave model.characters out"
+        )
     return backbone
 
 

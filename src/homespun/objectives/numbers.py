@@ -28,8 +28,9 @@ from homespun.errors import UserError
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
-from homespun.models.last_layers import LastLayersHeadConfig, LayerCount
+from homespun.models.last_layers import LayerCount
 from homespun.models.model import Model
+from homespun.models.scalar_mix import Layers, on_layers
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import TERM, AdversarialObjective, Adversary, check_not_frozen, squared_error
 from homespun.objectives.answer import Answer, Counted
@@ -50,6 +51,7 @@ class Regression(Config):
     head: SequenceHeadConfig = FeedForwardHeadConfig()
     frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
     last_layers: LayerCount = 1
+    layers: Layers = "last"
     range: tuple[float, float] | None = Field(
         default=None, description="the least and the greatest number there can be; what is told lies within it too"
     )
@@ -71,7 +73,7 @@ class Regression(Config):
         Raises:
             UserError: all numbers are the same, or the head cannot take a constant.
         """
-        plain, config = _stand(self.head, model, config, last_layers=self.last_layers, long_inputs=long_inputs)
+        plain, config = _stand(self, model, config, long_inputs)
         return NumbersObjective(model, Scaled.of(targets, plain), config, frozen=self.frozen)
 
     def around(self, objective: NumbersObjective) -> Any:
@@ -111,6 +113,7 @@ class Ratings(Config):
     )
     frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
     last_layers: LayerCount = 1
+    layers: Layers = "last"
 
     @model_validator(mode="after")
     def _in_order(self) -> Ratings:
@@ -152,7 +155,7 @@ class Ratings(Config):
         long_inputs: LongInputs = TRUNCATE,
     ) -> NumbersObjective:
         """A new head on the encoder of ``model``, which is taken over, not copied; ``ranks`` are the training's."""
-        plain, config = _stand(self.head, model, config, last_layers=self.last_layers, long_inputs=long_inputs)
+        plain, config = _stand(self, model, config, long_inputs)
         values = np.array(levels)
         head: Scaled | Cumulative
         if self.by == "squared":
@@ -163,13 +166,13 @@ class Ratings(Config):
 
 
 def _stand(
-    head: SequenceHeadConfig, model: Model, config: ModelConfig, *, last_layers: int, long_inputs: LongInputs
+    objective: Regression | Ratings, model: Model, config: ModelConfig, long_inputs: LongInputs
 ) -> tuple[nn.Module, ModelConfig]:
     """A new head of one score, and the config of the model with it."""
-    own: SequenceHeadConfig = head.model_copy(update={"num_labels": 1})
-    chunks, layers = long_inputs.chunks, long_inputs.layers
-    pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=layers) if layers else own
-    head_config = pooled if last_layers == 1 else LastLayersHeadConfig(layers=last_layers, head=pooled)
+    own: SequenceHeadConfig = objective.head.model_copy(update={"num_labels": 1})
+    chunks, above = long_inputs.chunks, long_inputs.layers
+    pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=above) if above else own
+    head_config = on_layers(pooled, objective.layers, objective.last_layers)
     built = head_config.build(model.backbone)
     initialise(built.modules(), config.backbone.initializer_range)
     _classifier(built)  # refuses now what could not be stored then

@@ -23,6 +23,7 @@ from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.model import Model
+from homespun.models.scalar_mix import Layers, on_layers
 from homespun.models.token_heads import TokenClassificationHeadConfig
 from homespun.objectives.supervised import Classification, ClassWeight
 
@@ -40,6 +41,7 @@ class SentenceLabels(Config):
         default="separator", description="what stands for a sentence: its separator, its first token, the mean of all"
     )
     frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
+    layers: Layers = "last"
     class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = Field(
         default=None, description="weight of each class in the loss, by name; balanced: by inverse frequency"
     )
@@ -53,7 +55,7 @@ class SentenceLabels(Config):
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
     ) -> SentenceObjective:
         """A new head on the backbone of ``model``, which is taken over, not copied; ``config`` is its config."""
-        own = self.head.model_copy(update={"num_labels": len(labels)})
+        own = on_layers(self.head.model_copy(update={"num_labels": len(labels)}), self.layers)
         head = own.build(model.backbone)
         initialise(head.modules(), config.backbone.initializer_range)
         config = config.model_copy(update={"head": own})

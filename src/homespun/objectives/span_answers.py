@@ -21,6 +21,7 @@ from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.model import Model
+from homespun.models.scalar_mix import Layers, on_layers
 from homespun.models.token_heads import FeedForwardAnsweringHeadConfig, QuestionAnsweringHeadConfig
 
 
@@ -32,6 +33,7 @@ class SpanAnswers(Config):
         QuestionAnsweringHeadConfig()
     )
     frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
+    layers: Layers = "last"
 
     def collate(self, pad_id: int) -> Collate:
         """The data side."""
@@ -42,11 +44,12 @@ class SpanAnswers(Config):
 
         A model that comes with such a head, fine-tuned before, keeps it.
         """
-        if config.head == self.head and model.head is not None:
+        own_head = on_layers(self.head, self.layers)
+        if config.head == own_head and model.head is not None:
             return SpanAnswersObjective(model, config, frozen=self.frozen)
-        head = self.head.build(model.backbone)
+        head = own_head.build(model.backbone)
         initialise(head.modules(), config.backbone.initializer_range)
-        config = config.model_copy(update={"head": self.head})
+        config = config.model_copy(update={"head": own_head})
         own = Model(model.backbone, head, reader=config.reader)
         return SpanAnswersObjective(own, config, frozen=self.frozen)
 

@@ -129,7 +129,7 @@ class StreamedObjective(nn.Module):
         backbone = model.backbone
         assert isinstance(backbone, Encoder)
         self._layers = [layer for layer in backbone.layers if isinstance(layer, RecurrentLayer)]
-        self._sizes = [layer.size for layer in self._layers for _ in range(layer.states)]
+        self._sizes = [size for layer in self._layers for size in layer.state_sizes]
         self.register_buffer("before", torch.zeros(streams, sum(self._sizes)))
         self.register_buffer("after", torch.zeros(streams, sum(self._sizes)))
         self.register_buffer("piece", torch.full((streams,), -1))

@@ -23,9 +23,10 @@ from homespun.errors import UserError, nearest
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
-from homespun.models.last_layers import LastLayersHeadConfig, LayerCount
+from homespun.models.last_layers import LayerCount
 from homespun.models.model import Model
 from homespun.models.remembered import Remembered
+from homespun.models.scalar_mix import Layers, layers_mixed, on_layers
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives import adversarial
 from homespun.objectives.adversarial import (
@@ -61,6 +62,7 @@ class Classification(Config):
         default=0.0, ge=0, description="weight of a causal model's own loss beside (GPT: 0.5); 0: there is none"
     )
     last_layers: LayerCount = 1
+    layers: Layers = "last"
     cache: str = Field(
         default="",
         description="frozen: folder for the encoder's vectors, computed once for all epochs, seeds and heads; "
@@ -75,7 +77,7 @@ class Classification(Config):
     @model_validator(mode="after")
     def _reaches_the_embeddings(self) -> Classification:
         check_not_frozen(self.adversarial, frozen=self.frozen)
-        if self.teacher is not None and self.teacher.cosine and self.last_layers > 1:
+        if self.teacher is not None and self.teacher.cosine and (self.last_layers > 1 or self.layers != "last"):
             raise ValueError("teacher.cosine compares last layers; set last_layers=1, or teacher.cosine=0")
         return self
 
@@ -87,7 +89,7 @@ class Classification(Config):
 
     @model_validator(mode="after")
     def _writes_with_all_of_it(self) -> Classification:
-        if self.auxiliary_lm and (self.frozen or self.last_layers > 1):
+        if self.auxiliary_lm and (self.frozen or self.last_layers > 1 or self.layers != "last"):
             raise ValueError(
                 "auxiliary_lm trains the whole model and reads its last layer; leave out frozen and last_layers"
             )
@@ -154,14 +156,15 @@ class Classification(Config):
         own: SequenceHeadConfig = self.head.model_copy(update={"num_labels": len(labels)})
         chunks, layers = long_inputs.chunks, long_inputs.layers
         pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=layers) if layers else own
-        head_config = pooled if self.last_layers == 1 else LastLayersHeadConfig(layers=self.last_layers, head=pooled)
+        head_config = on_layers(pooled, self.layers, self.last_layers)
         auxiliary = AuxiliaryLM.of(model, config, self.auxiliary_lm) if self.auxiliary_lm else None
         head = head_config.build(model.backbone)
         initialise(head.modules(), config.backbone.initializer_range)
         config = config.model_copy(update={"head": head_config})
         reader = config.reader
         if self.cache:
-            width = self.last_layers * model.backbone.hidden_size
+            count = self.last_layers if self.layers == "last" else layers_mixed(model.backbone)
+            width = count * model.backbone.hidden_size
             reader = Remembered.of(
                 reader, model.backbone, config.backbone, self.cache, width=width, limit=self.cache_size
             )

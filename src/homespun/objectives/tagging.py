@@ -24,6 +24,7 @@ from homespun.data.tagged import NONE
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.model import Model
+from homespun.models.scalar_mix import Layers, on_layers
 from homespun.models.token_heads import TokenClassificationHeadConfig
 from homespun.objectives.masked import at
 from homespun.objectives.supervised import Classification, ClassWeight
@@ -35,6 +36,7 @@ class Tagging(Config):
     kind: Literal["tagging"] = "tagging"
     head: TokenClassificationHeadConfig = TokenClassificationHeadConfig()
     frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
+    layers: Layers = "last"
     class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = Field(
         default=None, description="weight of each tag in the loss, by name; balanced: by inverse frequency"
     )
@@ -56,7 +58,7 @@ class Tagging(Config):
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
     ) -> TaggingObjective:
         """A new head on the backbone of ``model``, which is taken over, not copied; ``config`` is its config."""
-        own = self.head.model_copy(update={"num_labels": len(labels)})
+        own = on_layers(self.head.model_copy(update={"num_labels": len(labels)}), self.layers)
         head = own.build(model.backbone)
         initialise(head.modules(), config.backbone.initializer_range)
         config = config.model_copy(update={"head": own})

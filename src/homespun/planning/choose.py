@@ -60,9 +60,11 @@ def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choic
         for other in [workload, *others]
         for rows in [other.train.micro_batch_size or 1]
     )
+    lighter = f", or set {workload.lighter}" if workload.lighter else ""
     raise UserError(
         f"nothing fits into {_gigabytes(memory)}: with micro-batches of {workload.train.micro_batch_size or 1} "
-        f"this recipe takes at least {_gigabytes(least)}; give that much, lower data.length, or take a smaller model"
+        f"this recipe takes at least {_gigabytes(least)}; give that much, lower data.length, or take a "
+        f"smaller model{lighter}"
     )
 
 

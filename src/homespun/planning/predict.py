@@ -24,11 +24,13 @@ class Workload:
         build: the objective, with weights drawn anew.
         batches: ``(rows, count)`` -> so many micro-batches of so many rows.
         train: how it is trained.
+        lighter: a setting that would take less memory, in words; empty: none is known.
     """
 
     build: Callable[[], nn.Module]
     batches: Callable[[int, int], list[Batch]]
     train: TrainConfig
+    lighter: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from homespun.report import doubts, plots, summary, tables, tasks
 from homespun.report.adaptation import adaptations
 from homespun.report.confusion import Confusion, confusion, mistakes
 from homespun.report.distillation import distillations
+from homespun.report.layers import layers_read
 from homespun.report.plots import Plot
 from homespun.report.read import RunRecord, comparable, config_text
 from homespun.report.table import Table
@@ -134,6 +135,7 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
         Chapter("Resources and losses", _tabular(tables.resources(records), *tables.losses(records))),
         Chapter("Teacher and student", _tabular(*distillations(records))),
         Chapter("What it went on from", _tabular(*adaptations(records))),
+        Chapter("What the task reads", _tabular(layers_read(records))),
         Chapter("Curves", _curves(records)),
         Chapter("Which classes are told apart", _classes(records)),
         Chapter("How sure it is", _how_sure(records)),

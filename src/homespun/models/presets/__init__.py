@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from homespun.models.presets.decoders import DECODERS
+from homespun.models.presets.elmo import ELMO
 from homespun.models.presets.encoder_decoders import ENCODER_DECODERS
 from homespun.models.presets.encoders import ENCODERS
 from homespun.models.presets.recurrent import RECURRENT
 
-PRESETS: dict[str, dict[str, Any]] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT}
+PRESETS: dict[str, dict[str, Any]] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT, **ELMO}

@@ -1,0 +1,28 @@
+"""Which layers of a model its task reads, where it learned how much of each (Peters et al. 2018, section 5.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from homespun.report import formats
+from homespun.report.formats import number
+from homespun.report.read import RunRecord, as_list, as_tree
+from homespun.report.table import Column, Table
+
+
+def layers_read(records: Sequence[RunRecord]) -> Table | None:
+    """A row a run that reads a mix: the weight of what enters the layers and of each of them, and gamma."""
+    told = [(record.name, as_tree(record.result.get("layers"))) for record in records]
+    mixed = [(name, as_list(tree.get("weights")), number(tree.get("gamma"))) for name, tree in told if tree]
+    if not mixed:
+        return None
+    most = max(len(weights) for _, weights, _ in mixed)
+    columns = (
+        Column("run", numeric=False),
+        *(Column("words" if not layer else f"layer {layer}", formats.percent) for layer in range(most)),
+        Column("gamma", formats.share),
+    )
+    # narrower words than layers are not in the mix: the weights are of the last layers
+    rows = tuple((name, *[None] * (most - len(weights)), *weights, gamma) for name, weights, gamma in mixed)
+    note = "The task's own weights over all layers, which sum to 1; gamma multiplies the sum."
+    return Table("layers", "Which layers it reads", columns, rows, note)

@@ -1,0 +1,184 @@
+"""Heads on a weighted sum of all layers: what is mixed, what learns, what is stored and told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.long_inputs import ChunkPool
+from homespun.errors import UserError
+from homespun.inference.predict import predict_logits
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.recurrent import RecurrentConfig
+from homespun.models.scalar_mix import EveryLayer, ScalarMix, ScalarMixHeadConfig, layers_mixed, told_of_mix
+from homespun.models.sequence_heads import BiLSTMHeadConfig, MeanHeadConfig
+from homespun.models.store import load_model, save_model
+from homespun.objectives.sentence_labels import SentenceLabels
+from homespun.objectives.span_answers import SpanAnswers
+from homespun.objectives.supervised import Classification
+from homespun.objectives.tagging import Tagging
+from homespun.text.tokenizer import Tokenizer
+
+HIDDEN, LAYERS, VOCAB = 44, 3, 97
+LABELS = Labels(("a", "b", "c"))
+TEXTS = ["one two three four five six seven", "eight nine", "ten eleven twelve one", "two"]
+SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "vocab_size": VOCAB, "max_position_embeddings": 31}
+ATTENTION = {"num_attention_heads": 2, "intermediate_size": 17}
+APART: dict[str, Any] = {"bidirectional": True, "apart": True, "cell_size": 29}
+STACKS: dict[str, EncoderConfig | RecurrentConfig] = {
+    "post": EncoderConfig.model_validate(SIZES | ATTENTION),
+    "pre": EncoderConfig.model_validate(SIZES | ATTENTION | {"residual": {"kind": "pre"}}),
+    "reversible": EncoderConfig.model_validate(SIZES | ATTENTION | {"residual": {"kind": "reversible"}}),
+    "narrow words": EncoderConfig.model_validate(SIZES | ATTENTION | {"embedding_size": 7}),
+    "lstm": RecurrentConfig.model_validate(SIZES),
+    "elmo": RecurrentConfig.model_validate(SIZES | APART | {"characters": {"filters": [[2, 13]]}}),
+}
+every_stack = pytest.mark.parametrize("backbone", STACKS.values(), ids=STACKS)
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(5, VOCAB, (3, 11), generator=torch.Generator().manual_seed(3))
+    return ids, torch.arange(11)[None] < torch.tensor([11, 7, 2])[:, None]
+
+
+def trained(backbone: Any, **fields: Any) -> Any:
+    torch.manual_seed(2)
+    model = ModelConfig(backbone=backbone)
+    task = Classification(**{"head": BiLSTMHeadConfig(lstm_size=7), "layers": "mix"} | fields)
+    return task.build(model.build(), model, LABELS)
+
+
+@every_stack
+def test_a_mix_of_one_layer_is_that_layer(backbone: Any) -> None:
+    model = trained(backbone).model.eval()
+    ids, keep = batch()
+    states = list(model.backbone.hidden_states(ids, attention_mask=keep))
+    states[-1] = model.backbone.final_norm(states[-1])
+    mix = model.head.mix
+    assert len(mix.scalars) == len(states) == LAYERS + 1
+    hidden = EveryLayer()(model.backbone, ids, attention_mask=keep)
+    for number, state in enumerate(states):
+        with torch.no_grad():
+            mix.scalars.fill_(-1e4)[number] = 1e4
+            mix.gamma.fill_(1.0)
+        torch.testing.assert_close(mix(hidden), state, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(model(ids, keep), model.head.head(state, keep), rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            mix.gamma.fill_(-2.5)
+        torch.testing.assert_close(mix(hidden), -2.5 * state, rtol=1e-6, atol=1e-6)
+
+
+def test_it_is_the_sum_of_the_paper() -> None:
+    torch.manual_seed(1)
+    vectors = torch.randn(5, 7, 3, 11)  # three layers of 11
+    mix = ScalarMix(3, nn.Identity())
+    torch.testing.assert_close(mix(vectors.flatten(2)), vectors.mean(2))  # before it has learned anything
+    with torch.no_grad():
+        mix.scalars.copy_(torch.tensor([0.3, -1.0, 2.0]))
+        mix.gamma.fill_(0.7)
+    shares = mix.scalars.exp() / mix.scalars.exp().sum()
+    expected = 0.7 * sum(shares[j] * vectors[:, :, j] for j in range(3))
+    torch.testing.assert_close(mix(vectors.flatten(2)), expected)
+    normal = ScalarMix(3, nn.LayerNorm(11, elementwise_affine=False))
+    centred = vectors - vectors.mean(-1, keepdim=True)
+    centred = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(normal(vectors.flatten(2)), centred.mean(2), rtol=1e-5, atol=1e-5)
+    assert sum(1 for _ in normal.parameters()) == 2
+
+
+@every_stack
+def test_a_frozen_backbone_stays_to_the_bit_and_the_mix_learns(backbone: Any) -> None:
+    module = trained(backbone, frozen=True).train()
+    before = {name: tensor.clone() for name, tensor in module.model.backbone.state_dict().items()}
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        module.model(*batch()).square().sum().backward()
+        optimizer.step()
+    for name, tensor in module.model.backbone.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+    mix = module.model.head.mix
+    assert (mix.scalars != 0).all()
+    assert mix.gamma != 1
+    told = told_of_mix(module.product()[0].head)["layers"]
+    assert sum(told["weights"]) == pytest.approx(1, abs=1e-6)
+    assert told["gamma"] == pytest.approx(mix.gamma.item())
+    assert told_of_mix(module.model.backbone) == {}
+
+
+def test_tuned_and_recomputed_gradients_reach_every_layer() -> None:
+    gradients = []
+    for recompute in (False, True):
+        module = trained(STACKS["post"].model_copy(update={"hidden_dropout_prob": 0.0})).train()
+        module.model.head.eval()
+        module.model.backbone.gradient_checkpointing = recompute
+        module.model(*batch()).square().sum().backward()
+        gradients.append([p.grad for p in module.model.backbone.layers.parameters()])
+    assert all(gradient.abs().max() > 0 for gradient in gradients[0] if gradient.ndim > 1)
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layers", ["mix", "normalised_mix"])
+def test_stored_loaded_and_predicting_the_same(layers: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(TEXTS * 9, kind="wordpiece", vocab_size=61)
+    model, made = trained(STACKS["post"], layers=layers).product()
+    with torch.no_grad():
+        model.head.mix.scalars.normal_()
+    save_model(tmp_path / "model", model, made, tokenizer, labels=LABELS)
+    stored = load_model(tmp_path / "model")
+    assert stored.config == made
+    rows = LabelledRows(TEXTS, None, tokenizer, length=16)
+    expected = predict_logits(model, rows, pad_id=tokenizer.pad_id)
+    assert (predict_logits(stored.model, rows, pad_id=tokenizer.pad_id) == expected).all()
+
+
+def test_layers_of_a_frozen_model_are_remembered(tmp_path: Path) -> None:
+    module = trained(STACKS["post"], frozen=True, cache=str(tmp_path)).train()
+    bare = trained(STACKS["post"], frozen=True).train()
+    found = [one.model.eval()(*batch()) for one in (module, module, bare)]
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], found[2], rtol=1e-2, atol=1e-2)
+    assert next(tmp_path.glob("*/vectors")).stat().st_size == 2 * (11 + 7 + 2) * (LAYERS + 1) * HIDDEN
+
+
+def test_narrower_words_are_not_in_it() -> None:
+    stack = RecurrentConfig.model_validate(SIZES | {"embedding_size": 7})
+    model = trained(stack).model
+    assert layers_mixed(model.backbone) == LAYERS == len(model.head.mix.scalars)
+    assert model(*batch()).shape == (3, 3)
+
+
+def test_other_tasks_read_it_too() -> None:
+    config = ModelConfig(backbone=STACKS["post"])
+    ids, keep = batch()
+    made: list[tuple[Any, tuple[int, ...]]] = [
+        (Tagging(layers="mix").build(config.build(), config, LABELS), (3, 11, 3)),
+        (SentenceLabels(layers="mix").build(config.build(), config, LABELS), (3, 11, 3)),
+        (SpanAnswers(layers="mix").build(config.build(), config), (3, 11, 2)),
+    ]
+    for objective, shape in made:
+        model, model_config = objective.product()
+        assert model(ids, keep).shape == shape
+        assert isinstance(model_config.head, ScalarMixHeadConfig)
+        model_config.build().load_state_dict(model.state_dict())
+    again = SpanAnswers(layers="mix").build(*made[2][0].product())
+    assert again.model is made[2][0].model  # fine-tuned before, it goes on with its head
+    task = Classification(layers="mix", head=MeanHeadConfig())
+    pooled = task.build(config.build(), config, LABELS, long_inputs=ChunkPool(chunks=3, layers=1)).product()[0].eval()
+    assert pooled(ids, keep, chunks=torch.tensor([[0, 2], [1, -1]])).shape == (2, 3)
+
+
+def test_what_cannot_be_mixed_is_refused() -> None:
+    with pytest.raises(UserError, match=r"objective\.layers=mix reads all layers as a sum.*leave one of them out"):
+        trained(STACKS["post"], last_layers=2)
+    stack = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_attention_heads": 2}
+    both = EncoderDecoderConfig.model_validate({"encoder": stack, "decoder": {}})
+    with pytest.raises(UserError, match=r"a mix of layers is of one stack.*set objective\.layers=last"):
+        trained(both)
