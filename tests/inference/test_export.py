@@ -130,6 +130,14 @@ def test_what_cannot_be_written_is_refused_by_name(kind: str, tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
+def test_a_recurrent_network_is_refused_by_name(tmp_path: Path) -> None:
+    tree = {"kind": "recurrent", "vocab_size": 37, "hidden_size": 10, "num_hidden_layers": 1, "bidirectional": True}
+    config = ModelConfig.model_validate({"backbone": tree})
+    with pytest.raises(UserError, match="a recurrent network cannot be written as ONNX"):
+        export_onnx(tmp_path / "model.onnx", config.build().eval(), config)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_file_that_gives_other_results_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     model, config = build({"num_hidden_layers": 1}, None)

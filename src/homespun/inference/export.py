@@ -34,11 +34,20 @@ from homespun.nn.kernels.chunks import LocalAttention
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.kernels.lsh import LSH
 from homespun.nn.masks import Mask
+from homespun.nn.recurrent import RecurrentLayer
 
 _EXTRA = ("onnx", "onnxscript", "onnxruntime")
 _LIMIT = 2**31  # bytes of one file of protobuf
 _TOLERANCE = 1e-4  # of the largest value: another library's kernels add up in another order
-_SORTED: dict[type[nn.Module], str] = {LSH: "lsh", LocalAttention: "local"}
+_MEETING = "which tokens meet is found while it runs; use another attention"
+_UNWRITABLE: dict[type[nn.Module], tuple[str, str]] = {
+    LSH: ("lsh attention", _MEETING),
+    LocalAttention: ("local attention", _MEETING),
+    RecurrentLayer: (
+        "a recurrent network",
+        "padded texts are packed while it runs; use one of attention",
+    ),
+}
 _TRIED = ((23, 17), (11, 5))  # texts of these lengths
 
 
@@ -80,11 +89,8 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
     if path.suffix != ".onnx":
         raise UserError(f"--out must end in .onnx, not {path.name!r}")
     for module in model.modules():
-        if name := _SORTED.get(type(module)):
-            raise UserError(
-                f"{name} attention cannot be written as ONNX: which tokens meet is found while it runs; "
-                f"use another attention, or homespun itself"
-            )
+        if found := _UNWRITABLE.get(type(module)):
+            raise UserError(f"{found[0]} cannot be written as ONNX: {found[1]}, or homespun itself")
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise UserError(f"ONNX needs {missing[0]}, which is not installed: pip install 'homespun[export]'")
     size = sum(tensor.nbytes for tensor in model.parameters())
