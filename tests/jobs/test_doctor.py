@@ -88,3 +88,12 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
         assert any(requirement.replace("-", "_").startswith(module) for requirement in offered[extra])
     monkeypatch.setattr(doctor, "EXTRAS", {"wings": ("no_such_module", "flying")})
     assert only(doctor._extras()) == Check("extra wings", "warn", "not installed: flying", "pip install no_such_module")
+
+
+@pytest.mark.parametrize(("half", "told"), [(90.0, False), (200.0, True)])
+def test_where_bfloat16_is_faster_that_is_said(monkeypatch: pytest.MonkeyPatch, half: float, told: bool) -> None:
+    rates = {torch.float32: 100.0, torch.bfloat16: half}
+    monkeypatch.setattr(doctor, "_rate", lambda dtype, size: rates[dtype])
+    detail = only(doctor._matmul()).detail
+    assert f"100 GFLOP/s in float32 on the CPU (1024 x 1024), {half:.0f} in bfloat16" in detail
+    assert ("train.precision=bf16" in detail) is told
