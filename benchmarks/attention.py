@@ -266,6 +266,7 @@ def _our_attention(name: str, settings: Settings) -> Step:
     torch.manual_seed(0)
     layers: Any = EncoderConfig.model_validate(ours(name, replace(settings, layers=1))).build().layers
     attention = layers[0].attention.sublayer
+    attention.output = nn.Identity()  # the peers' modules end before this projection
     return _attending(attention, lambda hidden: attention(hidden, Mask()), settings)
 
 
