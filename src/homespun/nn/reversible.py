@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from homespun.nn.masks import Mask
+from homespun.nn.uncompiled import uncompiled
 
 Choose = Callable[[], Tensor]
 
@@ -140,7 +141,7 @@ class _Streams:
     second: Tensor | None = None
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def _recomputed(layers: Iterable[Any], hidden: Tensor, mask: Mask) -> Tensor:
     first, second = hidden.chunk(2, -1)
     back = _Streams()

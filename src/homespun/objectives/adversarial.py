@@ -23,6 +23,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.model import Model
 from homespun.nn.soft_targets import each_yes_or_no
+from homespun.nn.uncompiled import uncompiled
 from homespun.objectives.answer import Answer, Answering
 
 TERM = "adversarial"
@@ -168,7 +169,7 @@ class AdversarialObjective(nn.Module):
         term = self._term(batch, clean.logits, seed)
         return Answer(clean.hidden, clean.logits, Loss(clean.loss.terms | {TERM: term}))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a gradient is taken inside
+    @uncompiled  # a gradient is taken inside
     def _term(self, batch: Batch, clean: Tensor, seed: int) -> Term:
         device = batch.input_ids.device
         moved = _Moved(self.adversary, torch.Generator().manual_seed(seed))
