@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from homespun.jobs.prepare import make_corpus, reading, train_tokenizer
     from homespun.jobs.pretrain import pretrain
     from homespun.jobs.recipe import finetune_recipe, pretrain_recipe
+    from homespun.jobs.senses import senses
     from homespun.jobs.use import evaluate, predict
     from homespun.jobs.vectors import train_vectors, vectors_config
     from homespun.report.page import write_report
@@ -39,6 +40,7 @@ _WHERE = {
     "reading": "homespun.jobs.prepare",
     "run_comparison": "homespun.compare.run",
     "save_vectors": "homespun.vectors.store",
+    "senses": "homespun.jobs.senses",
     "train_tokenizer": "homespun.jobs.prepare",
     "train_vectors": "homespun.jobs.vectors",
     "vectors_config": "homespun.jobs.vectors",
@@ -60,6 +62,7 @@ __all__ = [
     "reading",
     "run_comparison",
     "save_vectors",
+    "senses",
     "train_tokenizer",
     "train_vectors",
     "vectors_config",

@@ -30,6 +30,7 @@ from homespun.cli.options import (
 from homespun.cli.plan import plan
 from homespun.cli.prompt import prompt
 from homespun.cli.recipes import recipes_app
+from homespun.cli.senses import senses
 from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
@@ -55,6 +56,7 @@ app.command()(generate)
 app.command()(summarize)
 app.command()(plan)
 app.command()(prompt)
+app.command()(senses)
 app.command()(compare)
 app.command()(measure)
 app.command()(baselines)
