@@ -16,7 +16,7 @@ from homespun.models.store import Stored
 from homespun.training.devices import Place
 from homespun.training.memory import PeakMemory
 
-_LEAST, _MOST, _SECONDS = 3, 50, 1.0  # passes a length, and for how long they go on
+_LEAST, _MOST, _SECONDS = 3, 50, 0.5  # passes a length, and for how long they go on
 
 
 def measure(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 1) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
-class _Undrawn(TorchFunctionMode):
+class Undrawn(TorchFunctionMode):
     """Parameters keep what the memory held instead of random numbers; buffers are drawn as always."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -74,7 +74,7 @@ class _Undrawn(TorchFunctionMode):
 
 def build_undrawn(config: ModelConfig) -> Model:
     """The model, to be given its weights by `take_weights` at once: they are not drawn, and take no memory."""
-    with _Undrawn():
+    with Undrawn():
         return config.build()
 
 

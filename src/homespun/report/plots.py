@@ -248,4 +248,5 @@ def render(figure: Figure, kind: str) -> bytes:
     out = io.BytesIO()
     metadata = {"Date": None} if kind == "svg" else None
     figure.savefig(out, format=kind, dpi=160, facecolor=CARD, metadata=metadata)
+    figure.set_layout_engine("none")  # laid out once for both kinds: it takes longer than drawing
     return out.getvalue()

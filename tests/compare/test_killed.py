@@ -1,0 +1,125 @@
+"""A comparison killed at any moment, and begun again, tells what an uninterrupted one tells, but for times."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import killed
+import pytest
+from comparing import records
+
+CONTEXT = multiprocessing.get_context("forkserver")
+TIMES = {"time", "seconds", "tokens/s", "seconds per iteration", "peak memory, training", "peak memory, inference"}
+MEASURED = {"latency", "inference-memory", "crossovers-latency", "crossovers-memory"}
+
+
+def begun(target: Callable[..., Any], *arguments: object) -> Any:
+    process = CONTEXT.Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def killed_by(process: Any) -> bool:
+    process.join(60)
+    return bool(process.exitcode == -signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """One that was never interrupted, and one killed in a trial, between two, and in its report."""
+    CONTEXT.set_forkserver_preload(["killed"])
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "once").mkdir()
+    once, again = folder / "once" / "runs", folder / "runs"
+    uninterrupted = begun(killed.whole, once)
+    runner = begun(killed.whole, again)
+    checkpoint = again / "trials/good/seed-0/topics/checkpoint.json"
+    deadline = time.monotonic() + 60
+    while not checkpoint.is_file() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(runner.pid, signal.SIGKILL)
+    assert killed_by(runner)
+    assert records(again)["good/seed-0"]["status"] == "running"
+    assert killed_by(begun(killed.until_done, again, "poor/seed-0"))
+    states = {name: record["status"] for name, record in records(again).items()}
+    assert states == {"good/seed-0": "done", "poor/seed-0": "done", "good/seed-1": "waiting", "poor/seed-1": "waiting"}
+    assert killed_by(begun(killed.until_page, again))
+    last = begun(killed.whole, again)
+    for process in (last, uninterrupted):
+        process.join(60)
+        assert process.exitcode == 0
+    return once, again
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """Of every stage, without what it took."""
+    found = {}
+    for path in sorted(folder.rglob("result.json")):
+        told = json.loads(path.read_text())
+        masked = {
+            key: value for key, value in told.items() if key not in ("seconds", "tokens_per_second", "peak_bytes")
+        }
+        found[str(path.relative_to(folder))] = masked
+    return found
+
+
+def tables(folder: Path) -> dict[str, Any]:
+    told = json.loads((folder / "comparison.json").read_text())
+    for name, table in told["tables"].items():
+        hidden = [i for i, title in enumerate(table["columns"]) if title in TIMES]
+        for row in table["rows"]:
+            for place in hidden if name not in MEASURED else range(1, len(row)):
+                row[place] = None
+    return {name: table for name, table in told["tables"].items() if not name.startswith("crossovers")}
+
+
+def test_what_was_cut_off_went_on_from_its_checkpoint(folders: tuple[Path, Path]) -> None:
+    _, again = folders
+    calls = {
+        str(path.parent.relative_to(again)): path.read_text().split("\n")[:-1] for path in again.rglob("calls.txt")
+    }
+    cut = calls.pop("trials/good/seed-0/topics")
+    assert cut[0] == "from 0"
+    assert len(cut) == 2
+    assert int(cut[1].removeprefix("from ")) > 0
+    assert set(map(tuple, calls.values())) == {("from 0",)}  # nothing else was trained twice
+    assert len(calls) == 2 * 2 * 2 - 1
+
+
+def test_its_results_are_the_same(folders: tuple[Path, Path]) -> None:
+    once, again = folders
+    assert results(again) == results(once)
+    assert len(results(once)) == 2 * 2 * 2 + 1
+    predictions = sorted(path.relative_to(once) for path in once.rglob("predictions/*.jsonl"))
+    assert len(predictions) == 2 * 2 + 1
+    for path in predictions:
+        assert (again / path).read_bytes() == (once / path).read_bytes()
+
+
+def test_its_report_is_the_same(folders: tuple[Path, Path]) -> None:
+    once, again = folders
+    assert tables(again) == tables(once)
+    told, wanted = (json.loads((folder / "comparison.json").read_text()) for folder in (again, once))
+    for key in ("trials", "tasks", "advice", "notices"):
+        assert told[key] == wanted[key]
+    assert wanted["tasks"]["topics"]["best"] == "good"
+    assert [c["alike"] for c in wanted["tasks"]["topics"]["contenders"]] == [True, False, False]
+    reports = [{str(p.relative_to(f)) for p in (f / "report").rglob("*") if p.is_file()} for f in (once, again)]
+    optional = {
+        name for names in reports for name in names if "crossovers" in name
+    }  # of what was measured by the clock
+    assert reports[0] - optional == reports[1] - optional
+
+
+def test_a_cut_off_trial_shows_its_steps_once(folders: tuple[Path, Path]) -> None:
+    _, again = folders
+    lines = (again / "trials/good/seed-0/topics/metrics.jsonl").read_text().splitlines()
+    steps = [event["step"] for event in map(json.loads, lines) if event["event"] == "step"]
+    assert steps == list(range(1, 31))
