@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from comparing import comparison
 
@@ -15,6 +16,8 @@ from homespun.errors import UserError
 from homespun.jobs.recipe import comparison_names
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
+from homespun.vectors.store import save_vectors
+from homespun.vectors.word_vectors import WordVectors
 
 TEXTS = [f"the {a} of a {b} is {c}" for a in ["price", "value", "sum"] for b in ["bond", "share"] for c in "upward"]
 SMALL = {"model": {"hidden_size": 16, "embedding_size": 8, "intermediate_size": 24, "num_attention_heads": 2}}
@@ -97,6 +100,29 @@ def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) 
     ):
         assert reason in words
     assert "good" not in words
+
+
+def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
+    words, wide = made / "words", made / "wide"
+    for path, size in ((words, 8), (wide, 11)):
+        save_vectors(WordVectors(("price", "bond"), np.ones((2, size), np.float32), np.array([3, 2]), {}), path)
+    fits = {"pretrain": {"vectors": str(words)}}
+    assert checked(made, variations={"fits": fits}) == []
+    refused = {
+        "fits": fits,
+        "wide": {"pretrain": {"vectors": str(wide)}},
+        "which": {"pretrain": {"vectors": ""}},
+        "nowhere": {"pretrain": {"vectors": "no/such/vectors"}},
+    }
+    with pytest.raises(UserError, match=r"3 of 4 variations cannot be built") as told:
+        checked(made, variations=refused)
+    for words_ in (
+        "wide: the vectors of",
+        "give model.embedding_size=11",
+        "which: which word vectors?",
+        "no/such/vectors",
+    ):
+        assert words_ in str(told.value)
 
 
 def test_one_reason_of_several_variations_is_said_once(made: Path) -> None:

@@ -94,6 +94,32 @@ def test_trials_that_pretrain_alike_share_one_run(tmp_path: Path) -> None:
     assert f"--from {tmp_path}/trials/frozen/seed-1/../../tuned/seed-1/pretrain" in words
 
 
+def test_word_vectors_are_handed_on_and_part_what_is_shared(tmp_path: Path) -> None:
+    begun = {"pretrain": {"vectors": "glove"}}
+    recipe = of(variations={"drawn": {}, "begun": begun, "frozen": begun | {"finetune": {"objective.frozen": True}}})
+    assert run(recipe, tmp_path)["done"] == 3
+    found = records(tmp_path)
+    assert "shared_with" not in found["begun/seed-0"]["stages"]["pretrain"]
+    assert found["frozen/seed-0"]["stages"]["pretrain"]["shared_with"] == "begun/seed-0"
+    assert "--vectors glove" in (tmp_path / "trials/begun/seed-0/pretrain/calls.txt").read_text()
+    assert "--vectors" not in (tmp_path / "trials/drawn/seed-0/pretrain/calls.txt").read_text()
+    for path in tmp_path.glob("trials/*/*/trial.json"):  # as records were before there were vectors
+        record = json.loads(path.read_text())
+        del record["stages"]["pretrain"]["vectors"]
+        path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="None is now glove"):
+        run(recipe, tmp_path)
+
+
+def test_a_record_of_before_there_were_vectors_goes_on(tmp_path: Path) -> None:
+    run(of("good"), tmp_path)
+    path = tmp_path / "trials/good/seed-0/trial.json"
+    record = json.loads(path.read_text())
+    del record["stages"]["pretrain"]["vectors"]
+    path.write_text(json.dumps(record))
+    assert run(of("good"), tmp_path)["done"] == 1
+
+
 def test_a_trial_whose_shared_pretraining_failed_says_so(tmp_path: Path) -> None:
     recipe = of(variations={"a": {}, "b": {}}, pretrain={"recipe": "bad"})
     run(recipe, tmp_path)

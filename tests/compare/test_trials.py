@@ -94,6 +94,16 @@ def test_stages_follow_one_another_or_begin_with_a_checkpoint() -> None:
     assert further.stages[1].start_from is None
 
 
+def test_word_vectors_are_of_the_stage_of_pretraining() -> None:
+    recipe = comparison(
+        pretrain={**PRETRAIN, "vectors": "words.bin"},
+        variations={"given": {}, "drawn": {"pretrain": {"vectors": None}}, "other": {"pretrain": {"vectors": "glove"}}},
+        seeds=1,
+    )
+    assert [trial.stages[0].vectors for trial in trials(recipe)] == ["words.bin", None, "glove"]
+    assert all("vectors" not in " ".join(trial.stages[0].settings) for trial in trials(recipe))
+
+
 def test_without_pretraining_the_budget_is_that_of_each_task() -> None:
     made = trials(comparison(finetune=TASK, start_from="some/model", budget={"epochs": 2}, seeds=1))
     assert made[0].settings == {

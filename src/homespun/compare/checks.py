@@ -21,7 +21,12 @@ from homespun.jobs.pretrain import fitted
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
 from homespun.jobs.trials import plan
 from homespun.models.config import ModelConfig
-from homespun.models.store import Stored
+from homespun.models.model import Model
+from homespun.models.store import Stored, Undrawn
+from homespun.text.tokenizer import Tokenizer
+from homespun.vectors.starting import begin_embeddings
+from homespun.vectors.store import open_vectors
+from homespun.vectors.word_vectors import WordVectors
 
 _EXAMPLES = 64  # that a head is built for
 
@@ -74,6 +79,7 @@ class _Reader:
         self.checked = Checked()
         self._corpora: dict[str, Corpus] = {}
         self._models: dict[str, Stored] = {}
+        self._vectors: dict[str, WordVectors] = {}
         self._examples: dict[str, _Examples] = {}
 
     def corpus(self, path: str) -> Corpus:
@@ -85,6 +91,11 @@ class _Reader:
         if source not in self._models:
             self._models[source] = open_model(source)
         return self._models[source]
+
+    def vectors(self, path: str) -> WordVectors:
+        if path not in self._vectors:
+            self._vectors[path] = open_vectors(path)
+        return self._vectors[path]
 
     def examples(self, recipe: FinetuneRecipe) -> _Examples:
         name = recipe.data.model_dump_json()
@@ -142,9 +153,20 @@ def _pretrained(stage: Stage, reader: _Reader) -> Stored:
         target_length=recipe.objective.target_length(length),
     )
     config = ModelConfig(backbone=backbone) if begin is None else begin.config
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         model, made = recipe.objective.build(config, corpus.tokenizer).product()
+    if stage.vectors is not None:
+        _begin_with(stage, model, corpus.tokenizer, reader)
     return Stored(model, made, corpus.tokenizer)
+
+
+def _begin_with(stage: Stage, model: Model, tokenizer: Tokenizer, reader: _Reader) -> None:
+    """Refuse vectors that do not fit."""
+    if not stage.vectors:
+        raise UserError("which word vectors? set pretrain.vectors, made by `homespun vectors train`, or leave it out")
+    if stage.start_from is not None:
+        raise UserError("start_from brings embeddings of its own; give it or vectors, not both")
+    begin_embeddings(model, tokenizer, reader.vectors(stage.vectors), source=stage.vectors)
 
 
 def _passes(recipe: PretrainRecipe, corpus: Corpus) -> list[str]:
@@ -177,7 +199,7 @@ def _finetuned(stage: Stage, begin: Stored, reader: _Reader) -> None:
     plan(recipe, task, examples.training, examples.validation, examples.test)
     _, kinds = np.unique(task.strata(examples.training), axis=0, return_index=True)
     some = [examples.training[index] for index in np.sort(kinds)[:_EXAMPLES].tolist()]
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         bare = Stored(begin.config.build(), begin.config, begin.tokenizer, begin.labels, begin.task)
         if len(kinds) <= _EXAMPLES:
             task.lesson(recipe.objective, bare, task.rows(some))

@@ -54,6 +54,7 @@ class Record:
                     "path": stage.name,
                     "recipe": stage.recipe,
                     "start_from": stage.start_from,
+                    "vectors": stage.vectors,
                     "finished": False,
                     "seconds": 0.0,
                     "processor_seconds": 0.0,
@@ -125,7 +126,8 @@ def read_record(path: Path) -> dict[str, Any]:
 def _same_trial(path: Path, values: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
     def said(record: Mapping[str, Any]) -> dict[str, Any]:
         stages = record["stages"].items()
-        begins = {f"{name}: {key}": stage[key] for name, stage in stages for key in ("recipe", "start_from")}
+        given = ("recipe", "start_from", "vectors")  # the last is younger than the others
+        begins = {f"{name}: {key}": stage.get(key) for name, stage in stages for key in given}
         return begins | {f"{name}: {a.partition('=')[0]}": a for name, all_ in record["settings"].items() for a in all_}
 
     before, now = said(values), said(fresh)

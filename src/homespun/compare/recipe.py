@@ -35,6 +35,7 @@ class PretrainStage(Config):
 
     recipe: str = Field(description="a shipped recipe for pretraining, or a .yaml file")
     start_from: str | None = Field(default=None, description="model to go on from (`pretrain --from`)")
+    vectors: str | None = Field(default=None, description="word vectors to begin with (`pretrain --vectors`)")
     settings: Settings = Field(default={})
 
 
@@ -50,7 +51,7 @@ class Variation(Config):
 
     about: str = ""
     start_from: str | None = Field(default=None, description="fine-tune this model, in place of pretraining one")
-    pretrain: Settings = Field(default={}, description="changes to pretraining; `recipe` and `start_from` too")
+    pretrain: Settings = Field(default={}, description="changes to pretraining; `recipe`, `start_from`, `vectors` too")
     finetune: Settings = Field(default={}, description="changes to every task; `recipe` too")
     tasks: dict[str, Settings] = Field(default={}, description="changes to one task, by its name")
 

@@ -26,7 +26,7 @@ from homespun.training.interruption import Interruption
 logger = logging.getLogger(__name__)
 
 _POLL, _LOOK = 0.1, 5.0  # seconds between asking whether a process has ended, and how far those under way are
-_REPORT_SHARE = 0.01  # of the time so far may go into reports on the way
+_REPORT_SHARE, _FIRST_REPORT = 0.01, 3.0  # of the time so far may go into reports on the way; seconds, until known
 MEASURE = "measure"
 
 
@@ -131,7 +131,7 @@ class Runner:
         self._jobs: list[Job] = []
         self._baselines: set[str] = set()
         self._counted = begun  # processor time of this process, up to which it is in a record
-        self._reported, self._report_cost = time.monotonic(), 0.0
+        self._reported, self._report_cost = time.monotonic(), _FIRST_REPORT
 
     def add(self, records: Sequence[Record], *, retry_failed: bool = False) -> None:
         """More trials to run. One that would pretrain as an earlier one does is given that one's run."""
@@ -276,6 +276,7 @@ class Runner:
             start_from = str(record.path_of("pretrain"))
         words = [stage.kind, stage.recipe, *stage.settings, "--out", str(path), "--resume", "--json"]
         words += [] if start_from is None else ["--from", start_from]
+        words += [] if stage.vectors is None else ["--vectors", stage.vectors]
         command = Command(tuple(words), record.folder / "logs" / f"{stage.name}.log")
         return Job(command, f"{record.trial.place} {stage.name}", record, stage)
 
@@ -397,7 +398,7 @@ def _no_report(out: Path) -> Path:
 
 def _alike(stage: Stage) -> tuple[object, ...]:
     """Equal for stages that would do the same."""
-    return (stage.recipe, stage.start_from, stage.settings)
+    return (stage.recipe, stage.start_from, stage.vectors, stage.settings)
 
 
 def _share_of(job: Job) -> float:

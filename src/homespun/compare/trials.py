@@ -32,6 +32,7 @@ class Stage:
         recipe: its recipe.
         start_from: the model it begins with; None: a fresh one, or that of the pretraining before it.
         settings: ``KEY=VALUE`` changes to the recipe, later ones over earlier.
+        vectors: word vectors that its embeddings begin with; None: none.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Stage:
     recipe: str
     start_from: str | None
     settings: tuple[str, ...]
+    vectors: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,9 @@ def trial_of(recipe: CompareRecipe, line: Line, seed: int, found: Mapping[str, A
         base = recipe.pretrain
         own = flat(variation.pretrain)
         name, begin = own.pop("recipe", base.recipe), own.pop("start_from", base.start_from)
+        vectors = own.pop("vectors", base.vectors)
         settings = _joined(line.name, [base.settings, own, _below("pretrain.", chosen)], recipe.budget)
-        stages.append(Stage("pretrain", "pretrain", name, begin, _closed(settings, seed, recipe.budget)))
+        stages.append(Stage("pretrain", "pretrain", name, begin, _closed(settings, seed, recipe.budget), vectors))
     elif ignored := [*variation.pretrain, *_below("pretrain.", line.varied)]:
         raise UserError(
             f"variation {line.name} pretrains nothing, so {', '.join(ignored)} has no meaning; leave it out"
