@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import gzip
+import hashlib
 import html
 import io
 import json
@@ -25,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS = Path(__file__).parent / "comparisons"
 SHARED = ROOT.parent / "shared" / "data"
-VOCAB_SIZE = 8000
+VOCAB_SIZE, WORDS = 8000, 20_000
 _FEWEST = 10  # filings whose training part has an item, or it is no class
 
 
@@ -122,17 +123,61 @@ def bullets(data: Path, out: Path) -> None:
             _write(path, "".join(json.dumps(row) + "\n" for row in kept))
 
 
+def agnews(data: Path, out: Path) -> None:
+    """AG News, title and description as one text, by topic; corpora and vectors of the training part."""
+    names = (data / "ag_news" / "classes.txt").read_text(encoding="utf-8").split("\n")
+    for split in ("train", "test"):
+        with gzip.open(data / "ag_news" / f"{split}.csv.gz", "rt", encoding="utf-8", newline="") as file:
+            rows = [(" ".join(" ".join(row[1:3]).split()), names[int(row[0]) - 1].strip()) for row in csv.reader(file)]
+        _table(out / f"agnews-{split}.csv", ({"text": text, "label": label} for text, label in rows))
+    _lineage(out, "agnews")
+
+
+def tweets(data: Path, out: Path) -> None:
+    """Tweets on a series, and whether they give something away: each once, a fifth of them the test."""
+    with (data / "spoiler_tweets" / "tweet_data.csv").open(encoding="utf-8", newline="") as file:
+        read = ((" ".join(html.unescape(row[0]).split()), row[1].strip()) for row in csv.reader(file) if len(row) > 1)
+        once = {text.casefold(): (text, label) for text, label in read if text and label in ("s", "ns")}
+    parts: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
+    for key, (text, label) in once.items():
+        part = "test" if hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % 5 == 0 else "train"
+        parts[part].append({"text": text, "label": label})
+    for split, rows in parts.items():
+        _table(out / f"tweets-{split}.csv", rows)
+    _lineage(out, "tweets")
+
+
+def _lineage(out: Path, name: str) -> None:
+    """Of the text of a training part: a corpus of pieces of words, one of words, and GloVe's vectors."""
+    with (out / f"{name}-train.csv").open(encoding="utf-8", newline="") as file:
+        texts = list(csv.DictReader(file))
+    _corpus(out / name, lambda: texts)
+    _corpus(out / f"{name}-words", lambda: texts, kind="words", vocab_size=WORDS)
+    vectors = out / f"{name}-glove"
+    if not vectors.is_dir():
+        given = ("--corpus", str(out / f"{name}-words"), "--out", str(vectors))
+        _homespun("vectors", "train", "glove", *given, "method.size=128", "words.min_count=3")
+
+
 MADE: Mapping[str, Callable[[Path, Path], None]] = {
     "financial": financial,
     "phrasebank": phrasebank,
     "topics": topics,
     "newsgroups": newsgroups,
     "items": items,
+    "agnews": agnews,
+    "tweets": tweets,
     "bullets": bullets,
 }
 
 
-def _corpus(folder: Path, documents: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
+def _corpus(
+    folder: Path,
+    documents: Callable[[], Iterable[Mapping[str, Any]]],
+    *,
+    kind: str = "wordpiece",
+    vocab_size: int = VOCAB_SIZE,
+) -> None:
     """``FOLDER.jsonl``, ``FOLDER-tokenizer`` and ``FOLDER``, the corpus, which is made last."""
     if folder.is_dir():
         return
@@ -141,8 +186,8 @@ def _corpus(folder: Path, documents: Callable[[], Iterable[Mapping[str, Any]]]) 
         _write(text, "".join(json.dumps({"text": row["text"]}) + "\n" for row in documents()))
     given = ("--input", str(text))
     if not tokenizer.is_dir():
-        size = ("--vocab-size", str(VOCAB_SIZE))
-        _homespun("tokenizer", "train", *given, "--kind", "wordpiece", "--lowercase", *size, "--out", str(tokenizer))
+        size = ("--vocab-size", str(vocab_size))
+        _homespun("tokenizer", "train", *given, "--kind", kind, "--lowercase", *size, "--out", str(tokenizer))
     more = ("--duplicates", "near", "--sentences", "--out", str(folder))
     _homespun("corpus", "build", *given, "--tokenizer", str(tokenizer), *more)
 
