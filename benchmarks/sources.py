@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 COMPARISONS = Path(__file__).parent / "comparisons"
 SHARED = ROOT.parent / "shared" / "data"
-VOCAB_SIZE, WORDS = 8000, 20_000
+VOCAB_SIZE = 8000
 _FEWEST = 10  # filings whose training part has an item, or it is no class
 
 
@@ -130,7 +130,7 @@ def agnews(data: Path, out: Path) -> None:
         with gzip.open(data / "ag_news" / f"{split}.csv.gz", "rt", encoding="utf-8", newline="") as file:
             rows = [(" ".join(" ".join(row[1:3]).split()), names[int(row[0]) - 1].strip()) for row in csv.reader(file)]
         _table(out / f"agnews-{split}.csv", ({"text": text, "label": label} for text, label in rows))
-    _lineage(out, "agnews")
+    _lineage(out, "agnews", words=20_000)
 
 
 def tweets(data: Path, out: Path) -> None:
@@ -144,15 +144,15 @@ def tweets(data: Path, out: Path) -> None:
         parts[part].append({"text": text, "label": label})
     for split, rows in parts.items():
         _table(out / f"tweets-{split}.csv", rows)
-    _lineage(out, "tweets")
+    _lineage(out, "tweets", words=8_000)
 
 
-def _lineage(out: Path, name: str) -> None:
+def _lineage(out: Path, name: str, *, words: int) -> None:
     """Of the text of a training part: a corpus of pieces of words, one of words, and GloVe's vectors."""
     with (out / f"{name}-train.csv").open(encoding="utf-8", newline="") as file:
         texts = list(csv.DictReader(file))
     _corpus(out / name, lambda: texts)
-    _corpus(out / f"{name}-words", lambda: texts, kind="words", vocab_size=WORDS)
+    _corpus(out / f"{name}-words", lambda: texts, kind="words", vocab_size=words)
     vectors = out / f"{name}-glove"
     if not vectors.is_dir():
         given = ("--corpus", str(out / f"{name}-words"), "--out", str(vectors))
