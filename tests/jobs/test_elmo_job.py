@@ -138,6 +138,9 @@ def test_senses_are_shown(world: World, elmo: Path, capsys: pytest.CaptureFixtur
 
     app([*map(str, asked)], standalone_mode=False)
     assert "  [BANK]" not in capsys.readouterr().out
+    long = " ".join(["of the market"] * 50)  # it is read around the word, as far as the model was taught on
+    for text in (f"bank {long}", f"{long} bank", f"{long} bank {long}"):
+        assert world.run(*asked, "--sentence", text)["senses"][0]["nearest"][0]["cosine"] < 1
     files = world.run("senses", world.base, "--word", "market", "--input", world.train, "--text-field", "sentence")
     assert files["occurrences"] > 2
 

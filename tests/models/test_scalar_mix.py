@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from homespun.models.recurrent import RecurrentConfig
 from homespun.models.scalar_mix import EveryLayer, ScalarMix, ScalarMixHeadConfig, layers_mixed, told_of_mix
 from homespun.models.sequence_heads import BiLSTMHeadConfig, MeanHeadConfig
 from homespun.models.store import load_model, save_model
+from homespun.objectives.numbers import Regression
 from homespun.objectives.sentence_labels import SentenceLabels
 from homespun.objectives.span_answers import SpanAnswers
 from homespun.objectives.supervised import Classification
@@ -168,6 +170,11 @@ def test_other_tasks_read_it_too() -> None:
         assert model(ids, keep).shape == shape
         assert isinstance(model_config.head, ScalarMixHeadConfig)
         model_config.build().load_state_dict(model.state_dict())
+    numbers = Regression(layers="mix").build(config.build(), config, np.array([1.0, 2.0, 4.0])).eval()
+    plain, plain_config = numbers.product()
+    assert isinstance(plain_config.head, ScalarMixHeadConfig)
+    torch.testing.assert_close(plain.eval()(ids, keep), numbers.model(ids, keep), rtol=1e-5, atol=1e-5)
+    assert len(told_of_mix(plain.head)["layers"]["weights"]) == LAYERS + 1
     again = SpanAnswers(layers="mix").build(*made[2][0].product())
     assert again.model is made[2][0].model  # fine-tuned before, it goes on with its head
     task = Classification(layers="mix", head=MeanHeadConfig())

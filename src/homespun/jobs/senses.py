@@ -139,7 +139,7 @@ def _occurrences(stored: Stored, word: str, texts: Iterable[str]) -> Iterator[_O
             framed = np.concatenate([[tokenizer.cls_id], read, [tokenizer.sep_id]])
             stand = min(last + 1 - begin, len(read))
             known = tokenizer.unk_id is None or bool((ids[pieces] != tokenizer.unk_id).any())
-            yield _Occurrence(known, _shown(text, start, end), framed, first - begin + 1, stand + 1)
+            yield _Occurrence(known, _shown(text, start, end), framed, max(first - begin, 0) + 1, stand + 1)
 
 
 def _shown(text: str, start: int, end: int) -> str:
