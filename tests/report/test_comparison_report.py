@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -167,6 +168,22 @@ def test_every_chapter_is_there_and_the_page_asks_for_nothing(folder: Path) -> N
     colour = "#cc79a7"  # the fourth of the palette, of the fourth variation
     for name in ("pretrain-1-generator-by-step", "phrasebank-by-time", "latency-by-length"):
         assert colour in (folder / "report" / "plots" / f"{name}.svg").read_text().lower()
+
+
+def test_on_paper_what_is_folded_is_open_but_for_configs(folder: Path) -> None:
+    page = (folder / "report" / "index.html").read_text()
+    by_title = {title: kind for kind, title in re.findall(r'<details class="(\w*)"><summary>([^<]*)</summary>', page)}
+    assert set(by_title.values()) == {"", "code", "named"}
+    assert by_title["comparison.yaml"] == by_title["Configs of bert"] == "code"
+    assert by_title["Every trial, and what became of it"] == ""
+    assert by_title["Machine and versions"] == "named"  # the table in it has that heading
+    assert page.count("<details") == len(by_title)
+    printed = page[page.index("@media print") :]
+    assert "details::details-content { content-visibility: visible; }" in printed
+    assert "details.code, details.named > summary { display: none; }" in printed
+    # of tables only long ones may be divided between pages
+    whole = re.findall(r'<figure class="table( whole)?">.*?</figure>', page, re.DOTALL)
+    assert {" whole", ""} == set(whole)
 
 
 def test_fronts_crossovers_and_ablations(folder: Path, told: Told) -> None:
