@@ -35,8 +35,7 @@ def as_begun(recipe: R, out: str | Path, *, main: bool = True) -> R:
     known = _known(tree)
     seed = _before(tree) if known is None else known
     if known is None and main:
-        for config in (*sorted(path.parent.glob("trials/*/config.yaml")), path):  # the run's own last: it is asked
-            _write(config, seed)
+        _write_all(Path(out), seed)
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_seed": seed})})
 
 
@@ -52,9 +51,11 @@ def _before(tree: dict[str, Any]) -> int:
     return found if isinstance(found, int) else 0
 
 
-def _write(path: Path, seed: int) -> None:
-    tree = read_yaml(path)
-    data = tree.get("data")
-    if isinstance(data, dict):
-        data["split_seed"] = seed
-        write_file(path, str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)))
+def _write_all(run: Path, seed: int) -> None:
+    """Into the configs of a run and its trainings; its own last, since that is the one that is asked."""
+    for path in (*sorted(run.glob("trials/*/config.yaml")), run / "config.yaml"):
+        tree = read_yaml(path)
+        data = tree.get("data")
+        if isinstance(data, dict):
+            data["split_seed"] = seed
+            write_file(path, str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)))
