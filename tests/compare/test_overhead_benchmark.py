@@ -1,0 +1,67 @@
+"""The benchmark of what comparing costs: what it makes of the files, and that its comparison is one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import compare_overhead
+from benchmarks.compare_overhead import Took
+from comparing import comparison
+
+from homespun.compare.trials import trials
+
+
+def finished(folder: Path, status: str = "done") -> Path:
+    for number, name in enumerate(("masked", "replaced")):
+        for seed in (0, 1):
+            record: dict[str, Any] = {"name": name, "seed": seed, "status": status, "settings": {}}
+            took = 100.0 + 10 * number + seed
+            record["stages"] = {
+                "pretrain": {"processor_seconds": took, "seconds": 2 * took},
+                "packages": {"processor_seconds": 7.0, "seconds": 11.0},
+            }
+            place = folder / "trials" / name / f"seed-{seed}"
+            place.mkdir(parents=True)
+            (place / "trial.json").write_text(json.dumps(record))
+    (folder / "comparison.json").write_text(json.dumps({"overhead": {"share": 0.03}}))
+    return folder
+
+
+def test_the_whole_is_held_against_what_the_trials_take_by_hand(tmp_path: Path) -> None:
+    folder = finished(tmp_path / "out")
+    inside = 107.0 + 108 + 117 + 118
+    by_hand = [Took(107.0, 211.0), Took(117.0, 231.0), Took(108.0, 213.0), Took(118.0, 233.0)]
+    told = compare_overhead.told(folder, Took(1.04 * inside, 1.1 * 888), by_hand)
+    assert told["ratios"] == {"processor": 1.04, "clock": 1.1, "beside_stages": 1.04}
+    assert told["stages_inside"] == pytest.approx({"processor": inside, "clock": 888.0})
+    assert told["trials_own"] == pytest.approx({"processor": inside, "clock": 888.0})
+    # a trial that took a tenth less by hand than in the comparison: so would have the others
+    told = compare_overhead.told(folder, Took(inside, 888.0), [Took(0.9 * 107.0, 0.9 * 211.0)])
+    assert told["ratios"]["processor"] == told["ratios"]["clock"] == pytest.approx(1 / 0.9, abs=1e-4)
+    assert (told["trials"], told["by_hand"]) == (4, 1)
+
+
+def test_a_comparison_that_failed_is_no_measurement(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="not all trials"):
+        compare_overhead.told(finished(tmp_path / "out", "failed"), Took(1, 1), [Took(1, 1)])
+
+
+def test_its_comparison_is_two_variations_with_two_seeds_by_steps(tmp_path: Path) -> None:
+    tree = compare_overhead.comparison(tmp_path, (tmp_path / "a.csv", tmp_path / "b.csv"), 31, 0.5)
+    made = trials(comparison(**{key: value for key, value in tree.items() if key != "kind"}))
+    assert [trial.place for trial in made] == ["replaced/seed-0", "masked/seed-0", "replaced/seed-1", "masked/seed-1"]
+    for trial in made:
+        assert "train.budget={steps: 31}" in trial.stages[0].settings
+        assert f"data.test={tmp_path / 'b.csv'}" in trial.stages[1].settings
+
+
+def test_what_is_there_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare_overhead, "prepare", lambda *_: None)
+    finished(tmp_path / "comparison")
+    with pytest.raises(SystemExit):
+        compare_overhead.run(["--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        compare_overhead.run(["--out", str(tmp_path / "new"), "--train", "a.csv"])
