@@ -62,7 +62,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 def told(folder: Path, whole: Took, hand: Sequence[Took]) -> dict[str, Any]:
     """What came of it: the whole, its stages as the comparison counted them, and by hand.
 
-    Of trials that were not run by hand the stages count as in the comparison, times what the others took more or less.
+    Of trials that were not run by hand the stages count as in the comparison.
     """
     records = [json.loads(path.read_text(encoding="utf-8")) for path in trials(folder)]
     if not all(record["status"] == "done" for record in records):
@@ -74,12 +74,8 @@ def told(folder: Path, whole: Took, hand: Sequence[Took]) -> dict[str, Any]:
         )
         for record in records
     ]
-    inside, same = sum(stages, Took(0, 0)), sum(stages[: len(hand)], Took(0, 0))
-    outside = sum(hand, Took(0, 0))
-    own = Took(
-        inside.processor * outside.processor / same.processor,
-        inside.clock * outside.clock / same.clock,
-    )
+    inside = sum(stages, Took(0, 0))
+    own = sum([*hand, *stages[len(hand) :]], Took(0, 0))
     own_told = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["overhead"]
     return {
         "trials": len(records),
