@@ -61,7 +61,8 @@ def senses(
     Args:
         run: a run or a model of one stack, such as an ELMo or a BERT.
         word: as it is written; several words may be one.
-        texts, inputs: where it is looked for: texts, and files as everywhere (``text_field`` is their column).
+        texts: where it is looked for.
+        inputs: files where it is looked for, as everywhere, with ``text_field``, ``encoding`` and ``columns``.
         sentence: compare the word in this text alone, which is not among the others.
         layer: whose vectors: 0 is what enters the layers; the last one where not given.
         nearest: how many of each.
