@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recurrent_stacks import APART, CHARACTERS, FIELDS, MAXIMUM, SEQ, VOCAB, WIDTH, build, some_ids
 from torch import Tensor, nn
 
 from homespun.config import validate
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder
 from homespun.models.bilm import AdaptiveSoftmax, BiLMHead, BiLMHeadConfig, cutoffs_for
 from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, CharacterWords, spell
 from homespun.models.config import ModelConfig
@@ -26,35 +26,7 @@ from homespun.nn.two_directions import TwoDirections
 from homespun.text.extend import NewWords
 from homespun.text.tokenizer import Tokenizer
 
-VOCAB, SEQ, MAXIMUM, WIDTH = 53, 13, 31, 11
-CHARACTERS = {"embedding_size": 5, "max_word_length": 7, "filters": ((1, 3), (2, 5), (3, 7)), "num_highway_layers": 2}
-FIELDS: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 2 * WIDTH,
-    "bidirectional": True,
-    "apart": True,
-    "max_position_embeddings": MAXIMUM,
-    "initializer_range": 0.5,
-}
-CONFIGS = {
-    name: RecurrentConfig.model_validate(FIELDS | fields)
-    for name, fields in {
-        "elmo": {"characters": CHARACTERS, "cell_size": 17},
-        "three layers": {"characters": CHARACTERS, "cell_size": 17, "num_hidden_layers": 3},
-        "words": {"embedding_size": 7},
-        "gru": {"cell": "gru", "characters": CHARACTERS},
-    }.items()
-}
-every_stack = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-
-
-def build(config: RecurrentConfig, seed: int = 1, **fields: Any) -> Encoder:
-    torch.manual_seed(seed)
-    return config.model_copy(update=fields).build().eval()
-
-
-def some_ids(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+every_stack = pytest.mark.parametrize("config", APART.values(), ids=APART)
 
 
 def tokenizer_of(*words: str) -> Tokenizer:
@@ -103,33 +75,6 @@ def test_padding_does_not_leak_and_alone_is_as_in_a_batch(config: RecurrentConfi
 
 
 @every_stack
-def test_packed_documents_do_not_see_each_other(config: RecurrentConfig) -> None:
-    encoder, ids = build(config), some_ids(2, SEQ)
-    documents = torch.tensor([[0] * 3 + [1] * 7 + [2] * 3, [0] * 5 + [-1] * 8])
-    for keep in (documents >= 0, torch.ones_like(documents, dtype=torch.bool)):
-        hidden = encoder(ids, attention_mask=keep, documents=documents)
-        for row, start, length in ((0, 0, 3), (0, 3, 7), (0, 10, 3), (1, 0, 5)):
-            alone = encoder(ids[row : row + 1, start : start + length])
-            torch.testing.assert_close(hidden[row, start : start + length], alone[0], rtol=1e-5, atol=1e-5)
-
-
-@every_stack
-def test_masked_rows_and_dropout(config: RecurrentConfig) -> None:
-    encoder, ids = build(config), some_ids(2, SEQ)
-    for keep in (torch.tensor([[True], [False]]), torch.tensor([[False], [False]])):
-        hidden = encoder(ids, attention_mask=keep.expand(2, SEQ))
-        hidden.square().sum().backward()
-        assert hidden.isfinite().all()
-        assert all(p.grad is None or p.grad.isfinite().all() for p in encoder.parameters())
-    assert torch.equal(encoder(ids), encoder(ids))
-    encoder.train()
-    assert not torch.equal(encoder(ids), encoder(ids))
-    encoder.zero_grad()
-    encoder(ids).square().sum().backward()
-    assert all(p.grad is not None and p.grad.any() for p in encoder.parameters())
-
-
-@every_stack
 def test_gradient_checkpointing_changes_nothing(config: RecurrentConfig) -> None:
     encoder, ids = build(config).train(), some_ids(2, SEQ)
     keep = torch.arange(SEQ) < torch.tensor([[SEQ], [7]])
@@ -143,7 +88,7 @@ def test_gradient_checkpointing_changes_nothing(config: RecurrentConfig) -> None
 
 
 def test_it_is_two_networks_of_pytorch() -> None:
-    encoder, ids = build(CONFIGS["elmo"]), some_ids(3, SEQ)
+    encoder, ids = build(APART["elmo"]), some_ids(3, SEQ)
     words = encoder.embeddings(ids)
     halves = []
     for name, turn in (("forwards", False), ("backwards", True)):
@@ -163,7 +108,7 @@ def test_it_is_two_networks_of_pytorch() -> None:
 
 def test_words_are_spelled_between_marks() -> None:
     tokenizer = tokenizer_of("bank", "bark", "Ébène", "extraordinary")
-    words = build(CONFIGS["elmo"], vocab_size=tokenizer.vocab_size + 2).embeddings
+    words = build(APART["elmo"], vocab_size=tokenizer.vocab_size + 2).embeddings
     assert isinstance(words, CharacterWords)
     unspelled = words.characters[-2:].clone()
     words.spell(tokenizer)
@@ -183,7 +128,7 @@ def test_words_are_spelled_between_marks() -> None:
 
 def test_a_words_vector_is_of_its_letters_alone() -> None:
     tokenizer = tokenizer_of("bank", "bark", "bans", "a", "banking")
-    words = build(CONFIGS["elmo"], vocab_size=tokenizer.vocab_size).embeddings
+    words = build(APART["elmo"], vocab_size=tokenizer.vocab_size).embeddings
     words.spell(tokenizer)  # type: ignore[union-attr, operator]
     ids = torch.tensor([[tokenizer.tokens.index(name) for name in ("bank", "bans", "bark", "a", "bank")]])
     vectors = words(ids)[0]
@@ -192,7 +137,7 @@ def test_a_words_vector_is_of_its_letters_alone() -> None:
         assert (vectors[0] - vectors[other]).abs().max() > 1e-3
     # in any company, with longer words or without, and not computed apart
     torch.testing.assert_close(words(ids[:, 3:4])[0, 0], vectors[3], rtol=1e-6, atol=1e-6)
-    swapped = build(CONFIGS["elmo"], vocab_size=tokenizer.vocab_size).embeddings
+    swapped = build(APART["elmo"], vocab_size=tokenizer.vocab_size).embeddings
     swapped.spell(tokenizer)  # type: ignore[union-attr, operator]
     with torch.no_grad():
         swapped.characters[ids[0, 0]] = swapped.characters[ids[0, 1]]  # type: ignore[union-attr, index]
@@ -201,7 +146,7 @@ def test_a_words_vector_is_of_its_letters_alone() -> None:
 
 def test_filters_see_the_whole_word_and_nothing_behind_it() -> None:
     """By hand, a word at a time, without padding."""
-    words = build(CONFIGS["elmo"]).embeddings
+    words = build(APART["elmo"]).embeddings
     assert isinstance(words, CharacterWords)
     for word in ([BEGIN, END], [BEGIN, 66, END], [BEGIN, 66, 67, 68, 69, 70, END]):
         table = torch.tensor([word + [NOTHING] * (7 - len(word))])
@@ -240,7 +185,7 @@ def test_cells_may_be_wider_than_what_they_give_in_one_direction_too() -> None:
 @pytest.mark.parametrize("head", [{}, {"softmax": "adaptive", "cutoffs": (7, 23)}], ids=["full", "adaptive"])
 def test_save_and_load_restore_the_bits_and_the_words(head: dict[str, Any], tmp_path: Path) -> None:
     tokenizer = tokenizer_of(*(f"w{number}" for number in range(VOCAB - 5)))
-    config = ModelConfig(backbone=CONFIGS["elmo"], head=BiLMHeadConfig(**head))
+    config = ModelConfig(backbone=APART["elmo"], head=BiLMHeadConfig(**head))
     torch.manual_seed(1)
     model = config.build().eval()
     spell(model, tokenizer)
@@ -282,7 +227,7 @@ def test_an_adaptive_softmax_is_a_distribution_and_its_loss_the_labels_share() -
 
 def test_a_full_softmax_is_cross_entropy() -> None:
     torch.manual_seed(1)
-    head = BiLMHeadConfig().build(build(CONFIGS["elmo"]))
+    head = BiLMHeadConfig().build(build(APART["elmo"]))
     with torch.no_grad():
         head.softmax.bias.normal_()  # type: ignore[union-attr]
     hidden, labels = torch.randn(17, 2 * WIDTH), torch.arange(17) * 3
@@ -306,12 +251,12 @@ def test_new_words_need_no_training(head: dict[str, Any]) -> None:
     """They are spelled at once; the softmax has rows for them."""
     names = [f"w{number}" for number in range(VOCAB - 5)]
     before, after = tokenizer_of(*names), [*names, "zebra", "zebu"]
-    config = ModelConfig(backbone=CONFIGS["elmo"], head=BiLMHeadConfig(**head))
+    config = ModelConfig(backbone=APART["elmo"], head=BiLMHeadConfig(**head))
     torch.manual_seed(1)
     model = config.build().eval()
     spell(model, before)
     stored = load_like(model, config, before)
-    larger = config.model_copy(update={"backbone": CONFIGS["elmo"].with_tokens(VOCAB + 2, 0)})
+    larger = config.model_copy(update={"backbone": APART["elmo"].with_tokens(VOCAB + 2, 0)})
     torch.manual_seed(2)
     grown = larger.build().eval()
     words = grown.backbone.embeddings
@@ -359,9 +304,9 @@ def test_bad_configs_are_refused_in_a_line() -> None:
         with pytest.raises(UserError, match=message):
             validate(RecurrentConfig, FIELDS | fields, source="test")
     with pytest.raises(UserError, match=r"kind wordpiece, whose tokens are pieces of words.*--kind words"):
-        spell(build(CONFIGS["elmo"]), Tokenizer.train(["ab ab abc"], kind="wordpiece", vocab_size=13))
+        spell(build(APART["elmo"]), Tokenizer.train(["ab ab abc"], kind="wordpiece", vocab_size=13))
     with pytest.raises(UserError, match="has no table of them"):
-        ModelConfig.model_validate({"backbone": CONFIGS["elmo"], "head": {"kind": "masked_lm"}}).build()
+        ModelConfig.model_validate({"backbone": APART["elmo"], "head": {"kind": "masked_lm"}}).build()
     with pytest.raises(UserError, match="each once"):
         validate(BiLMHeadConfig, {"cutoffs": [7, 3]}, source="test")
     encoder = {"kind": "recurrent"} | FIELDS
@@ -392,8 +337,8 @@ def test_presets_are_what_they_say() -> None:
 
 
 def test_the_table_is_no_parameter_and_of_small_numbers() -> None:
-    words = build(CONFIGS["elmo"]).embeddings
+    words = build(APART["elmo"]).embeddings
     assert words.characters.dtype == torch.int16  # type: ignore[union-attr]
     assert "characters" not in dict(words.named_parameters())
-    assert isinstance(BiLMHeadConfig().build(build(CONFIGS["elmo"])), BiLMHead)
+    assert isinstance(BiLMHeadConfig().build(build(APART["elmo"])), BiLMHead)
     assert np.array_equal(words.characters[7].numpy()[:3], [BEGIN, ord("7") + 1, END])  # type: ignore[union-attr]

@@ -8,13 +8,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from recurrent_stacks import APART, MAXIMUM, SEQ, SIZES, STACKS, VOCAB, build, some_ids
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.hf.place import find_place
-from homespun.models.backbone import Encoder, EncoderDecoder
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
@@ -24,33 +25,11 @@ from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
 from homespun.nn.recurrent import RecurrentLayer
 
-VOCAB, SEQ, MAXIMUM = 53, 13, 31
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 22,
-    "embedding_size": 17,
-    "max_position_embeddings": MAXIMUM,
-    "initializer_range": 0.5,
-}
-CONFIGS = {
-    f"{cell}-{layers}{'-both' * both}": RecurrentConfig.model_validate(
-        SIZES | {"cell": cell, "num_hidden_layers": layers, "bidirectional": both}
-    )
-    for cell, layers, both in itertools.product(("rnn", "lstm", "gru"), (1, 2), (False, True))
-}
-every_stack = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+every_stack = pytest.mark.parametrize("config", STACKS.values(), ids=STACKS)
+those_apart_too = pytest.mark.parametrize("config", [*STACKS.values(), *APART.values()], ids=[*STACKS, *APART])
 every_pair = pytest.mark.parametrize(
     ("cell", "attention"), [*itertools.product(("rnn", "lstm", "gru"), ("additive", "none"))]
 )
-
-
-def build(config: RecurrentConfig, seed: int = 1, **fields: Any) -> Encoder:
-    torch.manual_seed(seed)
-    return config.model_copy(update=fields).build().eval()
-
-
-def some_ids(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 
 def two_stacks(cell: str, attention: str, **fields: Any) -> tuple[ModelConfig, Model]:
@@ -96,17 +75,18 @@ def test_tokens_mix_and_the_future_does_not_leak(config: RecurrentConfig) -> Non
     assert config.causal or bool(seen.all())
 
 
-@every_stack
+@those_apart_too
 def test_packed_documents_do_not_see_each_other(config: RecurrentConfig) -> None:
     encoder, ids = build(config), some_ids(2, SEQ)
     documents = torch.tensor([[0] * 3 + [1] * 7 + [2] * 3, [0] * 5 + [-1] * 8])
-    hidden = encoder(ids, attention_mask=documents >= 0, documents=documents)
-    for row, start, length in ((0, 0, 3), (0, 3, 7), (0, 10, 3), (1, 0, 5)):
-        alone = encoder(ids[row : row + 1, start : start + length])
-        torch.testing.assert_close(hidden[row, start : start + length], alone[0], rtol=1e-5, atol=1e-5)
+    for keep in (documents >= 0, torch.ones_like(documents, dtype=torch.bool)):
+        hidden = encoder(ids, attention_mask=keep, documents=documents)
+        for row, start, length in ((0, 0, 3), (0, 3, 7), (0, 10, 3), (1, 0, 5)):
+            alone = encoder(ids[row : row + 1, start : start + length])
+            torch.testing.assert_close(hidden[row, start : start + length], alone[0], rtol=1e-5, atol=1e-5)
 
 
-@every_stack
+@those_apart_too
 def test_masked_rows_and_dropout(config: RecurrentConfig) -> None:
     encoder, ids = build(config), some_ids(2, SEQ)
     for keep in (torch.tensor([[True], [False]]), torch.tensor([[False], [False]])):
@@ -152,7 +132,7 @@ def test_save_and_load_restore_the_bits(config: RecurrentConfig, head: Any, tmp_
 @pytest.mark.parametrize("both", [False, True])
 def test_a_stack_is_what_pytorch_calls_one(cell: str, both: bool) -> None:
     """`torch.nn`'s own network of two layers, given our weights."""
-    encoder = build(CONFIGS[f"{cell}-2{'-both' * both}"])
+    encoder = build(STACKS[f"{cell}-2{'-both' * both}"])
     kinds: dict[str, Any] = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
     theirs = kinds[cell](17, 22 // (1 + both), 2, batch_first=True, bidirectional=both)
     for number, layer in enumerate(encoder.layers):
@@ -168,7 +148,7 @@ def test_a_stack_is_what_pytorch_calls_one(cell: str, both: bool) -> None:
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 def test_the_state_is_all_that_is_needed_of_the_tokens_before(cell: str) -> None:
-    encoder, ids = build(CONFIGS[f"{cell}-2"]), some_ids(3, SEQ)
+    encoder, ids = build(STACKS[f"{cell}-2"]), some_ids(3, SEQ)
     whole, cache = encoder(ids), Cache()
     pieces = [encoder.decode(ids[:, start:end], cache=cache) for start, end in ((0, 5), (5, 6), (6, SEQ))]
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-5, atol=1e-5)
@@ -191,12 +171,12 @@ def test_the_state_is_all_that_is_needed_of_the_tokens_before(cell: str) -> None
         alone = encoder(torch.cat([ids[row : row + 1, :length], new[row : row + 1, :1]], 1))
         torch.testing.assert_close(one[row, 0], alone[0, -1], rtol=1e-5, atol=1e-5)
     with pytest.raises(UserError, match="only a causal stack"):
-        build(CONFIGS[f"{cell}-2-both"]).decode(ids, cache=Cache())
+        build(STACKS[f"{cell}-2-both"]).decode(ids, cache=Cache())
 
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 def test_it_writes_from_its_state_as_by_reading_all_again(cell: str) -> None:
-    model = ModelConfig.model_validate({"backbone": CONFIGS[f"{cell}-2"], "head": {"kind": "causal_lm"}}).build().eval()
+    model = ModelConfig.model_validate({"backbone": STACKS[f"{cell}-2"], "head": {"kind": "causal_lm"}}).build().eval()
     ids, lengths = some_ids(3, SEQ), (SEQ, 7, 1)
     keep = torch.arange(SEQ) < torch.tensor(lengths)[:, None]
     for how in ({}, {"num_beams": 3}, {"do_sample": True, "seed": 3}):
@@ -209,7 +189,7 @@ def test_it_writes_from_its_state_as_by_reading_all_again(cell: str) -> None:
 
 
 def test_a_step_of_writing_reads_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ModelConfig.model_validate({"backbone": CONFIGS["lstm-2"], "head": {"kind": "causal_lm"}}).build().eval()
+    model = ModelConfig.model_validate({"backbone": STACKS["lstm-2"], "head": {"kind": "causal_lm"}}).build().eval()
     read: list[int] = []
     layer = model.backbone.layers[0]  # type: ignore[union-attr]
     layer.register_forward_hook(lambda module, given, result: read.append(given[0].shape[1]))  # type: ignore[operator]
@@ -313,12 +293,12 @@ def test_stacks_of_either_kind_go_together() -> None:
 
 
 def test_words_are_tied_through_a_projection_where_the_widths_differ() -> None:
-    config = ModelConfig.model_validate({"backbone": CONFIGS["lstm-2"], "head": {"kind": "causal_lm"}})
+    config = ModelConfig.model_validate({"backbone": STACKS["lstm-2"], "head": {"kind": "causal_lm"}})
     model = config.build()
     head: Any = model.head
     assert head.weight is model.backbone.embeddings.words.weight
     assert (head.transform.in_features, head.transform.out_features) == (22, 17)
-    alike = config.model_copy(update={"backbone": CONFIGS["lstm-2"].model_copy(update={"embedding_size": 0})}).build()
+    alike = config.model_copy(update={"backbone": STACKS["lstm-2"].model_copy(update={"embedding_size": 0})}).build()
     assert isinstance(alike.head.transform, nn.Identity)  # type: ignore[union-attr]
     place, notes = find_place(config)
     assert place is None
@@ -343,4 +323,4 @@ def test_bad_configs_are_refused_in_a_line() -> None:
             source="t",
         )
     with pytest.raises(UserError, match="works on layers of attention, and this model is recurrent"):
-        ModelConfig(backbone=CONFIGS["lstm-2"]).one_stack("the picture")
+        ModelConfig(backbone=STACKS["lstm-2"]).one_stack("the picture")

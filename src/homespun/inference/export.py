@@ -43,10 +43,7 @@ _MEETING = "which tokens meet is found while it runs; use another attention"
 _UNWRITABLE: dict[type[nn.Module], tuple[str, str]] = {
     LSH: ("lsh attention", _MEETING),
     LocalAttention: ("local attention", _MEETING),
-    RecurrentLayer: (
-        "a recurrent network",
-        "padded texts are packed while it runs; use one of attention",
-    ),
+    RecurrentLayer: ("a recurrent network", "padded texts are packed while it runs; use one of attention"),
 }
 _TRIED = ((23, 17), (11, 5))  # texts of these lengths
 
