@@ -31,7 +31,7 @@ SHARED = ROOT.parent / "shared" / "data"
 FIELDS = ("class", "title", "description")
 
 DATA = ("data.text=[title, description]", "data.label=class", "data.length=128", "data.validation=0.05")
-TRAIN = ("baselines=false", "train.best_metric=accuracy", "train.precision=bf16", "train.batch_size=32")
+TRAIN = ("baselines=false", "train.best_metric=accuracy", "train.batch_size=32")
 FULL = (
     "objective.head.kind=mean",
     "train.optimizer.learning_rate=1.0e-4",
@@ -49,7 +49,6 @@ FROZEN = (
 ADAPTING = (
     "objective.masking=dynamic",
     "objective.next_sentence=false",
-    "train.precision=bf16",
     "train.optimizer.learning_rate=1.0e-4",
     "train.budget.epochs=2",
 )
@@ -98,6 +97,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks checkpoint", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32", help="whichever is faster here")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with ag_news/train.csv.gz and test.csv.gz")
     parser.add_argument("--out", type=Path, default=Path("runs/checkpoint"), help="where the runs go")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "checkpoint.json")
@@ -120,9 +120,10 @@ def run(arguments: list[str]) -> dict[str, Any]:
                 if measured["trials"][key]["settings"] != settings:
                     raise SystemExit(f"{key} was measured with other settings; take it out of {options.results} first")
                 continue
-            start = _adapted(out, model, files["train"]) if variant.adapted else model
+            start = _adapted(out, model, files["train"], options.precision) if variant.adapted else model
+            trial = _trial(out / key, start, files, variant, settings, seed, options.precision)
             measured = read(options.results)  # another process may have added to it meanwhile
-            measured["trials"][key] = _trial(out / key, start, files, variant, settings, seed)
+            measured["trials"][key] = trial
             write(options.results, measured)
     return {
         "ours": checkpoint_page.summary(measured["trials"]),
@@ -135,10 +136,17 @@ _SPLITS = ("train", "test")
 
 
 def _trial(
-    folder: Path, start: Path, files: dict[str, Path], variant: Variant, settings: Sequence[str], seed: int
+    folder: Path,
+    start: Path,
+    files: dict[str, Path],
+    variant: Variant,
+    settings: Sequence[str],
+    seed: int,
+    precision: str,
 ) -> dict[str, Any]:
     """One run of the recipe; what its result says of it."""
     own = [f"data.train={files['train']}", f"data.test={files['test']}", f"train.seed={seed}"]
+    own.append(f"train.precision={precision}")
     cache = folder.parent / "cache"
     if variant.frozen:
         own.append(f"objective.cache={cache}")
@@ -163,11 +171,12 @@ def _trial(
         "steps": result["steps"],
         "vectors_computed": _bytes(cache) - before,  # bytes; next to none where an earlier trial had left them
         "settings": list(settings),
+        "precision": precision,
         "machine": machine() | {"threads": os.environ.get("OMP_NUM_THREADS")},
     }
 
 
-def _adapted(out: Path, model: Path, train: Path) -> Path:
+def _adapted(out: Path, model: Path, train: Path, precision: str) -> Path:
     """MiniLM after masked language modelling on the texts of the training rows: once, for all trials."""
     run = out / "adapted"
     if (run / "result.json").is_file():
@@ -178,7 +187,7 @@ def _adapted(out: Path, model: Path, train: Path) -> Path:
         _homespun("corpus", "build", "--input", str(train), *fields, "--tokenizer", str(model), "--out", str(corpus))
     resume = ["--resume"] if run.is_dir() else []
     _homespun(
-        *("pretrain", "bert-mini", f"data.corpus={corpus}", *ADAPTING),
+        *("pretrain", "bert-mini", f"data.corpus={corpus}", *ADAPTING, f"train.precision={precision}"),
         *("--from", str(model), "--out", str(run), *resume),
     )
     return run

@@ -50,7 +50,8 @@ def page(measured: Mapping[str, Any], about: Mapping[str, str]) -> str:
     lines += [f"- {name}: `{' '.join(settings)}`" for name, settings in _settings(trials).items()]
     if notes := measured.get("notes"):
         lines += ["", "## Notes", "", *(f"- {note}" for note in notes)]
-    if machines := {_machine(trial["machine"]) for trial in trials.values()}:
+    machines = {_machine(trial["machine"], trial["precision"]) for trial in trials.values()}
+    if machines:
         lines += ["", "Measured on " + "; ".join(sorted(machines)) + "."]
     return "\n".join(lines) + "\n"
 
@@ -141,8 +142,8 @@ def _settings(trials: Trials) -> dict[str, list[str]]:
     return {key.rpartition("-")[0]: trial["settings"] for key, trial in trials.items()}
 
 
-def _machine(machine: Mapping[str, Any]) -> str:
+def _machine(machine: Mapping[str, Any], precision: str) -> str:
     threads = f", {machine['threads']} thread" if machine.get("threads") else ""
     gpu = machine["gpu"] or "no GPU"
     versions = f"Python {machine['python']}, torch {machine['torch']}"
-    return f"{machine['cpu']}, {machine['cores']} cores{threads}, {gpu}, {versions}"
+    return f"{machine['cpu']}, {machine['cores']} cores{threads}, {precision}, {gpu}, {versions}"

@@ -21,6 +21,7 @@ def trial(accuracy: float, name: str = "full", **fields: Any) -> dict[str, Any]:
         "peak_bytes": 2_000_000_000,
         "vectors_computed": 0,
         "settings": [*checkpoint.DATA, *checkpoint.TRAIN, *checkpoint.VARIANTS[name].settings],
+        "precision": "float32",
         "machine": {"cpu": "a processor", "cores": 2, "gpu": None, "python": "3", "torch": "2"},
     }
     return known | fields
@@ -101,6 +102,6 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     variant = checkpoint.VARIANTS["frozen-cnn"]
     files = {"train": tmp_path / "train.csv", "test": tmp_path / "test.csv"}
     with pytest.raises(FileNotFoundError):  # the command that would have written it did nothing
-        checkpoint._trial(tmp_path / "run", tmp_path, files, variant, variant.settings, 4)
+        checkpoint._trial(tmp_path / "run", tmp_path, files, variant, variant.settings, 4, "float32")
     assert ran[0][-1] == "--resume"
     assert f"objective.cache={tmp_path / 'cache'}" in ran[0]
