@@ -225,6 +225,17 @@ def test_an_adaptive_softmax_is_a_distribution_and_its_loss_the_labels_share() -
     assert empty == 0
 
 
+def test_an_adaptive_softmax_adds_up_in_full_precision() -> None:
+    torch.manual_seed(1)
+    head = BiLMHeadConfig(softmax="adaptive", cutoffs=(7, 23)).build(build(APART["elmo"]))
+    features, labels = torch.randn(3000, WIDTH).bfloat16(), torch.arange(3000) % VOCAB
+    truth = head.loss(features.float(), labels)[0]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, scores = head.loss(features, labels)[0], head.softmax.scores(features)
+    assert loss.dtype == scores.dtype == torch.float32
+    assert torch.equal(loss, truth)
+
+
 def test_a_full_softmax_is_cross_entropy() -> None:
     torch.manual_seed(1)
     head = BiLMHeadConfig().build(build(APART["elmo"]))

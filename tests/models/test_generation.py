@@ -325,6 +325,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "drawn beams": ("full", {"do_sample": True, "num_beams": 2}, "exclude each other"),
     "many": ("full", {"num_return_sequences": 2}, "there are as many texts as beams"),
     "wide": ("full", {"num_beams": 22}, "of a vocabulary of 43; take at most half as many"),
+    "no such end": ("full", {"eos_token_id": [3, 500], "min_new_tokens": 2}, "eos_token_id=500 is not in a vocabulary"),
+    "forced": ("full", {"forced_eos_token_id": 43}, "forced_eos_token_id=43 is not in a vocabulary of vocab_size=43"),
     "stopping": ("full", {"early_stopping": "sometimes", "num_beams": 2}, "early_stopping"),
 }
 

@@ -289,6 +289,24 @@ def test_training_drops_out_and_evaluation_is_deterministic(config: EncoderConfi
 
 
 @every_variant
+def test_half_precision(config: EncoderConfig) -> None:
+    encoder, ids = build(config).train(), some_ids(2, SEQ)
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = encoder(ids)
+    hidden.float().square().sum().backward()
+    assert hidden.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters())
+
+
+def test_what_pads_a_causal_text_is_learned_where_it_is_read() -> None:
+    """In GPT-2 it is what ends a text."""
+    encoder, ids = build(EncoderConfig.model_validate(SIZES | {"causal": True, "pad_token_id": 7})), some_ids(1, SEQ)
+    ids[0, 3] = 7
+    encoder(ids).square().sum().backward()
+    assert encoder.embeddings.words.weight.grad[7].any()
+
+
+@every_variant
 def test_any_length_up_to_the_maximum(config: EncoderConfig) -> None:
     encoder = build(config)
     for length in (1, 2, 3, 5, 17, MAXIMUM - 1, MAXIMUM):

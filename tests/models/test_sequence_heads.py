@@ -9,6 +9,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import (
     BiLSTMHeadConfig,
     ConvolutionalHeadConfig,
@@ -73,6 +75,14 @@ def test_a_fully_masked_row_gives_no_nan(kind: type[Any]) -> None:
     assert logits.isfinite().all()
     assert hidden.grad is not None
     assert hidden.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_may_be_of_numbers(kind: type[Any]) -> None:
+    config = EncoderConfig(vocab_size=29, hidden_size=22, num_attention_heads=2, num_hidden_layers=1)
+    model = ModelConfig(backbone=config, head=kind(num_labels=3)).build().eval()
+    ids, keep = torch.arange(22).view(2, 11) + 5, torch.arange(11) < torch.tensor([[11], [7]])
+    assert torch.equal(model(ids, attention_mask=keep.long()), model(ids, attention_mask=keep))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -67,6 +67,14 @@ def test_blocked_is_dense(
         torch.testing.assert_close(ours, truth)
 
 
+def test_a_plan_that_evaluation_made_serves_training() -> None:
+    sparse, parts = Sparse((Window(16, (2,)),)), [torch.randn(1, 1, 701, 5, requires_grad=True) for _ in range(3)]
+    with torch.inference_mode():
+        Blocked(sparse)(*parts, Mask())
+    Blocked(sparse)(*parts, Mask()).sum().backward()
+    assert all(part.grad is not None for part in parts)
+
+
 FIVE = {
     "alike": Sparse((Window(19),), Global(first=2)),
     "each its own": Sparse(

@@ -102,6 +102,17 @@ def test_causal_is_for_each_token_what_it_would_get_if_the_text_ended_there(
 
 
 @every_map
+def test_no_key_that_comes_later_is_in_a_sum_however_large(feature_map: FeatureMap) -> None:
+    kernel, (query, key, value) = Performer(HEAD_DIM, FEATURES, feature_map=feature_map), queries_keys_values()
+    before = kernel(query, key, value, Mask(causal=True))[:, :, :7]
+    later = torch.cat([key[:, :, :7], 50 * key[:, :, 7:]], 2)
+    values = kernel(query, later, value, Mask(causal=True))
+    torch.testing.assert_close(values[:, :, :7], before, rtol=1e-5, atol=1e-5)
+    for gradient in torch.autograd.grad(values.square().sum(), (query, key, value)):
+        assert gradient.isfinite().all()
+
+
+@every_map
 @both_ways
 def test_padding_is_nothing_wherever_it_stands(feature_map: FeatureMap, causal: bool) -> None:
     kernel, (query, key, value) = Performer(HEAD_DIM, FEATURES, feature_map=feature_map), queries_keys_values()
@@ -223,6 +234,8 @@ def test_redrawing_is_a_function_of_seed_layer_and_step() -> None:
     assert torch.equal(draws[0], kernel().projection)
     for other in (kernel(seed=1), kernel(layer=1)):
         assert not torch.equal(other.projection, kernel().projection)
+    redraw(resumed.eval(), 34)  # frozen: what it gives must stay as it is
+    assert torch.equal(resumed.projection, kernel().projection)
     never = kernel(redraw_interval=0)
     redraw(never, 1000)
     assert torch.equal(never.projection, kernel().projection)

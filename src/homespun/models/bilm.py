@@ -70,13 +70,21 @@ class AdaptiveSoftmax(nn.Module):
 
     def loss(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | None]:
         """The sum of the cross entropies. Which word is the likeliest would take all of the softmax."""
-        told = self.network(features, labels).output if len(labels) else features.sum(-1) * 0.0
-        return -told.sum(), None
+        if not len(labels):
+            return features.sum() * 0.0, None
+        with torch.autocast(features.device.type, enabled=False):
+            return -self.network(_full(features), labels).output.sum(), None
 
     def scores(self, features: Tensor) -> Tensor:
         """(..., width) -> (..., vocab) logarithms of probabilities."""
-        found: Tensor = self.network.log_prob(features.flatten(0, -2))
+        with torch.autocast(features.device.type, enabled=False):
+            found: Tensor = self.network.log_prob(_full(features).flatten(0, -2))
         return found.view(*features.shape[:-1], -1)
+
+
+def _full(features: Tensor) -> Tensor:
+    """In float32 at least: the groups' logarithms are put together in the features' type."""
+    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 class BiLMHead(nn.Module):

@@ -29,7 +29,7 @@ class Embeddings(nn.Module):
         norm: nn.Module,
         type_vocab_size: int,
         dropout: float,
-        pad_token_id: int = 0,
+        pad_token_id: int | None = 0,
         scale: bool = False,
         words: nn.Embedding | None = None,
         late: nn.Module | None = None,

@@ -156,7 +156,8 @@ class EncoderConfig(Config):
             norm=self._norm(size) if self.embedding_norm else nn.Identity(),
             type_vocab_size=self.type_vocab_size,
             dropout=self.hidden_dropout_prob,
-            pad_token_id=self.pad_token_id,
+            # a causal stack's padding may be what ends its texts (GPT-2), which is read and learned as any token
+            pad_token_id=None if self.causal else self.pad_token_id,
             scale=self.scale_embedding,
             words=words,
             late=LearnedPositions(self.max_position_embeddings, size) if self.enhanced_mask_decoder else None,

@@ -91,7 +91,7 @@ class Model(nn.Module):
             return hidden
         of_texts = () if chunks is None else (chunks,)  # token heads know of none
         real = attention_mask if decoder_input_ids is None else decoder_attention_mask
-        logits: Tensor = self.head(hidden, real, *of_texts)
+        logits: Tensor = self.head(hidden, None if real is None else real.bool(), *of_texts)
         return logits
 
     def read(self, input_ids: Tensor, context: Mapping[str, Tensor | None]) -> Tensor:

@@ -58,7 +58,7 @@ class GlobalAttention(nn.Module):
             found = self._see_all(query, hidden, mask, everywhere).transpose(1, 2).flatten(2)
             if everywhere.real is not None:
                 found = torch.where(everywhere.real[..., None], found, values.gather(1, index))
-            values = values.scatter(1, index, found)
+            values = values.scatter(1, index, found.to(values.dtype))
         mixed: Tensor = self.output(values)
         return mixed
 

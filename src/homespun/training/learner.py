@@ -120,6 +120,8 @@ class Learner:
                     raise ValueError(f"terms {uncounted} of the loss are not counted in Batch.targets {list(targets)}")
                 # processes average their gradients; the gradient of the step is their sum
                 total = loss.total(targets) * self.accelerator.num_processes
+                if self.accelerator.num_processes > 1:  # which wait for the gradient of every parameter, used or not
+                    total = total + self._nothing()
                 torch.autograd.backward(self._scaler.scale(total))
             terms = loss.terms.values()
             sums = [term.sum.detach().float() for term in terms]
@@ -129,6 +131,10 @@ class Learner:
         if figures is None:
             raise ValueError("a step without a micro-batch")
         return Gradients(names, weights, figures)
+
+    def _nothing(self) -> Tensor:
+        """() float: 0, of every parameter that learns."""
+        return torch.stack([p.sum() for p in self.objective.parameters() if p.requires_grad]).sum() * 0.0
 
     def update(self, gradients: Gradients, targets: dict[str, float], *, learning_rate: float) -> Update:
         """Clip the gradients and let the optimizer make its step.
@@ -158,7 +164,7 @@ class Learner:
             raise UserError("out of memory in the optimizer's update: take a smaller model") from error
         self._scaler.update()
         named = list(zip(gradients.names, gradients.weights, sums, counts, strict=True))
-        loss = math.fsum(weight * value / max(targets[name], 1.0) for name, weight, value, _ in named if weight)
+        loss = math.fsum(weight * value / (targets[name] or 1.0) for name, weight, value, _ in named if weight)
         means = {name: value / count if count else math.nan for name, _, value, count in named}
         return Update(loss, means, length)
 

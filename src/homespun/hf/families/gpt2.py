@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019): causal, normalised before the sublayers, embeddings not at all, one tied head.
 
-A GPT has no padding token of its own: where config.json names none, it is the end of text, with which texts are padded.
-As every padding token here, it is then not learned as an input.
+A GPT has no padding token of its own: where config.json names none, it is the end of text, with which texts are padded
+and which is learned as an input all the same.
 
 A text is classified by its last token: the last real one here, there the last that is not the padding token.
 """

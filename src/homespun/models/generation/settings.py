@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal, TypedDict
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -32,6 +32,9 @@ class SpecialTokens:
     decoder_start_token_id: int = 0
     forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None
+
+
+GENERATION_TOKENS = {field.name for field in fields(SpecialTokens)}
 
 
 class GenerationArguments(TypedDict, total=False):

@@ -14,7 +14,7 @@ from homespun.models.context import Context
 from homespun.models.evaluating import evaluating
 from homespun.models.generation.scores import uniforms
 from homespun.models.generation.search import Beams, Ends, Task, one_by_one
-from homespun.models.generation.settings import GenerationConfig
+from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig
 from homespun.models.generation.steps import Prompt, Writer, begin
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
@@ -119,6 +119,13 @@ def _checked(
     if not input_ids.numel() or (keep is not None and not bool(keep.any(1).all())):
         raise UserError("a prompt is empty: give each at least one token, such as that which begins a text")
     vocab_size = backbone.embeddings.words.num_embeddings
+    for name in arguments.keys() & GENERATION_TOKENS:
+        given_ids = getattr(config, name)
+        for token in given_ids if isinstance(given_ids, tuple) else (given_ids,):
+            if token is not None and token >= vocab_size:
+                raise UserError(f"{name}={token} is not in a vocabulary of vocab_size={vocab_size}")
+    # a checkpoint may name an end that its vocabulary has not; then nothing but the length ends a text
+    config = config.model_copy(update={"eos_token_id": tuple(t for t in config.eos_token_id if t < vocab_size)})
     if 2 * config.num_beams > vocab_size:
         raise UserError(f"num_beams={config.num_beams} of a vocabulary of {vocab_size}; take at most half as many")
     if keep is not None and bool(keep.all()):

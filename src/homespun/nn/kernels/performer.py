@@ -125,15 +125,16 @@ class Performer(nn.Module):
         features = self._queries(query)  # (batch, heads, chunk, features)
         scores, norm, own = self._key_scores(key, keep)
         largest = torch.maximum(own.cummax(2).values, state.largest)  # the stabiliser up to each key
+        keys = self._keys(scores, norm + own)
+        # each query's sums are in units of its own stabiliser, so that no later key, however large, is in them
+        each = self.epsilon * (features.sum(-1, True) + self.epsilon * self.num_features)
+        weights = features @ keys.transpose(-1, -2) + self.epsilon * keys.sum(-1)[:, :, None, :]
+        weights = (weights * (own.transpose(-1, -2) - largest).clamp(max=0).exp() + each).tril()
+        before = features @ state.products + self.epsilon * state.products.sum(-2, keepdim=True)
+        values = weights @ value + before * (state.largest - largest).exp() + each * state.values
         last = largest[:, :, -1:]
-        keys = self._keys(scores, norm + last)
-        products = state.products * (state.largest - last).exp()
-        # epsilon is in units of exp(largest so far), the exponentials in units of exp(largest of the chunk)
-        each = self.epsilon * (largest - last).exp() * (features.sum(-1, True) + self.epsilon * self.num_features)
-        weights = features @ keys.transpose(-1, -2) + self.epsilon * keys.sum(-1)[:, :, None, :] + each
-        values = weights.tril() @ value + features @ products
-        values = values + self.epsilon * products.sum(-2, keepdim=True) + each * state.values
-        products = products + keys.transpose(-1, -2) @ value
+        products = (keys * (own - last).exp()).transpose(-1, -2) @ value
+        products = products + state.products * (state.largest - last).exp()
         return _normalised(values), _State(products, state.values + value.sum(-2, keepdim=True), last)
 
     def _nothing(self, value: Tensor) -> _State:
@@ -194,9 +195,9 @@ class Performer(nn.Module):
 
 
 def redraw(model: nn.Module, step: int) -> None:
-    """Tell every `Performer` in ``model`` that ``step`` (from 0) of training begins."""
+    """Tell every `Performer` in ``model`` that is trained that ``step`` (from 0) of training begins."""
     for module in model.modules():
-        if isinstance(module, Performer):
+        if isinstance(module, Performer) and module.training:
             module.redraw(step)
 
 

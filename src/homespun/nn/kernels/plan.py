@@ -37,6 +37,7 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # who asks first may be in it, and training could not use such tensors
 def make_plan(sparse: Sparse, length: int, causal: bool, device: torch.device) -> Plan | None:
     """The plan for one length, or None where blocks would not be faster than the whole table."""
     if not sparse.patterns:
