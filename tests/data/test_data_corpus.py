@@ -140,8 +140,10 @@ def test_documents_without_text_are_left_out(corpus_of):
 
 
 def test_lone_surrogates_do_not_stop_a_build(corpus_of, tokenizer):
-    corpus = corpus_of(["the \ud800 market"])
+    corpus = corpus_of([Document("the \ud800 market", "a \ud800")])
     assert tokenizer.decode(corpus.tokens(0)) == "the ? market"
+    assert corpus.labels() == ["a ?"]
+    assert corpus.label_counts == {"a ?": 1}
 
 
 @pytest.mark.parametrize("documents", [[], [Document("")], [Document("")] * 5])
@@ -252,6 +254,14 @@ def test_another_job_does_not_go_on_with_it(tmp_path, tokenizer, other_tokenizer
     with pytest.raises(UserError, match=rf"another job \({change} was .*, now .*\)"):
         build_corpus(documents, other_tokenizer if change == "tokenizer" else tokenizer, tmp_path / "c", **given)
     assert contents(tmp_path / "c") == before
+
+
+def test_what_differs_is_told_where_it_begins_to(tmp_path, tokenizer):
+    described = "a.txt, " * 30
+    with pytest.raises(Killed):
+        build_corpus(killed_after(made_up(11), 5), tokenizer, tmp_path / "c", inputs=f"{described}b.txt")
+    with pytest.raises(UserError, match=r"inputs was .*b\.txt.*, now .*c\.txt"):
+        build_corpus(made_up(11), tokenizer, tmp_path / "c", inputs=f"{described}c.txt")
 
 
 def test_inputs_that_became_fewer_are_refused(tmp_path, tokenizer, small_shards):

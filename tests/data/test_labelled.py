@@ -35,6 +35,11 @@ class TestLabels:
     def test_numbers_are_ordered_by_value_and_names_by_the_alphabet(self) -> None:
         assert Labels.collect(["10", "2", "b", "a", "2"]).names == ("2", "10", "a", "b")
 
+    def test_what_is_no_finite_number_is_a_name(self) -> None:
+        numbers = [str(number) for number in range(23)]
+        names = ["-inf", "NaN", "inf", "nan"]
+        assert Labels.collect([*names, *numbers]).names == (*numbers, *names)
+
     def test_there_and_back(self) -> None:
         labels = Labels.collect(["b", "a", "c"])
         assert labels.encode(["c", "a"]).tolist() == [2, 0]

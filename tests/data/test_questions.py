@@ -53,6 +53,19 @@ def test_forms_of_a_question(tmp_path: Path) -> None:
     assert not any(one.realigned for one in found)
 
 
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        *((value, True) for value in (True, 1, "True", " true ", "1")),
+        *((v, False) for v in (False, 0, "FALSE", "0", "", None)),
+    ],
+)
+def test_what_is_impossible_may_be_said_in_words(said: Any, told: bool, tmp_path: Path) -> None:
+    row = {"question": "Which?", "context": CONTEXT, "answers": "new quay", "is_impossible": said}
+    (found,) = read_questions([write(tmp_path / "rows.jsonl", row)])
+    assert found.answers == (() if told else ("new quay",))
+
+
 def test_wrong_offsets_are_mended(tmp_path: Path) -> None:
     second = CONTEXT.rindex("the harbour")
     rows = [
@@ -73,6 +86,10 @@ def test_wrong_offsets_are_mended(tmp_path: Path) -> None:
         ({"question": "q", "context": ["c"], "answers": []}, "column 'context' holds a list, not text"),
         ({"question": "q", "context": "c", "answers": [["c"]]}, "takes texts, or objects with text and answer_start"),
         ({"question": "q", "context": "c", "answers": [{"text": "c", "answer_start": "0"}]}, "takes texts, or objects"),
+        (
+            {"question": "q", "context": "c", "answers": "c", "is_impossible": "perhaps"},
+            "row 1 of .*: is_impossible is true or false, 1 or 0, not 'perhaps'",
+        ),
         ({"paragraphs": [{"context": "c"}]}, "has no column 'qas'"),
         ({"paragraphs": "c"}, "'paragraphs' takes a list of objects"),
     ],

@@ -65,7 +65,7 @@ def test_windows_label_every_word_once(tokenizer: Tokenizer, length: int, stride
 
 
 def test_lists_texts_and_conll_are_read_alike(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / "a.jsonl").write_text('{"words": ["a", "b"], "tags": [1, 0]}\n{"words": "a b", "tags": "1 0"}\n')
+    (tmp_path / "a.jsonl").write_text('{"words": ["a", "b"], "tags": [1, "0 "]}\n{"words": "a b", "tags": "1 0"}\n')
     (tmp_path / "b.txt").write_text("a x 1\nb x 0\n")
     one = TaggedWords(("a", "b"), ("1", "0"))
     assert read_tagged([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]) == [one, one, one]

@@ -15,6 +15,7 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.export import export_beside, export_huggingface
 from homespun.hf.open import open_model
+from homespun.jobs.convert import convert
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import KINDS, Tokenizer
@@ -222,6 +223,43 @@ def test_reformers(backbone: Any, head: Any, name: str, words: list[str], tmp_pa
         torch.testing.assert_close(again.model.backbone(**given), hidden, atol=1e-6, rtol=1e-6)
         if again.config.head is not None:
             torch.testing.assert_close(again.model(**given), model(**given), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", ["gpt2-lm", "gpt-lm", "reformer"])
+def test_texts_end_there_where_they_end_here(place: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    backbone, head, name = (
+        (reformer("local", causal=True), UNTIED, "ReformerModelWithLMHead") if place == "reformer" else PLACES[place]
+    )
+    model, config = build(backbone, head)
+    given = inputs(pad_id=TOKENIZER.pad_id, segments=0, lengths=(7,))
+    endless = model.generate(**given, max_new_tokens=9, use_cache=False)[0].tolist()
+    end = endless[-1]  # the tokenizer's name for the end of a text is a token that is written
+    tokenizer = Tokenizer(TOKENIZER.content, TOKENIZER.roles | {"sep": TOKENIZER.tokens[end]})
+    export_huggingface(tmp_path / "hf", model, config, tokenizer)
+    tree = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert (tree["architectures"], tree["bos_token_id"], tree["eos_token_id"]) == ([name], tokenizer.cls_id, end)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    expected = endless[: endless.index(end, 7) + 1]
+    assert theirs.generate(**given, max_new_tokens=9, do_sample=False)[0].tolist() == expected
+    ours = open_model(tmp_path / "hf").model
+    assert ours.generate(**given, max_new_tokens=9, use_cache=False)[0].tolist() == expected
+
+
+def test_a_checkpoint_keeps_the_tokens_that_its_config_names(tmp_path: Path) -> None:
+    model, config = build(GPT2, {"kind": "causal_lm"})
+    export_huggingface(tmp_path / "theirs", model, config, TOKENIZER)
+    path = tmp_path / "theirs" / "config.json"
+    for begin, end, kept in (
+        (TOKENIZER.mask_id, TOKENIZER.pad_id, (TOKENIZER.mask_id, TOKENIZER.pad_id)),
+        (50256, 17, (TOKENIZER.cls_id, TOKENIZER.sep_id)),  # beyond the vocabulary, and a word of it
+    ):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"bos_token_id": begin, "eos_token_id": end}))
+        convert(tmp_path / "theirs", tmp_path / "ours")
+        convert(tmp_path / "ours", tmp_path / "back", to="hf")
+        tree = json.loads((tmp_path / "back" / "config.json").read_text())
+        assert (tree["bos_token_id"], tree["eos_token_id"]) == kept
+        assert open_model(tmp_path / "ours").model.special_tokens.eos_token_id == kept[1]
 
 
 def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Path) -> None:

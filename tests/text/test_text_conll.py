@@ -45,6 +45,13 @@ def test_the_last_sentence_needs_no_empty_line_and_tabs_part_words_with_spaces(t
     assert [record["words"] for record in read_records([str(path)])] == [["New York"], ["is", "big"]]
 
 
+def test_white_space_around_a_tag_is_none_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.bio"
+    path.write_text("New York \tB-LOC\n is\tO \n")
+    (record,) = read_records([str(path)])
+    assert record == {"words": ["New York", "is"], "tags": ["B-LOC", "O"]}
+
+
 def test_lines_of_another_width(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text("Ada B-PER\nwrote\n")

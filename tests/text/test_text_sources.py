@@ -7,6 +7,7 @@ import http.server
 import io
 import json
 import lzma
+import os
 import subprocess
 import sys
 import tarfile
@@ -21,7 +22,7 @@ import zstandard
 
 from homespun.errors import UserError
 from homespun.text import formats
-from homespun.text.sources import Document, Meter, read_documents, read_records
+from homespun.text.sources import Document, Meter, read_documents, read_records, state_of_files
 
 ROWS = [
     {"text": "Zoë met\nMr. Smith, twice", "label": "7"},
@@ -49,6 +50,14 @@ def as_parquet(rows: list[dict[str, str]]) -> bytes:
     stream = io.BytesIO()
     pyarrow.parquet.write_table(pa.Table.from_pylist(rows), stream)
     return stream.getvalue()
+
+
+def test_lone_surrogates_are_read_as_question_marks(tmp_path: Path) -> None:
+    """An emoji cut in two, as JSON has it: nothing could be written of it."""
+    (tmp_path / "a.jsonl").write_text('{"te\\ud83dxt": ["\\ud83d", {"a": "x\\ude00 \\ud83d\\ude00"}], "n": 1}\n')
+    (tmp_path / "b.json").write_text('[{"text": "\\ud83d"}]')
+    records = list(read_records([str(tmp_path / "a.jsonl"), str(tmp_path / "b.json")]))
+    assert records == [{"te?xt": ["?", {"a": "x? \U0001f600"}], "n": 1}, {"text": "?"}]
 
 
 def as_jsonl(rows: list[dict[str, str]]) -> bytes:
@@ -134,6 +143,56 @@ def test_folders_and_globs_are_sorted_and_recursive(tmp_path: Path) -> None:
     assert read(odd) == [{"text": "odd"}]
 
 
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    for name in ("data/b/2.txt", "data/.hidden/3.txt", "elsewhere/1.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    data = tmp_path / "data"
+    (data / "a").symlink_to(tmp_path / "elsewhere")
+    (data / "again").symlink_to(data / "b")
+    (data / "b" / "loop").symlink_to(data)
+    (tmp_path / "elsewhere" / "back").symlink_to(data)
+    (data / ".hidden" / "to").symlink_to(tmp_path / "elsewhere")
+    documents = list(read_documents([str(data)]))
+    assert [document.source for document in documents] == [str(data / "a" / "1.txt"), str(data / "b" / "2.txt")]
+
+
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("open", "closed", ".closed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("words")
+    scan = os.scandir
+
+    def guarded(folder: str) -> object:
+        if str(folder).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", guarded)  # for root, whom nothing is closed to
+    assert f"cannot read the folder {tmp_path / 'closed'}: Permission denied" in problem(tmp_path)
+    (tmp_path / "closed").rename(tmp_path / "opened")
+    assert len(read(tmp_path)) == 2
+
+
+def test_the_state_of_files_is_that_of_the_local_ones(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("words")
+    os.utime(path, (1, 1))
+    elsewhere = ["https://host/a.txt", "owner/name", "/dev/stdin" if not os.path.isfile("/dev/stdin") else "s3://x"]
+    first = state_of_files([str(tmp_path)])
+    assert state_of_files([str(tmp_path), *elsewhere]) == first
+    states = [first]
+    for change in (
+        lambda: os.utime(path, (2, 2)),
+        lambda: (path.write_text("other words"), os.utime(path, (2, 2))),
+        lambda: path.rename(tmp_path / "b.txt"),
+        lambda: (tmp_path / "c.txt").write_text("more"),
+    ):
+        change()
+        states.append(state_of_files([str(tmp_path)]))
+    assert len(set(states)) == 5
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "cp1252"])
 def test_encodings_are_detected(tmp_path: Path, encoding: str) -> None:
     text = "The café owner's résumé: naïve, über, and £5 more than façades cost.\n" * 20
@@ -193,6 +252,18 @@ def test_tsv_keeps_quotes_that_do_not_quote(tmp_path: Path) -> None:
     assert len(read(path)) == formats.SAMPLE_LINES
     path.write_text('text\tlabel\n"stray\t3\n' + "plain\t5\n" * 2003)
     assert len(read(path)) == 2004
+
+
+def test_tsv_quotations_over_several_rows_do_not_join_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    rows = [("plain one", "pos"), ('"I am here.', "pos"), ('You are not."', "neg"), ("last", "pos")]
+    expected = [{"text": text, "label": label} for text, label in rows]
+    for before in (0, formats.SAMPLE_LINES - 3):  # the sample may end within the quotation
+        lines = ["text\tlabel", *["plain\tpos"] * before, *("\t".join(row) for row in rows)]
+        path.write_text("\n".join(lines))
+        assert read(path)[before:] == expected
+    path.write_text('text\n"one\ntwo"\nlast\n')  # one column, which never has a tab
+    assert [r["text"] for r in read(path)] == ["one\ntwo", "last"]
 
 
 def test_csv_mistakes(tmp_path: Path) -> None:
@@ -322,6 +393,23 @@ def test_cut_short(tmp_path: Path, name: str) -> None:
     assert "a." in problem(path)
 
 
+def test_a_tar_that_was_cut_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("a.txt", "note.docx", "b.txt", "c.txt"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 5
+            tar.addfile(entry, io.BytesIO(b"words"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: 4 * 1024 + 512])  # one block of zeros is an end too
+    assert len(read(path)) == 3
+    for length in (512, 1023, 1024, 1124, 1536, 2048, 2559, 3072, 4096, 4096 + 511):
+        path.write_bytes(whole[:length])
+        assert "a.tar is cut short or damaged" in problem(path), length
+    path.write_bytes(whole[:1024] + b"x" + whole[1025:])
+    assert "bad checksum where a file or the end of the archive should be" in problem(path)
+
+
 def test_zstd_frames_one_after_the_other(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.zst"
     frames = [COMPRESS[".zst"](text.encode()) for text in ("one ", "", "two " * 70_001)]
@@ -341,11 +429,14 @@ def test_archives_pass_over_what_is_not_text(tmp_path: Path) -> None:
 
 def test_http_and_a_connection_that_breaks(tmp_path: Path) -> None:
     content = gzip.compress(as_jsonl(ROWS))
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as made:
+        made.writestr("deep/which?.jsonl", as_jsonl(ROWS))
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             plain = self.path.startswith("/plain")
-            body = b"half a text" if plain else content
+            body = b"half a text" if plain else archive.getvalue() if "zip" in self.path else content
             self.send_response(404 if "none" in self.path else 200)
             self.send_header("Content-Length", str(len(body) + 5 * plain))
             self.end_headers()
@@ -358,6 +449,7 @@ def test_http_and_a_connection_that_breaks(tmp_path: Path) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_port}"
         assert read(f"{base}/rows.jsonl.gz?version=3") == ROWS
+        assert read(f"{base}/rows.zip?download=1") == ROWS
         assert "cut short" in problem(f"{base}/plain.txt")
         assert "404" in problem(f"{base}/none.txt")
         server.shutdown()
@@ -369,6 +461,8 @@ def test_other_addresses_go_through_fsspec() -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/shelf/b.parquet", CONTENTS[".parquet"])
     memory.pipe("/shelf/a.csv.gz", gzip.compress(CONTENTS[".csv"]))
+    memory.pipe("/other/no#1.csv", CONTENTS[".csv"])
+    assert read("memory://other") == ROWS
     assert read("memory://shelf/b.parquet") == ROWS
     assert read("memory://shelf") == ROWS + ROWS
     assert read("memory://shelf/*.gz") == ROWS

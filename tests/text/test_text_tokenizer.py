@@ -75,6 +75,23 @@ def test_encoding(tokenizer: Tokenizer) -> None:
     assert np.array_equal(alone, rows[2])
 
 
+def test_lone_surrogates_are_read_as_question_marks(tokenizer: Tokenizer) -> None:
+    texts, clean = ["wool \ud83d yarn", "small café"], ["wool ? yarn", "small café"]
+    for found, expected in zip(tokenizer.encode_batch(texts), tokenizer.encode_batch(clean), strict=True):
+        assert found.tolist() == expected.tolist()
+    pairs = zip(tokenizer.encode_with_offsets(texts), tokenizer.encode_with_offsets(clean), strict=True)
+    for (ids, offsets), (expected_ids, expected_offsets) in pairs:
+        assert ids.tolist() == expected_ids.tolist()
+        assert offsets.tolist() == expected_offsets.tolist()
+
+
+def test_lone_surrogates_do_not_stop_training() -> None:
+    found, expected = (
+        Tokenizer.train([*TEXTS[:29], text], kind="words", vocab_size=60) for text in ("x \ud83d", "x ?")
+    )
+    assert found.fingerprint == expected.fingerprint
+
+
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding(kind: Kind, lowercase: bool) -> None:

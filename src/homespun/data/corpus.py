@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict
 from functools import cached_property
-from itertools import accumulate, islice
+from itertools import accumulate, islice, takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -280,11 +280,14 @@ def _begin(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
         raise UserError(f"{folder} exists and is not empty; a corpus needs a folder of its own")
     begun, *written = lines or [job]
     differs = [
-        f"{key} was {_short(begun.get(key))}, now {_short(job[key])}" for key in job if begun.get(key) != job[key]
+        f"{key} was {_short(begun.get(key), now)}, now {_short(now, begun.get(key))}"
+        for key, now in job.items()
+        if begun.get(key) != now
     ]
     if differs:
         raise UserError(
-            f"{folder} is a half-built corpus of another job ({'; '.join(differs)}); give another folder, or delete it"
+            f"{folder} is a half-built corpus of inputs that have changed, or of another job ({'; '.join(differs)}); "
+            f"give another folder, or delete it"
         )
     folder.mkdir(parents=True, exist_ok=True)
     # written anew, because the next line must not be joined to what a kill left of the last one
@@ -343,9 +346,13 @@ def _name(fingerprint: str, kind: str, vocab_size: int) -> str:
     return f"tokenizer {fingerprint[:12]} ({kind}, {vocab_size:,} tokens)"
 
 
-def _short(value: object) -> str:
+def _short(value: object, other: object) -> str:
+    """A value in 60 characters, those where it begins to differ from the other."""
     text = str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) <= 60:
+        return text
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, str(other), strict=False)))
+    return f"...{text[max(0, alike - 20) :][:54]}..."
 
 
 def _not_a_corpus(path: Path) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homespun.text.clean import sentence_spans
+from homespun.text.clean import sentence_spans, without_surrogates
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
@@ -58,9 +58,10 @@ def _batches(documents: Iterable[Document], *, sentences: bool) -> Iterator[list
     characters = 0
     for document in documents:
         text, num_bytes = _valid(document.text)
+        label = None if document.label is None else without_surrogates(document.label)
         start = 0
         for end in _cuts(text, sentences=sentences):
-            batch.append((text[start:end], (document.label, num_bytes) if end == len(text) else None))
+            batch.append((text[start:end], (label, num_bytes) if end == len(text) else None))
             characters += end - start
             start = end
             if characters >= BATCH_CHARACTERS:
@@ -71,12 +72,12 @@ def _batches(documents: Iterable[Document], *, sentences: bool) -> Iterator[list
 
 
 def _valid(text: str) -> tuple[str, int]:
-    """The text, and its length in UTF-8. JSON can carry lone surrogates, which are no text: they become ``?``."""
+    """The text `without_surrogates`, and its length in UTF-8."""
     try:
         return text, len(text.encode())
     except UnicodeEncodeError:
-        replaced = text.encode(errors="replace")
-        return replaced.decode(), len(replaced)
+        replaced = without_surrogates(text)
+        return replaced, len(replaced.encode())
 
 
 _SPACE = re.compile(r"(?<=\S)\s")

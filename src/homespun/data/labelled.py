@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,9 +100,10 @@ class Labels:
 
 def _number_or_name(name: str) -> tuple[bool, float, str]:
     try:
-        return (False, float(name), name)
+        number = float(name)
     except ValueError:
-        return (True, 0.0, name)
+        number = math.nan
+    return (False, number, name) if math.isfinite(number) else (True, 0.0, name)
 
 
 class LabelledRows:

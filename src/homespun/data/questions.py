@@ -95,7 +95,7 @@ def _question(
     record: Mapping[str, Any], question: str, context: str, answers: str | None, article: str, where: str
 ) -> Question:
     name = str(record.get("id") or "")
-    if answers is None or record.get("is_impossible"):
+    if answers is None or _is_impossible(record, where):
         return Question(question, context, article=article, name=name)
     told = _answers(field_of(record, answers, where=where), answers, where)
     texts, spans, realigned = [], [], 0
@@ -109,6 +109,19 @@ def _question(
     return Question(
         question, context, tuple(dict.fromkeys(texts)), tuple(dict.fromkeys(spans)), article, name, realigned
     )
+
+
+def _is_impossible(record: Mapping[str, Any], where: str) -> bool:
+    """Whether a record says that the text has no answer; a csv says it in words."""
+    value = record.get("is_impossible")
+    if value is None or value != value:  # a gap, in some readers not a number
+        return False
+    told = value.strip().lower() if isinstance(value, str) else value
+    if told in (True, "true", "1"):
+        return True
+    if told in (False, "false", "0", ""):
+        return False
+    raise UserError(f"{where}: is_impossible is true or false, 1 or 0, not {value!r:.80}")
 
 
 def _nearest(context: str, text: str, start: int | None) -> int | None:

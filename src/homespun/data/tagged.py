@@ -62,7 +62,7 @@ def read_tagged(
 
 def _sentence(record: Mapping[str, Any], words: str, tags: str, where: str) -> TaggedWords:
     told = list_of(record, words, where=where)
-    right = list_of(record, tags, where=where)
+    right = tuple(tag.strip() for tag in list_of(record, tags, where=where))
     if len(told) != len(right):
         raise UserError(
             f"{where}: {len(told)} words in {words!r} and {len(right)} tags in {tags!r}; each word has one tag"

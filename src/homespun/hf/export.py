@@ -77,8 +77,12 @@ def export_huggingface(
     if labels is not None and num_labels not in (0, len(labels)):
         raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
     tree = family.write_config(architecture, config, labels=labels)
-    if "sep" in tokenizer.roles:  # classes that answer questions look for it in the text
+    roles = tokenizer.roles
+    if "sep" in roles:  # classes that answer questions look for it in the text
         tree["sep_token_id"] = tokenizer.sep_id
+    if architecture.pipeline == "text-generation":  # transformers assumes those of its own checkpoints
+        tree["bos_token_id"] = tokenizer.cls_id if "cls" in roles or "bos" in roles else None
+        tree["eos_token_id"] = tokenizer.sep_id if "sep" in roles or "eos" in roles else None
     weights = weights_of(model)
     if architecture.kind is None:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}

@@ -17,9 +17,10 @@ from homespun.hf.family import STORED, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modern, read_json, read_weights
 from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.store import Stored, build_undrawn, load_model, take_weights, weights_of
-from homespun.text.tokenizer import Tokenizer
+from homespun.text.tokenizer import STAND_INS, Tokenizer
 
 _NATIVE, _FOREIGN = "homespun.json", "config.json"
 _OF_A_HEAD = "of a head, and the model is opened without"
@@ -131,6 +132,8 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     converted, leftovers = to_ours(table, theirs, config.backbone, source=str(folder))
     _check(table, converted, config, source=str(folder))
     tokenizer = Tokenizer.load(folder)
+    if isinstance(config.backbone, EncoderConfig) and config.backbone.causal:
+        tokenizer = _with_named_ends(tokenizer, tree)
     if tokenizer.vocab_size > config.backbone.vocab_size:
         raise UserError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model embeds "
@@ -148,6 +151,20 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
         tuple(Leftover(there[left.name], left.reason) for left in leftovers),
         architecture.notes(config.backbone),
     )
+
+
+def _with_named_ends(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
+    """The tokenizer, with the special tokens that config.json names to begin and end a text: some have several."""
+    roles = tokenizer.roles
+    for role, key in (("cls", "bos_token_id"), ("sep", "eos_token_id")):
+        token = tree.get(key)
+        if not isinstance(token, int) or not 0 <= token < tokenizer.vocab_size:
+            continue
+        # many configs name GPT-2's own 50256 whatever the vocabulary, in which it may be a word
+        name = tokenizer.tokens[token] if tokenizer.special_mask[token] else ""
+        if name and name != roles.get(role, roles.get(STAND_INS[role])):
+            roles[role] = name
+    return tokenizer if roles == tokenizer.roles else Tokenizer(tokenizer.content, roles)
 
 
 def _mapped(table: Table, converted: Weights, there: dict[str, str], config: ModelConfig) -> dict[str, tuple[str, ...]]:

@@ -13,7 +13,7 @@ from homespun.data.labelled import text_of
 from homespun.errors import UserError
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
 from homespun.text.sentinels import with_sentinels
-from homespun.text.sources import Document, Meter, read_documents, read_records
+from homespun.text.sources import Document, Meter, read_documents, read_records, state_of_files
 from homespun.text.tokenizer import Kind, Tokenizer
 
 Duplicates = Literal["keep", "exact", "near"]
@@ -75,8 +75,12 @@ class Reading:
             yield Document(text, label, where)
 
     def describe(self) -> str:
-        """The same for the same reading: what a half-built corpus is held against."""
-        return json.dumps(asdict(self), sort_keys=True)
+        """The same for the same reading of the same files: what a half-built corpus is held against.
+
+        Raises:
+            UserError: an input that is missing.
+        """
+        return json.dumps(asdict(self) | {"files": state_of_files(self.inputs)}, sort_keys=True)
 
 
 def cleaned(documents: Iterable[Document], *, normal: bool, duplicates: Duplicates) -> Iterator[Document]:
@@ -96,9 +100,11 @@ def tokenizer_folder(out: str | Path) -> Path:
     """Where a tokenizer is to be saved.
 
     Raises:
-        UserError: it holds something else.
+        UserError: it is a file, or holds something else.
     """
     folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file; a tokenizer needs a folder of its own")
     if folder.exists() and any(folder.iterdir()) and not (folder / "tokenizer.json").exists():
         raise UserError(f"{folder} exists and is not a tokenizer; give another --out")
     return folder

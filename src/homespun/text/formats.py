@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from homespun.errors import UserError
+from homespun.text.clean import without_surrogates
 
 Record = dict[str, Any]
 Numbered = tuple[int, Record]  # the line, or where a format has no lines the number of the record, from 1
@@ -167,7 +168,7 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
             continue
         if not found and row.startswith("# ") and " = " in row:
             continue
-        cells = row.split("\t") if "\t" in row else row.split()
+        cells = [cell.strip() for cell in row.split("\t")] if "\t" in row else row.split()
         if header is None:
             header = ["words", *(f"column_{place}" for place in range(2, len(cells))), "tags"][: max(len(cells), 1)]
         if len(cells) != len(header):
@@ -278,15 +279,23 @@ def _is_quoted(sample: Sequence[str]) -> bool:
     if not any(cell.startswith('"') for line in sample for cell in line.split("\t")):
         return False
     reader = csv.reader((f"{line}\n" for line in sample), delimiter="\t", strict=True)
-    widths, finished = set(), 0
+    widths, finished, spanning, doubled = set(), 0, False, False
     try:
         for row in reader:
             widths.add(len(row))
+            spanning |= reader.line_num > finished + 1
+            doubled |= any('"' in cell for cell in row)
             finished = reader.line_num
     except csv.Error:
         # The sample may end within a cell of a few lines; a stray quote swallows many more than a few.
         if len(sample) < SAMPLE_LINES or reader.line_num < len(sample) or len(sample) - finished > 20:
             return False
+        spanning = True
+    # What somebody says over several rows is in quotes too; a program that quotes leaves lines of other widths, or
+    # writes quotes twice.
+    as_they_stand = {len(line.split("\t")) for line in sample if line}
+    if spanning and not doubled and len(as_they_stand) == 1 and as_they_stand != {1}:
+        return False
     return len(widths - {0}) == 1
 
 
@@ -346,4 +355,14 @@ def _is_array_of_objects(value: Any) -> bool:
 def _object(value: Any, where: str) -> Record:
     if not isinstance(value, dict):
         raise UserError(f"{where}: a JSON {type(value).__name__}, but a record is an object such as {{'text': ...}}")
-    return value
+    found: Record = _as_text(value)
+    return found
+
+
+def _as_text(value: Any) -> Any:
+    """The value with every text in it `without_surrogates`."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, dict):
+        return {without_surrogates(key): _as_text(part) for key, part in value.items()}
+    return [_as_text(part) for part in value] if isinstance(value, list) else value

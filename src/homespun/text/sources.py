@@ -6,6 +6,8 @@ import contextlib
 import functools
 import glob
 import gzip
+import hashlib
+import itertools
 import lzma
 import os
 import re
@@ -17,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, cast
 
 from homespun.errors import UserError, nearest
 from homespun.text.formats import READERS, Record, read_text
@@ -25,6 +27,7 @@ from homespun.text.streams import DECOMPRESSORS, download
 
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _ARCHIVES = (".zip", ".tar")
+_WEB = ("http://", "https://")
 # owner/name, owner/name/configuration, and either with :split
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<configuration>[\w.-]+))?(:(?P<split>[\w.-]+))?")
 
@@ -52,12 +55,26 @@ class Meter:
 
 
 def _size(inputs: Sequence[str]) -> int | None:
-    if any("://" in entry or _is_hub_name(entry) for entry in inputs):
+    if not all(map(_is_local, inputs)):
         return None
     try:
         return sum(os.path.getsize(file.name) for entry in inputs for file in _local_files(entry))
     except (OSError, UserError):  # whoever reads them says what is wrong
         return None
+
+
+def state_of_files(inputs: Sequence[str]) -> str:
+    """A digest of the names, sizes and times of all local files in ``inputs``; pipes and what lies elsewhere left out.
+
+    Raises:
+        UserError: an input that is missing.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for file in itertools.chain.from_iterable(map(_local_files, filter(_is_local, inputs))):
+        if os.path.isfile(file.name):
+            about = os.stat(file.name)
+            digest.update(os.fsencode(f"{file.name}\0{about.st_size}\0{about.st_mtime_ns}\0"))
+    return digest.hexdigest()
 
 
 def read_records(
@@ -74,7 +91,8 @@ def read_records(
     - a file: ``.txt .text .md`` (one record, ``{"text": ...}``), ``.csv``, ``.tsv``, ``.json`` (an array of objects, or
       an object), ``.jsonl .ndjson``, ``.parquet``, any of them also compressed: ``.gz .xz .bz2 .zst``;
     - a ``.zip`` or ``.tar`` archive of such files (``.tar.gz``, ``.tgz`` ...), read without unpacking it;
-    - a folder, with all the folders in it, or a glob (``data/**/*.csv``): files of other kinds are passed over;
+    - a folder, with all the folders in it and those that it has links to, or a glob (``data/**/*.csv``): files of other
+      kinds are passed over;
     - an address: ``https://...``, or any that `fsspec` knows, such as ``hf://``;
     - a data set on the Hugging Face hub, ``owner/name``, ``owner/name/configuration``, either with ``:split``
       (``train`` if not said).
@@ -185,11 +203,14 @@ def _files_records(
 # Finding files
 
 
+def _is_local(entry: str) -> bool:
+    return "://" not in entry and not _is_hub_name(entry)
+
+
 def _local_files(entry: str) -> Iterator[_File]:
     path = Path(entry).expanduser()
     if path.is_dir():
-        paths = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
-        paths = sorted(p for p in paths if not _is_hidden(p.relative_to(path)) and _is_known(p.name))
+        paths = sorted(p for p in _inside(path) if not _is_hidden(Path(p.name)) and _is_known(p.name))
         if not paths:
             raise UserError(f"the folder {entry} has no file of a known kind ({_known_kinds()})")
     elif path.exists():
@@ -206,12 +227,33 @@ def _local_files(entry: str) -> Iterator[_File]:
         yield _File(str(path), functools.partial(_open, path))
 
 
+def _inside(root: Path) -> Iterator[Path]:
+    """The files of a folder and of those in it that are not hidden, each folder once; links to folders come last."""
+
+    def refuse(error: OSError) -> NoReturn:
+        raise UserError(
+            f"cannot read the folder {error.filename}: {error.strerror}; make it readable, or name the files to be read"
+        ) from error
+
+    waiting, seen = [str(root)], set[str]()
+    for top in waiting:
+        for folder, folders, names in os.walk(top, onerror=refuse):
+            place = os.path.realpath(folder)
+            if place in seen:  # by another way, or round a loop
+                folders.clear()
+                continue
+            seen.add(place)
+            folders[:] = sorted(name for name in folders if not _is_hidden(Path(name)))
+            waiting += [link for name in folders if os.path.islink(link := os.path.join(folder, name))]
+            yield from (Path(folder, name) for name in names)
+
+
 def _open(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
 def _remote_files(entry: str) -> Iterator[_File]:
-    if entry.startswith(("http://", "https://")):
+    if entry.startswith(_WEB):
         yield _File(entry, functools.partial(download, entry))
         return
     import fsspec  # type: ignore[import-untyped]
@@ -247,7 +289,7 @@ def _known_kinds() -> str:
 
 def _suffixes(name: str) -> tuple[str, list[str]]:
     """The suffix that names the format, and those of the compressions around it, outermost first."""
-    path = PurePosixPath(re.sub(r"[?#].*$", "", name) if "://" in name else Path(name).name)
+    path = PurePosixPath(re.sub(r"[?#].*$", "", name) if name.startswith(_WEB) else Path(name).name)
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in _SHORT:
         suffixes[-1:] = [f".{part}" for part in _SHORT[suffixes[-1]].split(".")[1:]]
@@ -261,12 +303,13 @@ def _suffixes(name: str) -> tuple[str, list[str]]:
 
 
 def _file_records(
-    name: str, stream: BinaryIO, encoding: str | None, columns: Sequence[str] | None, *, member: bool = False
+    name: str, stream: BinaryIO, encoding: str | None, columns: Sequence[str] | None, *, member: str | None = None
 ) -> Iterator[_Found]:
-    suffix, compressions = _suffixes(name)
+    """The records of a file, or of the ``member`` of an archive that it is."""
+    suffix, compressions = _suffixes(name if member is None else member)
     for compression in compressions:
         stream = DECOMPRESSORS[compression](stream)
-    direct = not compressions and not member
+    direct = not compressions and member is None
     if suffix == ".parquet":
         with _seekable(stream, direct=direct) as whole:
             for number, values in READERS[suffix](whole, name, encoding, columns):
@@ -275,7 +318,7 @@ def _file_records(
         whole_file = READERS[suffix] is read_text
         for number, values in READERS[suffix](stream, name, encoding, columns):
             yield _Found(values, name if whole_file else f"{name}:{number}", whole_file)
-    elif suffix == ".zip" and not member:
+    elif suffix == ".zip" and member is None:
         with _seekable(stream, direct=direct) as whole, zipfile.ZipFile(whole) as archive:
             for info in archive.infolist():
                 if _is_readable_member(info.filename) and not info.is_dir():
@@ -283,8 +326,8 @@ def _file_records(
                         raise UserError(f"{name}: {info.filename} is encrypted; unpack it with its password first")
                     with archive.open(info) as inner:
                         yield from _member_records(name, info.filename, cast(BinaryIO, inner), encoding, columns)
-    elif suffix == ".tar" and not member:
-        with tarfile.open(fileobj=stream, mode="r|") as tar:
+    elif suffix == ".tar" and member is None:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_WholeTar) as tar:
             for entry in tar:
                 if entry.isfile() and _is_readable_member(entry.name):
                     extracted = cast(BinaryIO, tar.extractfile(entry))  # a file object: nothing is written anywhere
@@ -298,7 +341,24 @@ def _file_records(
 def _member_records(
     archive: str, member: str, stream: BinaryIO, encoding: str | None, columns: Sequence[str] | None
 ) -> Iterator[_Found]:
-    return _file_records(f"{archive}/{member}", stream, encoding, columns, member=True)
+    return _file_records(f"{archive}/{member}", stream, encoding, columns, member=member)
+
+
+class _WholeTar(tarfile.TarInfo):
+    """Members of an archive that ends with its end block: where another is due and none is, it was cut or damaged.
+
+    `tarfile` alone takes what is left of a cut archive for the whole. An archive that was written without an end cannot
+    be told from a cut one, and is refused too.
+    """
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # typeshed has it not
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} where a file or the end of the archive should be") from error
 
 
 def _is_readable_member(name: str) -> bool:

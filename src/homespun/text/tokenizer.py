@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, nearest
+from homespun.text.clean import without_surrogates
 from homespun.text.sentencepiece_families import is_sentencepiece, tokenizer_of_pieces
 from homespun.text.vocabularies import (
     CLS,
@@ -193,7 +195,7 @@ class Tokenizer:
         Texts are spread over the cores by `tokenizers` itself.
         """
         dtype = self.dtype
-        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = _encodings(self._engine.encode_batch_fast, texts)
         return [np.array(encoding.ids, dtype=dtype) for encoding in encodings]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
@@ -203,7 +205,7 @@ class Tokenizer:
         nothing else is empty.
         """
         found = []
-        for text, encoding in zip(texts, self._engine.encode_batch(list(texts), add_special_tokens=False), strict=True):
+        for text, encoding in zip(texts, _encodings(self._engine.encode_batch, texts), strict=True):
             offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
             for place, (start, end) in enumerate(encoding.offsets):
                 if text[start:end][:1].isspace():
@@ -319,6 +321,14 @@ class Tokenizer:
                 f"name one as {role}_token in its tokenizer_config.json"
             )
         return self._vocabulary[token]
+
+
+def _encodings(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
+    """What ``encode`` makes of the texts; `tokenizers` refuses the whole batch where one has a lone surrogate."""
+    try:
+        return encode(list(texts), add_special_tokens=False)
+    except TypeError:
+        return encode([without_surrogates(text) for text in texts], add_special_tokens=False)
 
 
 def _kind_of(tree: dict[str, Any]) -> Kind:

@@ -10,6 +10,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError
+from homespun.text.clean import without_surrogates
 
 Kind = Literal["bpe", "bpe-characters", "wordpiece", "unigram", "words"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -30,7 +31,7 @@ class TextStream:
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
             self.characters += len(text)
-            yield text
+            yield without_surrogates(text)
             if self.characters >= self._limit:
                 return
 
