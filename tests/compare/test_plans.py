@@ -17,8 +17,8 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Stands in for the planner, which has tests of its own."""
     asked: list[Any] = []
 
-    def plan(recipe: Any, *, start_from: str | None = None) -> dict[str, Any]:
-        asked.append(recipe)
+    def plan(recipe: Any, *, start_from: str | None = None, changes: Any = None) -> dict[str, Any]:
+        asked.append((recipe, start_from, changes))
         least = 3e9 if recipe.model.hidden_size == 256 else 1e9
         if recipe.train.budget.memory < least:
             raise UserError(f"nothing fits into it: this recipe takes at least {least / 1e9:.2f} GB")
@@ -53,6 +53,21 @@ def test_one_that_does_not_fit_is_a_note(planner: list[Any]) -> None:
 def test_a_budget_that_none_fits_says_the_least_that_each_would() -> None:
     with pytest.raises(UserError, match=r"no variation fits.*\(1\) small: .* 1\.00 GB \(2\) large: .* 3\.00 GB"):
         planned("200MB")
+
+
+def test_changes_to_a_checkpoint_are_planned_with_it(planner: list[Any]) -> None:
+    recipe = comparison(
+        pretrain={"recipe": "electra-tiny", "start_from": "runs/base", "settings": {"data.length": 32}},
+        variations={"same": {}, "deeper": {"pretrain": {"model.num_hidden_layers": 3}}},
+        budget={"steps": 3, "memory": "5GB"},
+    )
+    found, _ = plans(recipe, trials(recipe))
+    assert list(found) == ["same", "deeper"]
+    assert [(start_from, changes) for _, start_from, changes in planner] == [
+        ("runs/base", {}),
+        ("runs/base", {"num_hidden_layers": 3}),
+    ]
+    assert {planned.data.length for planned, _, _ in planner} == {32}
 
 
 def test_without_a_limit_nothing_is_planned(planner: list[Any]) -> None:

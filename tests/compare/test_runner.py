@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -127,6 +128,48 @@ def test_a_trial_whose_shared_pretraining_failed_says_so(tmp_path: Path) -> None
     assert why == "a/seed-0, whose pretraining it shares, failed: the corpus is empty; give another"
 
 
+SHARED: dict[str, Any] = {"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}}
+ADDED: dict[str, Any] = {"cnn": {"finetune": {"objective.head": {"kind": "cnn"}}}}
+
+
+def pretrained(out: Path) -> list[str]:
+    return [name for name in calls(out) if name.endswith("pretrain")]
+
+
+def test_a_variation_that_is_added_shares_the_pretraining_that_is_there(tmp_path: Path) -> None:
+    run(of(variations=SHARED), tmp_path)
+    before = records(tmp_path)
+    assert run(of(variations=ADDED | SHARED), tmp_path)["done"] == 3
+    assert pretrained(tmp_path) == ["trials/tuned/seed-0/pretrain"]
+    after = records(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert after["cnn/seed-0"]["stages"]["pretrain"]["shared_with"] == "tuned/seed-0"
+
+
+def test_a_variation_that_is_added_shares_the_pretraining_that_was_begun(tmp_path: Path) -> None:
+    runner = runner_of(of(variations=SHARED), tmp_path)
+    runner.step()
+    while not (tmp_path / "trials/tuned/seed-0/pretrain/config.yaml").is_file():
+        time.sleep(0.01)
+    runner._kill()
+    assert run(of(variations=ADDED | SHARED), tmp_path)["done"] == 3
+    assert set(pretrained(tmp_path)) == {"trials/tuned/seed-0/pretrain"}
+
+
+@pytest.mark.parametrize("lost", ["pretrain", ""])
+def test_a_trial_whose_shared_pretraining_was_deleted_makes_its_own(tmp_path: Path, lost: str) -> None:
+    run(of(variations=SHARED), tmp_path)
+    shutil.rmtree(tmp_path / "trials/tuned/seed-0" / lost)
+    path = tmp_path / "trials/frozen/seed-0/trial.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"status": "waiting"}))  # of whatever came after
+    variations = SHARED if lost else {"frozen": SHARED["frozen"]}
+    assert run(of(variations=variations), tmp_path)["done"] == len(variations)
+    shared = records(tmp_path)["frozen/seed-0"]["stages"]["pretrain"]
+    assert (shared["path"], "shared_with" in shared) == ("pretrain", False)
+    assert "trials/frozen/seed-0/pretrain" in pretrained(tmp_path)
+
+
 def test_baselines_are_measured_once_a_task(tmp_path: Path) -> None:
     recipe = of("good", "other", finetune={**TASK, "tone": {}}, seeds=2)
     run(recipe, tmp_path, slots=3)
@@ -193,6 +236,7 @@ def test_a_measurement_that_fails_costs_nobody_the_trial(tmp_path: Path) -> None
     runner.run()
     assert (record.status, record.values["inference"]) == ("done", [])
     assert record.values["notes"] == ["could not be measured in use: ended with exit code 1: no such length"]
+    assert runner_of(of("good", measure={"lengths": [17]}), tmp_path)._records[0].values == record.values
 
 
 def test_overhead_is_what_measuring_and_running_took(tmp_path: Path) -> None:
@@ -247,6 +291,13 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         run(of("good"), tmp_path)
     with pytest.raises(UserError, match="is a file"):
         run(of("good"), tmp_path / "letters.txt")
+    with pytest.raises(UserError, match="is a file"):
+        run_comparison(of("good"), tmp_path / "letters.txt")
+
+
+def test_a_folder_killed_before_it_was_a_comparison_is_one(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-comparison.yaml").write_text("kin")
+    assert run(of("good"), tmp_path)["done"] == 1
 
 
 def test_one_runner_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from comparing import FAKE, comparison
+from comparing import FAKE, calls, comparison
 
+from homespun.compare import run, search
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.run import Runner
-from homespun.compare.search import found_by
+from homespun.compare.search import Searching, found_by
 from homespun.compare.stage import Here
-from homespun.compare.trials import trials
+from homespun.compare.trials import trials, written
 from homespun.errors import UserError
 from homespun.report.console import Display
 
@@ -52,9 +55,9 @@ def test_each_variation_is_searched_on_its_validation_and_compared_at_its_best(t
         assert len(set(tried)) == 3
         assert found[name][RATE] == pytest.approx(min(tried))  # the stand-in's loss is its rate
         assert found[name]["pretrain.objective"] in ({"a": 1}, 2)
-    written = json.loads((tmp_path / "search/found.json").read_text())
-    assert written["two"]["settings"] == found["two"]
-    assert written["two"]["trials"] == 3
+    told = json.loads((tmp_path / "search/found.json").read_text())
+    assert told["two"]["settings"] == found["two"]
+    assert told["two"]["trials"] == 3
     best = trials(recipe, found=found)[0].settings["pretrain"]
     assert float(best[0].partition("=")[2]) == pytest.approx(found["one"][RATE])
 
@@ -90,6 +93,110 @@ def test_folders_that_share_a_storage_share_the_trials(tmp_path: Path) -> None:
     here = found_by(recipe, runner_of(tmp_path / "here", recipe))
     assert found_by(recipe, runner_of(tmp_path / "there", recipe)) == here
     assert not rates(tmp_path / "there", "one")
+
+
+def studies(recipe: CompareRecipe) -> list[Any]:
+    assert recipe.search is not None
+    storage = recipe.search.storage
+    return [optuna.load_study(study_name=name, storage=storage) for name in optuna.get_all_study_names(storage)]
+
+
+def test_a_folder_keeps_what_it_found_though_others_go_on(tmp_path: Path) -> None:
+    recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=1)
+    here = found_by(recipe, runner_of(tmp_path / "here", recipe))
+    for study in studies(recipe):
+        later = study.ask(study.best_trial.distributions)
+        study.tell(later, 0.0)
+    assert found_by(recipe, runner_of(tmp_path / "here", recipe)) == here
+    there = found_by(recipe, runner_of(tmp_path / "there", recipe))
+    assert all(there[name] != here[name] for name in ("one", "two"))
+    more = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=2)  # a search of more is another
+    assert found_by(more, runner_of(tmp_path / "here", more)) == there
+
+
+def test_the_trials_of_others_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=1)
+    other = Searching(recipe, tmp_path / "there")
+    begun = [other.ask(), other.ask()]
+    wait = Searching.wait
+
+    def meanwhile(searching: Searching) -> bool:
+        waits = wait(searching)
+        for entry in other._open:
+            entry.study.tell(entry.number, 0.25)
+        other._open.clear()
+        return waits
+
+    monkeypatch.setattr(search, "_LOOK", 0.0)
+    monkeypatch.setattr(Searching, "wait", meanwhile)
+    found = found_by(recipe, runner_of(tmp_path / "here", recipe))
+    assert "waiting for the trials of the search that run elsewhere (2), for up to 1" in caplog.text
+    for record, name in zip(begun, found, strict=True):
+        assert record is not None
+        assert f"train.optimizer.learning_rate={written(found[name][RATE])}" in record.trial.settings["pretrain"]
+
+
+def test_a_machine_that_died_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(search, "_LOOK", 0.0)
+    monkeypatch.setattr(search, "_PATIENCE", 0.0)
+    recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=2)
+    died = Searching(recipe, tmp_path / "there")
+    assert died.ask() is not None
+    assert died.ask() is not None
+    here = found_by(recipe, runner_of(tmp_path / "here", recipe))
+    assert "run elsewhere (2) take too long; going on without them" in caplog.text
+    assert [len(rates(tmp_path / "here", name)) for name in here] == [1, 1]
+    monkeypatch.setattr(search, "_UNKNOWN", 0.0)
+    alone = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=1, seed=7)
+    died = Searching(alone, tmp_path / "also there")
+    assert died.ask() is not None
+    with pytest.raises(UserError, match="nothing for one yet: 1 of its trials run elsewhere; give the same command"):
+        found_by(alone, runner_of(tmp_path / "other", alone))
+
+
+def test_a_trial_that_was_asked_for_and_not_begun_is_run(tmp_path: Path) -> None:
+    recipe = searched(trials=1)
+    killed = Searching(recipe, tmp_path)
+    for name in ("one", "two"):
+        assert killed.ask() is not None
+        shutil.rmtree(tmp_path / "search" / name)  # as if its record was not written yet
+    found_by(recipe, runner_of(tmp_path, recipe))
+    assert [len(rates(tmp_path, name)) for name in ("one", "two")] == [1, 1]
+
+
+def test_a_search_that_was_killed_shares_its_pretraining_still(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"pretrain": {"recipe": "good"}, "finetune": {"topics": {}}, "measure": None, "slots": 1}
+    space = {"finetune.train.optimizer.learning_rate": {"low": 0.1, "high": 0.9}}
+    found_by(recipe := comparison(**tree, search={"space": space, "trials": 1}), runner_of(tmp_path, recipe, slots=1))
+    more = comparison(**tree, search={"space": space, "trials": 3})
+    killed = runner_of(tmp_path, more, slots=1)
+    searching = Searching(more, tmp_path)
+    killed.add(searching.reopen())
+    asked = searching.ask()
+    assert asked is not None
+    killed.add([asked])  # and killed
+    found_by(more, runner_of(tmp_path, more, slots=1))
+    started = [name for name in calls(tmp_path) if name.startswith("search")]
+    assert [name for name in started if name.endswith("pretrain")] == ["search/base/0000/pretrain"]
+    assert len([name for name in started if name.endswith("topics")]) == 3
+
+
+def test_a_search_begins_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "Here", partial(Here, start=FAKE))
+    monkeypatch.setattr(run, "check", lambda *_: [])  # of data that there is not
+    monkeypatch.setattr("homespun.report.comparison.write_comparison", lambda folder: folder)
+    recipe = searched(trials=1)
+    assert run.run_comparison(recipe, tmp_path / "out")["done"] == 2
+    assert run.run_comparison(recipe, tmp_path / "out")["done"] == 2
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "letters.txt").write_text("dear")
+    with pytest.raises(UserError, match="other things in it"):
+        run.run_comparison(recipe, tmp_path / "letters")
+    assert not (tmp_path / "letters" / "search").exists()
 
 
 def test_another_measure_and_its_direction(tmp_path: Path) -> None:

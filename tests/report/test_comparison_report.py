@@ -21,6 +21,7 @@ from homespun.cli import app
 from homespun.errors import UserError
 from homespun.report.comparison import write_comparison
 from homespun.report.comparison_read import mean_series, read_comparison
+from homespun.report.comparison_tables import ablations, slug
 from homespun.report.crossovers import crossovers, pareto
 from homespun.report.read import Series
 
@@ -202,6 +203,40 @@ def test_fronts_crossovers_and_ablations(folder: Path, told: Told) -> None:
     assert float(ablation[0]["accuracy, phrasebank, mean"]) == pytest.approx(means["window-16"])
 
 
+def lines_of(path: Path) -> dict[str, dict[str, list[Any]]]:
+    """What is drawn along each setting: by what else there is, the values."""
+    comparison = read_comparison(path)
+    found = ablations(comparison, {v.name: [0.7] for v in comparison.variations}, ["pretrain", "phrasebank"])
+    return {one.setting: {rest: [value for value, *_ in line] for rest, line in one.lines.items()} for one in found}
+
+
+def test_along_a_line_all_else_is_alike(tmp_path: Path) -> None:
+    more = [replace(SMALL, name="window-32", radius=32), replace(WIDE, name="window-64", radius=64)]
+    path = make_comparison(tmp_path / "lines", everyone=(SMALL, WIDE, *more), seeds=2, failed=False, rows=37)
+    for name in ("window-64", "window-128"):
+        for trial in path.glob(f"trials/{name}/*"):
+            stages = json.loads((trial / "trial.json").read_text())["stages"]
+            stages["pretrain"]["start_from"] = "hub/other"
+            change_trial(trial, stages=stages)
+    change_trial(path / "trials/window-32/seed-0", status="failed")  # its first training is of another seed
+    lines = {"": [16, 32], "start_from hub/other": [64, 128]}
+    assert lines_of(path) == {"pretrain.model.attention.radius": lines}
+
+
+def test_equal_settings_of_two_stages_are_not_alike(tmp_path: Path) -> None:
+    path = make_comparison(tmp_path / "stages", everyone=(SMALL, WIDE), seeds=1, failed=False, rows=37)
+    for name, stage, radius in (("window-16", "pretrain", 16), ("window-128", "phrasebank", 128)):
+        settings = {"pretrain": [f"model.attention.radius={radius}"], "phrasebank": []}
+        settings[stage].append("data.length=512")
+        change_trial(path / "trials" / name / "seed-0", settings=settings)
+    assert lines_of(path) == {}
+
+
+def test_long_names_stay_apart_as_files() -> None:
+    assert slug("sections.data.length") == "sections.data.length"
+    assert len({slug("x" * 50 + end) for end in ("", "a", "b")}) == 3
+
+
 def test_recipes_machine_and_confusion(folder: Path) -> None:
     differences = {row["setting"]: row for row in rows_of(folder, "differences")}
     assert set(differences) == {
@@ -350,10 +385,10 @@ def test_without_a_task_the_losses_are_told_apart_over_trainings(tmp_path: Path,
     told = write(path)
     assert told["tasks"] == {}
     first, second = told["advice"][1:3]
-    assert first.startswith("The lowest validation loss is that of bert")
+    assert first.startswith("Of bert and window-128, whose losses are the same quantity, the lowest validation loss is")
     assert "Above it: window-128" in first
     assert "causal" not in first  # another objective's loss is another quantity
-    assert second.startswith("The lowest validation loss is that of causal")
+    assert second.startswith("The validation loss of causal is")
 
 
 def test_another_machine_is_a_warning(tmp_path: Path, undrawn: None) -> None:

@@ -14,9 +14,10 @@ import pytest
 from homespun.errors import UserError
 from homespun.report import page
 from homespun.report.confusion import confusion, mistakes
-from homespun.report.markdown import csv_text, escape, markdown_table
+from homespun.report.document import Chapter, Document, Folded, Gallery, Tabular
+from homespun.report.markdown import csv_text, escape, markdown, markdown_table
 from homespun.report.page import Section, write_report
-from homespun.report.plots import MAX_POINTS, colours, loss_plots, smooth
+from homespun.report.plots import MAX_POINTS, Plot, colours, loss_plots, smooth
 from homespun.report.read import read_runs
 from homespun.report.table import Column, Table
 
@@ -129,6 +130,30 @@ def bare(tmp_path: Path) -> Path:
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "result.json").write_text('{"name": "bare", "seconds": 3.0}')
     return tmp_path / "bare"
+
+
+def test_two_tables_are_two_files(tmp_path: Path) -> None:
+    results: dict[str, Any] = {"a": {"test": {"accuracy": 0.9, "rows": 7}}}
+    results["b"] = {"measures": ["f1"], "test": {"f1": 0.8, "rows": 11}}
+    for name, result in results.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps({"name": name, **result}))
+    page = write_report([tmp_path / name for name in results], tmp_path / "out", title="both")
+    tables = {file.name: file.read_text() for file in page.parent.glob("tables/results*.csv")}
+    assert set(tables) == {"results.csv", "results-1.csv"}
+    assert "0.9" in tables["results.csv"]
+    assert "0.8" in tables["results-1.csv"]
+    alone = write_report([tmp_path / "b"], tmp_path / "alone", title="one")
+    assert (alone.parent / "tables/results.csv").read_text() == tables["results-1.csv"]
+
+
+def test_a_name_that_is_taken_is_given_a_number() -> None:
+    one, two, three = (Tabular(Table(name, title, (), ())) for name, title in (("a", "1"), ("a", "2"), ("a-2", "3")))
+    gallery = Gallery("", [Plot("a", "", b"1", b"1"), Plot("a", "", b"2", b"2")], "")
+    document = Document("", [one], [Chapter("", [Folded("", [two, gallery]), three])])
+    assert [(table.name, table.title) for table in document.tables()] == [("a", "1"), ("a-2", "2"), ("a-2-2", "3")]
+    assert [(plot.name, plot.svg) for plot in document.plots()] == [("a", b"1"), ("a-2", b"2")]
+    assert "(plots/a-2.svg)" in markdown(document)
 
 
 def test_the_same_run_gives_the_same_files(tmp_path: Path, finetuning: Make) -> None:

@@ -79,6 +79,20 @@ def test_measured_on_validation_texts_is_said(tmp_path: Path, finetuning: Make) 
     assert "an independent test is due" in words
 
 
+def test_what_was_written_may_hold_what_ends_a_line_elsewhere(tmp_path: Path, finetuning: Make) -> None:
+    scores = {"model": [1.0, 0.5, 0.75], "lead-3": [0.25, 0.25, 0.25]}
+    told = {name: {"rouge1": sum(values) / 3, "rows": 3} for name, values in scores.items()}
+    path = finetuning(
+        tmp_path / "a", seeds=1, measures=["rouge1"], test=told["model"], baselines={"lead-3": told["lead-3"]}
+    )
+    (path / "predictions").mkdir()
+    for name, values in scores.items():
+        lines = [{"row": row, "predicted": "a\u2028b\x85c", "rouge1": score} for row, score in enumerate(values)]
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        (path / "predictions" / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    assert "95 % interval of the difference" in summary([read_run(path)])[0]
+
+
 def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: Make) -> None:
     def folded(mean: float) -> dict[str, Any]:
         return {"accuracy": {"mean": mean, "std": 0.01, "values": []}, "macro_f1": {"mean": mean, "std": 0.01}}

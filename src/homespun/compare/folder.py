@@ -12,7 +12,7 @@ from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Trial
 from homespun.config import dump
 from homespun.errors import UserError
-from homespun.training.checkpoint import write_file
+from homespun.training.checkpoint import TEMPORARY, write_file
 
 VERSION = 1
 _RECIPE, _RECORD, _LOCK = "comparison.yaml", "trial.json", ".lock"
@@ -143,17 +143,35 @@ def _same_trial(path: Path, values: Mapping[str, Any], fresh: Mapping[str, Any])
     )
 
 
+def open_folder(out: Path, recipe: CompareRecipe) -> None:
+    """Make ``out`` the folder of a comparison, where it is none yet.
+
+    Raises:
+        UserError: it is something else.
+    """
+    _make(out)
+    if (out / _RECIPE).is_file():
+        return
+    left = {_LOCK, f"{TEMPORARY}{_RECIPE}"}  # by a runner that was killed here
+    if any(entry.name not in left for entry in out.iterdir()):
+        raise UserError(f"{out} is a folder with other things in it; give --out a new or empty one")
+    write_file(out / _RECIPE, dump(recipe))
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{folder} is a file, or under one; a comparison needs a folder of its own") from None
+
+
 def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> list[Record]:
     """The records of all trials, and the recipe written beside them.
 
     Raises:
         UserError: ``out`` is something else, or holds trials of another comparison.
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; a comparison needs a folder of its own")
-    known = (out / _RECIPE).is_file()
-    if not known and out.is_dir() and any(entry.name != _LOCK for entry in out.iterdir()):
-        raise UserError(f"{out} is a folder with other things in it; give --out a new or empty one")
+    open_folder(out, recipe)
     records = [Record.open(out / "trials" / trial.place, trial) for trial in trials]
     wanted = {record.folder for record in records}
     strange = sorted(p.parent for p in (out / "trials").glob(f"*/*/{_RECORD}") if p.parent not in wanted)
@@ -163,7 +181,6 @@ def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> l
             f"{out} has {len(strange)} trials that are not in this comparison: {names}; give --out a new folder, or "
             f"delete them"
         )
-    out.mkdir(parents=True, exist_ok=True)
     write_file(out / _RECIPE, dump(recipe))
     for record in records:
         record.write()
@@ -184,7 +201,7 @@ class Lock:
     def __enter__(self) -> Lock:
         import fcntl
 
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _make(self.path.parent)
         file = self.path.open("ab")
         deadline = time.monotonic() + _PATIENCE
         while True:

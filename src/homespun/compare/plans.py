@@ -8,6 +8,7 @@ from typing import Any
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Trial
 from homespun.errors import UserError
+from homespun.jobs.adapt import changes_in
 from homespun.jobs.recipe import load_recipe
 
 
@@ -28,11 +29,11 @@ def plans(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, Any
 
     for trial in trials:
         stage = trial.stages[0]
-        # changes to a checkpoint are not the recipe's: its stage is planned when it runs
-        if trial.seed != trials[0].seed or (stage.kind == "pretrain" and stage.start_from is not None):
+        if trial.seed != trials[0].seed:
             continue
         try:
-            found[trial.name] = plan(load_recipe(stage.recipe, stage.settings), start_from=stage.start_from)
+            settings, changes = (stage.settings, None) if stage.start_from is None else changes_in(stage.settings)
+            found[trial.name] = plan(load_recipe(stage.recipe, settings), start_from=stage.start_from, changes=changes)
         except UserError as error:
             refused[trial.name] = str(error)
     if refused and not found:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
 from collections import Counter
@@ -13,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from homespun.compare.checks import check
-from homespun.compare.folder import Lock, Record, open_records
+from homespun.compare.folder import Lock, Record, open_folder, open_records
 from homespun.compare.plans import plans
 from homespun.compare.progress import share_of_run
 from homespun.compare.recipe import CompareRecipe
+from homespun.compare.sharing import Sharing
 from homespun.compare.stage import Command, Here, Outcome, Places, Running, last_object
 from homespun.compare.trials import Stage, trials
 from homespun.errors import UserError
@@ -76,6 +76,7 @@ def run_comparison(
         notes += unfit
         for note in notes:
             logger.warning("%s", note)
+        open_folder(out, recipe)
         if on_ray:
             from homespun.compare.cluster import Cluster
 
@@ -127,26 +128,21 @@ class Runner:
         self._display = display
         self._write_report = report
         self._records: list[Record] = []
-        self._owners: dict[tuple[object, ...], Record] = {}
+        self._sharing = Sharing()
         self._jobs: list[Job] = []
         self._baselines: set[str] = set()
         self._counted = begun  # processor time of this process, up to which it is in a record
         self._reported, self._report_cost = time.monotonic(), _FIRST_REPORT
 
     def add(self, records: Sequence[Record], *, retry_failed: bool = False) -> None:
-        """More trials to run. One that would pretrain as an earlier one does is given that one's run."""
+        """More trials to run. One that would pretrain as another does is given that one's run."""
+        self._records += records
         for record in records:
-            self._records.append(record)
-            record.values["notes"] = [*self.notes]
-            pretraining = record.trial.pretraining
-            if pretraining is not None:
-                owner = self._owners.setdefault(_alike(pretraining), record)
-                shared = record.stage("pretrain")
-                if owner is not record and not (record.folder / "pretrain").is_dir():
-                    shared["path"] = os.path.relpath(owner.path_of("pretrain"), record.folder)
-                    shared["shared_with"] = owner.trial.place
+            record.values["notes"] = list(dict.fromkeys([*self.notes, *record.values["notes"]]))
             if record.status == "failed" and retry_failed:
                 record.values |= {"status": "waiting", "why": None, "stage": None}
+        self._sharing.add(records)
+        for record in records:
             record.write()
 
     @property
@@ -254,8 +250,8 @@ class Runner:
         return None
 
     def _take_shared(self, record: Record, stage: Stage) -> bool:
-        """Whether the pretraining that an earlier trial makes is there; where it failed, this one has failed too."""
-        owner, known = self._owners[_alike(stage)], record.stage(stage.name)
+        """Whether the pretraining that another trial makes is there; where it failed, this one has failed too."""
+        owner, known = self._sharing.owner(record), record.stage(stage.name)
         theirs = owner.stage(stage.name)
         if owner.is_finished(stage.name):
             known |= {key: theirs[key] for key in ("finished", "seconds", "energy_joules")}
@@ -394,11 +390,6 @@ class Runner:
 
 def _no_report(out: Path) -> Path:
     return out
-
-
-def _alike(stage: Stage) -> tuple[object, ...]:
-    """Equal for stages that would do the same."""
-    return (stage.recipe, stage.start_from, stage.vectors, stage.settings)
 
 
 def _share_of(job: Job) -> float:

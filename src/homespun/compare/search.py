@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +15,18 @@ from homespun.compare.folder import Record
 from homespun.compare.recipe import Choices, CompareRecipe, Range, Search
 from homespun.compare.trials import Line, lines, trial_of, written
 from homespun.errors import UserError
+from homespun.report import formats
+from homespun.report.read import as_tree, read_json
 from homespun.training.checkpoint import write_file
 
 if TYPE_CHECKING:
     from homespun.compare.run import Runner
 
+logger = logging.getLogger(__name__)
+
 _FINISHED = ("done", "failed")
+_PATIENCE, _UNKNOWN = 2.0, 3600.0  # times the longest trial so far; seconds, where none has ended
+_LOOK = 1.0  # seconds between asking whether the trials of others have ended
 
 
 @dataclass
@@ -36,11 +44,16 @@ class Searching:
     A study belongs to what is searched, not to a folder: runners on several machines that share the storage, each with
     a folder of its own, work through it together. A study that was stopped goes on with the trials it had begun.
 
+    Args:
+        recipe: the comparison.
+        out: its folder.
+        known: lines that need no search.
+
     Raises:
         UserError: Optuna is not installed, the storage cannot be used, or the space is of stages that there are not.
     """
 
-    def __init__(self, recipe: CompareRecipe, out: Path) -> None:
+    def __init__(self, recipe: CompareRecipe, out: Path, *, known: Collection[str] = ()) -> None:
         assert recipe.search is not None
         try:
             import optuna
@@ -54,9 +67,10 @@ class Searching:
         self.stage = _stage(recipe, recipe.search)
         self.out.mkdir(parents=True, exist_ok=True)
         storage = self.search.storage or f"sqlite:///{(self.out / 'study.db').absolute()}"
-        self._lines = {line.name: line for line in lines(recipe)}
+        self._lines = {line.name: line for line in lines(recipe) if line.name not in known}
         self._studies: dict[str, Any] = {}
         self._open: list[_Open] = []
+        self._waiting: float | None = None  # since when
         for name in self._lines:
             try:
                 self._studies[name] = optuna.create_study(
@@ -69,13 +83,20 @@ class Searching:
                 raise UserError(f"search.storage={storage} cannot be used: {error}") from error
 
     def reopen(self) -> list[Record]:
-        """The trials that were begun here, and not told."""
-        running = self._optuna.trial.TrialState.RUNNING
+        """The trials that were begun here. Those that were not told go on; the others have what may be shared."""
+        records = []
         for name, study in self._studies.items():
-            for trial in study.get_trials(deepcopy=False, states=(running,)):
-                if (self._folder(name, trial.number) / "trial.json").is_file():
-                    self._open.append(_Open(study, trial.number, self._record(name, trial.number, trial.params)))
-        return [entry.record for entry in self._open]
+            for trial in study.get_trials(deepcopy=False):
+                running = trial.state == self._optuna.trial.TrialState.RUNNING
+                # in a storage of this folder alone, one without a record was begun when its runner was killed
+                asked = running and not self.search.storage and trial.params.keys() == self.search.space.keys()
+                if asked or (self._folder(name, trial.number) / "trial.json").is_file():
+                    record = self._record(name, trial.number, trial.params)
+                    if running:
+                        self._open.append(_Open(study, trial.number, record))
+                    if running or record.status in _FINISHED:
+                        records.append(record)
+        return records
 
     def tell(self) -> None:
         """Tell the studies what has ended."""
@@ -106,26 +127,58 @@ class Searching:
         """Trials that are not told yet."""
         return len(self._open)
 
+    def wait(self) -> bool:
+        """Wait a moment for the trials that run elsewhere. False: there are none, or they have taken longer than the
+        trials of their studies take, so that nobody is likely to be at work on them.
+        """
+        elsewhere = {name: count for name in self._studies if (count := self._elsewhere(name))}
+        if not elsewhere:
+            return False
+        trials = f"trials of the search that run elsewhere ({sum(elsewhere.values())})"
+        patience = max(self._patience(name) for name in elsewhere)
+        if self._waiting is None:
+            self._waiting = time.monotonic()
+            logger.warning("waiting for the %s, for up to %s", trials, formats.duration(patience))
+        if time.monotonic() - self._waiting > patience:
+            logger.warning("the %s take too long; going on without them", trials)
+            return False
+        time.sleep(_LOOK)
+        return True
+
     def found(self) -> dict[str, dict[str, Any]]:
-        """The best settings of each line, by key; written to ``search/found.json`` too.
+        """By line, what ``search/found.json`` says of it: its best ``settings``, by key, and how they came to be.
 
         Raises:
-            UserError: all trials of a line failed.
+            UserError: no trial of a line ended well.
         """
-        best: dict[str, dict[str, Any]] = {}
-        told: dict[str, Any] = {}
+        told: dict[str, dict[str, Any]] = {}
         for name, study in self._studies.items():
             try:
                 trial = study.best_trial
             except ValueError:
+                if elsewhere := self._elsewhere(name):
+                    raise UserError(
+                        f"the search found nothing for {name} yet: {elsewhere} of its trials run elsewhere; give the "
+                        f"same command again when they have ended"
+                    ) from None
                 raise UserError(
                     f"the search found nothing for {name}: all {self.search.trials} trials failed; the logs in "
                     f"{self.out / name} say why"
                 ) from None
-            best[name] = self._values(trial.params)
-            told[name] = {"settings": best[name], self._measure(): trial.value, "trials": len(study.trials)}
-        write_file(self.out / "found.json", json.dumps(told, indent=1))
-        return best
+            told[name] = {"search": _identity(self.recipe, name), "settings": self._values(trial.params)}
+            told[name] |= {self._measure(): trial.value, "trials": len(study.trials)}
+        return told
+
+    def _elsewhere(self, name: str) -> int:
+        """Trials that others have begun and not told, when none is open here."""
+        running = self._optuna.trial.TrialState.RUNNING
+        return len(self._studies[name].get_trials(deepcopy=False, states=(running,))) if self.search.storage else 0
+
+    def _patience(self, name: str) -> float:
+        """Seconds after which a trial is not waited for any more."""
+        complete = self._optuna.trial.TrialState.COMPLETE
+        took = [trial.duration for trial in self._studies[name].get_trials(deepcopy=False, states=(complete,))]
+        return max((_PATIENCE * duration.total_seconds() for duration in took), default=_UNKNOWN)
 
     def _folder(self, name: str, number: int) -> Path:
         return self.out / name / f"{number:04d}"
@@ -167,22 +220,37 @@ class Searching:
 
 
 def found_by(recipe: CompareRecipe, runner: Runner) -> dict[str, dict[str, Any]]:
-    """Search with ``runner`` until every line has had its trials; the best settings of each.
+    """Search with ``runner`` until every line has had its trials; the best settings of each, by key.
+
+    They are written to ``search/found.json``, and what that has of this search stands: trials were begun with it, and
+    a study that others work on may have found better since.
 
     Raises:
         UserError: see `Searching`; the runner was stopped.
     """
-    searching = Searching(recipe, runner.out)
-    runner.add(searching.reopen())
+    path = runner.out / "search" / "found.json"
+    known = _known(recipe, path)
+    if len(known) < len(lines(recipe)):
+        searching = Searching(recipe, runner.out, known=known)
+        runner.add(searching.reopen())
 
-    def feed() -> bool:
-        searching.tell()
-        while searching.open < runner.slots and (record := searching.ask()) is not None:
-            runner.add([record])
-        return searching.open > 0
+        def feed() -> bool:
+            searching.tell()
+            while searching.open < runner.slots and (record := searching.ask()) is not None:
+                runner.add([record])
+            return searching.open > 0 or searching.wait()
 
-    runner.run(feed)
-    return searching.found()
+        runner.run(feed)
+        write_file(path, json.dumps(known | searching.found(), indent=1))
+        known = _known(recipe, path)
+    return {name: dict(told["settings"]) for name, told in known.items()}
+
+
+def _known(recipe: CompareRecipe, path: Path) -> dict[str, Any]:
+    """By line, what was found in this very search."""
+    told = read_json(path)
+    names = [line.name for line in lines(recipe)]
+    return {name: told[name] for name in names if as_tree(told.get(name)).get("search") == _identity(recipe, name)}
 
 
 def _stage(recipe: CompareRecipe, search: Search) -> str:
@@ -212,3 +280,9 @@ def _digest(recipe: CompareRecipe, name: str) -> str:
     assert recipe.search is not None
     kept["search"] = recipe.search.model_dump(mode="json", exclude={"storage", "trials"})
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=6).hexdigest()
+
+
+def _identity(recipe: CompareRecipe, name: str) -> str:
+    """Of a study that has had its trials."""
+    assert recipe.search is not None
+    return f"{_digest(recipe, name)}-{recipe.search.trials}"

@@ -38,14 +38,14 @@ def warning(found: Mapping[int, Overlap]) -> str:
         return ""
     return (
         f"{near:,} of the {compared:,} examples that are measured ({near / compared:.1%}) are in the training examples "
-        f"too, or nearly ({same:,} word for word): the figures are better than those of new examples"
+        f"too, or nearly ({same:,} word for word): the figures may be better than those of new examples"
     )
 
 
 def told_of(
     found: Mapping[int, Overlap], task: Task[Any, Any], trials: Sequence[Trial], folders: Sequence[Path]
 ) -> dict[str, Any]:
-    """``overlap`` of the result: how many, a few of them, and how good the model is at ``all`` and the ``unseen``.
+    """``overlap`` of the result: how many, a few of them, and how good the models are at ``all`` and the ``unseen``.
 
     Args:
         found: as `shared` gives it.
@@ -62,16 +62,19 @@ def told_of(
     good: list[NDArray[np.float64]] = []
     seen: list[NDArray[np.bool_]] = []
     for fold, one in found.items():
-        place = next(index for index, trial in enumerate(trials) if trial.fold == fold)
-        trial = trials[place]
+        runs = [(trial, folder) for trial, folder in zip(trials, folders, strict=True) if trial.fold == fold]
+        trial, _ = runs[0]
         measured = trial.validation if trial.test is None else trial.test
         for row, other, alike in zip(one.rows, one.of, one.similarity, strict=True):
             if len(pairs) < _PAIRS:
                 text, training = task.texts([measured[row]])[0], task.texts([trial.training[other]])[0]
                 pair = {"text": cut(text), "training": cut(training), "similarity": round(alike, 3)}
                 pairs.append({"row": int(trial.measured_rows[row])} | pair)
-        good.append(_goodness(folders[place] / PREDICTIONS / "model.jsonl"))
-        seen.append(np.isin(np.arange(len(good[-1])), one.rows))
+        for seed, folder in runs:
+            # each seed draws its own of fewer examples than there are, and only the first one's were compared
+            if seed.training == trial.training:
+                good.append(_goodness(folder / PREDICTIONS / "model.jsonl"))
+                seen.append(np.isin(np.arange(len(good[-1])), one.rows))
     values, known = np.concatenate(good), np.concatenate(seen)
     there = np.isfinite(values)
     if told["near"] and (there & ~known).any():
@@ -81,7 +84,8 @@ def told_of(
 
 def _goodness(file: Path) -> NDArray[np.float64]:
     """(examples,) scores, or 1 for those that are right; NaN where there was no truth."""
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    with file.open(encoding="utf-8") as stream:
+        lines = [json.loads(line) for line in stream]
     values = [line.get("score", line["predicted"] == line["truth"]) for line in lines]
     nothing = [line["truth"] is None or value is None for line, value in zip(lines, values, strict=True)]
     return np.array([np.nan if none else float(v) for v, none in zip(values, nothing, strict=True)])

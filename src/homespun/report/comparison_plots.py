@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,10 +89,17 @@ def drawing(name: str, caption: str, lines: int, height: float = 2.9) -> Iterato
 
 
 def groups(comparison: Comparison, stage: str) -> list[list[Variation]]:
-    """The variations in groups whose losses of a stage are the same quantity."""
-    means = {v.name: mean for v in comparison.variations if (mean := v.mean(stage)) is not None}
+    """The variations in groups whose losses of a stage are the same quantity: of the same terms, and in pretraining on
+    the same held-out rows, under an objective of the same settings."""
+    means = [mean for variation in comparison.variations if (mean := variation.mean(stage)) is not None]
     by_name = {variation.name: variation for variation in comparison.variations}
-    return [[by_name[record.name] for record in group] for group in comparable(list(means.values()))]
+    found: dict[str, list[Variation]] = {}
+    for terms, group in enumerate(comparable(means)):
+        for record in group:
+            settings = [record.config.get(part) for part in ("data", "objective")] if stage == "pretrain" else []
+            quantity = json.dumps([terms, settings], sort_keys=True, default=str)
+            found.setdefault(quantity, []).append(by_name[record.name])
+    return list(found.values())
 
 
 def loss_curves(group: Sequence[Variation], stage: str, look: Mapping[str, Look], prefix: str) -> list[Plot]:

@@ -17,6 +17,7 @@ from homespun.errors import UserError
 from homespun.report import statistics
 from homespun.report.comparison_read import Comparison, Variation
 from homespun.report.formats import number
+from homespun.report.predictions import scores
 from homespun.report.read import RunRecord, Tree, as_list, as_tree, read_json
 from homespun.report.tables import BASELINES
 
@@ -39,11 +40,11 @@ result does not name them, the first of these that its tests have."""
 
 @dataclass(frozen=True)
 class Rows:
-    """The scores of test rows, the mean over trainings, by row number."""
+    """What a measure is the mean of: its scores of single rows, the mean over trainings, by row number."""
 
     scores: Mapping[int, float]
     truths: Mapping[int, str]
-    unit: int | None  # trainings, where a row is right (1) or wrong (0) in each; None: scores of their own
+    unit: int | None  # trainings, where a row has 1 or 0 in each; None: any numbers
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Contender:
     values: Sequence[float]  # of the measure, one a training
     macro_f1: Sequence[float] = ()
     log_loss: Sequence[float] = ()
-    rows: Rows | None = None
-    texts: float | None = None  # in the test
+    rows: Rows | None = None  # None: no row has a score by the measure
+    texts: float | None = None  # that it was measured on
     state: str = ""
     why: str | None = None
 
@@ -76,8 +77,8 @@ class Verdict:
     """A contender against the best of its task; all but ``alike`` is ``None`` for the best itself."""
 
     alike: bool  # the best, or not told from it
-    gap: float | None = None  # its score less that of the best, on the same rows
-    interval: tuple[float, float] | None = None
+    gap: float | None = None  # its measure less that of the best: on the same rows, or of the means
+    interval: tuple[float, float] | None = None  # of the gap on the same rows; None: it is that of the means
     texts: float | None = None  # probabilities: over other texts,
     trainings: float | None = None  # over other trainings,
     adjusted: float | None = None  # and the larger of both, adjusted for all pairs
@@ -94,6 +95,7 @@ class Task:
     pairs: int  # compared
     troubles: Sequence[str]
     luck: bool  # whether something was trained more than once
+    part: str  # whose texts it was measured on: "test", or "validation", which chose the checkpoints too
 
     @property
     def title(self) -> str:
@@ -105,6 +107,11 @@ class Task:
         """The one with the highest mean."""
         first = next(iter(self.contenders), None)
         return first if first is not None and first.values else None
+
+    @property
+    def trained(self) -> list[Contender]:
+        """The variations that have a result, from the best down."""
+        return [c for c in self.contenders if c.kind == "model" and c.values]
 
     @property
     def alike(self) -> list[Contender]:
@@ -135,11 +142,14 @@ def _task(comparison: Comparison, name: str) -> Task:
     records = [record for variation in comparison.variations for record in variation.records(name)]
     measure = _measure(records)
     contenders = [_model(variation, name, measure, troubles) for variation in comparison.variations]
-    contenders += _baselines(comparison, name, measure, troubles)
+    measured_once = _measured_once(comparison, name, troubles)
+    contenders += _baselines(comparison, name, measure, measured_once, troubles)
     ranked = sorted(contenders, key=lambda c: -math.inf if c.mean is None else c.mean, reverse=True)
     verdicts, pairs = _verdicts([c for c in ranked if c.values], troubles)
     luck = any(len(c.values) > 1 for c in ranked)
-    return Task(name, measure, ranked, verdicts, pairs, list(dict.fromkeys(troubles)), luck)
+    results = [measured_once, *(record.result for record in records)]
+    part = "validation" if any(result.get("measured_on") == "validation" for result in results) else "test"
+    return Task(name, measure, ranked, verdicts, pairs, list(dict.fromkeys(troubles)), luck, part)
 
 
 def _measure(records: Sequence[RunRecord]) -> str:
@@ -179,48 +189,57 @@ def _model(variation: Variation, task: str, measure: str, troubles: list[str]) -
         values=_values(records, measure),
         macro_f1=_values(records, "macro_f1"),
         log_loss=_values(records, "log_loss"),
-        rows=_rows([record.path for record in records], "model", f"{variation.name}, {task}", troubles),
+        rows=_rows([record.path for record in records], "model", measure, f"{variation.name}, {task}", troubles),
         texts=next((texts for record in records if (texts := _texts(record))), None),
         state=variation.state,
         why=variation.why,
     )
 
 
-def _baselines(comparison: Comparison, task: str, measure: str, troubles: list[str]) -> Iterator[Contender]:
+def _measured_once(comparison: Comparison, task: str, troubles: list[str]) -> Tree:
+    """The result of the comparison's own baselines; empty where there is none, or it is damaged."""
+    if task not in comparison.baselines:
+        return {}
+    try:
+        return read_json(comparison.baselines[task] / "result.json")
+    except UserError as error:
+        troubles.append(f"baselines of {task}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
+        return {}
+
+
+def _baselines(
+    comparison: Comparison, task: str, measure: str, measured_once: Tree, troubles: list[str]
+) -> Iterator[Contender]:
     """Those of the comparison, or of the first trial that has any: they do not depend on the trial."""
-    own = comparison.baselines.get(task)
     records = [record for variation in comparison.variations for record in variation.records(task)]
     found: list[tuple[Path, Mapping[str, Tree]]] = []
-    if own is not None:
-        try:
-            told = read_json(own / "result.json")
-            given = as_tree(told.get("baselines", told))
-            found.append((own, {str(k): v for k, v in given.items() if isinstance(v, Mapping)}))
-        except UserError as error:
-            troubles.append(f"baselines of {task}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
+    if measured_once:
+        given = as_tree(measured_once.get("baselines", measured_once))
+        kept = {str(name): metrics for name, metrics in given.items() if isinstance(metrics, Mapping)}
+        found.append((comparison.baselines[task], kept))
     found += [(record.path, record.baselines()) for record in records]
     path, metrics = next(((path, metrics) for path, metrics in found if metrics), (comparison.path, {}))
     texts = next((texts for record in records if (texts := _texts(record))), None)
     for key, values in metrics.items():
         title = BASELINES.get(key, key)
-        kept = {what: [n] if (n := _mean_of(values.get(what))) is not None else [] for what in (measure, "macro_f1")}
-        rows = _rows([path], key, f"{title}, {task}", troubles)
-        yield Contender(title, "baseline", kept[measure], kept["macro_f1"], rows=rows, texts=texts, state="baseline")
+        known = {what: [n] if (n := _mean_of(values.get(what))) is not None else [] for what in (measure, "macro_f1")}
+        rows = _rows([path], key, measure, f"{title}, {task}", troubles)
+        yield Contender(title, "baseline", known[measure], known["macro_f1"], rows=rows, texts=texts, state="baseline")
 
 
 def _mean_of(value: object) -> float | None:
     return number(value) if not isinstance(value, Mapping) else number(value.get("mean"))
 
 
-def _rows(runs: Sequence[Path], name: str, who: str, troubles: list[str]) -> Rows | None:
-    """What was said of the test rows by ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
+def _rows(runs: Sequence[Path], name: str, measure: str, who: str, troubles: list[str]) -> Rows | None:
+    """What was said of single rows by ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
     own = f"predictions/{name}.jsonl"
     files = [file for run in runs for file in (run / own, *_largest(sorted(run.glob(f"trials/*/{own}"))))]
     answers = _Answers()
     try:
         for file in files:
             if file.is_file():
-                _read_answers(file, answers)
+                _read_answers(file, measure, answers)
     except UserError as error:
         troubles.append(f"The predictions of {who} are left out: {error}.")
         return None
@@ -230,8 +249,8 @@ def _rows(runs: Sequence[Path], name: str, who: str, troubles: list[str]) -> Row
     kept = [row for row, count in answers.counts.items() if count == most]
     if len(kept) < len(answers.counts):
         troubles.append(f"Of {who}, {len(answers.counts) - len(kept)} rows were not predicted by every training.")
-    scores = {row: answers.sums[row] / most for row in kept}
-    return Rows(scores, {row: answers.truths[row] for row in kept}, most if answers.plain else None)
+    means = {row: answers.sums[row] / most for row in kept}
+    return Rows(means, {row: answers.truths[row] for row in kept}, most if answers.plain else None)
 
 
 def _largest(files: Sequence[Path]) -> list[Path]:
@@ -245,22 +264,27 @@ def _largest(files: Sequence[Path]) -> list[Path]:
     return [file for file in files if size(file) == most]
 
 
-def _read_answers(file: Path, answers: _Answers) -> None:
+def _read_answers(file: Path, measure: str, answers: _Answers) -> None:
+    rows: list[int] = []
+    said: list[Tree] = []
     with file.open(encoding="utf-8", errors="replace") as lines:
         for at, line in enumerate(lines, start=1):
             try:
                 answer = as_tree(json.loads(line))
-                row, truth, predicted = int(answer["row"]), answer["truth"], answer["predicted"]
+                row, needed = int(answer["row"]), {name: answer[name] for name in ("truth", "predicted")}
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UserError(f"line {at} of {file.name} has no row, truth and predicted in JSON") from error
-            own = number(answer.get("score"))
-            answers.plain &= own is None
-            score = float(truth == predicted) if own is None else own
-            answers.sums[row] = answers.sums.get(row, 0.0) + score
-            answers.counts[row] = answers.counts.get(row, 0) + 1
-            told = json.dumps(truth, sort_keys=True)
-            if answers.truths.setdefault(row, told) != told:
-                raise UserError(f"row {row} has another truth in one training than in another")
+            rows.append(row)
+            said.append(needed | {name: answer[name] for name in (measure, "score") if name in answer})
+    for row, answer, score in zip(rows, said, scores(said, measure), strict=True):
+        if score is None:
+            continue
+        answers.plain &= score in (0.0, 1.0)
+        answers.sums[row] = answers.sums.get(row, 0.0) + score
+        answers.counts[row] = answers.counts.get(row, 0) + 1
+        told = json.dumps(answer["truth"], sort_keys=True)
+        if answers.truths.setdefault(row, told) != told:
+            raise UserError(f"row {row} has another truth in one training than in another")
 
 
 def _differences(first: Contender, second: Contender, troubles: list[str]) -> tuple[np.ndarray, float | None] | None:
@@ -307,7 +331,7 @@ def _verdicts(ranked: Sequence[Contender], troubles: list[str]) -> tuple[dict[st
     verdicts = {best: Verdict(alike=True)}
     for other in ranked[1:]:
         pair = best, other.name
-        gap, interval = of_best.get(other.name, (None, None))
+        gap, interval = of_best.get(other.name, (fmean(other.values) - fmean(ranked[0].values), None))
         texts, luck, _ = tested.get(pair, (None, None, 1.0))
         p = adjusted.get(pair)
         verdicts[other.name] = Verdict(p is None or p > statistics.LEVEL, gap, interval, texts, luck, p)

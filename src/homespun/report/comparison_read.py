@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,6 +19,7 @@ from homespun.report.read import RunRecord, Series, Tree, as_list, as_tree, fina
 VERSION = 1
 """Of ``trial.json``; others are shown as trials that cannot be read."""
 
+_BEGINS = ("recipe", "start_from", "vectors")
 STATES = {"waiting": "not begun", "running": "still running", "done": "done", "failed": "failed"}
 
 
@@ -32,6 +33,7 @@ class Stage:
     seconds: float | None  # of its process, from start to end
     energy: float | None  # joules
     processor_seconds: float = 0.0
+    begins: Tree = field(default_factory=dict)  # what of _BEGINS it was given
 
 
 @dataclass(frozen=True)
@@ -187,9 +189,9 @@ def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
             status, why = "unreadable", said
         kind = str(told.get("kind") or ("pretrain" if name == "pretrain" else "finetune"))
         seconds, energy = number(told.get("seconds")), number(told.get("energy_joules"))
-        stages[str(name)] = Stage(
-            str(name), kind, record, seconds, energy, number(told.get("processor_seconds")) or 0.0
-        )
+        begins = {key: given for key in _BEGINS if (given := told.get(key)) is not None}
+        spent = number(told.get("processor_seconds")) or 0.0
+        stages[str(name)] = Stage(str(name), kind, record, seconds, energy, spent, begins)
     return Trial(
         name=str(tree.get("name") or path.parent.name),
         seed=int(number(tree.get("seed")) or seed),

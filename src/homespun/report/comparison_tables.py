@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -63,14 +65,15 @@ def quality(task: Task) -> Table:
         Column("macro F1", formats.share_spread, parts=_PAIR),
         Column("log loss", formats.loss),
         Column("trainings", formats.whole),
-        Column("test texts", formats.whole),
+        Column(f"{task.part} texts", formats.whole),
         Column("trials", numeric=False),
     )
     note = (
         f"Among the best, and marked alike: the highest, and all that are not told from it at 5 %. ± is the deviation "
-        f"over trainings. The difference to the best and its interval (paired bootstrap) are on the same test rows, "
-        f"trainings averaged. p over other texts: paired permutation test; over other trainings: Student's t, the "
-        f"variance pooled; adjusted: the larger of the two, by Holm for all {task.pairs} pairs."
+        f"over trainings. The difference to the best is on the same rows, trainings averaged, where it has an interval "
+        f"(paired bootstrap), else that of the means. p over other texts: paired permutation test; over other "
+        f"trainings: Student's t, the variance pooled; adjusted: the larger of the two, by Holm for all {task.pairs} "
+        f"pairs."
     )
     table = Table(f"quality-{slug(task.name)}", task.name, columns, tuple(rows), note, frozenset(marked))
     return table.without_empty_columns()
@@ -276,25 +279,29 @@ def environments(found: Sequence[tuple[Tree, Sequence[str]]]) -> Table | None:
 def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], stages: Sequence[str]) -> list[Ablation]:
     """Settings that several variations give, with different values and all else alike, with what came of each.
 
+    All else is also what a stage begins with (its recipe, a model, word vectors), along which nothing is drawn.
+
     Args:
         values: by variation, the measure of each training.
         stages: whose settings are looked at.
     """
-    settings: dict[str, dict[str, Any]] = {}
-    for variation in comparison.variations:
-        if values.get(variation.name) and variation.done:
-            given = variation.done[0].settings
-            settings[variation.name] = {f"{s}.{key}": v for s in stages for key, v in given.get(s, {}).items()}
-    shared = {key for tree in settings.values() for key in tree}
-    varied = sorted(key for key in shared if len({repr(tree.get(key)) for tree in settings.values()}) > 1)
+    done = {v.name: v.done[0] for v in comparison.variations if values.get(v.name) and v.done}
+    settings = {name: _settings(trial, stages) for name, trial in done.items()}
+    written = {
+        name: {key: formats.text(value) for key, value in (_begins(trial, stages) | settings[name]).items()}
+        for name, trial in done.items()
+    }
+    keys = sorted({key for tree in written.values() for key in tree})
+    varied = [key for key in keys if len({tree.get(key) for tree in written.values()}) > 1]
+    short = Counter(key.rpartition(".")[2] for key in varied)
+    words = {key: last if short[last := key.rpartition(".")[2]] == 1 else key for key in varied}
     found = []
     for key in varied:
         lines: dict[str, list[tuple[Any, float, float | None]]] = {}
         for name, tree in settings.items():
             if key in tree:
-                rest = ", ".join(
-                    f"{k.rpartition('.')[2]} {formats.text(tree.get(k))}" for k in varied if k != key and k in tree
-                )
+                shared = written[name]
+                rest = ", ".join(f"{words[k]} {shared[k]}" for k in varied if k != key and k in shared)
                 point = spread(values[name])
                 assert point is not None
                 lines.setdefault(rest, []).append((tree[key], *point))
@@ -302,6 +309,17 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
         if kept:
             found.append(Ablation(key, kept))
     return found
+
+
+def _settings(trial: Trial, stages: Sequence[str]) -> dict[str, Any]:
+    """The settings of these stages but for the seed, in which the trials of a variation differ."""
+    given = {f"{stage}.{key}": value for stage in stages for key, value in trial.settings.get(stage, {}).items()}
+    return {key: value for key, value in given.items() if not key.endswith(".train.seed")}
+
+
+def _begins(trial: Trial, stages: Sequence[str]) -> dict[str, Any]:
+    there = [trial.stages[stage] for stage in stages if stage in trial.stages]
+    return {f"{stage.name}.{key}": value for stage in there for key, value in stage.begins.items()}
 
 
 def _in_order(line: Sequence[tuple[Any, float, float | None]]) -> list[tuple[Any, float, float | None]]:
@@ -320,5 +338,6 @@ def ablation_table(found: Ablation, title: str, name: str, write: Any) -> Table:
 
 
 def slug(name: str) -> str:
-    """``name`` as part of the name of a file."""
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_.+=-") else "-" for c in name)[:48] or "all"
+    """``name`` as part of the name of a file; two names never become one."""
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in "_.+=-") else "-" for c in name)[:48] or "all"
+    return plain if plain == name else f"{plain}-{hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"

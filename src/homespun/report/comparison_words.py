@@ -21,21 +21,26 @@ def advice(comparison: Comparison, tasks: Sequence[Task], seconds: Mapping[str, 
     """
     judged = [task for task in tasks if task.best is not None]
     paragraphs = [_task(task, seconds) for task in judged]
-    if len(judged) > 1:
-        paragraphs.insert(0, _over_all(judged))
+    tried = [task for task in judged if task.trained]
+    if len(tried) > 1:
+        which = "all" if len(tried) == len(tasks) else "the"
+        paragraphs.insert(0, _over_all(tried, f"{which} {len(tried)} tasks"))
     if not judged:
-        by_loss = [_by_loss(group) for group in groups(comparison, "pretrain")]
+        alike = groups(comparison, "pretrain")
+        by_loss = [_by_loss(group, alone=len(alike) == 1) for group in alike]
         paragraphs = [text for text in by_loss if text]
     return paragraphs or ["No trial has run to its end yet: there is nothing to tell."]
 
 
-def _over_all(tasks: Sequence[Task]) -> str:
-    names = [c.name for c in tasks[0].alike if c.kind == "model"]
-    everywhere = [name for name in names if all(name in [c.name for c in task.alike] for task in tasks[1:])]
+def _over_all(tasks: Sequence[Task], which: str) -> str:
+    first, *others = [[c.name for c in task.alike if c.kind == "model"] for task in tasks]
+    everywhere = [name for name in first if all(name in names for names in others)]
     if everywhere:
         be = "is" if len(everywhere) == 1 else "are"
-        return f"Over all {len(tasks)} tasks {_listed(everywhere)} {be} the best or not told from it in each."
-    return f"No variation is among the best in all {len(tasks)} tasks: what to train depends on the task."
+        return f"Over {which} {_listed(everywhere)} {be} the best or not told from it in each."
+    if not any([first, *others]):
+        return "No variation is among the best in any task."
+    return f"No variation is among the best in {which}: what to train depends on the task."
 
 
 def _task(task: Task, seconds: Mapping[str, float]) -> str:
@@ -43,10 +48,12 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
     assert best is not None
     told = formats.spread(best.spread)
     about = [f"{len(best.values)} trainings"] if len(best.values) > 1 else ["one training"] * (best.kind == "model")
-    about += [f"{formats.whole(best.texts)} test texts"] if best.texts else []
+    about += [f"{formats.whole(best.texts)} {task.part} texts"] if best.texts else []
     figures = f"{task.title} {told}" + (f" ({', '.join(about)})" if about else "")
     models = [c for c in task.alike if c.kind == "model"]
     baselines = [c for c in task.contenders if c.kind == "baseline" and c.values]
+    if not task.trained:
+        return f"{task.name}: no model has a result; the highest baseline is {best.name}, {figures}."
     if best.kind == "baseline":
         what = _alike_words(task, models) if models else "every model that was trained here is below it"
         return f"{task.name}: no model is shown to be better than {best.name}, {figures}; {what}."
@@ -60,11 +67,11 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
             sentences.append(f"Of these, {cheapest} takes the least time: {least} a training, against up to {most}.")
     else:
         sentences.append(f"It reaches {figures}.")
-    below = [c for c in task.contenders if c.kind == "model" and c.values and c not in models]
+    below = [c for c in task.trained if c not in models]
     if below:
-        listed = _listed([f"{c.name} ({_gap(task, c, best)} points)" for c in below])
+        listed = _listed([f"{c.name} ({formats.points(task.verdicts[c.name].gap)} points)" for c in below])
         sentences.append(f"Below it: {listed}.")
-    sentences += [_against(task, baseline, best) for baseline in baselines]
+    sentences += [_against(task, baseline) for baseline in baselines]
     return " ".join(sentences)
 
 
@@ -87,33 +94,25 @@ def _alike_words(task: Task, models: Sequence[Contender]) -> str:
     return f"not told from it: {_listed([f'{c.name} ({formats.spread(c.spread)})' for c in models])}"
 
 
-def _gap(task: Task, contender: Contender, best: Contender) -> str:
-    """On the same rows where there are any, else of the means."""
-    gap = task.verdicts[contender.name].gap
-    if gap is None:
-        assert contender.mean is not None
-        assert best.mean is not None
-        gap = contender.mean - best.mean
-    return formats.points(gap)
-
-
-def _against(task: Task, baseline: Contender, best: Contender) -> str:
+def _against(task: Task, baseline: Contender) -> str:
     verdict = task.verdicts[baseline.name]
     level = f"{baseline.name} ({formats.spread(baseline.spread)})"
     if verdict.alike:
         return f"It is not shown to be better than {level}."
-    assert baseline.mean is not None
-    assert best.mean is not None
-    gap = best.mean - baseline.mean if verdict.gap is None else -verdict.gap
-    interval = ""
+    assert verdict.gap is not None
+    interval = " in the mean"
     if verdict.interval is not None:
         low, high = verdict.interval
         interval = f" (95 % interval: {100 * -high:.1f} to {100 * -low:.1f})"
-    return f"It beats {level} by {100 * gap:.1f} points{interval}."
+    return f"It beats {level} by {100 * -verdict.gap:.1f} points{interval}."
 
 
-def _by_loss(group: Sequence[Variation]) -> str:
-    """Where there is no task: the validation losses, told apart over trainings alone."""
+def _by_loss(group: Sequence[Variation], *, alone: bool) -> str:
+    """Where there is no task: the validation losses, told apart over trainings alone.
+
+    Args:
+        alone: no other group has losses, of another quantity.
+    """
     found = {
         v.name: [x for r in v.records("pretrain") if (x := final_losses(r)[1].get("loss")) is not None] for v in group
     }
@@ -123,9 +122,11 @@ def _by_loss(group: Sequence[Variation]) -> str:
     order = sorted(found, key=lambda name: fmean(found[name]))
     best = order[0]
     pooled = statistics.pooled(list(found.values()))
-    said = f"The lowest validation loss is that of {best}: {_loss(found[best])}."
     if len(order) == 1:
-        return said
+        other = "" if alone else ", and no other's is the same quantity"
+        return f"The validation loss of {best} is {_loss(found[best])}{other}."
+    among = "The" if alone else f"Of {_listed(list(found))}, whose losses are the same quantity, the"
+    said = f"{among} lowest validation loss is that of {best}: {_loss(found[best])}."
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
     luck = [statistics.trainings(found[a], found[b], pooled) for a, b in pairs]
     if any(p is None for p in luck):
@@ -155,27 +156,35 @@ def certainty(comparison: Comparison, tasks: Sequence[Task]) -> str:
         return ""
     many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     sentences = [f"How sure: each variation was trained {many} {'time' if counts == [1] else 'times'}."]
-    tested = [v for task in judged for v in task.verdicts.values() if v.texts is not None]
+    tested = [task for task in judged if any(v.texts is not None for v in task.verdicts.values())]
     if tested:
         luck = (
-            "and with other seeds"
-            if all(task.luck for task in judged)
+            " and with other seeds"
+            if all(task.luck for task in tested)
             else "; with other seeds is not known everywhere"
         )
         sentences.append(
-            f"A difference counts only if it would be rarer than 5 % by chance with other test texts {luck}, "
+            f"A difference counts only if it would be rarer than 5 % by chance with other texts{luck}, "
             f"adjusted for all pairs; everything else is called not told apart, which does not mean equal."
         )
-    elif judged:
-        sentences.append(
-            "There are no predictions of single rows to test on: what other texts would change is not known."
-        )
+    alone = [task for task in judged if len(task.verdicts) > 1 and all(c.rows is None for c in task.contenders)]
+    sentences += [_by_means(task) for task in alone]
     few = [task.name for task in judged if task.best and task.best.texts and task.best.texts < 500]
     if few:
+        be = "is" if len(few) == 1 else "are"
         sentences.append(
-            f"The tests of {_listed(few)} are small (under 500 texts): only large differences can be told."
+            f"{_listed(few)} {be} measured on few texts (under 500 texts): only large differences can be told."
         )
     return " ".join(sentences)
+
+
+def _by_means(task: Task) -> str:
+    """How sure it is of a task of whose measure single rows have none."""
+    count = "count only if they would be rarer than 5 % by chance with other seeds, adjusted for all pairs"
+    return (
+        f"Of {task.name} there are no predictions of single rows to test {task.title} on: differences are those of the "
+        f"means, and {count if task.luck else 'none is told from chance'}; what other texts would change is not known."
+    )
 
 
 def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
@@ -189,6 +198,13 @@ def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
         missing.append(f"all {asked:.0f} seeds of every variation")
     empty = [task.name for task in tasks if task.best is None]
     missing += [f"the task {name}, of which there are no results" for name in empty]
+    searched = _searched(comparison)
+    missing += [
+        f"{task.name} on an independent test: its figures are of the validation texts, which also chose the checkpoints"
+        + (" and, in the search, the settings" if task.name == searched else "")
+        for task in tasks
+        if task.best and task.part == "validation"
+    ]
     missing += [
         f"{task.name} against a baseline"
         for task in tasks
@@ -203,6 +219,12 @@ def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
     missing.append(f"other budgets than this one{f' ({words})' if words else ''}")
     missing.append("other data and other settings than those listed below")
     return f"Not tested: {'; '.join(missing)}."
+
+
+def _searched(comparison: Comparison) -> str | None:
+    """The task whose validation chose settings."""
+    search = as_tree(comparison.recipe.get("search"))
+    return str(search.get("task") or next(iter(comparison.tasks), "")) if search else None
 
 
 def progress(comparison: Comparison) -> str | None:

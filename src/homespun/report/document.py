@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeVar
 
 from homespun.report import doubts, plots, summary, tables, tasks
 from homespun.report.adaptation import adaptations
@@ -101,11 +102,21 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report, in the order in which it is read."""
+    """A whole report, in the order in which it is read.
+
+    Tables and figures are files by their names: one that has an earlier one's is given a number behind it.
+    """
 
     title: str
     lead: Sequence[Content]
     chapters: Sequence[Chapter]
+
+    def __post_init__(self) -> None:
+        taken: set[tuple[type, str]] = set()
+        lead = _told_apart(self.lead, taken)
+        chapters = [replace(chapter, contents=_told_apart(chapter.contents, taken)) for chapter in self.chapters]
+        object.__setattr__(self, "lead", lead)
+        object.__setattr__(self, "chapters", chapters)
 
     def tables(self) -> list[Table]:
         """All tables, folded ones too."""
@@ -123,6 +134,32 @@ class Document:
             if isinstance(item, Folded):
                 waiting = [*item.contents, *waiting]
         return found
+
+
+_Named = TypeVar("_Named", Table, Plot)
+
+
+def _told_apart(contents: Sequence[Content], taken: set[tuple[type, str]]) -> list[Content]:
+    """The same contents, in which no name is ``taken``; it gets theirs."""
+
+    def named(item: _Named) -> _Named:
+        numbered = (f"{item.name}-{number}" for number in itertools.count(2))
+        name = next(n for n in itertools.chain([item.name], numbered) if (type(item), n) not in taken)
+        taken.add((type(item), name))
+        return replace(item, name=name)
+
+    apart: list[Content] = []
+    for item in contents:
+        match item:
+            case Tabular() | Heat():
+                apart.append(replace(item, table=named(item.table)))
+            case Gallery():
+                apart.append(replace(item, plots=[named(plot) for plot in item.plots]))
+            case Folded():
+                apart.append(replace(item, contents=_told_apart(item.contents, taken)))
+            case _:
+                apart.append(item)
+    return apart
 
 
 def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section]) -> Document:
@@ -221,7 +258,8 @@ def _how_sure(records: Sequence[RunRecord]) -> list[Content]:
             doubts.tuning_table(record, f"calibration{end}"), doubts.thresholds_table(record, f"thresholds{end}")
         )
         if (plot := doubts.reliability_plot(record, f"reliability{end}")) is not None:
-            found.append(Gallery(record.name, [plot], "Larger points: more answers. Both on the test examples."))
+            note = "Larger points: more answers. Both on the examples that measure it."
+            found.append(Gallery(record.name, [plot], note))
         contents += [Folded(record.name, found)] if found and contents else found
     return contents
 

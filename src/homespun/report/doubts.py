@@ -27,12 +27,14 @@ def _overlap(record: RunRecord) -> str:
     told = (
         f"{formats.whole(near)} of the {formats.whole(rows)} examples that {record.name} was measured on "
         f"({formats.percent(near / rows)}) are in its training examples too, or nearly"
-        f" ({formats.whole(found.get('same'))} word for word): its figures are better than those of new examples."
+        f" ({formats.whole(found.get('same'))} word for word)"
     )
     everything, unseen = number(found.get("all")), number(found.get("unseen"))
-    if everything is not None and unseen is not None:
-        told += f" Over the others alone its mean is {formats.share(unseen)}, over all {formats.share(everything)}."
-    return told
+    if everything is None or unseen is None:
+        return f"{told}: its figures may be better than those of new examples."
+    better = "are better than those of new examples" if everything > unseen else "are no better for it"
+    means = f"Over the others alone its mean is {formats.share(unseen)}, over all {formats.share(everything)}"
+    return f"{told}. {means}: its figures {better}."
 
 
 def overlap_table(record: RunRecord, name: str) -> Table | None:
@@ -50,8 +52,9 @@ def overlap_table(record: RunRecord, name: str) -> Table | None:
 
 
 def _calibration(record: RunRecord) -> dict[str, Tree]:
+    """Of the training whose model was kept, as ``tuning`` is; a result that does not tell it has one training."""
     tests = record.tests()
-    given = as_tree(tests[0].get("calibration")) if tests else {}
+    given = as_tree(tests[0].get("calibration")) if len(tests) == 1 else as_tree(record.result.get("calibration"))
     found = {name: as_tree(given.get(name)) for name in ("before", "after")}
     return found if all(number(part.get("ece")) is not None for part in found.values()) else {}
 

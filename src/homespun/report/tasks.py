@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from homespun.report import formats
 from homespun.report.formats import number
 from homespun.report.plots import CARD, PALETTE, STYLE, End, Plot, label_ends, render
+from homespun.report.predictions import scores
 from homespun.report.read import RunRecord, Tree, as_list, as_tree
 from homespun.report.statistics import bootstrap
 from homespun.report.table import Column, Table
@@ -42,7 +42,6 @@ _PURPOSE = {
     "ratings": "rate",
     "sentence_labels": "label sentences in their documents",
 }
-_ROUNDING = 1e-6
 
 
 def title(measure: str) -> str:
@@ -58,8 +57,9 @@ def others(records: Sequence[RunRecord]) -> list[RunRecord]:
 def results(records: Sequence[RunRecord]) -> list[Table]:
     """Test metrics of these models and of their baselines: a table for each group with the same metrics."""
     groups = [(key, list(found)) for key, found in groupby(others(records), key=lambda r: tuple(r.measures))]
+    alone = len(groups) == 1 and not any(record.tests() and record.measures[0] == CLASSES[0] for record in records)
     return [
-        _results(measures, group, "results" if len(groups) == 1 else f"results-{place}")
+        _results(measures, group, "results" if alone else f"results-{place}")
         for place, (measures, group) in enumerate(groups, start=1)
     ]
 
@@ -141,7 +141,7 @@ def _verdict(record: RunRecord, measure: str, value: float, name: str, reference
     words = f"beat {line} ({formats.share(reference)}) by {formats.share(gain)}"
     if gain <= 0:
         words = f"did not beat {line} ({formats.share(reference)}): it is {formats.share(-gain)} below"
-    differences = _differences(record.path, measure, value, name)
+    differences = _differences(record.path, measure, name)
     if differences is None:
         return words
     low, high = bootstrap(differences)
@@ -150,22 +150,18 @@ def _verdict(record: RunRecord, measure: str, value: float, name: str, reference
     return f"{words} ({noise}{interval})"
 
 
-def _differences(run: Path, measure: str, value: float, baseline: str) -> np.ndarray | None:
-    """The scores of a run's only training less those of a baseline, on the same examples.
-
-    ``None`` where the ``value`` of the measure is not their mean, as a correlation is not.
-    """
+def _differences(run: Path, measure: str, baseline: str) -> np.ndarray | None:
+    """The measure of a run's only training less that of a baseline, on the same examples; ``None`` where these do not
+    have it (`scores`)."""
     found = []
     for name in ("model", baseline):
         file = run / "predictions" / f"{name}.jsonl"
         if not file.is_file():
             return None
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        found.append({line["row"]: number(line.get(measure, line.get("score"))) for line in lines})
+        with file.open(encoding="utf-8") as stream:
+            lines = [json.loads(line) for line in stream]
+        found.append(dict(zip((line["row"] for line in lines), scores(lines, measure), strict=True)))
     ours, theirs = found
-    known = [score for score in ours.values() if score is not None]
-    if not known or abs(fmean(known) - value) > _ROUNDING:
-        return None
     both = [(a, b) for row, a in ours.items() if a is not None and (b := theirs.get(row)) is not None]
     return np.array([a - b for a, b in both]) if both else None
 

@@ -1,0 +1,30 @@
+"""What is told of examples that were learned by heart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from homespun.data.overlap import Overlap
+from homespun.jobs.doubts import told_of
+from homespun.jobs.trials import Trial, write_predictions
+
+
+class Texts:
+    """A task whose examples are their texts."""
+
+    def texts(self, examples: Any) -> Any:
+        return examples
+
+
+def test_a_text_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
+    texts = [f"one{end}two" for end in ("\u2028", "\u2029", "\x85", "\r", "\n")]
+    truths = [*texts[:-1], "another"]
+    said = [{"truth": truth, "predicted": text} for truth, text in zip(truths, texts, strict=True)]
+    write_predictions(tmp_path, "model", np.arange(5), said)
+    trial = Trial("seed-0", 0, 0, None, ["one two"], texts, None, np.arange(5), [])
+    task: Any = Texts()
+    told = told_of({0: Overlap((1,), (0,), (1.0,), 5)}, task, [trial], [tmp_path])
+    assert (told["all"], told["unseen"]) == (0.8, 0.75)

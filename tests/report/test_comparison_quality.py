@@ -1,0 +1,219 @@
+"""What is compared is the measure that is shown, and the words say on what, and of what, it was measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+from comparison_folder import BERT, SMALL, WIDE, make_comparison, write_trial
+
+from homespun.report import comparison_tables as tables
+from homespun.report import comparison_words as words
+from homespun.report.comparison_document import Report
+from homespun.report.comparison_plots import groups
+from homespun.report.comparison_quality import judge
+from homespun.report.comparison_read import Comparison, read_comparison
+from homespun.report.predictions import scores
+
+Line = dict[str, Any]
+Said = tuple[float, Sequence[Line]]  # the measure of a training, and the lines of its predictions
+NB = "\u00a0"
+
+
+def write_said(folder: Path, result: Mapping[str, Any], predictions: Mapping[str, Sequence[Line]]) -> None:
+    (folder / "predictions").mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(result))
+    for name, lines in predictions.items():
+        rows = [json.dumps({"row": row, "truth": 1, "predicted": 0} | line) + "\n" for row, line in enumerate(lines)]
+        (folder / "predictions" / f"{name}.jsonl").write_text("".join(rows))
+
+
+def compared(
+    folder: Path,
+    measure: str,
+    models: Mapping[str, Sequence[Said]],
+    baselines: Mapping[str, Said] | None = None,
+    *,
+    tasks: Sequence[str] = ("sts",),
+    measured_on: str = "test",
+    **recipe: Any,
+) -> Comparison:
+    """The tasks of a comparison without pretraining, all alike: of each model a training a seed."""
+    folder.mkdir()
+    asked = {"kind": "compare", "finetune": {task: {} for task in tasks}, "variations": {name: {} for name in models}}
+    (folder / "comparison.yaml").write_text(yaml.safe_dump(asked | recipe, sort_keys=False))
+    for name, trainings in models.items():
+        for seed, (value, lines) in enumerate(trainings):
+            trial = folder / "trials" / name / f"seed-{seed}"
+            stages = {task: {"kind": "finetune", "path": task, "seconds": 1.0} for task in tasks}
+            write_trial(trial, name=name, seed=seed, status="done", stages=stages)
+            test = {measure: value, "rows": 700}
+            for task in tasks:
+                result = {"measures": [measure], "measured_on": measured_on, "test": test}
+                write_said(trial / task, result, {"model": lines})
+    for task in tasks if baselines else ():
+        metrics = {name: {measure: value} for name, (value, _) in (baselines or {}).items()}
+        result = {"kind": "baselines", "measured_on": measured_on, "baselines": metrics}
+        write_said(folder / "baselines" / task, result, {name: lines for name, (_, lines) in (baselines or {}).items()})
+    return read_comparison(folder)
+
+
+def told(comparison: Comparison) -> str:
+    tasks = judge(comparison)
+    paragraphs = [*words.advice(comparison, tasks, {}), words.certainty(comparison, tasks)]
+    return " ".join([*paragraphs, words.untested(comparison, tasks)]).replace(NB, " ")
+
+
+def test_gaps_are_of_the_measure_that_is_shown(tmp_path: Path) -> None:
+    """Errors say the contrary of a correlation: no row has a correlation, and none is compared."""
+    far, near = [{"score": -3.0 - row % 7} for row in range(29)], [{"score": -0.1} for _ in range(29)]
+    models = {"neural": [(0.70, far), (0.71, far), (0.72, far)], "other": [(0.60, near), (0.61, near), (0.62, near)]}
+    comparison = compared(tmp_path / "sts", "spearman", models, {"tfidf": (0.45, near)})
+    (task,) = judge(comparison)
+    assert [c.name for c in task.contenders] == ["neural", "other", "TF-IDF + linear"]
+    assert task.verdicts["TF-IDF + linear"].gap == pytest.approx(-0.26)
+    assert task.verdicts["other"].gap == pytest.approx(-0.10)
+    assert all(verdict.texts is None and verdict.interval is None for verdict in task.verdicts.values())
+    assert not task.verdicts["other"].alike  # by the trainings
+    quality = tables.quality(task)
+    titles = [column.title for column in quality.columns]
+    assert "95 % interval" not in titles
+    assert [row[titles.index("to the best, points")] for row in quality.rows][1:] == pytest.approx([-0.10, -0.26])
+    text = told(comparison)
+    assert "It beats TF-IDF + linear (45.0 %) by 26.0 points in the mean." in text
+    assert "Of sts there are no predictions of single rows to test Spearman correlation on" in text
+    assert "rarer than 5 % by chance with other texts" not in text
+
+
+def test_a_row_is_compared_by_the_measure_and_not_by_its_score(tmp_path: Path) -> None:
+    def lines(exact: Sequence[int], f1: float) -> list[Line]:
+        return [{"score": f1, "exact_match": float(one), "f1": f1} for one in exact]
+
+    first, second = [1, 1, 1, 0] * 101, [1, 0, 0, 0] * 101
+    models = {"a": [(0.75, lines(first, 0.8))], "b": [(0.25, lines(second, 0.9))]}
+    (task,) = judge(compared(tmp_path / "squad", "exact_match", models))
+    assert task.verdicts["b"].gap == pytest.approx(-0.5)
+    assert task.verdicts["b"].texts == pytest.approx(2 * 0.5**202, abs=1e-12)  # McNemar's exact test
+    assert task.contenders[0].rows is not None
+    assert task.contenders[0].rows.unit == 1
+
+
+@pytest.mark.parametrize(
+    ("measure", "lines", "expected"),
+    [
+        ("accuracy", [{"truth": "a", "predicted": "a"}, {"truth": "a", "predicted": "b"}], [1.0, 0.0]),
+        ("accuracy", [{"truth": ["x"], "predicted": ["x"], "score": 1.0}, {"truth": [], "predicted": []}], [None] * 2),
+        ("f1", [{"truth": ["B-A"], "predicted": ["B-A"], "score": 1.0}], [None]),
+        ("rouge1", [{"score": 0.25, "rouge1": 0.5}, {"truth": [""], "predicted": ""}], [0.5, None]),
+        ("spearman", [{"truth": 1.0, "predicted": 1.5, "score": -0.5}], [None]),
+        ("macro_f1", [{"truth": "a", "predicted": "a"}], [None]),
+    ],
+)
+def test_the_score_of_a_line(measure: str, lines: list[Line], expected: list[float | None]) -> None:
+    assert scores(lines, measure) == expected
+
+
+def test_folds_of_unequal_size_are_compared_by_row(tmp_path: Path) -> None:
+    """The mean over folds is not the mean over rows, and rows are the measure's all the same."""
+
+    def lines(right: Sequence[int]) -> list[Line]:
+        return [{"predicted": one} for one in right]
+
+    folds = {"good": ([1, 1, 1, 0], [1, 1, 1]), "bad": ([1, 0, 0, 0], [0, 0, 1])}
+    models: dict[str, list[Said]] = {}
+    for name, parts in folds.items():
+        value = fmean(fmean(part) for part in parts)
+        models[name] = [(value, lines([one for part in parts for one in part]))]
+    (task,) = judge(compared(tmp_path / "folds", "accuracy", models, measured_on="folds"))
+    assert task.verdicts["bad"].gap == pytest.approx(-4 / 7)
+    assert task.verdicts["bad"].texts is not None
+
+
+def test_figures_of_the_validation_are_said_to_be(tmp_path: Path) -> None:
+    right, wrong = [{"predicted": 1}] * 31, [{"predicted": 0}] * 31
+    models = {"a": [(1.0, right), (1.0, right)], "b": [(0.0, wrong), (0.1, wrong)]}
+    search = {"space": {"finetune.train.learning_rate": {"low": 0.1, "high": 1.0}}, "task": ""}
+    kept = compared(
+        tmp_path / "kept", "accuracy", models, measured_on="validation", tasks=("one", "two"), search=search
+    )
+    text = told(kept)
+    assert "It reaches accuracy 100.0 ± 0.0 % (2 trainings, 700 validation texts)." in text
+    said = "on an independent test: its figures are of the validation texts, which also chose the checkpoints"
+    assert f"one {said} and, in the search, the settings;" in text
+    assert f"two {said};" in text
+    assert "test texts" not in text
+    (first, _) = judge(kept)
+    quality = tables.quality(first)
+    assert "validation texts" in [column.title for column in quality.columns]
+    assert "test" not in f"{quality.note}".replace("permutation test", "")
+    tested = told(compared(tmp_path / "tested", "accuracy", models))
+    assert "700 test texts" in tested
+    assert "validation" not in tested
+
+
+def test_baselines_alone_say_nothing_of_models(tmp_path: Path) -> None:
+    right, wrong = [{"predicted": 1}] * 11, [{"predicted": 0}] * 11
+    lines = {"tfidf": (0.8, right), "majority": (0.3, wrong)}
+    text = told(compared(tmp_path / "begun", "accuracy", {}, lines, tasks=("one", "two")))
+    for task in ("one", "two"):
+        assert f"{task}: no model has a result; the highest baseline is TF-IDF + linear, accuracy 80.0 %." in text
+    assert "was trained here" not in text
+    assert "variation" not in text.partition("Not tested")[0]
+
+
+def test_a_task_without_a_model_says_nothing_over_all(tmp_path: Path) -> None:
+    right, wrong = [{"predicted": 1}] * 11, [{"predicted": 0}] * 11
+    models = {"a": [(1.0, right), (1.0, right)]}
+    comparison = compared(tmp_path / "half", "accuracy", models, {"tfidf": (0.3, wrong)}, tasks=("one", "two", "three"))
+    for seed in range(2):
+        (tmp_path / "half" / "trials" / "a" / f"seed-{seed}" / "two" / "result.json").unlink()
+    text = told(read_comparison(comparison.path))
+    assert "Over the 2 tasks a is the best or not told from it in each." in text
+    assert "two: no model has a result; the highest baseline is TF-IDF + linear" in text
+
+
+def test_no_variation_among_the_best_anywhere_depends_on_no_task(tmp_path: Path) -> None:
+    right, wrong = [{"predicted": 1}] * 97, [{"predicted": 0}] * 97
+    models = {"a": [(0.10, wrong), (0.11, wrong)]}
+    text = told(compared(tmp_path / "weak", "accuracy", models, {"tfidf": (1.0, right)}, tasks=("one", "two")))
+    assert "No variation is among the best in any task." in text
+    assert "every model that was trained here is below it" in text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"data": {"corpus": "other", "length": 128}},
+        {"data": {"corpus": "text", "length": 512}},
+        {"objective": {"kind": "electra", "probability": 0.3}},
+    ],
+)
+def test_losses_of_other_rows_or_settings_are_other_quantities(tmp_path: Path, change: dict[str, Any]) -> None:
+    everyone = (BERT, replace(WIDE, name="changed"), SMALL)
+    path = make_comparison(tmp_path / "losses", everyone=everyone, failed=False, seeds=1, rows=7)
+    recipe = path / "comparison.yaml"
+    recipe.write_text(recipe.read_text().replace("finetune:", "ignored:"))
+    for trial in path.glob("trials/*/*"):
+        tree = json.loads((trial / "trial.json").read_text())
+        del tree["stages"]["phrasebank"]
+        (trial / "trial.json").write_text(json.dumps(tree))
+        config = yaml.safe_load((trial / "pretrain" / "config.yaml").read_text())
+        config |= {"data": {"corpus": "text", "length": 128}} | (change if trial.parent.name == "changed" else {})
+        (trial / "pretrain" / "config.yaml").write_text(yaml.safe_dump(config))
+    comparison = read_comparison(path)
+    assert [[v.name for v in group] for group in groups(comparison, "pretrain")] == [["bert", "window-16"], ["changed"]]
+    first, second = words.advice(comparison, [], {})
+    assert first.startswith("Of bert and window-16, whose losses are the same quantity, the lowest validation loss is")
+    assert "changed" not in first
+    assert second.startswith("The validation loss of changed is ")
+    assert second.endswith(", and no other's is the same quantity.")
+    assert Report(comparison)._ablations() == []  # the radius is another under another quantity

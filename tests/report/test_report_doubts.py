@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homespun.report.doubts import notices, reliability_plot, tuning_table
+from homespun.report.read import RunRecord, read_run
+
+Make = Callable[..., Any]
+
+
+def notice(path: Path, finetuning: Make, **figures: float) -> str:
+    overlap = {"rows": 50, "near": 10, "same": 3, **figures}
+    (words,) = notices([read_run(finetuning(path, overlap=overlap))])
+    return words.replace("\u00a0", " ")
+
+
+def test_the_words_on_near_duplicates_are_those_of_the_figures(tmp_path: Path, finetuning: Make) -> None:
+    better = notice(tmp_path / "a", finetuning, all=0.95, unseen=0.93)
+    assert better.startswith("10 of the 50 examples that a was measured on (20.0 %) are in its training examples too")
+    assert "alone its mean is 0.930, over all 0.950: its figures are better than those of new examples." in better
+    for unseen in (0.93, 0.90):
+        no_better = notice(tmp_path / f"b{unseen}", finetuning, all=0.90, unseen=unseen)
+        assert f"alone its mean is {unseen:.3f}, over all 0.900: its figures are no better for it." in no_better
+    assert notice(tmp_path / "c", finetuning).endswith(": its figures may be better than those of new examples.")
+
+
+def off(before: float, after: float) -> dict[str, Any]:
+    parts = {"before": before, "after": after}
+    return {"calibration": {name: {"ece": ece, "log_loss": 2 * ece, "bins": []} for name, ece in parts.items()}}
+
+
+def told(path: Path, finetuning: Make, tests: list[dict[str, Any]], **result: Any) -> RunRecord:
+    run = read_run(finetuning(path, tuning={"temperature": 1.7}, **result))
+    tests = [{**run.result["test"], **test} for test in tests]
+    return replace(run, result={**run.result, "test": tests[0], "seeds": tests if len(tests) > 1 else []})
+
+
+@pytest.mark.parametrize("others", [[], [off(0.3, 0.3)]])
+def test_a_temperature_stands_beside_what_it_does(tmp_path: Path, finetuning: Make, others: list[Any]) -> None:
+    """Of several trainings beside that of the one it was found for, which need not be the first."""
+    kept = off(0.2, 0.1)
+    table = tuning_table(told(tmp_path / "a", finetuning, [*others, kept], **kept), "calibration")
+    assert table is not None
+    assert table.rows == (("as trained", 1.0, 0.2, 0.4), ("with a temperature", 1.7, 0.1, 0.2))
+
+
+def test_a_result_of_before_that_does_not_say_of_which_training_has_no_table(tmp_path: Path, finetuning: Make) -> None:
+    run = told(tmp_path / "a", finetuning, [off(0.3, 0.3), off(0.2, 0.1)])
+    assert tuning_table(run, "calibration") is None
+    assert reliability_plot(run, "reliability") is None
