@@ -115,12 +115,20 @@ def items(data: Path, out: Path) -> None:
 
 def bullets(data: Path, out: Path) -> None:
     """Earnings calls, and the bullets that a news agency wrote of each."""
-    for split, part in (("train", "train"), ("validation", "val"), ("test", "test")):
-        path = out / f"bullets-{split}.jsonl"
+    _pairs(data / "ectsum", out / "bullets", ("train", "val", "test"), "document", "summary")
+
+
+def papers(data: Path, out: Path) -> None:
+    """Abstracts of papers, by sentences, and the sentences that sum each up."""
+    _pairs(data / "scitldr", out / "papers", ("train", "dev", "test"), "source", "target")
+
+
+def _pairs(data: Path, made: Path, parts: tuple[str, str, str], *columns: str) -> None:
+    for split, part in zip(("train", "validation", "test"), parts, strict=True):
+        path = made.with_name(f"{made.name}-{split}.jsonl")
         if not path.is_file():
-            rows = _json_lines(data / "ectsum" / f"{part}.jsonl.gz")
-            kept = ({"document": row["document"], "summary": row["summary"]} for row in rows)
-            _write(path, "".join(json.dumps(row) + "\n" for row in kept))
+            rows = _json_lines(data / f"{part}.jsonl.gz")
+            _write(path, "".join(json.dumps({name: row[name] for name in columns}) + "\n" for row in rows))
 
 
 def agnews(data: Path, out: Path) -> None:
@@ -168,6 +176,7 @@ MADE: Mapping[str, Callable[[Path, Path], None]] = {
     "agnews": agnews,
     "tweets": tweets,
     "bullets": bullets,
+    "papers": papers,
 }
 
 

@@ -137,6 +137,8 @@ def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:
         ("--input", str(file)): "--input needs --out",
         ("--input", str(file), "--out", str(tmp_path / "o.txt")): "must end in .jsonl",
         ("--input", str(file), "--out", str(tmp_path / "o.jsonl")): "empty",
+        ("--input", str(file), "--out", str(tmp_path / "o.jsonl"), "--batch-size", "0"): "must be 1 or more, not 0",
+        ("--input", str(file), "--out", str(tmp_path / "o.jsonl"), "--batch-size", "-1"): "must be 1 or more, not -1",
     }.items():
         result = run("generate", str(folder), *arguments)
         assert isinstance(result.exception, UserError), (arguments, result.exception)

@@ -192,6 +192,15 @@ MISTAKES = {
         ["predict", "{classifier}", "--input", "{test}", "--out", "{out}.xlsx"],
         ".jsonl or .csv",
     ),
+    "a tokenizer into a file": (
+        ["tokenizer", "train", "--input", "{train}", "--out", "{train}"],
+        "train.csv is a file",
+    ),
+    "a tokenizer extended into a file": (
+        ["tokenizer", "extend", "{base}", "--input", "{train}", "--add", "3", "--out", "{train}"],
+        "train.csv is a file",
+    ),
+    "a quickstart into a file": (["quickstart", "--out", "{train}"], "train.csv is a file"),
     "a frozen recipe for pretraining": (["pretrain", "classify", "--out", "{out}"], "homespun finetune"),
 }
 

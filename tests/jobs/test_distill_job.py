@@ -15,6 +15,8 @@ from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs import distill as distillation
+from homespun.jobs import pretrain as pretraining
+from homespun.jobs.begun import Given
 from homespun.jobs.distill import side_by_side, with_teacher
 from homespun.jobs.pretrain import pretraining_work
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
@@ -86,11 +88,54 @@ def test_a_stopped_run_goes_on_to_the_same_weights(world: World, teacher: Path) 
     runs = world.folder / "runs"
     whole = distil(world, teacher, "whole", "train.budget.steps=8", "train.schedule.kind=constant")
     distil(world, teacher, "parts", "train.budget.steps=5", "train.schedule.kind=constant")
+    student = state_of(runs / "parts-student")
     parts = distil(world, teacher, "parts", "train.budget.steps=8", "train.schedule.kind=constant", "--resume")
+    assert state_of(runs / "parts-student") == student
     assert parts["steps"] == whole["steps"] == 8
     first, second = (weights_of(open_model(runs / name).model) for name in ("whole", "parts"))
     for name, tensor in first.items():
         assert np.array_equal(tensor.numpy(), second[name].numpy()), name
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """What a folder that is written anew would not keep."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))}
+
+
+def test_a_student_goes_on_as_it_was_made(world: World, teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*given: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(pretraining, "watch", killed)
+    out, folder = (world.folder / "runs" / name for name in ("held", "held-student"))
+    with pytest.raises(InterruptedError):
+        distil(world, teacher, "held", "train.budget.steps=1")
+    before = state_of(out), state_of(folder)
+    with pytest.raises(UserError, match="holds a run; continue it with --resume"):
+        distil(world, teacher, "held", "train.budget.steps=1", "--layers", "1,0")
+    with pytest.raises(UserError, match=r"begun with --layers 0,3, and not with --layers 1,0; go on with the same"):
+        distil(world, teacher, "held", "train.budget.steps=1", "--layers", "1,0", "--resume")
+    with pytest.raises(UserError, match=r"begun without changes, and not with changes .*linformer"):
+        distil(world, teacher, "held", "train.budget.steps=1", "model.attention.kind=linformer", "--resume")
+    assert (state_of(out), state_of(folder)) == before
+    (folder / "begun.json").unlink()  # as students were before
+    del before[1]["begun.json"]
+    other = {"--layers": Given(name="1,0", fingerprint="1,0")}
+    distillation._save_beside(out, {folder: (open_model(teacher), other)}, resume=True)
+    assert state_of(folder) == before[1]
+
+
+def test_what_lies_where_a_student_would_is_never_touched(world: World, teacher: Path) -> None:
+    runs = world.folder / "runs"
+    run, model = runs / "taken-student", runs / "mine-student"
+    shutil.copytree(teacher, run)
+    shutil.copytree(teacher / "model", model)
+    for found, out, given in ((run, "taken", run), (model, "mine", teacher), (model, "mine", model)):
+        before = state_of(found)
+        with pytest.raises(UserError, match=f"{found.name}.*(holds something else|would be kept); give another --out"):
+            distil(world, given, out, "train.budget.steps=1")
+        assert state_of(found) == before
+        assert not (runs / out).exists()
 
 
 def labelled(world: World) -> tuple[str, ...]:

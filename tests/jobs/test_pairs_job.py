@@ -109,6 +109,7 @@ def test_numbers_are_told_on_their_own_scale(folder: Path, tmp_path: Path, world
     assert test["absolute_error"] < result["baselines"]["mean"]["absolute_error"]
     assert result["baselines"]["mean"]["pearson"] is None
     assert -sum(line["score"] for line in lines) / 41 == pytest.approx(test["absolute_error"])
+    assert not any(set(line) & set(result["measures"]) for line in lines)  # no row has a correlation
     assert all(700 <= line["predicted"] <= 900 for line in lines)
     again = world.run("evaluate", run, "--data", folder / "pairs-test.csv")
     assert again["spearman"] == pytest.approx(test["spearman"])

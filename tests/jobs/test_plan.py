@@ -1,19 +1,25 @@
 """A plan against the model that is built, and what it says of limits that make no sense."""
 
 import dataclasses
+import io
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from jobs_world import World
 
+import homespun
 from homespun.config import parse_bytes
 from homespun.errors import UserError
-from homespun.jobs import memory
+from homespun.jobs import memory, probe
 from homespun.jobs.plan import plan
 from homespun.jobs.pretrain import pretrain, pretraining_work
 from homespun.jobs.recipe import PretrainRecipe, load_recipe
 from homespun.jobs.workload import made_up_corpus
+from homespun.models.store import weights_of
 from homespun.planning.predict import Memory, Prediction, Workload
 from homespun.planning.probe import Point
 from homespun.planning.rates import Rates
@@ -83,6 +89,63 @@ def test_a_recipe_that_cannot_be_built_says_why() -> None:
 def test_a_fine_tuning_wants_its_model() -> None:
     with pytest.raises(UserError, match="--from"):
         plan(load_recipe("classify"))
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model nothing is predicted but its parameters."""
+
+    def predicted(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+        total = sum(p.numel() for p in workload.build().parameters())
+        return Prediction(rows, {"total": total}, Memory(0, 0, 0, 0, {}, 100, 100 + rows), 29.0, 5.0, 5.0, 1.0, 1.0)
+
+    monkeypatch.setattr(memory.Machine, "predict", lambda self: predicted)
+
+
+def planned_from(world: World, *words: str) -> dict[str, Any]:
+    return world.run("plan", "roberta-mini", f"data.corpus={world.corpus}", "data.length=32", *words)
+
+
+@pytest.mark.usefixtures("counted")
+def test_changes_to_a_checkpoint_are_planned(world: World) -> None:
+    before, after = (
+        planned_from(world, "--from", str(world.base), *more) for more in ((), ("model.num_hidden_layers=3",))
+    )
+    layer = sum(t.numel() for name, t in weights_of(homespun.load(world.base)).items() if ".layers.0." in name)
+    assert after["parameters"]["total"] == before["parameters"]["total"] + 2 * layer
+    with pytest.raises(UserError, match=r"model\.hidden_size cannot be set beside a checkpoint"):
+        planned_from(world, "--from", str(world.base), "model.hidden_size=64")
+    with pytest.raises(UserError, match="want --from"):
+        plan(recipe(), changes={"num_hidden_layers": 3})
+    with pytest.raises(UserError, match="takes its model as it is; leave out"):
+        world.run("plan", "classify", "--from", world.base, "model.num_hidden_layers=3")
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_probe_is_of_the_changed_checkpoint(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs: list[dict[str, Any]] = []
+
+    def asked(job: dict[str, Any]) -> dict[str, Any]:
+        jobs.append(json.loads(json.dumps(job)))
+        return dataclasses.asdict(Point(job["rows"], 10**9, 0.1, 0.05))
+
+    monkeypatch.setattr(memory, "run_probe", asked)
+    planned_from(world, "--from", str(world.base), "model.num_hidden_layers=3", "--probe")
+    assert [job["changes"] for job in jobs] == [{"num_hidden_layers": 3}] * 2
+    built: list[Any] = []
+
+    def measured(workload: Workload, rows: int, **options: Any) -> Point:
+        built.append(workload.build())
+        return Point(rows, 10**9, 0.1, 0.05)
+
+    monkeypatch.setattr("homespun.planning.probe.measure", measured)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(jobs[0])))
+    capsys.readouterr()
+    assert probe.main() == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == jobs[0]["rows"]
+    assert len(built[0].product()[0].backbone.layers) == 3
 
 
 def test_sizes_of_memory() -> None:

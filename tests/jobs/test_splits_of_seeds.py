@@ -63,6 +63,20 @@ def test_the_split_of_before_can_be_asked_for() -> None:
     assert sorted(trial.validation) == stratified_split(np.arange(101) % 2, 0.1, 0)[1].tolist()
 
 
+def test_the_numbers_of_examples_are_those_of_every_fold() -> None:
+    found = trials(seed=0, folds=3, seeds=2, examples=["all", 10])
+    assert len({len(t.training) for t in found}) == 3  # folds of 60 and 61
+    for size in (10, 60):
+        assert [t.fold for t in found if t.size == size] == [0, 0, 1, 1, 2, 2]
+    assert {t.name for t in found if t.fold == 2} == {
+        f"fold-2-examples-{n}-seed-{seed}" for n in (10, 60) for seed in (0, 1)
+    }
+    every = [sorted([*t.training, *t.validation, *(t.test or ())]) for t in found if t.size == 60]
+    assert every == [list(range(101))] * 6
+    with pytest.raises(UserError, match="examples=61, but there are 60"):
+        trials(seed=0, folds=3, examples=[10, 61])
+
+
 def test_what_a_split_is_is_no_part_of_a_model(world: World) -> None:
     told = json.loads((world.classifier / "model/homespun.json").read_text())
     assert "split_seed" not in json.dumps(told)

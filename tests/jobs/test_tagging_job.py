@@ -95,8 +95,9 @@ def test_offsets_are_of_the_text(tagger: tuple[Path, dict[str, Any], Path], worl
     told = world.run("predict", run, "--input", tmp_path / "new.jsonl", "--out", tmp_path / "out.jsonl")
     assert told["rows"] == 3
     first, second, third = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
-    assert [text[start:end] for start, end in first["offsets"]] == first["words"]
-    assert first["words"][:5] == ["the", "very", "soup", "sauce", ","]
+    words = first["predicted_words"]  # `words` is a column of the second
+    assert [text[start:end] for start, end in first["offsets"]] == words
+    assert words[:5] == ["the", "very", "soup", "sauce", ","]
     assert {("SPO", "soup sauce"), ("SPO", "oven"), ("SPO", "bread")} <= {
         (one["label"], one["text"]) for one in first["entities"]
     }

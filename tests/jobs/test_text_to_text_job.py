@@ -96,6 +96,7 @@ def test_a_writer_learns_and_is_used(
     lines = [json.loads(line) for line in (run / "predictions/model.jsonl").read_text().splitlines()]
     assert [line["row"] for line in lines] == list(range(23))
     assert sum(line["score"] for line in lines) / 23 == pytest.approx(result["test"]["rougeL"])
+    assert sum(line["rouge1"] for line in lines) / 23 == pytest.approx(result["test"]["rouge1"])
     assert len((run / "predictions/lead-3.jsonl").read_text().splitlines()) == 23
     again = world.run("evaluate", run, "--data", folder / "test.jsonl.gz")
     assert again["rouge1"] == result["test"]["rouge1"]

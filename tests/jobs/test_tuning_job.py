@@ -7,6 +7,7 @@ import json
 import logging
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from jobs_world import COMMON, WORDS
 
 import homespun
 from homespun.errors import UserError
+from homespun.jobs.doubts import shared, told_of
 from homespun.jobs.finetune import finetune
 from homespun.jobs.recipe import finetune_recipe
 from homespun.jobs.tasks.tuning import Tuning, decide
+from homespun.jobs.trials import Trial, write_predictions
 from homespun.jobs.use import evaluate, predict
 from homespun.models.config import ModelConfig
 from homespun.models.store import save_model
@@ -121,6 +124,31 @@ def test_what_was_learned_by_heart_is_counted_and_said(run: Path) -> None:
     assert 0 <= found["unseen"] <= 1
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     assert "2 of the 40 examples" in page
+
+
+def test_of_several_trainings_temperature_and_calibration_are_those_of_the_one_that_is_kept(folder: Path) -> None:
+    finetune(recipe(folder, "seeds=2", "baselines=false"), folder / "seeds", start_from=str(folder / "base"))
+    result = read(folder / "seeds/result.json")
+    trials = [read(folder / f"seeds/trials/seed-{seed}/result.json") for seed in range(2)]
+    kept = max(trials, key=lambda trial: float(trial["score"]))
+    assert (result["tuning"], result["calibration"]) == (kept["tuning"], kept["test"]["calibration"])
+
+
+def test_how_good_it_is_at_the_others_is_over_the_trainings_that_were_compared(tmp_path: Path) -> None:
+    """Of fewer examples each seed draws its own, and only those of the first are looked through."""
+    test, drawn = ["a b c", "d e f", "g h i"], [["a b c", "x"], ["a b c", "x"], ["d e f", "x"]]
+    right = [(1, 0, 0), (1, 1, 0), (1, 1, 1)]
+    trials, folders = [], []
+    for seed, (training, scores) in enumerate(zip(drawn, right, strict=True)):
+        trials.append(Trial(f"seed-{seed}", seed, 0, 2, training, [], test, np.arange(3), []))
+        folders.append(tmp_path / f"seed-{seed}")
+        folders[-1].mkdir()
+        write_predictions(folders[-1], "model", np.arange(3), [{"truth": 1, "predicted": score} for score in scores])
+    task: Any = SimpleNamespace(texts=list)
+    told = told_of(shared(task, trials), task, trials, folders)
+    assert (told["rows"], told["near"]) == (3, 1)
+    assert told["all"] == pytest.approx(3 / 6)
+    assert told["unseen"] == pytest.approx(1 / 4)
 
 
 def test_the_worst_comes_first_and_is_text_on_the_page(run: Path) -> None:

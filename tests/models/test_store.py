@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from homespun.errors import UserError
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.store import load_model, load_weights, save_model, take_weights, weights_of
+from homespun.models.store import fingerprint, load_model, load_weights, save_model, take_weights, weights_of
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -48,6 +49,16 @@ def test_the_bits_come_back(folder: Path, tokenizer: Tokenizer) -> None:
     assert not stored.model.training
     ids = torch.tensor([[2, 7, 5, 3]])
     assert torch.equal(stored.model(ids), load_model(folder.parent / "again").model(ids))
+
+
+def test_a_fingerprint_is_of_the_weights_wherever_they_lie(folder: Path) -> None:
+    stored = load_model(folder)
+    again = load_model(shutil.copytree(folder, folder.parent / "copied"))
+    assert fingerprint(stored.model) == fingerprint(again.model)
+    assert fingerprint(stored.model, beside=b"config") != fingerprint(stored.model)
+    with torch.no_grad():
+        next(reversed(weights_of(again.model).values())).add_(1e-3)
+    assert fingerprint(stored.model) != fingerprint(again.model)
 
 
 def test_tied_weights_are_kept_once_and_come_back_tied(folder: Path) -> None:

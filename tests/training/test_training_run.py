@@ -12,6 +12,7 @@ import yaml
 from training_parts import events, train_config
 
 from homespun.errors import UserError
+from homespun.training.checkpoint import write_file
 from homespun.training.run import Run
 
 
@@ -66,6 +67,26 @@ def test_other_folders_and_files_are_left_alone(tmp_path, resume):
 
 def test_an_empty_folder_becomes_a_run(tmp_path):
     Run.create(tmp_path, train_config(), resume=False)
+    assert (tmp_path / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("last", ["environment.json", "config.yaml"])
+def test_a_run_that_was_killed_before_it_was_one_is_begun_again(tmp_path, monkeypatch, last):
+    def killed(path, text):
+        if path.name == last:
+            raise KeyboardInterrupt
+        write_file(path, text)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("homespun.training.run.write_file", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run.create(tmp_path, train_config(), resume=False)
+    assert (tmp_path / "checkpoints").is_dir()
+    (tmp_path / "checkpoints" / "step-3").mkdir()
+    with pytest.raises(UserError, match="other things in it"):
+        Run.create(tmp_path, train_config(), resume=True)
+    (tmp_path / "checkpoints" / "step-3").rmdir()
+    assert Run.create(tmp_path, train_config(), resume=True).latest_checkpoint() is None
     assert (tmp_path / "config.yaml").is_file()
 
 

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 from torch import nn
-from training_parts import ROWS, Objective, TinyRows, events, make_trainer, train_config, without_clock
+from training_parts import ROWS, Objective, TinyRows, collate, events, make_trainer, train_config, without_clock
 
 from homespun.batch import Loss, Term
 from homespun.errors import UserError
@@ -16,7 +16,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.training.budget import Limits
 from homespun.training.config import Budget, LinearSchedule
 from homespun.training.devices import is_worth_compiling, number_type
-from homespun.training.memory import give_back_freed_memory
+from homespun.training.memory import PeakMemory, give_back_freed_memory
 from homespun.training.trainer import NotFinite
 from homespun.training.validation import Evaluation, evaluate_loss
 
@@ -54,6 +54,23 @@ def test_the_loss_is_the_weighted_sum_of_the_terms(tmp_path):
     for step in make_trainer(tmp_path, train_config()):
         assert step.loss == pytest.approx(step.losses["token"] + 3 * step.losses["row"], abs=1e-5)
         assert 0 <= step.losses["token_accuracy"] <= 1
+
+
+def test_a_count_may_be_a_fraction(tmp_path, monkeypatch):
+    """As it is of weighted classes."""
+
+    def weighted(rows, draws):
+        batch = collate(rows, draws)
+        return dataclasses.replace(batch, targets=batch.targets | {"row": 0.2 * batch.targets["row"]})
+
+    class Weighted(Objective):
+        def forward(self, batch):
+            row = (terms := super().forward(batch).terms)["row"]
+            return Loss(terms | {"row": Term(0.2 * row.sum, 0.2 * row.count, weight=row.weight)})
+
+    monkeypatch.setattr("training_parts.collate", weighted)
+    for step in make_trainer(tmp_path, train_config(batch_size=1), objective=Weighted()):
+        assert step.loss == pytest.approx(step.losses["token"] + 3 * step.losses["row"], abs=1e-5)
 
 
 def test_tokens_are_counted_without_padding_and_epochs_with_their_parts(tmp_path):
@@ -152,6 +169,28 @@ def test_a_run_of_time_goes_on_with_the_time_it_had_left(tmp_path):
     assert again[0].number == 10
     assert abs(clock.now - 6000.0 - 20.0) <= 1.2
     assert again[0].eta_seconds == pytest.approx(20.0 - used - again[0].seconds)
+
+
+def test_every_process_goes_by_the_clock_of_the_main_one(tmp_path, monkeypatch):
+    told = []  # by the main process, in turn
+
+    def of_the_main_one(values):
+        told.append(values)
+        return values
+
+    def steps(rank):
+        clock = Clock(validation=3.0 + rank)
+        clock.calls = rank  # slow where the other is fast
+        config = train_config(budget=Budget(time=57.0), validate_every=0.25)
+        trainer = make_trainer(
+            tmp_path / str(rank), config, objective=clock.objective(), clock=clock, validate=clock.validate
+        )
+        trainer.rank, trainer.world_size = rank, 2
+        monkeypatch.setattr(trainer, "_sum", of_the_main_one if rank == 0 else lambda values: told.pop(0))
+        return [(step.number, step.learning_rate, step.seconds, step.eta_seconds) for step in trainer]
+
+    assert steps(0) == steps(1)
+    assert not told
 
 
 def test_a_budget_of_time_below_one_step_is_an_error_that_says_how_long_one_takes(tmp_path):
@@ -468,6 +507,17 @@ def test_the_peak_of_memory_is_that_of_the_training(tmp_path):
     list(trainer)
     assert 2**25 < trainer.peak_bytes - before < 2**28
     assert events(tmp_path, "memory")[0]["peak_bytes"] == trainer.peak_bytes
+
+
+def test_the_peak_of_memory_is_that_of_all_resumes(tmp_path, monkeypatch):
+    for peak, stop in [(700, 3), (300, 5), (400, None)]:
+        monkeypatch.setattr(PeakMemory, "peak_bytes", peak)
+        trainer = make_trainer(tmp_path, train_config(), resume=True)
+        for step in trainer:
+            if step.number == stop:
+                break
+    assert trainer.peak_bytes == 700
+    assert [line["peak_bytes"] for line in events(tmp_path, "memory")] == [700]
 
 
 def test_tensorboard_is_written_where_asked(tmp_path):

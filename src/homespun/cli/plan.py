@@ -17,24 +17,28 @@ def plan(
     tokens: Annotated[str | None, typer.Option("--tokens", help="To be seen: 10M, 1.5B.")] = None,
     steps: Annotated[str | None, typer.Option("--steps", help="Of the optimizer: 5000, 250k.")] = None,
     probe: Annotated[bool, typer.Option("--probe", help="Correct the prediction by a few real steps.")] = False,
-    start_from: Annotated[str | None, typer.Option("--from", help="Run or model to go on from.")] = None,
+    start_from: Annotated[
+        str | None, typer.Option("--from", help="Run or model to go on from; model.KEY=VALUE then change it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """What a recipe will take in memory and time, how to make its steps, and how far its budget reaches."""
+    from homespun.jobs.adapt import changes_in
     from homespun.jobs.plan import plan as job
     from homespun.jobs.recipe import load_recipe
     from homespun.report.console import Display
 
+    of_recipe, changes = (overrides or [], {}) if start_from is None else changes_in(overrides or [])
     with Display(json=as_json) as display:
-        loaded = load_recipe(recipe, overrides or ())
         result = job(
-            loaded,
+            load_recipe(recipe, of_recipe),
             memory=memory,
             time=time,
             tokens=tokens,
             steps=steps,
             probe=probe,
             start_from=start_from,
+            changes=changes,
             display=display,
         )
     tell(result if as_json else _facts(result), as_json)

@@ -54,8 +54,11 @@ class TextGenerator:
         """What is written for each prompt, in their order: one text, or ``num_return_sequences``.
 
         Raises:
-            UserError: as in `homespun.models.model.Model.generate`; an empty prompt, by its number.
+            UserError: as in `homespun.models.model.Model.generate`; an empty prompt, by its number; a batch size below
+                one.
         """
+        if batch_size < 1:
+            raise UserError(f"the batch size must be 1 or more, not {batch_size}")
         numbered = enumerate(prompts, start=1)
         device = next(self.model.parameters()).device
         ends = self._ends if self.stop else None

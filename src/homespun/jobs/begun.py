@@ -2,16 +2,114 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import yaml
 
-from homespun.config import read_yaml
+from homespun.config import Config, read_yaml, validate
+from homespun.errors import UserError
+from homespun.hf.weights import read_json
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.models.store import Stored, fingerprint
 from homespun.training.checkpoint import write_file
+from homespun.training.run import Run
+from homespun.vectors.word_vectors import WordVectors
 
 R = TypeVar("R", PretrainRecipe, FinetuneRecipe)
+
+FILE = "begun.json"
+
+
+class Given(Config):
+    """What a run begins with beside its recipe: how it was named, and what tells it from any other."""
+
+    name: str
+    fingerprint: str
+
+
+Beginning = Mapping[str, Given | None]  # by option; None: it was not given
+
+
+def given_model(name: str | Path | None, stored: Stored | None) -> Given | None:
+    """A model, wherever it lies: the digest of its weights tells it from another."""
+    if name is None or stored is None:
+        return None
+    return Given(name=str(name), fingerprint=fingerprint(stored.model))
+
+
+def given_vectors(name: str | Path | None, vectors: WordVectors | None) -> Given | None:
+    """Word vectors, in whatever form they lie on disk."""
+    if name is None or vectors is None:
+        return None
+    digest = hashlib.blake2b(json.dumps(list(vectors.words)).encode(), digest_size=16)
+    digest.update(np.ravel(vectors.vectors).data)
+    return Given(name=str(name), fingerprint=digest.hexdigest())
+
+
+def begin_run(
+    out: str | Path,
+    recipe: PretrainRecipe | FinetuneRecipe,
+    beginning: Beginning,
+    *,
+    resume: bool,
+    main: bool = True,
+) -> Run:
+    """`Run.create`; a run that is there goes on only with what it was begun with.
+
+    A run of before that was written down goes on with what is given, and is held to it from now on.
+
+    Args:
+        out: its folder.
+        recipe: its config.
+        beginning: what it begins with beside that.
+        resume: as in `Run.create`.
+        main: whether this process writes, one of several.
+
+    Raises:
+        UserError: the run was begun with something else, or what `Run.create` raises.
+    """
+    if main and resume:
+        check_beginning(Path(out), beginning)
+    run = Run.create(out, recipe, resume=resume, main=main)
+    if main and not (run.path / FILE).is_file():
+        write_beginning(run.path, beginning)
+    return run
+
+
+def check_beginning(folder: Path, beginning: Beginning) -> None:
+    """Refuse what ``folder`` was not begun with, where that is written down.
+
+    Raises:
+        UserError: it was begun with something else.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return
+    known = read_json(path)
+    for option in dict.fromkeys([*known, *beginning]):
+        tree, now = known.get(option), beginning.get(option)
+        before = None if tree is None else validate(Given, tree, source=str(path))
+        if (before and before.fingerprint) != (now and now.fingerprint):
+            altered = before is not None and now is not None and before.name == now.name
+            other = "which is another now" if altered else f"and not {_told(option, now)}"
+            raise UserError(
+                f"{folder} was begun {_told(option, before)}, {other}; go on with the same, or give --out a new folder"
+            )
+
+
+def write_beginning(folder: Path, beginning: Beginning) -> None:
+    """What ``folder`` was begun with."""
+    tree = {option: None if given is None else given.model_dump() for option, given in beginning.items()}
+    write_file(folder / FILE, json.dumps(tree, indent=1, ensure_ascii=False))
+
+
+def _told(option: str, given: Given | None) -> str:
+    return f"without {option}" if given is None else f"with {option} {given.name}"
 
 
 def as_begun(recipe: R, out: str | Path, *, main: bool = True) -> R:

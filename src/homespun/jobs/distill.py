@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import to_jsonable_python
 
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader
 from homespun.errors import UserError
 from homespun.hf.open import open_model
+from homespun.jobs.begun import FILE, Beginning, Given, check_beginning, given_model, write_beginning
 from homespun.jobs.finetune import finetune
 from homespun.jobs.pretrain import pretrain, pretraining_rows
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
@@ -27,7 +29,7 @@ from homespun.objectives.teacher import teacher_folder
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.training.devices import Place
-from homespun.training.run import Run
+from homespun.training.run import Run, holds_run
 from homespun.training.validation import evaluate_loss
 
 _LEAST, _MOST, _SECONDS = 5, 60, 2.0  # turns of both models, and for how long they go on
@@ -50,7 +52,8 @@ def distill(
     """Train a student as ``recipe`` says, beside ``teacher``, into ``out``; returns its ``result.json``.
 
     The result has ``distillation`` beside what every run has: sizes, times side by side, and the quality of both. A
-    student that is made of its teacher lies in ``OUT-student``, a teacher of another form in ``OUT-teacher``.
+    student that is made of its teacher lies in ``OUT-student``, a teacher of another form in ``OUT-teacher``; with a
+    run that goes on they stay as they are.
 
     Args:
         recipe: of masked language modelling, or of classification.
@@ -64,21 +67,34 @@ def distill(
         display: where progress is shown; nowhere by default.
 
     Raises:
-        UserError: an objective that no teacher stands around, a teacher or layers that do not fit, and what the jobs
-            raise.
+        UserError: an objective that no teacher stands around, a teacher or layers that do not fit, other layers or
+            changes than those of the student of a run that goes on, something else in one of these folders, and what
+            the jobs raise.
     """
     _check(recipe, start_from, layers, changes, fresh=fresh)
     path, stored = Path(out), open_model(teacher)
     place = Place.here()
-    source = _source(teacher, stored, path, place)
-    recipe = with_teacher(recipe, source)
+    given = given_model(teacher, stored)
+    beside: dict[Path, tuple[Stored, Beginning]] = {}
+    try:
+        source = teacher_folder(teacher)
+    except UserError:  # in the form of another library
+        source = _beside(path, "teacher")
+        beside[source] = stored, {"--teacher": given}
+    recipe = with_teacher(recipe, str(source))
     student, chosen = start_from, None
     if student is None and not fresh:
         made, origins = student_of(stored, layers=layers, changes=changes)
-        student, chosen = str(_beside(path, "student")), list(origins.layers)
-        if place.is_main:
-            save_model(student, made.model, made.config, made.tokenizer)
-        place.wait()
+        folder, chosen = _beside(path, "student"), list(origins.layers)
+        if folder.resolve() == source.resolve():
+            raise UserError(f"the teacher {teacher} is where the student of {path} would be kept; give another --out")
+        changed = json.dumps(to_jsonable_python(changes), sort_keys=True) if changes else None
+        numbers = ",".join(map(str, chosen))
+        beside[folder] = made, {"--teacher": given, "--layers": _plain(numbers), "changes": _plain(changed)}
+        student = str(folder)
+    if place.is_main:
+        _save_beside(path, beside, resume=resume)
+    place.wait()
     if isinstance(recipe, PretrainRecipe):
         pretrain(recipe, path, start_from=student, resume=resume, display=display)
     else:
@@ -140,16 +156,31 @@ def _beside(out: Path, what: str) -> Path:
     return out.with_name(f"{out.name}-{what}")
 
 
-def _source(teacher: str, stored: Stored, out: Path, place: Place) -> str:
-    """Where the objective finds the teacher: there, or in a form of our own."""
-    try:
-        return str(teacher_folder(teacher))
-    except UserError:
-        folder = _beside(out, "teacher")
-    if place.is_main:
-        save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
-    place.wait()
-    return str(folder)
+def _plain(value: str | None) -> Given | None:
+    return None if value is None else Given(name=value, fingerprint=value)
+
+
+def _save_beside(run: Path, models: Mapping[Path, tuple[Stored, Beginning]], *, resume: bool) -> None:
+    """Save the models in their folders, but those that the run goes on with: parts of a student are drawn.
+
+    Raises:
+        UserError: nothing can begin or go on in ``run``, a folder holds something else, or its model is another one.
+    """
+    goes_on = holds_run(run, resume=resume)
+    for folder, (_, beginning) in models.items():
+        # before there was such a file, what a run had begun with was a model folder without
+        ours = (folder / "homespun.json").is_file() and (goes_on or (folder / FILE).is_file())
+        if folder.exists() and not ours:
+            raise UserError(
+                f"{folder}, where a model for {run} would be kept, holds something else; give another --out, or move "
+                f"it away"
+            )
+        if goes_on:
+            check_beginning(folder, beginning)
+    for folder, (stored, beginning) in models.items():
+        if not (goes_on and folder.exists()):
+            save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
+            write_beginning(folder, beginning)
 
 
 def _sizes(teacher: Stored, student: Stored) -> dict[str, Any]:

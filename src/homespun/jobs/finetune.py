@@ -14,7 +14,7 @@ import torch
 from homespun.data.loader import Loader
 from homespun.hf.export import export_beside
 from homespun.hf.open import open_model
-from homespun.jobs.begun import as_begun
+from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
 from homespun.jobs.doubts import most_wrong, shared, told_of, warning
 from homespun.jobs.lengths import task_lengths
 from homespun.jobs.memory import within_memory
@@ -64,9 +64,10 @@ def finetune(
     everything = data.read("train")
     assert everything is not None
     stored = open_model(start_from)
+    opened = None if vectors is None else open_vectors(vectors)
+    beginning = {"--from": given_model(start_from, stored), "--vectors": given_vectors(vectors, opened)}
     begun = None
-    if vectors is not None:
-        opened = open_vectors(vectors)
+    if opened is not None:
         begun = begin_embeddings(stored.model, stored.tokenizer, opened, source=str(vectors))
     task = data.task(recipe.objective, stored, everything)
     test = data.read("test")
@@ -77,7 +78,7 @@ def finetune(
     found = shared(task, largest) if place.is_main else {}
     if told := warning(found):
         logger.warning("%s", told)
-    run = Run.create(out, recipe, resume=resume, main=place.is_main)
+    run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
     results: list[dict[str, Any]] = []
     for trial in trials:
         alone = len(trials) == 1
@@ -110,6 +111,7 @@ def finetune(
         "test": together(measured),
         "seeds": measured if len(measured) > 1 else [],
         "tuning": best.get("tuning", {}),
+        "calibration": best["test"].get("calibration", {}),
         "overlap": told_of(found, task, largest, folders),
         "most_wrong": best.get("most_wrong", []),
         "lengths": task_lengths(task, stored.tokenizer, {"train": everything} | ({"test": test} if test else {})),

@@ -6,12 +6,13 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from homespun.errors import UserError
 from homespun.jobs.workload import Work
@@ -123,14 +124,22 @@ def run_probe(job: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def probed(recipe: BaseModel, choice: Choice, rows: int, *, start_from: str | None, clock: str) -> Point:
+def probed(
+    recipe: BaseModel,
+    choice: Choice,
+    rows: int,
+    *,
+    start_from: str | None,
+    changes: Mapping[str, Any] | None,
+    clock: str,
+) -> Point:
     """The probe of a choice with micro-batches of so many rows."""
-    changes = {name: chosen(choice)[name] for name in ("gradient_checkpointing", "precision")}
     tree = recipe.model_dump(mode="json")
-    tree["train"] |= changes
+    tree["train"] |= {name: chosen(choice)[name] for name in ("gradient_checkpointing", "precision")}
     job = {
         "recipe": tree,
         "start_from": start_from,
+        "changes": to_jsonable_python(changes),
         "rows": rows,
         "accumulate": choice.accumulation > 1,
         "clock": clock,

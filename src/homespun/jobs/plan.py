@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -37,6 +37,7 @@ def plan(
     steps: str | int | None = None,
     probe: bool = False,
     start_from: str | None = None,
+    changes: Mapping[str, Any] | None = None,
     display: Display | None = None,
     clock: str = "wall",
 ) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def plan(
         steps: optimizer steps.
         probe: make a few real steps, in processes of their own, and correct the prediction by them.
         start_from: what to go on from; a fine-tuning needs it.
+        changes: to its backbone, as in `homespun.jobs.pretrain.pretrain`.
         display: where progress is shown.
         clock: ``wall``, or ``process`` for measurements beside other work, on one thread.
 
@@ -61,24 +63,28 @@ def plan(
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
     machine = Machine.here(clock=clock)
     line = display.task("planning", total=1.0)
-    with recipe_work(recipe, start_from=start_from) as work:
+    with recipe_work(recipe, start_from=start_from, changes=changes) as work:
         choice = machine.choose(work.workload, budget.memory)
         line.update(0.5)
         result = _described(recipe, work, choice, machine)
         if probe:
-            result = _corrected(recipe, work, choice, machine, start_from, clock)
+            result = _corrected(recipe, work, choice, machine, start_from, changes, clock)
     line.update(1.0)
     return result
 
 
 @contextmanager
-def recipe_work(recipe: Recipe, *, start_from: str | None = None) -> Iterator[Work]:
+def recipe_work(
+    recipe: Recipe, *, start_from: str | None = None, changes: Mapping[str, Any] | None = None
+) -> Iterator[Work]:
     """What a recipe is to train, on its own data, or on made-up text where a pretraining has none.
 
     Raises:
         UserError: it cannot be built.
     """
     if isinstance(recipe, FinetuneRecipe):
+        if changes:
+            raise UserError("a fine-tuning takes its model as it is; leave out model.KEY=VALUE")
         if start_from is None:
             raise UserError("a fine-tuning is planned for a model; give --from: a run, a model folder or a hub name")
         everything = recipe.data.read("train")
@@ -87,9 +93,13 @@ def recipe_work(recipe: Recipe, *, start_from: str | None = None) -> Iterator[Wo
         task = recipe.data.task(recipe.objective, stored, everything)
         trials = trials_of(recipe, task, everything, recipe.data.read("validation"), recipe.data.read("test"))
         yield finetuning_work(task, recipe.objective, stored, task.rows(trials[0].training), recipe.train)
+    elif changes and start_from is None:
+        raise UserError("changes to a checkpoint want --from, the checkpoint")
     elif recipe.data.corpus:
         corpus = Corpus.open(recipe.data.corpus)
-        begin = None if start_from is None else start(start_from, corpus.tokenizer, corpus=recipe.data.corpus)
+        begin = None
+        if start_from is not None:
+            begin = start(start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
         yield pretraining_work(recipe, corpus, begin)
     else:
         if start_from is not None:
@@ -173,6 +183,7 @@ def _corrected(
     choice: Choice,
     machine: Machine,
     start_from: str | None,
+    changes: Mapping[str, Any] | None,
     clock: str,
 ) -> dict[str, Any]:
     """The plan with memory and time from real steps.
@@ -183,7 +194,10 @@ def _corrected(
     """
     predicted = machine.predict()
     accumulate = choice.accumulation > 1
-    points = [probed(recipe, choice, rows, start_from=start_from, clock=clock) for rows in probe_sizes(choice.rows)]
+    points = [
+        probed(recipe, choice, rows, start_from=start_from, changes=changes, clock=clock)
+        for rows in probe_sizes(choice.rows)
+    ]
     last, expected = points[-1], predicted(choice.workload, points[-1].rows, accumulate)
     seconds = Line.through([point.rows for point in points], [point.seconds for point in points])
     process = expected.memory.process

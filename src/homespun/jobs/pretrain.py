@@ -15,7 +15,7 @@ from homespun.data.rows import JoinedRows, Rows
 from homespun.errors import UserError
 from homespun.hf.export import export_beside
 from homespun.jobs.adapt import Start, record, start
-from homespun.jobs.begun import as_begun
+from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
 from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
@@ -33,7 +33,6 @@ from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.devices import Place
-from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
 from homespun.vectors.starting import begin_embeddings
@@ -87,6 +86,11 @@ def pretrain(
         begin = start(start_from, tokenizer, corpus=recipe.data.corpus, changes=changes, generator=generator)
     elif changes or generator is not None:
         raise UserError("changes to a checkpoint and --generator want --from, the checkpoint")
+    beginning = {
+        "--from": given_model(start_from, None if begin is None else begin.stored),
+        "--generator": given_model(generator, None if begin is None else begin.generator),
+        "--vectors": given_vectors(vectors, opened),
+    }
     recipe = _with_backbone(recipe, tokenizer, begin)
     training, validation = pretraining_rows(recipe, corpus)
     warning = short_of_text(recipe.train.budget, Text(len(training), int(training.lengths.sum())))
@@ -103,7 +107,7 @@ def pretrain(
             f"objective streamed_clm carries its state in one process, and there are {place.world_size}; start one, or "
             f"take objective.kind=clm"
         )
-    run = Run.create(out, recipe, resume=resume, main=place.is_main)
+    run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
     collate = recipe.objective.collate(tokenizer)
     loader = Loader(
         training,

@@ -1,6 +1,6 @@
 """``python -m homespun.jobs.probe``: a few real steps in a process of their own, whose memory is then theirs alone.
 
-Reads one JSON object, {recipe, start_from, rows, accumulate, clock, shadow}, and prints one.
+Reads one JSON object, {recipe, start_from, changes, rows, accumulate, clock, shadow}, and prints one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def main() -> int:
     from homespun.training.devices import Place
 
     try:
-        with recipe_work(as_recipe(job["recipe"]), start_from=job.get("start_from")) as work:
+        recipe, source, changes = as_recipe(job["recipe"]), job.get("start_from"), job.get("changes")
+        with recipe_work(recipe, start_from=source, changes=changes) as work:
             accumulate = bool(job.get("accumulate"))
             clock = job.get("clock", "wall")
             found = asdict(measure(work.workload, job["rows"], accumulate=accumulate, clock=clock))

@@ -80,10 +80,12 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
         {candidate: validation accuracy of a linear probe}, ``seconds``, ``next`` (the commands for one's own files).
 
     Raises:
-        UserError: the folder is not empty, or there is too little time or documentation.
+        UserError: ``out`` is not a new folder, or there is too little time or documentation.
     """
     display = display or Display(json=True)
     out, began = Path(out), time.monotonic()
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give --out a new folder")
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give --out a new folder, or delete it first")
     if seconds < 200:

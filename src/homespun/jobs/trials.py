@@ -27,7 +27,8 @@ Rows = NDArray[np.int64]
 class Trial:
     """One training: its seed, what it learns from, what chooses its checkpoint, and what measures it.
 
-    Trials that differ in nothing but their seed are of one ``fold`` and one ``size``.
+    Trials that differ in nothing but their seed are of one ``fold`` and one ``size``. A size is the same in every fold,
+    or ``all`` would be another in each: it is the number of examples of the smallest fold.
     """
 
     name: str
@@ -80,27 +81,24 @@ def _trials(
     everyone = np.arange(len(everything))
     # folds and validation are the same for every seed, or seeds would measure the split too
     folds = [(everyone, None)] if recipe.folds is None else list(stratified_folds(strata, recipe.folds, split_seed))
-    for fold, (rows, held_out) in enumerate(folds):
-        if share is None:
-            training, chosen = rows, np.arange(len(validation or ()))
-            choosing = list(validation or ())
-        else:
-            parts = stratified_split(strata[rows], share, split_seed)
-            training, chosen = (rows[part] for part in parts)
-            choosing = _take(everything, chosen)
+    own = np.arange(len(validation or ()))
+    divided = [(rows, own) if share is None else _divided(rows, strata, share, split_seed) for rows, _ in folds]
+    sizes = _sizes(recipe, min(len(training) for training, _ in divided))
+    for fold, ((_, held_out), (training, chosen)) in enumerate(zip(folds, divided, strict=True)):
+        choosing = list(validation or ()) if share is None else _take(everything, chosen)
         measured = chosen if held_out is None and test is None else np.arange(len(test or ()))
         tested = test if held_out is None else _take(everything, held_out)
-        for size in _sizes(recipe, len(training)):
+        for size, taken in sizes.items():
             for seed in range(first, first + recipe.seeds):
-                learned = _some(training, strata, size, seed)
+                learned = _some(training, strata, taken, seed)
                 names = [f"fold-{fold}"] if recipe.folds is not None else []
-                names += [f"examples-{len(learned)}"] if size is not None else []
+                names += [f"examples-{size}"] if size is not None else []
                 whole = len(learned) == len(training) and tested is not None and share is not None
                 yield Trial(
                     name="-".join([*names, f"seed-{seed}"]),
                     seed=seed,
                     fold=fold,
-                    size=None if size is None else len(learned),
+                    size=size,
                     training=_take(everything, learned),
                     validation=choosing,
                     test=tested,
@@ -109,19 +107,28 @@ def _trials(
                 )
 
 
+def _divided(rows: Rows, strata: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    training, chosen = stratified_split(strata[rows], share, seed)
+    return rows[training], rows[chosen]
+
+
 def _take(examples: Sequence[Any], rows: Rows) -> list[Any]:
     return [examples[row] for row in rows.tolist()]
 
 
-def _sizes(recipe: FinetuneRecipe, available: int) -> list[int | None]:
+def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int | None, int | None]:
+    """Each size, and how many examples of a fold it takes; ``None``: all of them."""
     if recipe.examples is None:
-        return [None]
-    sizes = sorted({available if size == "all" else size for size in recipe.examples})
-    if sizes[-1] > available:
+        return {None: None}
+    given = sorted({size for size in recipe.examples if isinstance(size, int)})
+    if given and given[-1] > available:
         raise UserError(
-            f"examples={sizes[-1]}, but there are {available} to train with; give that many at most, or write all"
+            f"examples={given[-1]}, but there are {available} to train with; give that many at most, or write all"
         )
-    return [*sizes]
+    sizes: dict[int | None, int | None] = {size: size for size in given}
+    if "all" in recipe.examples:
+        sizes[available] = None
+    return sizes
 
 
 def _some(rows: Rows, strata: Rows, size: int | None, seed: int) -> Rows:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import tee
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from homespun.data.corpus import Progress
@@ -60,7 +61,8 @@ def predict(
 ) -> dict[str, Any]:
     """What a fine-tuned model says of the records of ``inputs``, into ``out`` (.jsonl or .csv), each with its record.
 
-    A stream in bounded memory, each text read as in the training. The file appears when it is whole.
+    A stream in bounded memory, each text read as in the training. The file appears when it is whole. What is said has
+    the same name in every row, with ``predicted_`` before it where any of the records has a column of that name.
 
     Returns:
         ``rows``, ``truncated``, ``length``, what `Task.facts` tells, ``out``, and ``labels`` {name: how often} of a
@@ -78,13 +80,16 @@ def predict(
     counts: dict[str, int] = {} if stored.labels is None else dict.fromkeys(stored.labels.names, 0)
     rows = truncated = 0
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".tmp-{path.name}")
     said = task.predict(stored.model, for_texts, source=", ".join(inputs))
-    with beside.open("w", encoding="utf-8", newline="") as stream:
-        write = _csv_writer(stream) if path.suffix == ".csv" else _jsonl_writer(stream)
+    with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as kept:
+        fields: dict[str, None] = {}  # of the records
+        names: dict[str, None] = {}  # of what is said
         for record, prediction in zip(for_output, said, strict=False):
             given = {str(key): value for key, value in record.items() if _is_plain(value)}
-            write(given | {f"predicted_{k}" if k in given else k: v for k, v in prediction.items()})
+            cells = _in_cells(prediction) if path.suffix == ".csv" else prediction
+            fields |= dict.fromkeys(given)
+            names |= dict.fromkeys(cells)
+            kept.write(json.dumps([given, cells], default=str) + "\n")  # whose columns are known when all are read
             label = prediction.get("label", prediction.get("tags", ()))
             for name in [label] if isinstance(label, str) else label:
                 counts[name] += 1
@@ -92,18 +97,38 @@ def predict(
             truncated += bool(prediction.get("truncated"))
             if progress is not None and rows % 256 == 0:
                 progress(0, rows)
-        stream.flush()
-        os.fsync(stream.fileno())
-    if not rows:
-        beside.unlink()
-        raise UserError(f"{', '.join(inputs)} holds no rows to predict")
-    os.replace(beside, path)
+        if not rows:
+            raise UserError(f"{', '.join(inputs)} holds no rows to predict")
+        kept.seek(0)
+        _write(path, map(json.loads, kept), list(fields), {name: _unused(name, fields) for name in names})
     told: dict[str, Any] = {"out": str(path), "rows": rows, "truncated": truncated}
     return told | {"length": stored.task.get("length")} | task.facts() | ({"labels": counts} if counts else {})
 
 
+def _write(path: Path, rows: Iterable[Any], fields: Sequence[str], names: Mapping[str, str]) -> None:
+    """Records, each with what is said of it under its names, as a whole or not at all."""
+    beside = path.with_name(f".tmp-{path.name}")
+    with beside.open("w", encoding="utf-8", newline="") as stream:
+        write = _csv_writer(stream, [*fields, *names.values()]) if path.suffix == ".csv" else _jsonl_writer(stream)
+        for given, said in rows:
+            write(given | {names[name]: value for name, value in said.items()})
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(beside, path)
+
+
 def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | bool | list)
+
+
+def _unused(name: str, fields: Container[str]) -> str:
+    return name if name not in fields else _unused(f"predicted_{name}", fields)
+
+
+def _in_cells(prediction: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said, with a column for every probability."""
+    cells = {name: value for name, value in prediction.items() if name != "probabilities"}
+    return cells | {f"probability_{name}": p for name, p in prediction.get("probabilities", {}).items()}
 
 
 def _jsonl_writer(stream: Any) -> Any:
@@ -120,16 +145,11 @@ def _cell(values: Sequence[Any]) -> str:
     return "|".join(map(str, values))
 
 
-def _csv_writer(stream: Any) -> Any:
-    writer: Any = None
+def _csv_writer(stream: Any, header: Sequence[str]) -> Any:
+    writer = csv.DictWriter(stream, header)
+    writer.writeheader()
 
     def write(row: dict[str, Any]) -> None:
-        nonlocal writer
-        flat = {k: v for k, v in row.items() if k != "probabilities"}
-        flat |= {f"probability_{name}": p for name, p in row.get("probabilities", {}).items()}
-        if writer is None:
-            writer = csv.DictWriter(stream, list(flat), extrasaction="ignore", restval="")
-            writer.writeheader()
-        writer.writerow({k: _cell(v) if isinstance(v, tuple | list) else v for k, v in flat.items()})
+        writer.writerow({name: _cell(value) if isinstance(value, list) else value for name, value in row.items()})
 
     return write

@@ -61,6 +61,15 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
+def fingerprint(model: torch.nn.Module, *, beside: bytes = b"") -> str:
+    """A digest of the weights by name, and of ``beside``: the same whatever files they came from."""
+    digest = hashlib.blake2b(beside, digest_size=16)
+    for name, tensor in weights_of(model).items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 class Undrawn(TorchFunctionMode):
     """Parameters keep what the memory held instead of random numbers; buffers are drawn as always."""
 

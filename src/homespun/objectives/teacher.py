@@ -18,7 +18,7 @@ from homespun.batch import Batch
 from homespun.errors import UserError
 from homespun.models.model import Model
 from homespun.models.remembered import VectorStore
-from homespun.models.store import Stored, load_model, weights_of
+from homespun.models.store import Stored, fingerprint, load_model
 from homespun.text.tokenizer import Tokenizer
 
 _FILE = "homespun.json"
@@ -104,12 +104,9 @@ class KeptLogits:
     """
 
     def __init__(self, teacher: Teacher, folder: str | Path, *, labels: int, limit: int) -> None:
-        digest = hashlib.blake2b(teacher.stored.config.model_dump_json().encode(), digest_size=16)
-        for name, tensor in weights_of(teacher.stored.model).items():
-            digest.update(name.encode())
-            digest.update(tensor.cpu().numpy().tobytes())
+        own = fingerprint(teacher.stored.model, beside=teacher.stored.config.model_dump_json().encode())
         self.teacher = teacher
-        self.store = VectorStore(Path(folder) / digest.hexdigest(), width=labels, limit=limit)
+        self.store = VectorStore(Path(folder) / own, width=labels, limit=limit)
 
     def __call__(self, batch: Batch) -> Tensor:
         """(texts, labels) float32."""

@@ -31,7 +31,7 @@ from homespun.training.environment import describe_environment
 
 logger = logging.getLogger(__name__)
 
-_CONFIG, _METRICS, _RESULT = "config.yaml", "metrics.jsonl", "result.json"
+_CONFIG, _ENVIRONMENT, _METRICS, _RESULT = "config.yaml", "environment.json", "metrics.jsonl", "result.json"
 
 
 class Run:
@@ -47,7 +47,8 @@ class Run:
         ``train.budget``, which may grow.
 
         Args:
-            path: a folder that does not exist, is empty, or (with ``resume``) holds the run.
+            path: a folder that does not exist, is empty but for what a run leaves that was killed before it had its
+                config, or (with ``resume``) holds the run.
             config: everything that decides what the run does; written out whole.
             resume: go on with a run that is there; where there is none, begin.
             main: whether this process writes, one of several.
@@ -59,25 +60,19 @@ class Run:
         if not main:
             return run
         path = run.path
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file; a run needs a folder of its own")
-        if (path / _CONFIG).is_file():
-            run._accept(config, resume)
+        if holds_run(path, resume=resume):
+            run._accept(config)
             return run
-        if path.is_dir() and any(not entry.name.startswith(TEMPORARY) for entry in path.iterdir()):
-            raise UserError(f"{path} is a folder with other things in it; give --out a new or empty one")
+        environment = json.dumps(describe_environment(), indent=1)
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            write_file(path / "environment.json", json.dumps(describe_environment(), indent=1))
+            write_file(path / _ENVIRONMENT, environment)
             write_file(path / _CONFIG, dump(config))  # last: it makes the folder a run
         except OSError as error:
             raise UserError(f"cannot write into {path}: {error.strerror}") from error
         return run
 
-    def _accept(self, config: BaseModel, resume: bool) -> None:
-        if not resume:
-            state = "a finished run" if (self.path / _RESULT).is_file() else "a run"
-            raise UserError(f"{self.path} holds {state}; continue it with --resume, or give --out a new folder")
+    def _accept(self, config: BaseModel) -> None:
         before = _flat(_of_this_version(read_yaml(self.path / _CONFIG), type(config)))
         now = _flat(yaml.safe_load(dump(config)))
         differences = [
@@ -195,6 +190,31 @@ class Run:
         beside = folder.with_name(f"{TEMPORARY}old-{folder.name}")
         os.rename(folder, beside)
         shutil.rmtree(beside)
+
+
+def holds_run(path: Path, *, resume: bool) -> bool:
+    """Whether ``path`` holds a run to go on with; where it does not, one can be begun there.
+
+    Raises:
+        UserError: ``path`` is something else, or holds a run and ``resume`` is off.
+    """
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file; a run needs a folder of its own")
+    if (path / _CONFIG).is_file():
+        if not resume:
+            state = "a finished run" if (path / _RESULT).is_file() else "a run"
+            raise UserError(f"{path} holds {state}; continue it with --resume, or give --out a new folder")
+        return True
+    if path.is_dir() and not all(map(_is_left_over, path.iterdir())):
+        raise UserError(f"{path} is a folder with other things in it; give --out a new or empty one")
+    return False
+
+
+def _is_left_over(entry: Path) -> bool:
+    """Whether this may be of a run that was killed before it had its config."""
+    if entry.name == "checkpoints":
+        return entry.is_dir() and not any(entry.iterdir())
+    return entry.name == _ENVIRONMENT or entry.name.startswith(TEMPORARY)
 
 
 def _number(folder: Path) -> int:

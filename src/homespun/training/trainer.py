@@ -111,7 +111,8 @@ class Trainer:
         self.objective, self.loader, self.config, self.run = objective, loader, config, run
         self.progress = Progress()
         self.limits = Limits.of(config.budget, steps_per_epoch=loader.steps_per_epoch)
-        self.peak_bytes = 0
+        self.peak_bytes = 0  # over all resumes
+        self._memory = PeakMemory(self.device)
         self._validate, self._clock = validate, clock
         compiled = config.compile == "on" or (config.compile == "auto" and is_worth_compiling(self.device, self.limits))
         self._learner = Learner(objective, config, self.accelerator, compiled=compiled)
@@ -124,13 +125,13 @@ class Trainer:
 
     def __iter__(self) -> Iterator[Step]:
         """The steps, until the budget is used or `early_stopping` ends them."""
-        with Interruption() as interruption, PeakMemory(self.device) as memory:
+        with Interruption() as interruption, PeakMemory(self.device) as self._memory:
             board = self._begin()
             loader, batches = self.loader, self.loader.steps(self.progress.steps)
             reason: str | None = None
             try:
                 while True:
-                    if self._agreed(float(interruption.asked), everyone=True):
+                    if any(self._sum([float(interruption.asked)])):
                         where = f"stopped at step {self.progress.steps}"
                         raise Interrupted(f"{where}; continue {self.run.path} with --resume")
                     if (reason := self._reason_to_end()) is not None:
@@ -149,7 +150,7 @@ class Trainer:
                 self._save()
                 raise
             finally:
-                self.peak_bytes = memory.peak_bytes
+                self._take_peak()
                 if reason is not None:
                     self._end(reason)
                 if board is not None:
@@ -166,6 +167,7 @@ class Trainer:
             self.progress = Progress(**state["progress"])
             self._best, self._since_best, self._score = state["best"], state["since_best"], state["score"]
             self._validations = self._validations_due()
+            self.peak_bytes = max(self.peak_bytes, state.get("peak_bytes", 0))  # not in checkpoints of before
             if state["micro_batch_size"] != self.loader.micro_batch_size:
                 self.loader = self.loader.with_micro_batch_size(state["micro_batch_size"])
         self._started = self._clock() - self.progress.seconds
@@ -193,8 +195,7 @@ class Trainer:
         multiplier = self.config.schedule.multiplier(self.limits.middle(self.progress))
         learning_rate = self.config.optimizer.learning_rate * multiplier
         update = self._update(number, parts, targets, learning_rate)
-        ended = self._agreed(self._seconds())
-        seconds = ended - began
+        ended, seconds = self._time(began)
         if number == 1 and ended > self.limits.seconds:
             raise UserError(
                 f"the budget of {self.limits.seconds:g} s is too small for one step, which took {seconds:.3g} s; "
@@ -291,13 +292,13 @@ class Trainer:
         began = self._seconds()
         with self._learner.autocast():
             evaluation = self._validate()
-        self._score = self._agreed(evaluation.score(self.config.best_metric))
+        self._score = self._agreed(evaluation.score(self.config.best_metric))[0]
         if self._best is None or self._score > self._best:
             self._best, self._since_best = self._score, 0
         else:
             self._since_best += 1
-        ended = self._agreed(self._seconds())
-        self.progress = dataclasses.replace(self.progress, seconds=ended, closing_seconds=ended - began)
+        ended, seconds = self._time(began)
+        self.progress = dataclasses.replace(self.progress, seconds=ended, closing_seconds=seconds)
         self.run.log(
             "validation",
             time=ended,
@@ -313,6 +314,7 @@ class Trainer:
         """Save a checkpoint of the last step, unless there is one or no step was made."""
         if not self.progress.steps:
             return
+        self._take_peak()
         state = self._learner.state() | {
             "step": self.progress.steps,
             "seed": self.config.seed,
@@ -321,9 +323,13 @@ class Trainer:
             "best": self._best,
             "since_best": self._since_best,
             "score": self._score,
+            "peak_bytes": self.peak_bytes,
         }
         self.run.save_checkpoint(self._learner.tensors(), state, keep=self.config.keep_checkpoints)
         self._saved = self.progress.seconds
+
+    def _take_peak(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, self._memory.peak_bytes)
 
     def _end(self, reason: str) -> None:
         step, seconds = self.progress.steps, self.progress.seconds
@@ -340,11 +346,15 @@ class Trainer:
         """Seconds of training so far, over all resumes."""
         return self._clock() - self._started
 
-    def _agreed(self, value: float, *, everyone: bool = False) -> float:
-        """The main process's value in all of them, so that they decide alike; with ``everyone``, the sum of theirs."""
-        if self.world_size == 1:
-            return value
-        return self._sum([value if everyone or self.rank == 0 else 0.0])[0]
+    def _time(self, began: float) -> tuple[float, float]:
+        """The seconds of training so far, and those since ``began``: both of the main process, whose clock decides."""
+        ended = self._seconds()
+        ended, seconds = self._agreed(ended, ended - began)
+        return ended, seconds
+
+    def _agreed(self, *values: float) -> list[float]:
+        """The main process's values in all of them, so that they decide alike."""
+        return self._sum([value if self.rank == 0 else 0.0 for value in values])
 
     def _sum(self, values: list[float]) -> list[float]:
         """The sums over the processes."""
