@@ -101,7 +101,7 @@ MASKS: dict[str, Any] = {"attention_mask": SOURCE_KEEP, "decoder_attention_mask"
 
 @every_variant
 def test_padding_does_not_leak_and_alone_is_as_in_a_batch(config: EncoderDecoderConfig) -> None:
-    model = build(config)
+    model = build(config).double()  # in float32 the rounding of some processors is more than the tolerance
     padded = model(IDS.where(SOURCE_KEEP, 0), decoder_input_ids=TARGETS.where(TARGET_KEEP, 0), **MASKS)
     garbage = some_ids(3, SOURCE, seed=3), some_ids(3, TARGET, seed=4)
     other = model(IDS.where(SOURCE_KEEP, garbage[0]), decoder_input_ids=TARGETS.where(TARGET_KEEP, garbage[1]), **MASKS)

@@ -349,7 +349,7 @@ def test_one_training_each_and_no_predictions_tells_nothing_apart(tmp_path: Path
     assert "no predictions of single rows" in text
     assert "other seeds" in text
     assert "not shown to be better than TF-IDF" in text
-    assert "under 500 texts" in text
+    assert "few texts (under 500)" in text
 
 
 def test_baselines_of_the_comparison_are_read_once_for_all(folder: Path, tmp_path: Path, undrawn: None) -> None:

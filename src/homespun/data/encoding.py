@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from homespun.text.clean import sentence_spans, without_surrogates
+from homespun.text.clean import sentence_spans
 from homespun.text.sources import Document
+from homespun.text.surrogates import without_surrogates
 from homespun.text.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 250_000  # a batch in the encoder takes about 100 bytes a token, and there is one a core

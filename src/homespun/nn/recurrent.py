@@ -129,8 +129,7 @@ class RecurrentLayer(nn.Module):
             parts = tuple(part.unsqueeze(0).contiguous() for part in state)
             given = parts if self.states == 2 else parts[0]
         if self.network.proj_size:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "LSTM with projections")  # are not in oneDNN
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that oneDNN has no projections
                 outputs, after = self.network(inputs, given)
         else:
             outputs, after = self.network(inputs, given)

@@ -172,9 +172,7 @@ def certainty(comparison: Comparison, tasks: Sequence[Task]) -> str:
     few = [task.name for task in judged if task.best and task.best.texts and task.best.texts < 500]
     if few:
         be = "is" if len(few) == 1 else "are"
-        sentences.append(
-            f"{_listed(few)} {be} measured on few texts (under 500 texts): only large differences can be told."
-        )
+        sentences.append(f"{_listed(few)} {be} measured on few texts (under 500): only large differences can be told.")
     return " ".join(sentences)
 
 

@@ -41,11 +41,6 @@ def normalise(text: str) -> str:
     return text.strip()
 
 
-def without_surrogates(text: str) -> str:
-    """The text, as long as before, with ``?`` for each lone surrogate: JSON can carry them, and they are no text."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
-
-
 class ExactDuplicates:
     """Says of each text whether its `normalise`d form is new. Holds 16 bytes a text, about 100 as Python keeps them."""
 

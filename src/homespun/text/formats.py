@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from homespun.errors import UserError
-from homespun.text.clean import without_surrogates
+from homespun.text.surrogates import without_surrogates
 
 Record = dict[str, Any]
 Numbered = tuple[int, Record]  # the line, or where a format has no lines the number of the record, from 1

@@ -18,8 +18,8 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, nearest
-from homespun.text.clean import without_surrogates
 from homespun.text.sentencepiece_families import is_sentencepiece, tokenizer_of_pieces
+from homespun.text.surrogates import without_surrogates
 from homespun.text.vocabularies import (
     CLS,
     KINDS,

@@ -10,7 +10,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError
-from homespun.text.clean import without_surrogates
+from homespun.text.surrogates import without_surrogates
 
 Kind = Literal["bpe", "bpe-characters", "wordpiece", "unigram", "words"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

@@ -1,0 +1,8 @@
+"""Halves of characters, which JSON can carry: an emoji cut in two."""
+
+from __future__ import annotations
+
+
+def without_surrogates(text: str) -> str:
+    """The text, as long as before, with ``?`` for each lone surrogate: they are no text."""
+    return text if text.isascii() else text.encode(errors="replace").decode()
