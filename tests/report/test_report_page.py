@@ -140,11 +140,11 @@ def test_two_tables_are_two_files(tmp_path: Path) -> None:
         (tmp_path / name / "result.json").write_text(json.dumps({"name": name, **result}))
     page = write_report([tmp_path / name for name in results], tmp_path / "out", title="both")
     tables = {file.name: file.read_text() for file in page.parent.glob("tables/results*.csv")}
-    assert set(tables) == {"results.csv", "results-1.csv"}
+    assert set(tables) == {"results.csv", "results-2.csv"}
     assert "0.9" in tables["results.csv"]
-    assert "0.8" in tables["results-1.csv"]
+    assert "0.8" in tables["results-2.csv"]
     alone = write_report([tmp_path / "b"], tmp_path / "alone", title="one")
-    assert (alone.parent / "tables/results.csv").read_text() == tables["results-1.csv"]
+    assert (alone.parent / "tables/results.csv").read_text() == tables["results-2.csv"]
 
 
 def test_a_name_that_is_taken_is_given_a_number() -> None:

@@ -57,9 +57,8 @@ def others(records: Sequence[RunRecord]) -> list[RunRecord]:
 def results(records: Sequence[RunRecord]) -> list[Table]:
     """Test metrics of these models and of their baselines: a table for each group with the same metrics."""
     groups = [(key, list(found)) for key, found in groupby(others(records), key=lambda r: tuple(r.measures))]
-    alone = len(groups) == 1 and not any(record.tests() and record.measures[0] == CLASSES[0] for record in records)
     return [
-        _results(measures, group, "results" if alone else f"results-{place}")
+        _results(measures, group, "results" if len(groups) == 1 else f"results-{place}")
         for place, (measures, group) in enumerate(groups, start=1)
     ]
 

@@ -117,6 +117,8 @@ def read_jsonl(stream: BinaryIO, name: str, encoding: str | None, columns: Seque
         if line and not line.isspace():
             try:
                 value = json.loads(line)
+                if "\\ud" in line or "\\uD" in line:  # no line of UTF-8 has a surrogate but by such an escape
+                    value = _as_text(value)
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{name}, line {number}: not a JSON value: {error}") from error
             yield number, _object(value, f"{name}, line {number}")
@@ -139,7 +141,7 @@ def read_json(stream: BinaryIO, name: str, encoding: str | None, columns: Sequen
         if len(arrays) == 1 and (len(first) == 1 or arrays[0] in ("data", "rows", "records")):
             rest = iter(first[arrays[0]])
     for number, value in enumerate(rest, start=1):
-        yield number, _object(value, f"{name}, value {number}")
+        yield number, _object(_as_text(value), f"{name}, value {number}")
 
 
 def read_conll(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
@@ -355,8 +357,7 @@ def _is_array_of_objects(value: Any) -> bool:
 def _object(value: Any, where: str) -> Record:
     if not isinstance(value, dict):
         raise UserError(f"{where}: a JSON {type(value).__name__}, but a record is an object such as {{'text': ...}}")
-    found: Record = _as_text(value)
-    return found
+    return value
 
 
 def _as_text(value: Any) -> Any:

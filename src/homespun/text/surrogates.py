@@ -5,4 +5,8 @@ from __future__ import annotations
 
 def without_surrogates(text: str) -> str:
     """The text, as long as before, with ``?`` for each lone surrogate: they are no text."""
-    return text if text.isascii() else text.encode(errors="replace").decode()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
