@@ -60,6 +60,14 @@ def test_lone_surrogates_are_read_as_question_marks(tmp_path: Path) -> None:
     assert records == [{"te?xt": ["?", {"a": "x? \U0001f600"}], "n": 1}, {"text": "?"}]
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize("depth", [700, 100_000])
+def test_lists_in_lists_without_end_are_refused(tmp_path: Path, name: str, depth: int) -> None:
+    (tmp_path / name).write_text(f'{{"text": "\\ud83d", "x": {"[" * depth}{"]" * depth}}}')
+    with pytest.raises(UserError, match="1: not "):
+        list(read_records([str(tmp_path / name)]))
+
+
 def as_jsonl(rows: list[dict[str, str]]) -> bytes:
     return "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode()
 

@@ -141,7 +141,11 @@ def read_json(stream: BinaryIO, name: str, encoding: str | None, columns: Sequen
         if len(arrays) == 1 and (len(first) == 1 or arrays[0] in ("data", "rows", "records")):
             rest = iter(first[arrays[0]])
     for number, value in enumerate(rest, start=1):
-        yield number, _object(_as_text(value), f"{name}, value {number}")
+        try:
+            told = _as_text(value)
+        except RecursionError as error:
+            raise UserError(f"{name}, value {number}: not a JSON value that can be read: {error}") from error
+        yield number, _object(told, f"{name}, value {number}")
 
 
 def read_conll(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
