@@ -47,6 +47,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--teacher", type=Path, help="a fine-tuned run of MiniLM; trained where not given")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--precision", choices=["float32", "bf16"], default="float32", help="whichever is faster here")
     parser.add_argument("--rows", type=int, help="so many training rows, and a quarter as many test rows")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with ag_news/train.csv.gz and test.csv.gz")
     parser.add_argument("--out", type=Path, default=Path("runs/distill"), help="where the runs go")
@@ -65,16 +66,17 @@ def run(arguments: list[str]) -> dict[str, Any]:
     teacher: Path = options.teacher or out / "teacher"
     if not (teacher / "result.json").is_file():
         resume = ["--resume"] if teacher.is_dir() else []
-        _homespun("finetune", "classify", *data, *TRAIN, *FULL, "--from", str(model), "--out", str(teacher), *resume)
+        given = [*data, *TRAIN, *FULL, f"train.precision={options.precision}"]
+        _homespun("finetune", "classify", *given, "--from", str(model), "--out", str(teacher), *resume)
     measured = _read(options.results)
     for name in options.only:
         for seed in options.seeds:
             key = f"{name}-{seed}"
             if key not in measured["trials"]:
-                settings = [*data, *TRAIN, *STUDENT, f"train.seed={seed}"]
+                settings = [*data, *TRAIN, *STUDENT, f"train.seed={seed}", f"train.precision={options.precision}"]
                 found = _trial(out / key, teacher, settings, alone=name == "labels")
                 measured = _read(options.results)  # another process may have added to it meanwhile
-                measured["trials"][key] = found | {"rows_asked": options.rows}
+                measured["trials"][key] = found | {"rows_asked": options.rows, "precision": options.precision}
                 _write(options.results, measured)
     ours = _summary(measured["trials"])
     return {"ours": ours, "peer": ours.get("teacher"), "reach": REACH}
@@ -158,6 +160,7 @@ def _page(measured: dict[str, Any]) -> str:
     trials, told = measured["trials"], _summary(measured["trials"])
     some = next(iter(trials.values()))
     sizes = some["parameters"]
+    precisions = " and ".join(sorted({trial["precision"] for trial in trials.values()}))
     lines = [
         "# A student of MiniLM on AG News",
         "",
@@ -170,6 +173,7 @@ def _page(measured: dict[str, Any]) -> str:
         f"The teacher is MiniLM (6 layers of 384) with all weights tuned: {told['teacher']:.2%} of the test rows.",
         f"A student has 3 of its layers and no segments: {sizes['student'] / 1e6:.1f} M parameters for the teacher's "
         f"{sizes['teacher'] / 1e6:.1f} M, {1 - sizes['student'] / sizes['teacher']:.0%} fewer.",
+        f"Trained in {precisions}.",
         "",
         "| it learned from | seeds | test accuracy | lowest | of the teacher's |",
         "|---|---|---|---|---|",

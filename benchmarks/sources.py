@@ -39,8 +39,9 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--out", type=Path, default=Path("runs/sources"), help="where data and comparisons go")
     parser.add_argument("--prepare", action="store_true", help="the data alone")
     parser.add_argument("settings", nargs="*", help="KEY=VALUE changes to the comparison, such as seeds=3")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
     recipe = known[options.name].read_text(encoding="utf-8")
     for name, make in MADE.items():
         if f"DATA/{name}" in recipe:
