@@ -13,10 +13,11 @@ import pytest
 from comparing import FAKE, calls, comparison, records, run, runner_of
 
 from homespun.compare import folder
-from homespun.compare.folder import Lock
+from homespun.compare.folder import Lock, open_records
 from homespun.compare.progress import share_of_run
 from homespun.compare.run import run_comparison
 from homespun.compare.stage import Command, Here, Process, reason, shares
+from homespun.compare.trials import trials
 from homespun.errors import UserError
 
 TASK = {"topics": {"recipe": "classify"}}
@@ -255,6 +256,23 @@ def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     changed = of("good", pretrain={"recipe": "good", "settings": {"train.batch_size": 13}})
     with pytest.raises(UserError, match=r"other settings: None is now train.batch_size=13; give --out"):
         run(changed, tmp_path)
+
+
+def test_a_recipe_of_ones_own_that_was_edited_is_refused(tmp_path: Path) -> None:
+    recipe, out = tmp_path / "mine.yaml", tmp_path / "out"
+    recipe.write_text("kind: pretrain\ntrain: {batch_size: 7}\n")
+    variations = {"mine": {"pretrain": {"recipe": str(recipe)}}}
+    comparison = of(variations=variations)
+    for record in open_records(out, comparison, trials(comparison)):
+        record.write()
+    recipe.write_text("# the same in other words\nkind: pretrain\ntrain:\n  batch_size: 7\n")
+    (record,) = open_records(out, comparison, trials(comparison))
+    del record.values["stages"]["pretrain"]["recipe_digest"]  # as it was written before there were any
+    recipe.write_text("kind: pretrain\ntrain: {batch_size: 13}\n")
+    with pytest.raises(UserError, match=r"was run with another .*mine\.yaml, which was edited since; give --out"):
+        open_records(out, comparison, trials(comparison))
+    record.write()
+    assert len(open_records(out, comparison, trials(comparison))) == 1
 
 
 def test_trials_of_another_comparison_are_refused(tmp_path: Path) -> None:

@@ -124,6 +124,11 @@ def test_the_verb_writes_streams_and_fills_a_file(folder: Path, tmp_path: Path) 
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, 1, 2]
     assert rows[0]["generated"] == told["generated"][0]
+    again = tmp_path / "again.jsonl"  # which has the columns `generated` and `tokens` of its own
+    result = run("generate", str(folder), "--input", str(out), "--out", str(again), *settings, "--json")
+    written = [json.loads(line) for line in again.read_text().splitlines()]
+    told = [{"predicted_generated": row["generated"], "predicted_tokens": row["tokens"]} for row in rows]
+    assert written == [row | more for row, more in zip(rows, told, strict=True)]
     beams = run("generate", str(folder), "--prompt", PROMPTS[0], "--num-beams", "3", "--num-return-sequences", "2")
     assert beams.exit_code == 0, beams.output
 

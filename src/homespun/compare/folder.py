@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import IO, Any
 
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Trial
-from homespun.config import dump
+from homespun.config import dump, read_yaml
 from homespun.errors import UserError
 from homespun.training.checkpoint import TEMPORARY, write_file
 
@@ -53,6 +54,7 @@ class Record:
                     "kind": stage.kind,
                     "path": stage.name,
                     "recipe": stage.recipe,
+                    "recipe_digest": _digest(stage.recipe),
                     "start_from": stage.start_from,
                     "vectors": stage.vectors,
                     "finished": False,
@@ -130,6 +132,13 @@ def _same_trial(path: Path, values: Mapping[str, Any], fresh: Mapping[str, Any])
         begins = {f"{name}: {key}": stage.get(key) for name, stage in stages for key in given}
         return begins | {f"{name}: {a.partition('=')[0]}": a for name, all_ in record["settings"].items() for a in all_}
 
+    for name, stage in fresh["stages"].items():
+        known, digest = values["stages"].get(name, {}), stage["recipe_digest"]
+        if known.get("recipe") == stage["recipe"] and known.get("recipe_digest", digest) != digest:
+            raise UserError(
+                f"{path.parent} was run with another {stage['recipe']}, which was edited since; give --out a new "
+                f"folder, or delete that trial's"
+            )
     before, now = said(values), said(fresh)
     if before == now:
         return
@@ -141,6 +150,14 @@ def _same_trial(path: Path, values: Mapping[str, Any], fresh: Mapping[str, Any])
         f"{path.parent} was run with other settings: {'; '.join(changed[:2])}{more}; give --out a new folder, or "
         f"delete that trial's"
     )
+
+
+def _digest(recipe: str) -> str | None:
+    """Of what a recipe of the user's own says; None: it is one of ours, or not there."""
+    if not recipe.endswith((".yaml", ".yml")) or not Path(recipe).is_file():
+        return None
+    said = json.dumps(read_yaml(recipe), sort_keys=True, default=str)
+    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
 def open_folder(out: Path, recipe: CompareRecipe) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from homespun.data.labelled import text_of
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generate import TextGenerator
+from homespun.jobs.said import write_said
 from homespun.jobs.use import predict
 from homespun.text.sources import Meter, read_records
 
@@ -33,8 +32,8 @@ def generate(
 ) -> dict[str, Any]:
     """Write after each text of ``inputs``: into ``out`` (.jsonl) each record with ``generated``, and ``tokens``.
 
-    ``generated`` is a list where there are several texts to a prompt. A stream in bounded memory; the file appears
-    when it is whole.
+    ``generated`` is a list where there are several texts to a prompt. The file is written as
+    `homespun.jobs.said.write_said` does.
 
     Returns:
         ``rows``, ``tokens``, ``out``.
@@ -53,25 +52,20 @@ def generate(
             records.append(record)
             yield text_of(record, list(text), where=f"row {number} of {', '.join(inputs)}")
 
-    rows = tokens = 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".tmp-{path.name}")
-    try:
-        with beside.open("w", encoding="utf-8") as stream:
-            for written in generator.write(prompts(), batch_size=batch_size, **arguments):
-                texts, counts = [each.text for each in written], [each.tokens for each in written]
-                told = {"generated": texts if len(texts) > 1 else texts[0], "tokens": sum(counts)}
-                stream.write(json.dumps(_plain(records.pop(0)) | told, ensure_ascii=False) + "\n")
-                rows, tokens = rows + 1, tokens + sum(counts)
-                if progress is not None:
-                    progress(0, rows)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if not rows:
-            raise UserError(f"{', '.join(inputs)} holds no prompts")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    tokens = 0
+
+    def pairs() -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+        nonlocal tokens
+        for rows, written in enumerate(generator.write(prompts(), batch_size=batch_size, **arguments), start=1):
+            texts, counts = [each.text for each in written], [each.tokens for each in written]
+            tokens += sum(counts)
+            if progress is not None:
+                progress(0, rows)
+            yield records.pop(0), {"generated": texts if len(texts) > 1 else texts[0], "tokens": sum(counts)}
+
+    rows = write_said(path, pairs())
+    if not rows:
+        raise UserError(f"{', '.join(inputs)} holds no prompts")
     return {"out": str(path), "rows": rows, "tokens": tokens}
 
 
@@ -103,8 +97,3 @@ def summarize(
 def generator(run: str, *, stop: Sequence[str] = ()) -> TextGenerator:
     """What writes with this run, for single prompts."""
     return TextGenerator(open_model(run), stop=stop)
-
-
-def _plain(record: Mapping[str, Any]) -> dict[str, Any]:
-    kinds = (str, int, float, bool, list)
-    return {str(key): value for key, value in record.items() if value is None or isinstance(value, kinds)}
