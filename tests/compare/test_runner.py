@@ -397,3 +397,12 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
     lines = [json.dumps({"event": "step", "share": n / 700, "note": "x" * 30}) for n in range(700)]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"event": "validation"}', '{"event": "st']))
     assert share_of_run(tmp_path) == pytest.approx(699 / 700)
+
+
+def test_how_far_a_run_of_several_trainings_is(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seeds: 2\nfolds: null\nexamples: [13, 61, all]\n")
+    for name, share in (("first", 1.0), ("second", 0.25)):
+        (tmp_path / "trials" / name).mkdir(parents=True)
+        (tmp_path / "trials" / name / "metrics.jsonl").write_text(json.dumps({"event": "step", "share": share}))
+    (tmp_path / "trials" / "first" / "result.json").write_text("{}")
+    assert share_of_run(tmp_path) == pytest.approx(1.25 / 6)

@@ -102,6 +102,24 @@ def test_a_text_alone_is_as_in_a_batch(tokenizer: Tokenizer, name: str) -> None:
     np.testing.assert_array_equal(together, again)  # what was read once is not changed by use
 
 
+@pytest.mark.parametrize(("name", "apart"), [("full", False), ("encoder and decoder", True)])
+@pytest.mark.parametrize("answers", [["a"], ANSWERS])
+def test_the_longest_prompt_is_what_a_model_just_reads(
+    tokenizer: Tokenizer, name: str, apart: bool, answers: list[str]
+) -> None:
+    asked = prompts(tokenizer, answers=answers)
+    length = asked.longest(apart=apart)
+    for limit, read in ((length, True), (length - 1, False)):
+        fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 28, "num_attention_heads": 4}
+        stack = fields | {"max_position_embeddings": limit, "num_hidden_layers": 1, "initializer_range": 0.3}
+        model = built(tokenizer, {"kind": "encoder_decoder", "encoder": stack} if apart else stack | {"causal": True})
+        if read:
+            assert likelihoods(model, asked, tokenizer).shape == (len(TEXTS), len(answers))
+        else:
+            with pytest.raises(UserError, match="max_position_embeddings"):
+                likelihoods(model, asked, tokenizer)
+
+
 @pytest.mark.parametrize("name", ["full", "encoder and decoder"])
 def test_what_is_written_alone_is_as_in_a_batch(tokenizer: Tokenizer, name: str) -> None:
     model = MODELS[name](tokenizer)

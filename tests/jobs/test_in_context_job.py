@@ -74,6 +74,7 @@ def ask(world: Path, model: str = "causal", **fields: Any) -> Any:
         ("short", {"template": {"instruction": "do it " * 300}}, "without any it has"),
         ("causal", {"answers": {"foot": "x"}}, "no label 'foot'; did you mean 'food'?"),
         ("causal", {"answers": {"food": "sport"}}, "two labels have the answer 'sport'"),
+        ("causal", {"answers": {"food": " "}}, "the answer of label 'food' is empty; name a word"),
         ("causal", {"shots": [99]}, "99 examples of 60 texts"),
         ("bert", {}, "tokens see later ones"),
     ],

@@ -100,6 +100,10 @@ def test_a_writer_learns_and_is_used(
     assert len((run / "predictions/lead-3.jsonl").read_text().splitlines()) == 23
     again = world.run("evaluate", run, "--data", folder / "test.jsonl.gz")
     assert again["rouge1"] == result["test"]["rouge1"]
+    with pytest.raises(UserError, match="the same column, 'document'; name two"):
+        world.run("evaluate", run, "--data", folder / "test.jsonl.gz", "--label-field", "document")
+    with pytest.raises(UserError, match="no such data set"):
+        world.run("evaluate", run, "--data", folder / "test.jsonl.gz", "--data-set", "short")
     told = world.run("predict", run, "--input", folder / "test.jsonl.gz", "--out", tmp_path / "out.jsonl")
     written = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert told["rows"] == 23
@@ -118,8 +122,19 @@ def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: 
     result = world.run(*given, "--out", tmp_path / "run")
     assert result["test"]["by_set"].keys() == {"short", "name it"}
     assert result["test"]["rows"] == 46
-    metrics = world.run("evaluate", tmp_path / "run", "--data", test)
-    assert metrics["rouge1"] == pytest.approx(result["test"]["by_set"]["short"]["rouge1"])
+    for name, told in result["test"]["by_set"].items():
+        metrics = world.run("evaluate", tmp_path / "run", "--data", test, "--data-set", name)
+        assert metrics["rouge1"] == pytest.approx(told["rouge1"])
+    said = [json.loads(line) for line in (tmp_path / "run/predictions/model.jsonl").read_text().splitlines()]
+    written = [
+        world.run("summarize", tmp_path / "run", "--input", test, "--data-set", name) for name in ("short", "name it")
+    ]
+    assert [text for told in written for text in told["texts"]] == [row["predicted"] for row in said]
+    for verb in (("evaluate", "--data", test), ("summarize", "--input", test)):
+        with pytest.raises(UserError, match=r"say which with --data-set: \['short', 'name it'\]"):
+            world.run(verb[0], tmp_path / "run", *verb[1:])
+        with pytest.raises(UserError, match="no such data set; did you mean 'short'"):
+            world.run(verb[0], tmp_path / "run", *verb[1:], "--data-set", "shrt")
 
 
 def test_a_curve_of_examples(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
@@ -173,6 +188,9 @@ MISTAKES = {
     "source too long": (["data.source_length=65"], "data.source_length=65 exceeds the model's max_position_emb"),
     "target too long": (["data.target_length=65"], "data.target_length=65 exceeds the model's max_position_emb"),
     "no room": (["data.prefix=a", "data.sets=[{train: a}]"], "give each of the sets its files and its prefix"),
+    "beams": (["data.writing.num_beams=999"], r"num_beams=999 of a vocabulary of \d+; take at most half as many"),
+    "never ended": (["data.writing.min_new_tokens=12"], "writing.min_new_tokens=12 are more than target_length=11"),
+    "no number": (["data.writing.length_penalty=.nan"], "data.writing.length_penalty: Input should be a finite"),
     "classes": (["objective={kind: classification}"], "set objective.kind=text_to_text"),
     "texts": (["data={kind: texts, train: a.csv}"], "cannot read|no such|a.csv"),
 }
@@ -194,11 +212,15 @@ def test_an_encoder_alone_does_not_write_and_a_writer_does_not_classify(
 ) -> None:
     with pytest.raises(UserError, match="needs a model that writes"):
         world.run(*words_of(folder, world.base), "--out", tmp_path / "a")
+    with pytest.raises(UserError, match="frozen_encoder"):
+        world.run(*words_of(folder, one_stack, "objective.frozen_encoder=true"), "--out", tmp_path / "a")
+    assert not (tmp_path / "a").exists()
     with pytest.raises(UserError, match="not a classifier"):
         world.run("evaluate", two_stacks, "--data", world.test)
     classify = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24")
     with pytest.raises(UserError, match=r"objective\.head\.kind=last"):
         world.run(*classify, "--from", one_stack, "--out", tmp_path / "b")
+    assert not (tmp_path / "b").exists()  # nothing is in the way of the right command
     result = world.run(
         *classify, "objective.head.kind=last", "train.budget.steps=2", "--from", one_stack, "--out", tmp_path / "c"
     )

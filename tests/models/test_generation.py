@@ -322,6 +322,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "short": ("full", {"max_length": 11}, "max_length=11 counts the prompt, which has 11 tokens"),
     "far": ("full", {"max_new_tokens": 28}, "ask for at most max_new_tokens=27"),
     "cold": ("full", {"temperature": 0.5}, "temperature is for drawing tokens; give do_sample=True"),
+    "least": ("full", {"min_new_tokens": 9, "max_new_tokens": 8}, "are more than the 8 at the most"),
+    "penalty": ("full", {"num_beams": 2, "length_penalty": float("nan")}, "length_penalty: Input should be a finite"),
     "drawn beams": ("full", {"do_sample": True, "num_beams": 2}, "exclude each other"),
     "many": ("full", {"num_return_sequences": 2}, "there are as many texts as beams"),
     "wide": ("full", {"num_beams": 22}, "of a vocabulary of 43; take at most half as many"),
@@ -346,6 +348,9 @@ def test_prompts_that_cannot_be_are_refused() -> None:
         model.generate(some_ids(1, 38))
     with pytest.raises(UserError, match="a prompt is empty"):
         model.generate(IDS[:, :0])
+    for wrong in (43, -1):
+        with pytest.raises(UserError, match=f"input_ids has {wrong}, which is not in a vocabulary of vocab_size=43"):
+            model.generate(torch.tensor([[5, wrong, 7]]))
     with pytest.raises(UserError, match="a prompt is empty"):
         model.generate(IDS, torch.zeros_like(KEEP))
     assert model.generate(some_ids(1, 31)).shape == (1, 38)  # as far as there is room, where nothing was asked for

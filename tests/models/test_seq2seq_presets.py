@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from homespun.errors import UserError
 from homespun.hf.place import find_place
+from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.presets import PRESETS
@@ -77,3 +79,18 @@ def test_fields_of_a_stack_win_over_the_presets_one_by_one() -> None:
     own = EncoderDecoderConfig.model_validate({"preset": "bart-mini", "encoder": {"preset": "longformer-mini"}})
     assert own.encoder.attention.kind == "sparse"
     assert own.encoder.max_position_embeddings == 4096
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["model.encoder.hiden_size=61"], "unknown key 'model.encoder.hiden_size'; did you mean 'hidden_size'?"),
+        (["model.encoder.attention={kind: local, chunks: 7}"], "unknown key 'model.encoder.attention.chunks'"),
+        (["model.encoder.hidden_size=0"], "model.encoder.hidden_size: Input should be greater than or equal to 1"),
+        (["model.decoder.hiden_size=61"], "unknown key 'model.decoder.hiden_size'; did you mean 'hidden_size'?"),
+    ],
+)
+def test_a_mistake_in_a_stack_is_told_of_that_stack(changes: list[str], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        pretrain_recipe("bart-tiny", changes)
+    assert message in str(error.value)

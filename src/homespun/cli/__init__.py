@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -16,6 +17,7 @@ from homespun.cli.distill import distill_app
 from homespun.cli.generate import generate, summarize
 from homespun.cli.options import (
     Columns,
+    DataSet,
     Encoding,
     Input,
     Json,
@@ -127,6 +129,7 @@ def evaluate(
     data: Annotated[list[str], typer.Option("--data", help="Labelled file, glob, folder or hub name; repeatable.")],
     text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
     label: Annotated[str | None, typer.Option("--label-field", help="As in training where not given.")] = None,
+    data_set: DataSet = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -134,7 +137,8 @@ def evaluate(
     """Measure a fine-tuned model on labelled texts."""
     from homespun.jobs.use import evaluate as job
 
-    metrics = job(run, data, text=text, label=label, encoding=encoding, columns=parts(columns))
+    given: dict[str, Any] = {"encoding": encoding, "columns": parts(columns), "data_set": data_set}
+    metrics = job(run, data, text=text, label=label, **given)
     if as_json:
         tell(metrics, as_json)
         return
@@ -149,6 +153,7 @@ def predict(
     inputs: Input,
     out: Annotated[Path, typer.Option("--out", help="A .jsonl or .csv file to write.")],
     text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
+    data_set: DataSet = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -168,6 +173,7 @@ def predict(
             text=text,
             encoding=encoding,
             columns=parts(columns),
+            data_set=data_set,
             progress=counter(display, "predicting", meter),
             meter=meter,
         )
@@ -260,6 +266,7 @@ def doctor(as_json: Json = False) -> None:
 def main() -> NoReturn:
     """Run the command line: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # see homespun.training.memory; torch reads it once
     try:
         app(standalone_mode=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Columns, Encoding, Input, Json, parts, tell
+from homespun.cli.options import Columns, DataSet, Encoding, Input, Json, parts, tell
 from homespun.errors import UserError
 
 
@@ -64,6 +64,8 @@ def generate(
             raise UserError("--input needs --out: a .jsonl file to write")
         _file(run, inputs, out, text, stop, arguments, batch_size, encoding, columns, as_json)
         return
+    if out is not None:
+        raise UserError("--out is for --input; what is written of --prompt is printed")
     assert prompt is not None
     from homespun.jobs.generate import generator
 
@@ -122,22 +124,32 @@ def _file(
 def summarize(
     run: Annotated[str, typer.Argument(help="A run of finetune summarize, or another that writes texts of texts.")],
     inputs: Input,
-    out: Annotated[Path, typer.Option("--out", help="A .jsonl or .csv file to write.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A .jsonl or .csv file to write; without one they are printed.")
+    ] = None,
     text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
+    data_set: DataSet = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Summarise texts, read and written as the model was fine-tuned to."""
+    """Summarise texts, read and written as the model was fine-tuned to; printed, each is a line."""
+    from homespun.jobs.generate import summaries
     from homespun.jobs.generate import summarize as job
     from homespun.report.console import Display
     from homespun.report.show import counter
     from homespun.text.sources import Meter
 
+    given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": parts(columns), "data_set": data_set}
+    if out is None:
+        written = summaries(run, inputs, **given)
+        if as_json:
+            tell({"texts": list(written)}, as_json)
+            return
+        for each in written:
+            typer.echo(" ".join(each.split()))
+        return
     meter = Meter(inputs)
     with Display(json=as_json) as display:
-        progress = counter(display, "writing", meter)
-        result = job(
-            run, inputs, out, text=text, encoding=encoding, columns=parts(columns), progress=progress, meter=meter
-        )
+        result = job(run, inputs, out, **given, progress=counter(display, "writing", meter), meter=meter)
     tell(result, as_json)

@@ -24,6 +24,9 @@ Duplicates = Annotated[str, typer.Option("--duplicates", help="keep, exact (drop
 Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped, or give it more budget.")]
+DataSet = Annotated[
+    str | None, typer.Option("--data-set", help="Of several that it learned from (`data.sets`), whose prefix it reads.")
+]
 StartingVectors = Annotated[
     Path | None, typer.Option("--vectors", help="Word vectors that the embeddings begin with: folder, .txt or .bin.")
 ]

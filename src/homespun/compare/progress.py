@@ -5,11 +5,29 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from homespun.config import read_yaml
+
 _TAIL = 8192  # bytes, some lines
 
 
 def share_of_run(run: Path) -> float:
-    """The used share of a run's budget, 0 to 1, as its last step tells; 0 before the first."""
+    """The used share of a run's budget, 0 to 1, as its last step tells; 0 before the first.
+
+    Of a run of several trainings (seeds, folds, numbers of examples) that of all of them.
+    """
+    begun = list(run.glob("trials/*"))
+    if not begun:
+        return _share_of_training(run)
+    done = sum(1.0 if (trial / "result.json").is_file() else _share_of_training(trial) for trial in begun)
+    return done / max(len(begun), _trainings(run / "config.yaml"))
+
+
+def _trainings(config: Path) -> int:
+    recipe = read_yaml(config)
+    return int(recipe.get("seeds") or 1) * int(recipe.get("folds") or 1) * len(recipe.get("examples") or [None])
+
+
+def _share_of_training(run: Path) -> float:
     path = run / "metrics.jsonl"
     try:
         with path.open("rb") as file:

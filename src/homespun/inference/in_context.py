@@ -104,10 +104,15 @@ class Prompts:
             [ids.astype(np.int64) for ids in said],
         )
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt with its longest answer."""
-        return len(self.before) + max(map(len, self.questions), default=0) + max(map(len, self.answers)) - 1
+    def longest(self, *, apart: bool) -> int:
+        """Tokens of the longest prompt as a model reads it.
+
+        Args:
+            apart: by an encoder, with a token at its end; or else by one stack, before the longest answer, whose last
+                token nobody reads.
+        """
+        behind = 1 if apart else max(map(len, self.answers)) - 1
+        return len(self.before) + max(map(len, self.questions), default=0) + behind
 
 
 def likelihoods(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> NDArray[np.float64]:

@@ -18,9 +18,11 @@ class Writing(Config):
     """How texts are written; the names are those of `Model.generate`."""
 
     num_beams: int = Field(default=1, ge=1, description="texts held at a time; 1: the likeliest token is taken")
-    length_penalty: float = Field(default=1.0, description="a beam's score is its log-probability / length^this")
+    length_penalty: float = Field(
+        default=1.0, allow_inf_nan=False, description="a beam's score is its log-probability / length^this"
+    )
     no_repeat_ngram_size: int = Field(default=3, ge=0, description="no so many tokens in a row come twice; 0: they may")
-    min_new_tokens: int = Field(default=0, ge=0, description="before these are written no text ends")
+    min_new_tokens: int = Field(default=0, ge=0, description="before these are written no token ends a text")
 
 
 def write_texts(

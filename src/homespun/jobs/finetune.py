@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from homespun.jobs.lengths import task_lengths
 from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.result import summarise, watch
-from homespun.jobs.tasks.task import Task, Tuned
+from homespun.jobs.tasks.task import Lesson, Task, Tuned
 from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
 from homespun.jobs.workload import finetuning_work, typical
 from homespun.models.scalar_mix import told_of_mix
@@ -28,6 +30,8 @@ from homespun.models.store import Stored, load_weights, save_model
 from homespun.planning.count import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.config import TrainConfig
 from homespun.training.devices import Place
 from homespun.training.evaluate import Metrics
 from homespun.training.run import Run
@@ -78,18 +82,21 @@ def finetune(
     found = shared(task, largest) if place.is_main else {}
     if told := warning(found):
         logger.warning("%s", told)
+    ready = None if resume else _ready(recipe, trials[0], task, stored, display)  # or a mistake leaves a run behind
     run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
     results: list[dict[str, Any]] = []
     for trial in trials:
         alone = len(trials) == 1
-        trial_recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": trial.seed})})
+        trial_recipe = _of_trial(recipe, trial)
         folder = run.path / "trials" / trial.name
         trial_run = run if alone else Run.create(folder, trial_recipe, resume=resume, main=place.is_main)
         finished = trial_run.path / "result.json"
         if not alone and finished.is_file():
             results.append(json.loads(finished.read_text(encoding="utf-8")))
             continue
-        results.append(_train(trial_recipe, trial, task, stored, trial_run, place, display))
+        ready = ready or _ready(recipe, trial, task, stored, display)
+        results.append(_train(trial_recipe, trial, task, stored.tokenizer, ready, trial_run, place, display))
+        ready = None
         if not alone:
             trial_run.write_result(results[-1])
     if not place.is_main:
@@ -134,24 +141,41 @@ def finetune(
     return final
 
 
+def _of_trial(recipe: FinetuneRecipe, trial: Trial) -> FinetuneRecipe:
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": trial.seed})})
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A trial that may begin: its training within the memory given, its rows by part, its model under its head."""
+
+    config: TrainConfig
+    planned: dict[str, Any] | None
+    parts: list[Any]
+    lesson: Lesson
+
+
+def _ready(recipe: FinetuneRecipe, trial: Trial, task: Task[Any, Any], stored: Stored, display: Display) -> _Ready:
+    train = _of_trial(recipe, trial).train
+    parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
+    work = partial(finetuning_work, task, recipe.objective, stored, parts[0], train)
+    config, planned = within_memory(train, work, display)
+    torch.manual_seed(config.seed)
+    return _Ready(config, planned, parts, task.lesson(recipe.objective, stored, parts[0]))
+
+
 def _train(
     recipe: FinetuneRecipe,
     trial: Trial,
     task: Task[Any, Any],
-    stored: Stored,
+    tokenizer: Tokenizer,
+    ready: _Ready,
     run: Run,
     place: Place,
     display: Display,
 ) -> dict[str, Any]:
-    tokenizer = stored.tokenizer
-    parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
-    training, validation = parts[:2]
-    config, planned = within_memory(
-        recipe.train, lambda: finetuning_work(task, recipe.objective, stored, training, recipe.train), display
-    )
-    torch.manual_seed(config.seed)
-    lesson = task.lesson(recipe.objective, stored, training)
-    objective = lesson.objective
+    config, planned, parts, lesson = ready.config, ready.planned, ready.parts, ready.lesson
+    validation, objective = parts[1], lesson.objective
     loader = Loader(
         lesson.rows,
         lesson.collate,
@@ -204,7 +228,7 @@ def _train(
         "test": measured.metrics,
         "tuning": tuned.told,
         "most_wrong": most_wrong(task, trial, measured.predictions),
-        "counts": {name: sum(rows.counts[name] for rows in parts) for name in training.counts},
+        "counts": {name: sum(rows.counts[name] for rows in parts) for name in parts[0].counts},
     }
 
 

@@ -12,7 +12,9 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generate import TextGenerator
 from homespun.jobs.said import write_said
-from homespun.jobs.use import predict
+from homespun.jobs.tasks.config import stored_task
+from homespun.jobs.use import predict, said_of
+from homespun.models.store import Stored
 from homespun.text.sources import Meter, read_records
 
 
@@ -77,6 +79,7 @@ def summarize(
     text: Sequence[str] | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
+    data_set: str | None = None,
     progress: Progress | None = None,
     meter: Meter | None = None,
 ) -> dict[str, Any]:
@@ -85,13 +88,43 @@ def summarize(
     Raises:
         UserError: it was not; and as there.
     """
-    task = open_model(run).task
-    if task.get("kind") != "text_to_text":
+    _writer_of_texts(run)
+    given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": columns, "data_set": data_set}
+    return predict(run, inputs, out, **given, progress=progress, meter=meter)
+
+
+def summaries(
+    run: str,
+    inputs: Sequence[str],
+    *,
+    text: Sequence[str] | None = None,
+    encoding: str | None = None,
+    columns: Sequence[str] | None = None,
+    data_set: str | None = None,
+) -> Iterator[str]:
+    """The texts alone, in the order of the records of ``inputs``, as they are written.
+
+    Raises:
+        UserError: as `summarize`.
+    """
+    stored = _writer_of_texts(run)
+    task = stored_task(stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set)
+    empty = True
+    for _, said in said_of(stored, task, inputs, encoding):
+        empty = False
+        yield said["text"]
+    if empty:
+        raise UserError(f"{', '.join(inputs)} holds no rows to summarise")
+
+
+def _writer_of_texts(run: str) -> Stored:
+    stored = open_model(run)
+    if stored.task.get("kind") != "text_to_text":
         raise UserError(
             f"{run} was not fine-tuned to write of texts; take a run of homespun finetune summarize, or homespun "
             f"generate for a model that goes on with them, or homespun predict for a classifier"
         )
-    return predict(run, inputs, out, text=text, encoding=encoding, columns=columns, progress=progress, meter=meter)
+    return stored
 
 
 def generator(run: str, *, stop: Sequence[str] = ()) -> TextGenerator:

@@ -26,6 +26,7 @@ from homespun.inference.in_context import (
     per_token,
     written,
 )
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.model import Model
 from homespun.report.console import Display
 from homespun.report.in_context import in_context_document
@@ -166,6 +167,8 @@ def _words(labels: Labels, given: Mapping[str, str]) -> list[str]:
         if name not in labels.names:
             raise UserError(f"--answers has no label {name!r}{nearest(name, labels.names)}")
     words = [given.get(name, name) for name in labels.names]
+    if empty := [name for name, word in zip(labels.names, words, strict=True) if not word.strip()]:
+        raise UserError(f"the answer of label {empty[0]!r} is empty; name a word for it with --answers LABEL=WORD")
     if len(set(words)) < len(words):
         twice = next(word for word in words if words.count(word) > 1)
         raise UserError(f"two labels have the answer {twice!r}; give each its own with --answers LABEL=WORD")
@@ -206,23 +209,24 @@ def _fitting(
 ) -> Prompts:
     prompts = Prompts.of(asking.template, tokenizer, examples=examples, texts=texts, answers=words)
     limit = int(backbone.max_position_embeddings)
-    if prompts.longest <= limit:
+    apart = isinstance(backbone, EncoderDecoder)
+    if prompts.longest(apart=apart) <= limit:
         return prompts
     fit = len(examples)
-    while fit and _longest(asking, tokenizer, examples[:fit], prompts) > limit:
+
+    def longest(examples: Sequence[tuple[str, str]]) -> int:
+        (before,) = tokenizer.encode_batch([asking.template.before(examples)])
+        begins, _ = tokenizer.frame
+        return prompts.longest(apart=apart) - len(prompts.before) + len(begins) + len(before)
+
+    while fit and longest(examples[:fit]) > limit:
         fit -= 1
-    without = _longest(asking, tokenizer, [], prompts)
+    without = longest([])
     what = f"{fit} of them fit" if without <= limit else f"without any it has {without}"
     raise UserError(
-        f"the longest prompt with {len(examples)} examples has {prompts.longest} tokens, which exceeds the model's "
-        f"max_position_embeddings={limit}; {what}: lower --shots, or cut the texts with --text-tokens"
+        f"the longest prompt with {len(examples)} examples has {prompts.longest(apart=apart)} tokens, which exceeds "
+        f"the model's max_position_embeddings={limit}; {what}: lower --shots, or cut the texts with --text-tokens"
     )
-
-
-def _longest(asking: Prompting, tokenizer: Tokenizer, examples: Sequence[tuple[str, str]], prompts: Prompts) -> int:
-    (before,) = tokenizer.encode_batch([asking.template.before(examples)])
-    begins, _ = tokenizer.frame
-    return prompts.longest - len(prompts.before) + len(begins) + len(before)
 
 
 def _predict(

@@ -12,6 +12,8 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.said import write_said
 from homespun.jobs.tasks.config import stored_task
+from homespun.jobs.tasks.task import Task
+from homespun.models.store import Stored
 from homespun.text.sources import Meter, read_records
 from homespun.training.evaluate import Metrics
 
@@ -26,16 +28,20 @@ def evaluate(
     label: str | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
+    data_set: str | None = None,
 ) -> Metrics:
     """The metrics of a fine-tuned model on examples read as in its training, with what its rows count.
 
-    Columns are those it was trained with where not given.
+    Columns are those it was trained with where not given. A model that learned from several data sets, each with its
+    prefix, is measured on one of them, ``data_set``.
 
     Raises:
-        UserError: a model that was not fine-tuned, no such column, a label unseen in training.
+        UserError: a model that was not fine-tuned, no such column or data set, a label unseen in training.
     """
     stored = open_model(run)
-    task = stored_task(stored, source=run, text=text, label=label, encoding=encoding, columns=columns)
+    task = stored_task(
+        stored, source=run, text=text, label=label, encoding=encoding, columns=columns, data_set=data_set
+    )
     examples = task.data.read_files(data)
     task.strata(examples)
     rows = task.rows(examples)
@@ -53,12 +59,14 @@ def predict(
     text: Sequence[str] | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
+    data_set: str | None = None,
     progress: Progress | None = None,
     meter: Meter | None = None,
 ) -> dict[str, Any]:
     """What a fine-tuned model says of the records of ``inputs``, into ``out`` (.jsonl or .csv), each with its record.
 
-    Each text is read as in the training, and the file written as `homespun.jobs.said.write_said` does.
+    Each text is read as in the training, that of ``data_set`` where a model learned from several, and the file written
+    as `homespun.jobs.said.write_said` does.
 
     Returns:
         ``rows``, ``truncated``, ``length``, what `Task.facts` tells, ``out``, and ``labels`` {name: how often} of a
@@ -71,15 +79,13 @@ def predict(
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     stored = open_model(run)
-    task = stored_task(stored, source=run, text=text, encoding=encoding, columns=columns)
-    for_output, for_texts = tee(read_records(inputs, encoding=encoding, columns=task.data.columns, meter=meter))
+    task = stored_task(stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set)
     counts: dict[str, int] = {} if stored.labels is None else dict.fromkeys(stored.labels.names, 0)
     truncated = 0
-    said = task.predict(stored.model, for_texts, source=", ".join(inputs))
 
     def pairs() -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         nonlocal truncated
-        for rows, (record, prediction) in enumerate(zip(for_output, said, strict=False), start=1):
+        for rows, (record, prediction) in enumerate(said_of(stored, task, inputs, encoding, meter), start=1):
             label = prediction.get("label", prediction.get("tags", ()))
             for name in [label] if isinstance(label, str) else label:
                 counts[name] += 1
@@ -93,3 +99,12 @@ def predict(
         raise UserError(f"{', '.join(inputs)} holds no rows to predict")
     told: dict[str, Any] = {"out": str(path), "rows": rows, "truncated": truncated}
     return told | {"length": stored.task.get("length")} | task.facts() | ({"labels": counts} if counts else {})
+
+
+def said_of(
+    stored: Stored, task: Task[Any, Any], inputs: Sequence[str], encoding: str | None, meter: Meter | None = None
+) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Each record of ``inputs``, in its order, with what the model says of it."""
+    records = read_records(inputs, encoding=encoding, columns=task.data.columns, meter=meter)
+    for_output, for_texts = tee(records)
+    return zip(for_output, task.predict(stored.model, for_texts, source=", ".join(inputs)), strict=False)

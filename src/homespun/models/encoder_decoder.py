@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from homespun.config import Config
 from homespun.errors import UserError
@@ -67,7 +67,10 @@ class EncoderDecoderConfig(Config):
             encoder = _kind_of_stack(encoder)
             if encoder["kind"] not in _STACKS:
                 return tree  # which says what there is
-            encoder = _STACKS[encoder["kind"]].model_validate(encoder)
+            try:
+                encoder = _STACKS[encoder["kind"]].model_validate(encoder)
+            except ValidationError:  # which is told of `encoder`, where it is read next
+                return tree | {"decoder": EncoderConfig(causal=True)}
         if isinstance(encoder, RecurrentConfig) and encoder.of_one_stack:
             raise ValueError(f"{encoder.of_one_stack} is of a stack that stands alone; leave it out of both")
         decoder = {"kind": encoder.kind} | with_preset(decoder)

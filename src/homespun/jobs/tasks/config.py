@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from homespun.config import Config, validate
+from homespun.errors import UserError
 from homespun.jobs.tasks.answers import QuestionData
 from homespun.jobs.tasks.classification import LabelledData
 from homespun.jobs.tasks.pairs import PairsData
@@ -50,11 +51,21 @@ def stored_task(
     label: str | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
+    data_set: str | None = None,
 ) -> Task[Any, Any]:
     """The task that a model was fine-tuned for, for files with other columns where they are given.
 
+    Args:
+        stored: the model.
+        source: what messages begin with.
+        text: columns of the texts.
+        label: column of what is told of them.
+        encoding: of the files.
+        columns: names for those without a header.
+        data_set: which of several that it learned from, each with its prefix.
+
     Raises:
-        UserError: beginning with ``source``: it was not fine-tuned, or by another version.
+        UserError: it was not fine-tuned, or by another version; or several data sets and none of them named.
     """
     told = {name: value for name, value in stored.task.items() if name not in _OF_THE_TASK and value is not None}
     head = stored.config.head
@@ -64,5 +75,9 @@ def stored_task(
         told = {name: value for name, value in told.items() if name == "length"}
     tree = {"data": told | {"kind": kind}}
     data: TaskData = validate(_Remembered, tree, source=source).data
+    if isinstance(data, TextPairsData):
+        data = data.of_one(data_set)
+    elif data_set is not None:
+        raise UserError(f"{source} learned from one data set; leave --data-set {data_set} out")
     wanted = data.with_columns(text=text, label=label, encoding=encoding, columns=columns)
     return wanted.stored_task(stored, source=source)

@@ -27,12 +27,13 @@ from homespun.data.pairs_of_texts import (
 )
 from homespun.data.paragraphs import BREAK, Paragraphs
 from homespun.data.rows import Row, Rows
-from homespun.errors import UserError
+from homespun.errors import UserError, nearest
 from homespun.inference.write import Writing, write_texts
 from homespun.jobs.tasks.files import SplitSeed, files_of, paths
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.generation.settings import check_beams
 from homespun.models.model import Model
 from homespun.models.store import Stored
 from homespun.objectives.text_to_text import TextToText
@@ -98,6 +99,10 @@ class TextPairsData(Config):
         if set(paths(self.source)) & set(paths(self.target)):
             raise ValueError(
                 f"source and target are the same column, {self.source!r}; name the one to read and the one to write"
+            )
+        if self.writing.min_new_tokens > self.target_length:
+            raise ValueError(
+                f"writing.min_new_tokens={self.writing.min_new_tokens} are more than target_length={self.target_length}"
             )
         return self
 
@@ -173,6 +178,7 @@ class TextPairsData(Config):
                 f"set objective.kind=text_to_text, or give data of its kind"
             )
         self._check_room(stored.config)
+        check_beams(self.writing.num_beams, stored.config.backbone.vocab_size)
         whole = [pair for pair in training if not pair.is_empty]
         if not whole:
             raise UserError(
@@ -217,6 +223,26 @@ class TextPairsData(Config):
         """Writing, as the model was fine-tuned for it."""
         return TextToTextTask(self, stored)
 
+    def name_of(self, number: int) -> str:
+        """Of a data set, in tables and on the command line."""
+        one = self.all_sets[number]
+        return one.name or one.prefix.strip(" :") or f"set {number}"
+
+    def of_one(self, name: str | None) -> TextPairsData:
+        """One data set alone, with its prefix and its columns; ``None``: that of the only one.
+
+        Raises:
+            UserError: there is none of that name, or none is named and there are several.
+        """
+        names = [self.name_of(number) for number in range(len(self.all_sets))]
+        if name is None and len(names) > 1:
+            raise UserError(f"it learned several data sets, each with its prefix; say which with --data-set: {names}")
+        if name is not None and name not in names:
+            raise UserError(f"--data-set {name!r}: it learned no such data set{nearest(name, names)}")
+        one = self.all_sets[0 if name is None else names.index(name)]
+        own = {"source": one.source, "target": one.target, "prefix": one.prefix}
+        return self.model_copy(update={"sets": None, **own})
+
     def with_columns(
         self,
         *,
@@ -226,17 +252,11 @@ class TextPairsData(Config):
         columns: Sequence[str] | None,
     ) -> TextPairsData:
         """The same for files with other columns. The encoding is that of the files given, not of the training's."""
-        first = self.all_sets[0]
-        return self.model_copy(
-            update={
-                "sets": None,
-                "prefix": first.prefix,
-                "source": list(text) if text else first.source,
-                "target": label or first.target,
-                "columns": list(columns) if columns else self.columns,
-                "encoding": encoding,
-            }
-        )
+        source, target = list(text) if text else self.source, label or self.target
+        if set(paths(source)) & set(paths(target)):
+            raise UserError(f"the text to read and the one to write are the same column, {target!r}; name two")
+        kept = {"columns": list(columns) if columns else self.columns, "encoding": encoding}
+        return self.model_copy(update={"source": source, "target": target, **kept})
 
 
 class TextToTextTask:
@@ -334,11 +354,12 @@ class TextToTextTask:
         sets = self.data.all_sets
         if len(sets) > 1:
             by_set = {}
-            for number, one in enumerate(sets):
+            for number in range(len(sets)):
                 own = [(text, score) for pair, text, score in whole if pair.data_set == number]
                 if own:
-                    name = one.name or one.prefix.strip(" :") or f"set {number}"
-                    by_set[name] = mean_scores([score for _, score in own], [text for text, _ in own])
+                    by_set[self.data.name_of(number)] = mean_scores(
+                        [score for _, score in own], [text for text, _ in own]
+                    )
             metrics["by_set"] = by_set
         return metrics
 

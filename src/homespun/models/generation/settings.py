@@ -67,13 +67,15 @@ class GenerationConfig(Config):
 
     max_new_tokens: int | None = Field(default=None, ge=1, description="tokens to write at the most")
     max_length: int | None = Field(default=None, ge=1, description="the same, counted with the prompt and its padding")
-    min_new_tokens: int = Field(default=0, ge=0, description="before these are written no text ends")
+    min_new_tokens: int = Field(default=0, ge=0, description="before these are written no token ends a text")
     min_length: int = Field(default=0, ge=0, description="the same, counted with the prompt and its padding")
     num_beams: int = Field(
         default=1, ge=1, description="texts that are held at a time; 1: the likeliest token is taken"
     )
     num_return_sequences: int = Field(default=1, ge=1, description="texts to a prompt: beams, or samples")
-    length_penalty: float = Field(default=1.0, description="a beam's score is its log-probability / length^this")
+    length_penalty: float = Field(
+        default=1.0, allow_inf_nan=False, description="a beam's score is its log-probability / length^this"
+    )
     early_stopping: Annotated[bool, Field(strict=True)] | Literal["never"] = Field(
         default=False,
         description="end with num_beams texts (true), when none is likely to be better, or can be (never)",
@@ -123,7 +125,7 @@ class GenerationConfig(Config):
         """Tokens to write at the most, and at the least, after a prompt so long.
 
         Raises:
-            UserError: ``max_length`` leaves none.
+            UserError: ``max_length`` leaves none, or fewer than there must be.
         """
         most = self.max_new_tokens or MAX_NEW_TOKENS
         if self.max_length is not None:
@@ -133,7 +135,23 @@ class GenerationConfig(Config):
                     f"max_length={self.max_length} counts the prompt, which has {prompt} tokens; give "
                     f"max_length={prompt + MAX_NEW_TOKENS}, or max_new_tokens"
                 )
-        return most, max(self.min_new_tokens, self.min_length - prompt)
+        least = max(self.min_new_tokens, self.min_length - prompt)
+        if least > most:
+            raise UserError(
+                f"{least} tokens at the least (min_new_tokens, min_length) are more than the {most} at the most; give "
+                f"max_new_tokens={least} or more"
+            )
+        return most, least
+
+
+def check_beams(num_beams: int, vocab_size: int) -> None:
+    """Of each text twice as many tokens are looked at as it has beams.
+
+    Raises:
+        UserError: there are not so many.
+    """
+    if 2 * num_beams > vocab_size:
+        raise UserError(f"num_beams={num_beams} of a vocabulary of {vocab_size}; take at most half as many")
 
 
 def _several(value: object) -> object:

@@ -14,7 +14,7 @@ from homespun.models.context import Context
 from homespun.models.evaluating import evaluating
 from homespun.models.generation.scores import uniforms
 from homespun.models.generation.search import Beams, Ends, Task, one_by_one
-from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig
+from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, check_beams
 from homespun.models.generation.steps import Prompt, Writer, begin
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
@@ -126,8 +126,11 @@ def _checked(
                 raise UserError(f"{name}={token} is not in a vocabulary of vocab_size={vocab_size}")
     # a checkpoint may name an end that its vocabulary has not; then nothing but the length ends a text
     config = config.model_copy(update={"eos_token_id": tuple(t for t in config.eos_token_id if t < vocab_size)})
-    if 2 * config.num_beams > vocab_size:
-        raise UserError(f"num_beams={config.num_beams} of a vocabulary of {vocab_size}; take at most half as many")
+    least_id, most_id = (int(id_) for id_ in input_ids.aminmax())
+    if least_id < 0 or most_id >= vocab_size:
+        wrong = least_id if least_id < 0 else most_id
+        raise UserError(f"input_ids has {wrong}, which is not in a vocabulary of vocab_size={vocab_size}")
+    check_beams(config.num_beams, vocab_size)
     if keep is not None and bool(keep.all()):
         keep = None
     shown = input_ids[:, :1].new_full((len(input_ids), 1), config.decoder_start_token_id) if decodes else input_ids
