@@ -39,6 +39,7 @@ LEFT_OUT = {
     "BertForPreTraining": POOLER | NEXT_SENTENCE,
     "BigBirdForPreTraining": LINEAR_POOLER | NEXT_SENTENCE,
     "BigBirdForMaskedLM": LINEAR_POOLER,
+    "BigBirdForCausalLM": LINEAR_POOLER,
     "BigBirdForSequenceClassification": LINEAR_POOLER,
     "BigBirdForTokenClassification": LINEAR_POOLER,
     "ReformerForMaskedLM": {"lm_head.bias"},
@@ -52,6 +53,7 @@ POOLED = ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel", "Alber
 SAME = {
     "BertForPreTraining": "BertForMaskedLM",
     "BigBirdForPreTraining": "BigBirdForMaskedLM",
+    "BigBirdForCausalLM": "BertLMHeadModel",
     "AlbertForPreTraining": "AlbertForMaskedLM",
 }
 

@@ -31,13 +31,16 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "deberta": [_RELATIVE, _RELATIVE | {"position_biased_input": False}],
     "deberta-v2": [_RELATIVE, _RELATIVE | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_buckets": 4}],
     "electra": [{"embedding_size": 21}],
-    "gpt2": [{"embd_pdrop": 0.0}],
-    "openai-gpt": [{"embd_pdrop": 0.0}],
     "prophetnet": [PROPHETNET],
     "reformer": [REFORMER, REFORMER | {"axial_pos_embds": False}],
     "t5": [{"d_kv": 5}, {"feed_forward_proj": "gated-gelu"}],
 }
-CAUSAL = {"ReformerModelWithLMHead": {"is_decoder": True, "attn_layers": ["local"] * 3}}
+_DECODER = {"is_decoder": True}
+CAUSAL: dict[str, dict[str, Any]] = {
+    "ReformerModelWithLMHead": _DECODER,
+    "BigBirdForCausalLM": _DECODER | {"attention_type": "original_full"},
+    **dict.fromkeys(("BertLMHeadModel", "RobertaForCausalLM", "ElectraForCausalLM"), _DECODER),
+}
 
 
 def converted(family: Family, architecture: Architecture) -> Iterator[tuple[ModelConfig, Weights, Weights]]:

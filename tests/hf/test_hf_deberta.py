@@ -62,6 +62,8 @@ def test_what_was_only_for_pretraining_is_left_out_with_a_reason(tmp_path: Path)
         ({"relative_attention": False}, "relative_attention=False is not supported"),
         ({"relative_attention": None}, "relative_attention=False is not supported"),
         ({"pos_att_type": "c2p|p2p"}, "pos_att_type='c2p|p2p' is not supported, only 'c2p', 'p2c' or both"),
+        ({"pos_att_type": 5}, "pos_att_type=5 is not supported, only 'c2p', 'p2c' or both"),
+        ({"pos_att_type": [5]}, "only 'c2p', 'p2c' or both"),
         ({"pos_att_type": []}, "only 'c2p', 'p2c' or both"),
         ({"embedding_size": 128}, "embedding_size=128 is not supported, only hidden_size"),
         ({"attention_head_size": 32}, "attention_head_size=32 is not supported"),

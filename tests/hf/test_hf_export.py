@@ -282,7 +282,7 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
         (blocks(5, after=0), "the nearest, big_bird, has attention.patterns=["),
         (windows(0, dilation=2), "the nearest, longformer, has attention.patterns=["),
         (windows(0) | {"causal": True}, "the nearest, longformer, has causal=False"),
-        (reformer("lsh", causal=True), "the nearest, reformer, has reformer: is_decoder=True with lsh layers"),
+        (reformer("lsh", causal=True), "the nearest, reformer, has attention.across_buckets=True"),
         (
             reformer("local", "local"),
             "the nearest, reformer, has attention.kind=local where this model has alternating",
@@ -290,10 +290,18 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
         ({"attention": {"kind": "performer"}}, "the nearest, bert, has attention.kind=full where this model has perf"),
         ({"residual": {"kind": "pre"}}, "the nearest, gpt2, has type_vocab_size=0 where this model has 2"),
         (GPT2 | {"embedding_norm": True}, "the nearest, gpt2, has embedding_norm=False where this model has True"),
-        (GPT2 | {"residual": {"kind": "post"}}, "the nearest, openai-gpt, has intermediate_size=132"),
+        (
+            GPT2 | {"residual": {"kind": "post"}},
+            "the nearest, bert, has embedding_norm=True where this model has False",
+        ),
+        (
+            GPT2 | {"residual": {"kind": "post"}, "hidden_act": "gelu_new"},
+            "the nearest, openai-gpt, has intermediate_size=132",
+        ),
         ({"embedding_norm": False}, "the nearest, bert, has embedding_norm=True where this model has False"),
         ({"residual": {"kind": "reversible", "streams": "copy"}}, "residual.kind=post where this model has reversible"),
-        ({"causal": True}, "the nearest, bert, has causal=False where this model has True"),
+        ({"causal": True, "num_hidden_groups": 1}, "the nearest, bert, has num_hidden_groups=3 where this model has 1"),
+        (blocks(5) | {"causal": True}, "attention.everywhere.projections=True where this model has False"),
         ({"positions": {"kind": "sinusoidal"}, "hidden_size": 44}, "sinusoidal"),
     ],
 )

@@ -35,6 +35,8 @@ GPT2: dict[str, Any] = {
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "openai-gpt": ("OpenAIGPTLMHeadModel", GPT2),
+    "bert": ("BertLMHeadModel", SPECIAL | {"is_decoder": True}),
+    "electra": ("ElectraForCausalLM", SPECIAL | {"is_decoder": True}),
     "reformer": (
         "ReformerModelWithLMHead",
         REFORMER | SPECIAL | {"attn_layers": ["local", "local"], "is_decoder": True},
@@ -55,7 +57,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-1.1": ("T5ForConditionalGeneration", T5 | SPECIAL | {"feed_forward_proj": "gated-gelu"}),
 }
 seen: dict[str, set[int]] = {name: set() for name in MODELS}
-ALONE = ("gpt2", "openai-gpt", "reformer")
+ALONE = ("gpt2", "openai-gpt", "reformer", "bert", "electra")
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": 9},
     "greedy-no-repeats": {"max_new_tokens": 9, "no_repeat_ngram_size": 2, "min_new_tokens": 5},

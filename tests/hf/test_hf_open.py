@@ -346,7 +346,7 @@ def test_no_config_and_no_weights(folder: Path) -> None:
         ({"architectures": ["BertForMultipleChoice"]}, "unknown architectures"),
         ({"architectures": "BertModel"}, "unknown architectures"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key' is not supported"),
-        ({"is_decoder": True}, "is_decoder=True is not supported"),
+        ({"is_decoder": True}, "BertForMaskedLM has is_decoder=False, and not True"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "mish"}, "unknown activation 'mish'"),
         ({"hidden_size": "wide"}, "hidden_size"),
@@ -393,7 +393,6 @@ GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "t
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"embd_pdrop": 0.25}, "embd_pdrop=0.25 and resid_pdrop=0.0 are one number here"),
         ({"scale_attn_weights": False}, "scale_attn_weights=False is not supported, only True"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True is not supported"),
         ({"n_embd": "wide"}, "hidden_size"),
@@ -406,6 +405,14 @@ def test_gpts_that_are_refused(values: dict[str, Any], words: str, tmp_path: Pat
     save_hub_folder(tmp_path / "hf", kind="causal_lm", **GPT2)
     edit_config(tmp_path / "hf", **values)
     assert words in refused(tmp_path / "hf")
+
+
+def test_dropout_of_the_embeddings_of_a_gpt_is_that_of_its_layers(tmp_path: Path) -> None:
+    save_hub_folder(tmp_path / "hf", kind="causal_lm", **GPT2)
+    expected = logits(tmp_path / "hf")
+    edit_config(tmp_path / "hf", embd_pdrop=0.25, resid_pdrop=0.125)
+    assert open_model(tmp_path / "hf").config.backbone.model_dump()["hidden_dropout_prob"] == 0.125
+    torch.testing.assert_close(logits(tmp_path / "hf"), expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(("end", "pad"), [(7, 7), (50256, 0), (None, 0), ("x", 0)])
@@ -433,10 +440,9 @@ def test_fused_matrices_of_the_wrong_shape(shape: tuple[int, ...], tmp_path: Pat
         ({"attn_layers": []}, "attn_layers=[] must be"),
         ({"attn_layers": "lsh"}, "attn_layers='lsh' must be"),
         ({"attn_layers": [["lsh"]]}, "must be local and lsh"),
-        ({"is_decoder": True}, "is_decoder=True with lsh layers"),
-        ({"is_decoder": True, "attn_layers": ["local"] * 3}, "ReformerForMaskedLM has is_decoder=False, and not True"),
-        ({"attention_head_size": 5}, "attention_head_size=5 of num_attention_heads=11 is not the hidden_size=33"),
-        ({"lsh_attention_probs_dropout_prob": 0.25}, "lsh_attention_probs_dropout_prob=0.25 are one number here"),
+        ({"is_decoder": True}, "ReformerForMaskedLM has is_decoder=False, and not True"),
+        ({"attention_head_size": 5}, "self_attention.query.weight has shape (33, 33); config.json describes (55, 33)"),
+        ({"attention_head_size": "wide"}, "head_size"),
         ({"num_buckets": 3}, "even"),
         ({"num_buckets": "many"}, "num_buckets"),
         ({"axial_pos_shape": [2, 3]}, "axial positions"),

@@ -175,11 +175,44 @@ def test_a_model_that_comes_back_otherwise_is_not_written(tmp_path: Path, monkey
 
 
 def test_nan_is_not_the_same_model(tmp_path: Path) -> None:
+    source = bert(tmp_path / "hf")
+    stored = open_model(source)
+    with torch.no_grad():
+        stored.model.backbone.layers[1].feedforward.sublayer.inner.bias[7] = float("nan")
+    with pytest.raises(UserError, match=r"^backbone\.layers\.1\.feedforward\.sublayer\.inner\.bias holds NaN or inf"):
+        compare(stored, stored)
+    tensors = load_file(source / "model.safetensors")
+    tensors["bert.encoder.layer.1.intermediate.dense.bias"][7] = float("inf")
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(UserError, match=r"^bert\.encoder\.layer\.1\.intermediate\.dense\.bias holds NaN or infinity"):
+        convert(source, tmp_path / "ours")
+    assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_weights_too_large_to_be_compared(tmp_path: Path) -> None:
     stored = open_model(bert(tmp_path / "hf"))
     with torch.no_grad():
-        stored.model.backbone.embeddings.words.weight.fill_(float("nan"))
-    with pytest.raises(RuntimeError, match="differ by nan"):
+        stored.model.backbone.layers[2].feedforward.norm.weight.fill_(3e38)
+    with pytest.raises(UserError, match="the logits of the model hold NaN or infinity, though its weights do not"):
         compare(stored, stored)
+
+
+@pytest.mark.parametrize("place", ["file/ours", "file/deeper/ours", "/proc/ours", "/proc/deeper/ours"])
+def test_a_place_where_no_folder_can_be(place: str, tmp_path: Path) -> None:
+    source = bert(tmp_path / "hf")
+    (tmp_path / "file").write_text("dear")
+    with pytest.raises(UserError, match=r"ours cannot be made: .+; give another folder$") as caught:
+        convert(source, tmp_path / place)
+    assert "\n" not in str(caught.value)
+
+
+def test_half_precision_is_noted_in_the_report(tmp_path: Path) -> None:
+    source = bert(tmp_path / "hf")
+    half = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(half, source / "model.safetensors")
+    for out, to in (("ours", "homespun"), ("theirs", "hf")):
+        told = convert(source, tmp_path / out, to=to)  # type: ignore[arg-type]
+        assert "weights are float16 in the files, and float32 here and in what is written" in told["notes"]
 
 
 def test_the_printed_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,10 @@ def test_a_prediction_alone_is_that_in_a_batch(world: World, tmp_path: Path) -> 
         np.testing.assert_allclose(list(alone.probabilities.values()), list(found.probabilities.values()), atol=1e-6)
 
 
-def test_a_plain_call_reads_one_chunk_a_text(world: World, tmp_path: Path) -> None:
-    result = world.run(*words(world, "chunk_pool"), "--out", tmp_path / "run")
+def test_a_plain_call_reads_one_chunk_a_text(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        result = world.run(*words(world, "chunk_pool"), "--out", tmp_path / "run")
+    assert "Model without the head 'chunk_pool'" in caplog.text  # said before anything is trained
     ids = torch.tensor([[2, 17, 23, 3], [2, 19, 29, 3]])
     assert homespun.load(tmp_path / "run")(ids).shape == (2, 3)
     assert "chunk_pool" in result["export"]["notes"][0]  # transformers has no such head: the encoder goes alone

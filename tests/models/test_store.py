@@ -118,6 +118,33 @@ def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, said: str
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"format": 1}', "does not say model as it was written"),
+        ("[1]", "must hold an object, not list"),
+        ("[" * 100_000, "was cut short or altered"),
+        ('{"format": [1]}', r"is of format \[1\]"),
+    ],
+)
+def test_a_description_that_is_another_thing(folder: Path, text: str, said: str) -> None:
+    (folder / "homespun.json").write_text(text)
+    with pytest.raises(UserError, match=said) as error:
+        load_model(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("labels", [1]), ("task", None), ("tokenizer", 3), ("weights", "x"), ("weights", {"bytes": 5})]
+)
+def test_a_description_of_odd_values(folder: Path, key: str, value: object) -> None:
+    tree = json.loads((folder / "homespun.json").read_text())
+    for changed in (tree | {key: value}, {name: kept for name, kept in tree.items() if name != key}):
+        (folder / "homespun.json").write_text(json.dumps(changed))
+        with pytest.raises(UserError, match=f"does not say {key} as it was written"):
+            load_model(folder)
+
+
 def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = load_model(folder)
     before = (folder / "model.safetensors").read_bytes()

@@ -11,11 +11,12 @@ from homespun.errors import UserError
 from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.store import Stored
-from homespun.models.stretch import CHANGEABLE, carried, carry, layers_of, stretch
+from homespun.models.stretch import CHANGEABLE, carried, carry, changed_stacks, layers_of, stretch
 from homespun.text.extend import NewWords
 from homespun.text.tokenizer import Tokenizer
 
 WINDOW = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 29}]}
+STEM = "backbone.layers.0.attention.sublayer."
 GLOBAL = WINDOW | {"everywhere": {"first": 1, "projections": True}}
 
 
@@ -69,15 +70,18 @@ def test_with_the_same_length_and_attention_the_bits_are_the_same(
     assert carried(stored, {})[1].fresh == ()
 
 
-@pytest.mark.parametrize("kind", ["learned", "offset", "sinusoidal", "none", "axial"])
+@pytest.mark.parametrize("kind", ["learned", "offset", "sinusoidal", "relative", "axial"])
 @pytest.mark.parametrize("longer", [61, 13])
 def test_positions_are_copied_over_and_over_or_cut(tokenizer: Tokenizer, kind: str, longer: int) -> None:
     positions: dict[str, Any] = {"kind": kind}
     if kind == "offset":
         positions = {"kind": "learned", "offset": 2}
+    attention = "full"
+    if kind == "relative":
+        positions, attention = {"kind": "none"}, "relative_bias"
     if kind == "axial":
         positions |= {"shape": (5, 5), "sizes": (9, 13)}
-    stored = made(tokenizer, positions=positions)
+    stored = made(tokenizer, positions=positions, attention={"kind": attention})
     stretched, origins = carried(stored, {"max_position_embeddings": longer})
     assert stretched.config.backbone.max_position_embeddings == longer
     short = min(longer, 23)
@@ -91,6 +95,9 @@ def test_positions_are_copied_over_and_over_or_cut(tokenizer: Tokenizer, kind: s
         for place in range(longer):
             assert torch.equal(new[name][offset + place], old[name][offset + place % 23])
         assert list(origins.changed) == [name]
+    if kind == "relative":
+        told = {"backbone.layers.0.attention.sublayer.kernel.bias.embedding.weight": "as it was: relative positions"}
+        assert {name: how[:29] for name, how in origins.changed.items()} == (told if longer == 61 else {})
     if kind == "axial" and longer == 61:
         assert torch.equal(
             stretched.model.backbone.embeddings.positions(torch.arange(61)[None], 61),
@@ -161,11 +168,15 @@ def test_linformers_sums_go_on_over_the_new_places(tokenizer: Tokenizer) -> None
 
 def test_relative_positions_stay_what_they_were(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer, attention={"kind": "disentangled"}, positions={"kind": "none"})
-    with pytest.raises(UserError, match=r"relative\.embedding\.weight has shape \(46, 22\) and would need \(122, 22\)"):
+    with pytest.raises(
+        UserError, match=r"relative\.embedding\.weight has shape \(46, 22\) and would need \(122, 22\)"
+    ) as e:
         stretch(stored, max_position_embeddings=61)
+    assert "set model.attention.max_relative_positions=23, so that relative positions" in str(e.value)
     changes = {"max_position_embeddings": 61, "attention": {"max_relative_positions": 23}}
     longer, origins = carried(stored, changes)
     assert origins.fresh == ()
+    assert "simply go on to 61 tokens" in origins.changed[f"{STEM}relative.embedding.weight"]
     assert torch.equal(longer.model(ids(23)), stored.model(ids(23)))
     longer.model(ids(61))
     biased = made(tokenizer, attention={"kind": "relative_bias"}, positions={"kind": "none"})
@@ -238,7 +249,15 @@ def test_a_head_of_another_kind_is_not_taken(tokenizer: Tokenizer) -> None:
     assert "head.transform.weight" in origins.left
 
 
+NOWHERE = {"positions": {"kind": "none"}}
 MISTAKES = {
+    "no positions": (NOWHERE, {"max_position_embeddings": 61}, "=61: a model without positions of any kind"),
+    "no positions left": (
+        NOWHERE | {"attention": {"kind": "relative_bias"}},
+        {"max_position_embeddings": 61, "attention": {"kind": "performer"}},
+        r"\(positions none, attention performer\) has nothing to stretch; keep max_position_embeddings=23",
+    ),
+    "windows alone": (NOWHERE | {"attention": WINDOW}, {"max_position_embeddings": 61}, "has nothing to stretch"),
     "a width": ({}, {"hidden_size": 44}, "model.hidden_size cannot be set beside a checkpoint"),
     "a misspelt one": ({}, {"atention": {}}, "did you mean 'attention'"),
     "no layer": ({}, {"num_hidden_layers": 0}, "num_hidden_layers: Input should be greater than or equal to 1"),
@@ -260,6 +279,34 @@ def test_mistakes_are_told(tokenizer: Tokenizer, mistake: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         carried(made(tokenizer, **given), changes)
     assert "\n" not in str(error.value)
+
+
+def test_a_model_without_positions_may_be_cut_and_be_given_some(tokenizer: Tokenizer) -> None:
+    stored = made(tokenizer, positions={"kind": "none"})
+    shorter = stretch(stored, max_position_embeddings=13)
+    assert torch.equal(shorter.model(ids(13)), stored.model(ids(13)))
+    cycle = {"kind": "alternating", "cycle": [{"kind": "full"}, {"kind": "relative_bias"}]}
+    longer, origins = carried(stored, {"max_position_embeddings": 61, "attention": cycle})
+    assert [name.rpartition(".kernel.")[2] for name in origins.fresh] == ["bias.embedding.weight"]
+    longer.model(ids(61))
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_relative_positions_of_one_of_two_stacks_go_on(tokenizer: Tokenizer, stack: str) -> None:
+    sizes = {"vocab_size": 13, "hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 2}
+    sizes |= {"max_position_embeddings": 23, "attention": {"kind": "relative_bias"}}
+    decoder = {"attention": {"kind": "relative_bias"}}
+    backbone = {"kind": "encoder_decoder", "encoder": sizes | NOWHERE, "decoder": decoder}
+    config = ModelConfig.model_validate({"backbone": backbone})
+    stored = Stored(config.build().eval(), config, tokenizer)
+    changed = config.model_copy(
+        update={"backbone": changed_stacks(config.backbone, {stack: {"max_position_embeddings": 61}})}
+    )
+    origins = carry(stored, changed.build(), changed)
+    assert [*origins.changed] == [STEM.replace("layers", f"{stack}.layers") + "kernel.bias.embedding.weight"]
+    plain = {stack: {"max_position_embeddings": 61, "attention": {"kind": "full"}}}
+    with pytest.raises(UserError, match="has nothing to stretch"):
+        changed_stacks(config.backbone, plain)
 
 
 def test_an_encoder_with_a_decoder_is_refused(tokenizer: Tokenizer) -> None:

@@ -172,3 +172,10 @@ def test_rows_of_a_corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPat
     assert isinstance(rows, PairRows)
     batch = config.collate(tokenizer)([rows[0], rows[1]], draws(2))
     assert build(config, tokenizer)(batch).total(batch.targets).isfinite()
+
+
+def test_a_model_that_sees_one_side_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(
+        UserError, match=r"both sides.*model\.causal=false in a new model; one given with --from .*objective\.kind=clm"
+    ):
+        MaskedLM().build(tiny_model(tokenizer, causal=True), tokenizer)

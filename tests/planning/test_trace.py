@@ -1,8 +1,15 @@
 """A shadow is held to the step itself: the same bytes, the same FLOPs, and no values."""
 
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
 import torch
 from torch import nn
 
+from homespun.nn import vocabulary
+from homespun.nn.repeats import rehearsed
+from homespun.nn.vocabulary import predict_tokens
 from homespun.planning.rates import flops
 from homespun.planning.trace import Shadow
 
@@ -58,3 +65,28 @@ def test_where_a_result_goes_is_no_factor() -> None:
             left[None].expand(2, -1, -1) @ right[None].expand(2, -1, -1)
     counted = sum(flops(operation) * count for operation, count in shadow.spans["products"].operations.items())
     assert counted == 2 * 3 * 5 * 7 + 2 * 2 * 3 * 5 * 7
+
+
+@pytest.mark.parametrize("targets", [1, 37, 211])
+def test_passes_that_are_alike_are_counted_and_not_made(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "_CHUNK", 13 * 1009)  # 13 rows
+    monkeypatch.setattr(vocabulary, "_BLOCK", 101)
+    found = []
+    for shorter in (False, True):
+        calls = 0
+
+        class Counted(Shadow):
+            def __torch_dispatch__(self, *arguments: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                return super().__torch_dispatch__(*arguments)
+
+        with Counted() as shadow, rehearsed(shadow.times) if shorter else nullcontext():
+            hidden, weight = torch.zeros(targets, 7, requires_grad=True), torch.zeros(1009, 7, requires_grad=True)
+            with shadow.span("step"):
+                told = predict_tokens(hidden, weight, torch.zeros(1009), torch.zeros(targets, dtype=torch.int64))
+                told.loss.backward()
+        found.append((dict(shadow.spans["step"].operations), shadow.heap.peak_live, calls))
+    (whole, *most, every), (short, *least, few) = found
+    assert (whole, most) == (short, least)
+    assert few < every

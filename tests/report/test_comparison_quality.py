@@ -108,6 +108,23 @@ def test_a_row_is_compared_by_the_measure_and_not_by_its_score(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("lead", "verdict"), [(0.1, "train any of same and varied"), (0.9, "no model is shown to be better")]
+)
+def test_a_model_that_writes_the_same_of_everything_is_told(lead: float, verdict: str, tmp_path: Path) -> None:
+    models = {name: [(0.5, [{"rouge1": 0.5}] * 3)] for name in ("same", "varied")}
+    comparison = compared(tmp_path / "a", "rouge1", models, {"lead-3": (lead, [{"rouge1": lead}] * 3)})
+    for name, share in {"same": 0.75, "varied": 0.25}.items():
+        path = tmp_path / "a/trials" / name / "seed-0/sts/result.json"
+        result = json.loads(path.read_text())
+        result["test"] |= {"commonest": share, "commonest_target": 0.125}
+        path.write_text(json.dumps(result))
+    words = told(read_comparison(comparison.path))
+    assert verdict in words
+    assert "same writes one and the same text of 75.0 % of the sources: such a score is of what targets" in words
+    assert "varied writes" not in words
+
+
+@pytest.mark.parametrize(
     ("measure", "lines", "expected"),
     [
         ("accuracy", [{"truth": "a", "predicted": "a"}, {"truth": "a", "predicted": "b"}], [1.0, 0.0]),

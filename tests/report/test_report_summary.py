@@ -93,6 +93,16 @@ def test_what_was_written_may_hold_what_ends_a_line_elsewhere(tmp_path: Path, fi
     assert "95 % interval of the difference" in summary([read_run(path)])[0]
 
 
+@pytest.mark.parametrize(("written", "targets", "said"), [(0.75, 0.25, True), (0.5, 0.25, False), (0.05, 0.01, False)])
+def test_one_text_of_many_sources_is_said(
+    written: float, targets: float, said: bool, tmp_path: Path, finetuning: Make
+) -> None:
+    test = {"rouge1": 0.5, "rows": 300, "commonest": written, "commonest_target": targets}
+    path = finetuning(tmp_path / "a", seeds=1, measures=["rouge1"], test=test, baselines={})
+    (words,) = summary([read_run(path)])
+    assert ("a writes one and the same text of 75.0\u00a0% of the sources" in words) == said
+
+
 def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: Make) -> None:
     def folded(mean: float) -> dict[str, Any]:
         return {"accuracy": {"mean": mean, "std": 0.01, "values": []}, "macro_f1": {"mean": mean, "std": 0.01}}

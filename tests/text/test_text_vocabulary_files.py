@@ -53,6 +53,29 @@ def test_wordpiece_as_transformers_reads_it(config: dict[str, Any], tmp_path: Pa
     assert Tokenizer.load(tmp_path / "new").fingerprint == ours.fingerprint
 
 
+@pytest.mark.parametrize("config", [{}, {"do_lower_case": False}])
+def test_prophetnets_words_as_transformers_reads_them(config: dict[str, Any], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    files_of(tmp_path / "old", "wordpiece")
+    words = (tmp_path / "old" / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    released = [*words[:2], "[X_SEP]", *words[2:]]  # as the released one, with a [CLS] that goes around nothing
+    (tmp_path / "words").write_text("\n".join(released) + "\n", encoding="utf-8")
+    theirs = transformers.ProphetNetTokenizer(str(tmp_path / "words"), **config)
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = Tokenizer.load(tmp_path / "theirs")
+    ids = [found.tolist() for found in ours.encode_batch(TEXTS[:2])]
+    assert ids == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:2]]
+    assert (ours.kind, ours.pad_id, ours.sep_id, ours.mask_id) == ("wordpiece", 0, 4, 5)
+    assert ours.frame == ([], [4])
+    assert ours.special_mask[2]
+    ours.save(tmp_path / "new")
+    assert Tokenizer.load(tmp_path / "new").fingerprint == ours.fingerprint
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    for texts in (TEXTS[:1], TEXTS[:2]):
+        assert exported(*texts)["input_ids"] == theirs(*texts)["input_ids"]
+    assert exported.decode([*ids[0], 2, 4], skip_special_tokens=True) == ours.decode([*ids[0], 2, 4])
+
+
 def test_byte_pairs_as_transformers_reads_them(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
@@ -82,6 +105,29 @@ def test_what_is_refused_of_a_word_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ('{"unk_token": ["x"]}', "no ['x'], the token for what is unknown"),
+        ('{"unk_token": {"content": ["x"]}}', "no ['x'], the token for what is unknown"),
+        ('{"strip_accents": ["x"]}', "strip_accents must be true, false or null, not ['x']"),
+        ("[" * 100_000, "tokenizer_config.json is not JSON"),
+        ("{", "tokenizer_config.json is not JSON"),
+    ],
+)
+def test_settings_that_are_refused_beside_a_word_list(config: str, words: str, tmp_path: Path) -> None:
+    files_of(tmp_path, "wordpiece")
+    (tmp_path / "tokenizer_config.json").write_text(config)
+    assert words in refused(tmp_path)
+
+
+def test_a_name_that_cannot_go_around_texts(tmp_path: Path) -> None:
+    files_of(tmp_path, "wordpiece", cls_token="a:b")
+    words = (tmp_path / "vocab.txt").read_text(encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text(f"{words}a:b\n", encoding="utf-8")
+    assert "'a:b' and '[SEP]' cannot go around texts" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("vocabulary", "merges", "words"),
     [
         ('{"a": 0, "b": 1, "a": 2}', "", "has 'a' twice"),
@@ -89,6 +135,10 @@ def test_what_is_refused_of_a_word_list(tmp_path: Path) -> None:
         ('{"a": 0, "b</w>": 1}', "", "is no vocabulary of bytes"),
         ('["a"]', "", "must map tokens to their numbers"),
         ("{", "", "cannot be read as JSON"),
+        ("[" * 100_000, "", "cannot be read as JSON"),
+        ('{"a": ' + "7" * 5000 + "}", "", "cannot be read as JSON"),
+        ('{"a": -1}', "", "gives 'a' the number -1"),
+        (f'{{"a": {2**40}}}', "", f"gives 'a' the number {2**40}"),
         (None, "one", "'one' is not a pair"),
         (None, "never there", "does not fit vocab.json"),
     ],
@@ -119,3 +169,30 @@ def test_a_tokenizer_json_with_an_entry_twice_is_refused(tmp_path: Path) -> None
     tree["model"]["vocab"].append(tree["model"]["vocab"][31])
     path.write_text(json.dumps(tree), encoding="utf-8")
     assert "twice" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        ([(47, "<x>"), (47, "<y>")], "gives the added token '<y>' the number 47"),
+        ([(47, "<x>"), (48, "<x>")], "has '<x>' twice"),
+        ([(47, "<x>"), (47, "<x>")], "has '<x>' twice"),
+        ([(31, "<x>")], "gives the added token '<x>' the number 31"),
+        ([(31, "[MASK]")], "gives the added token '[MASK]' the number 31"),
+        ([(47, "<x>"), (49, "<y>")], "gives the added token '<y>' the number 49"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece"])
+def test_added_tokens_whose_numbers_do_not_fit(
+    kind: Any, added: list[tuple[int, str]], words: str, tmp_path: Path
+) -> None:
+    Tokenizer.train(TEXTS, kind=kind, vocab_size=47 if kind == "unigram" else 120).save(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    if kind == "wordpiece":
+        tree["model"]["vocab"] = {token: n for token, n in tree["model"]["vocab"].items() if n < 47}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    others = [token for token in tree["added_tokens"] if token["content"] not in dict(map(reversed, added))]
+    tree["added_tokens"] = [*others, *({"id": number, "content": token} | flags for number, token in added)]
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    assert words in refused(tmp_path)

@@ -22,8 +22,9 @@ def test_scores_are_those_by_hand() -> None:
 
 
 def test_means_of_texts() -> None:
-    found = mean_scores([{"rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.25}] * 3, ["a b", "", "a b c d"])
-    assert found == {"rows": 3, "rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.25, "words": 2.0}
+    given = [{"rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.25}] * 4
+    found = mean_scores(given, ["a b", "", "a b c d", "a b"], ["x", "x", "y", "x"])
+    assert found == given[0] | {"rows": 4, "words": 2.0, "commonest": 0.5, "commonest_target": 0.75}
 
 
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,8 @@ from homespun.models.config import BackboneConfig
 Weights = dict[str, Tensor]
 Change = Callable[[Tensor, Any], Tensor]  # and the config of the backbone, of the kind that the family has
 
-_PLACEHOLDERS = {"i": r"(?P<i>\d+)", "p": r"(?P<p>weight|bias)"}
+# a number is spelled in one way only, so that no two names are of one layer
+_PLACEHOLDERS = {"i": r"(?P<i>0|[1-9][0-9]{0,5})", "p": r"(?P<p>weight|bias)"}
 
 
 def unchanged(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
@@ -160,8 +161,8 @@ def to_ours(
     """Their tensors under our names, and those that were left out.
 
     Raises:
-        UserError: a tensor that the table does not know, a copy that is not tied, or a tensor of whole numbers;
-            ``source`` begins the error.
+        UserError: a tensor that the table does not know, a copy that is not tied, a tensor of whole numbers, or two
+            that are one here; ``source`` begins the error.
     """
     given = dict(theirs)
     left = []
@@ -179,6 +180,7 @@ def to_ours(
             )
         left.append(Leftover(copy.name, f"tied to {copy.of}"))
     weights: Weights = {}
+    origins: dict[str, str] = {}
     unknown = []
     for name, tensor in given.items():
         rules = [
@@ -197,7 +199,10 @@ def to_ours(
             # a number has no parts; that its shape is wrong is said where all shapes are looked at
             parts = changed.tensor_split(count) if changed.dim() else (changed,) * count
             for part, piece in zip(rule.parts, parts, strict=True):
-                weights[part.format(**place)] = piece
+                ours = part.format(**place)
+                if ours in weights:
+                    raise UserError(f"{source}: {origins[ours]!r} and {name!r} are the same tensor here; leave one out")
+                weights[ours], origins[ours] = piece, name
         elif reasons := [
             drop.reason for drop in table.drops if re.fullmatch(drop.pattern, name) and drop.only(tensor, backbone)
         ]:

@@ -31,6 +31,7 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_new",
     "swish": "silu",
 }
+MOST_LAYERS = 4096
 # Settings that change what a model computes, with the one value of each that ours has.
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": (None, "absolute"),
@@ -247,7 +248,10 @@ class Family:
         if not found:
             kinds = sorted({a.kind for a in self.architectures if a.kind is not None})
             raise UserError(f"{source}: {self.model_type} has no head {head!r}; there are {', '.join(kinds)}, and none")
-        named = [a for a in found if a.name in (tree.get("architectures") or ()) and a.fits(tree)]
+        names = tree.get("architectures") or []
+        if not isinstance(names, list):
+            raise UserError(f"{source}: architectures must be a list of classes, not {names!r}")
+        named = [a for a in found if a.name in names and a.fits(tree)]
         return (named or found)[0]
 
     def _named(self, tree: Tree, source: str) -> Architecture:
@@ -257,8 +261,8 @@ class Family:
             ours = ", ".join(dict.fromkeys(a.name for a in self.architectures))
             name = next(a.name for a in self.architectures if a.kind is None)
             raise UserError(
-                f"{source}: unknown architectures {names!r}; ours are {ours}; "
-                f'write "architectures": ["{name}"] there to open the model without its head'
+                f"{source}: unknown architectures {names!r}; ours are {ours}; open it without its head by "
+                f'`homespun convert --head none`, or write "architectures": ["{name}"] there'
             )
         return found[0]
 

@@ -6,6 +6,7 @@ A regression is there a classifier of one class, whose logit is the number.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from homespun.config import Tree
 from homespun.data.labelled import Labels
@@ -18,7 +19,7 @@ def classification(kind: str) -> Callable[[Tree], Tree]:
     def head(tree: Tree) -> Tree:
         dropout = tree.get("classifier_dropout")
         dropout = tree.get("hidden_dropout_prob", 0.1) if dropout is None else dropout
-        return {"kind": kind, "num_labels": len(label_names(tree)), "dropout": dropout}
+        return {"kind": kind, "num_labels": _count(tree), "dropout": dropout}
 
     return head
 
@@ -29,10 +30,31 @@ def label_names(tree: Tree) -> list[str]:
     Raises:
         UserError: ``id2label`` is not a numbered list of different names, or of several names for a regression.
     """
-    table = tree.get("id2label")
+    count, table = _count(tree), tree.get("id2label")
+    return [*unnamed(count).names] if table is None else _listed(table)
+
+
+def _count(tree: Tree) -> int:
+    """How many names there are. None is made up here, before the weights are known to have as many classes.
+
+    Raises:
+        UserError: see `label_names`.
+    """
+    table, problem = tree.get("id2label"), tree.get("problem_type")
     if table is None:  # written only where it differs from two classes without a name
-        count = tree.get("num_labels", 2)
-        table = dict(enumerate(unnamed(count if isinstance(count, int) else 0).names))
+        given = tree.get("num_labels", 2)
+        count = given if isinstance(given, int) else 0
+    else:
+        count = len(_listed(table))
+    if count < 1 or (problem == "regression" and count > 1):
+        raise UserError("config.json describes a regression of several numbers; the models of homespun tell one")
+    if problem == "single_label_classification" and count < 2:
+        raise UserError("config.json describes one class, of which nothing can be told; set problem_type to regression")
+    return count
+
+
+def _listed(table: Any) -> list[str]:
+    """The names of an ``id2label``."""
     try:
         names = [str(table[key]) for key in sorted(table, key=int)]
         numbered = [int(key) for key in sorted(table, key=int)] == list(range(len(table)))
@@ -40,11 +62,6 @@ def label_names(tree: Tree) -> list[str]:
         raise UserError(f"id2label of config.json must map numbers to names, not {table!r}") from error
     if not numbered or len(set(names)) != len(names):
         raise UserError(f"id2label of config.json must name each of the classes 0, 1, 2, ... once, not {table!r}")
-    problem = tree.get("problem_type")
-    if not names or (problem == "regression" and len(names) > 1):
-        raise UserError("config.json describes a regression of several numbers; the models of homespun tell one")
-    if problem == "single_label_classification" and len(names) < 2:
-        raise UserError("config.json describes one class, of which nothing can be told; set problem_type to regression")
     return names
 
 

@@ -13,7 +13,7 @@ from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Leftover, Table, Weights, their_name, to_ours
 from homespun.hf.families import FAMILIES
-from homespun.hf.family import STORED, Family
+from homespun.hf.family import MOST_LAYERS, STORED, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modern, read_json, read_weights
 from homespun.models.config import ModelConfig
@@ -21,8 +21,10 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.store import Stored, build_undrawn, load_model, take_weights, weights_of
 from homespun.text.tokenizer import STAND_INS, Tokenizer
+from homespun.text.vocabulary_files import VOCABULARIES
 
 _NATIVE, _FOREIGN = "homespun.json", "config.json"
+_MOST_COMPUTED = 2**26  # numbers in tables of positions and the like: 65,536 places of width 1,024
 _OF_A_HEAD = "of a head, and the model is opened without"
 
 
@@ -127,7 +129,12 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     table = family.table + architecture.table
     # files of the class without a head name their tensors from the inside
     prefix = "" if any(modern(name).startswith(family.prefix) for name in written) else family.prefix
-    there = {prefix + modern(name): name for name in written}
+    there: dict[str, str] = {}
+    for name in written:
+        today = prefix + modern(name)
+        if today in there:
+            raise UserError(f"{folder}: {there[today]!r} and {name!r} are the same tensor; leave one out")
+        there[today] = name
     theirs = {name: written[original] for name, original in there.items()}
     converted, leftovers = to_ours(table, theirs, config.backbone, source=str(folder))
     _check(table, converted, config, source=str(folder))
@@ -149,8 +156,16 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
         architecture.name,
         _mapped(table, converted, there, config),
         tuple(Leftover(there[left.name], left.reason) for left in leftovers),
-        architecture.notes(config.backbone),
+        (*architecture.notes(config.backbone), *_widened(converted)),
     )
+
+
+def _widened(weights: Weights) -> tuple[str, ...]:
+    """A note on weights that are of another type here."""
+    types = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()} - {"float32"}
+    if not types:
+        return ()
+    return (f"weights are {' and '.join(sorted(types))} in the files, and float32 here and in what is written",)
 
 
 def _with_named_ends(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
@@ -203,8 +218,7 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
             f"{source}: pad_token_id={config.backbone.pad_token_id} is beyond the vocabulary of "
             f"{config.backbone.vocab_size}"
         )
-    with torch.device("meta"):
-        wanted = weights_of(config.build())
+    wanted = _outline(config, source=source)
     if missing := [their_name(table, name, config.backbone) for name in sorted(wanted.keys() - weights.keys())]:
         raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
     if extra := [their_name(table, name, config.backbone) for name in sorted(weights.keys() - wanted.keys())]:
@@ -217,6 +231,26 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
             )
 
 
+def _outline(config: ModelConfig, *, source: str) -> Weights:
+    """The weights of a model of this config, as shapes alone."""
+    layers = config.backbone.num_hidden_layers
+    if layers > MOST_LAYERS:
+        raise UserError(f"{source}: config.json describes {layers} layers; a model here has at most {MOST_LAYERS}")
+    try:
+        with torch.device("meta"):
+            model = config.build()
+    except (RuntimeError, TypeError, OverflowError) as error:  # what torch says of a size that no tensor can have
+        raise UserError(f"{source}: config.json describes a tensor larger than any can be") from error
+    kept = model.state_dict().keys()
+    computed = sum(buffer.numel() for name, buffer in model.named_buffers() if name not in kept)
+    if computed > _MOST_COMPUTED:
+        raise UserError(
+            f"{source}: config.json describes tables of {computed:,} numbers beside the weights, to be computed for "
+            f"max_position_embeddings={config.backbone.max_position_embeddings}; there may be {_MOST_COMPUTED:,}"
+        )
+    return weights_of(model)
+
+
 def _download(name: str) -> Path:
     """The folder of a model of the hub, fetched or found in the cache."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith(".") or ".." in name:
@@ -224,7 +258,7 @@ def _download(name: str) -> Path:
     try:
         # none but the files that are read, and the torch file only where there is nothing better
         best, *others = FILES
-        top = [_FOREIGN, "*token*.json", "vocab.txt", "vocab.json", "merges.txt", "spm.model", "spiece.model", *best]
+        top = [_FOREIGN, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model", *best]
         folder = Path(snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
         for files in others:
             if not has_weights(folder):

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from homespun.errors import UserError
 from homespun.hf.convert import Weights
+from homespun.text import foreign
 
 WHOLE, TORCH = "model.safetensors", "pytorch_model.bin"
 _INDEX = ".index.json"
+_LONGEST_NAME = 200  # of a shard; none that is written has more than 60
 _SAFE_FILES = ("model*.safetensors", WHOLE + _INDEX)
 _TORCH_FILES = ("pytorch_model*.bin", TORCH + _INDEX)
 FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of the files of each form, the better form first
@@ -31,8 +31,8 @@ def read_weights(folder: Path) -> Weights:
     """All tensors by name, on the CPU, mapped from the disk: none takes memory before it is read.
 
     Raises:
-        UserError: there are no weights; a file is cut short or holds more than tensors; the index of the shards names
-            a file elsewhere, or one that lacks what the index says.
+        UserError: there are no weights; a file is cut short or holds more than plain tensors; the index of the shards
+            names a file elsewhere, or one that lacks what the index says; two shards have the same tensor.
     """
     for name, read in ((WHOLE, _read_safetensors), (TORCH, _read_torch)):
         if (folder / name).is_file():
@@ -45,8 +45,8 @@ def read_weights(folder: Path) -> Weights:
 def _read_safetensors(path: Path) -> Weights:
     try:
         return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} cannot be read, it was cut short or altered: {error}") from error
+    except Exception as error:  # safetensors passes on what torch says of a shape that cannot be, in several classes
+        raise UserError(f"{path} cannot be read, it was cut short or altered: {foreign.first_line(error)}") from error
 
 
 def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> Weights:
@@ -56,11 +56,14 @@ def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> W
     weights: Weights = {}
     for name in sorted(set(places.values())):
         # a plain name only: an index may come from anyone, and must not reach out of its folder
-        if Path(name).name != name or "\\" in name or not name.endswith(suffix):
-            raise UserError(f"{index} names the file {name!r}; shards are {suffix} files in the same folder")
+        if Path(name).name != name or "\\" in name or not name.endswith(suffix) or len(name) > _LONGEST_NAME:
+            raise UserError(f"{index} names the file {name[:80]!r}; shards are {suffix} files in the same folder")
         if not (index.parent / name).is_file():
-            raise UserError(f"{index} names {name}, which is not there; fetch the missing shard")
-        weights |= read(index.parent / name)
+            raise UserError(f"{index} names {name!r}, which is not there; fetch the missing shard")
+        shard = read(index.parent / name)
+        if twice := weights.keys() & shard.keys():
+            raise UserError(f"{index}: {min(twice)!r} is in two shards, {name!r} and one before it; leave one out")
+        weights |= shard
     if weights.keys() != places.keys():
         first = min(weights.keys() ^ places.keys())
         raise UserError(f"{index} and its shards differ on which tensors there are, the first {first!r}")
@@ -76,9 +79,24 @@ def _read_torch(path: Path) -> Weights:
         raise UserError(
             f"{path} was refused: it is cut short, or holds code beside tensors; get the model as safetensors"
         ) from error
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
+    ):
         raise UserError(f"{path} was refused: it is not a mapping of names to tensors")
-    return {str(name): tensor for name, tensor in content.items()}
+    for name, tensor in content.items():
+        if not _is_plain(tensor):
+            raise UserError(
+                f"{path} was refused: {name!r} is no plain tensor with all of its numbers in the file; write it dense"
+            )
+    return dict(content)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether it is strided, in memory, and no larger than what it was stored as: a number may be repeated by a stride
+    of zero as often as anyone likes."""
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != "cpu":
+        return False
+    return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def modern(name: str) -> str:
@@ -95,10 +113,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read, or is something else.
     """
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    tree = foreign.read_json(path)
     if not isinstance(tree, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(tree).__name__}")
     return tree

@@ -21,7 +21,7 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder, EncoderDecoder
-from homespun.models.heads import CausalLMHead
+from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
 from homespun.nn.cache import Cache, NoCacheError
 from homespun.text.tokenizer import Tokenizer
@@ -209,7 +209,7 @@ def _stems(answers: Sequence[Ids]) -> list[Ids]:
 class _Continued:
     """A causal stack: the prompts go on from what they have in common, which is read once where that can be."""
 
-    def __init__(self, backbone: Encoder, head: CausalLMHead, before: Ids, pad_id: int) -> None:
+    def __init__(self, backbone: Encoder, head: LanguageModelHead, before: Ids, pad_id: int) -> None:
         self.backbone, self.head, self.before, self.pad_id = backbone, head, before, pad_id
         self.device = head.weight.device
         self.cache: Cache | None = Cache() if len(before) else None
@@ -249,7 +249,7 @@ class _Continued:
 class _Answered:
     """An encoder with a decoder: the encoder reads the prompt, the decoder the answers."""
 
-    def __init__(self, backbone: EncoderDecoder, head: CausalLMHead, before: Ids, tokenizer: Tokenizer) -> None:
+    def __init__(self, backbone: EncoderDecoder, head: LanguageModelHead, before: Ids, tokenizer: Tokenizer) -> None:
         self.backbone, self.head, self.before = backbone, head, before
         self.pad_id, self.end = tokenizer.pad_id, np.array([tokenizer.sep_id])
         self.device = head.weight.device
@@ -273,7 +273,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 def _reading(model: Model, prompts: Prompts, tokenizer: Tokenizer) -> _Continued | _Answered:
     backbone, head = model.backbone, model.head
-    if not isinstance(head, CausalLMHead):
+    if not isinstance(head, LanguageModelHead):
         raise UserError(
             "this model does not write: it has no language model's head; take a run of objective clm, or an encoder "
             "with a decoder"

@@ -45,17 +45,17 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
         ``notes``, ``check`` {what was compared, the largest difference}.
 
     Raises:
-        UserError: there is no such model, or no form of it; ``out`` holds something else.
+        UserError: there is no such model, or no form of it; its weights are not all numbers; ``out`` holds something
+            else, or cannot be made.
     """
     out = Path(out)
     _refuse_other_things(out, Path(source), to)
     opened = open_any(source, head=head)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+    with _beside(out) as temporary:
         made = Path(temporary) / "made"
         notes = _write(made, opened.stored, to)
         back = open_any(made)
-        check = compare(opened.stored, back.stored)
+        check = compare(opened.stored, back.stored, names=opened.mapped)
         report = {
             "source": str(source),
             "out": str(out),
@@ -88,12 +88,14 @@ def export(source: str | Path, out: str | Path, *, head: str | None = STORED) ->
     return {"source": str(source), "to": "onnx", **asdict(export_onnx(out, stored.model, stored.config))}
 
 
-def compare(one: Stored, other: Stored) -> dict[str, Any]:
+def compare(one: Stored, other: Stored, *, names: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, Any]:
     """The largest difference of two models on two texts of random tokens, the second one padded.
 
-    Where only one has a head, the hidden states are compared.
+    Where only one has a head, the hidden states are compared. ``names`` are those of the first one's files, and ours of
+    what each holds.
 
     Raises:
+        UserError: what the first one gives are not all numbers.
         RuntimeError: they are not the same model.
     """
     given = small_batch(one.model, one.config)
@@ -103,12 +105,23 @@ def compare(one: Stored, other: Stored) -> dict[str, Any]:
     mine, back = (of_real_tokens(result, given) for result in results)
     difference = float((mine - back).abs().max())
     what = "hidden states" if headless else "logits"
+    if not bool(mine.isfinite().all()):
+        raise UserError(_not_finite(one, names or {}, what))
     if not difference <= _TOLERANCE * max(1.0, float(mine.abs().max())):
         raise RuntimeError(
             f"the {what} of the model that was written differ by {difference:g} from those of its source"
         )
     lengths = given["attention_mask"].sum(1).tolist()
     return {"compared": what, "lengths": lengths, "largest_difference": difference}
+
+
+def _not_finite(stored: Stored, names: Mapping[str, tuple[str, ...]], what: str) -> str:
+    """Why ``what`` the model gives cannot be compared, which are not all finite."""
+    theirs = {ours: name for name, many in names.items() for ours in many}
+    for name, tensor in weights_of(stored.model).items():
+        if not bool(tensor.isfinite().all()):
+            return f"{theirs.get(name, name)} holds NaN or infinity, and so do the {what} of the model; train it again"
+    return f"the {what} of the model hold NaN or infinity, though its weights do not; they are too large to be used"
 
 
 def _hidden(model: Model, given: Mapping[str, Tensor]) -> Tensor:
@@ -123,6 +136,15 @@ def _write(folder: Path, stored: Stored, to: Form) -> tuple[str, ...]:
     if report.folder is None:
         raise UserError(f"{report.notes[0]}; {OFFER}")
     return report.notes
+
+
+def _beside(out: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder on the same disk as ``out``, in which it is made."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-")
+    except OSError as error:
+        raise UserError(f"{out} cannot be made: {error.strerror}; give another folder") from error
 
 
 def _refuse_other_things(out: Path, source: Path, to: Form) -> None:

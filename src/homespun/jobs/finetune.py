@@ -15,6 +15,7 @@ import torch
 
 from homespun.data.loader import Loader
 from homespun.hf.export import export_beside
+from homespun.hf.heads import head_left_out
 from homespun.hf.open import open_model
 from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
 from homespun.jobs.doubts import most_wrong, shared, told_of, warning
@@ -83,6 +84,8 @@ def finetune(
     if told := warning(found):
         logger.warning("%s", told)
     ready = None if resume else _ready(recipe, trials[0], task, stored, display)  # or a mistake leaves a run behind
+    if ready is not None and place.is_main and (left := head_left_out(ready.lesson.product()[1])):
+        logger.warning("%s", left)
     run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
     results: list[dict[str, Any]] = []
     for trial in trials:

@@ -85,6 +85,10 @@ class CausalLMHead(nn.Module):
         return predict_tokens(features, self.weight, self.bias, labels, label_smoothing=label_smoothing)
 
 
+LanguageModelHead = CausalLMHead | MaskedLMHead
+"""What tells the next token of a causal model: a causal BERT has the head of the others."""
+
+
 class DiscriminatorHead(nn.Module):
     """Dense, activation, one logit a token: above zero means *replaced* (Clark et al. 2020)."""
 

@@ -29,6 +29,14 @@ from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 FORMAT = 1
+# of homespun.json, and what each is
+_DESCRIBED: dict[str, tuple[type, ...]] = {
+    "model": (dict,),
+    "labels": (dict, type(None)),
+    "task": (dict,),
+    "tokenizer": (str,),
+    "weights": (dict,),
+}
 _DRAWS = frozenset(
     {
         *(init.normal_, init.uniform_, init.trunc_normal_, init.orthogonal_),
@@ -175,12 +183,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Sto
     path = folder / "homespun.json"
     if not path.is_file():
         raise UserError(f"{folder} is not a homespun model: there is no homespun.json in it")
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} was cut short or altered: {error}") from error
-    if description.get("format") != FORMAT:
-        raise UserError(f"{path} is of format {description.get('format')!r}; this version of homespun reads {FORMAT}")
+    description = _description(path)
     weights = folder / "model.safetensors"
     expected = description["weights"]
     if not weights.is_file():
@@ -203,6 +206,22 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Sto
     take_weights(model, tensors, source=str(weights))
     labels = None if description["labels"] is None else Labels.from_dict(description["labels"])
     return Stored(model.to(device).eval(), config, tokenizer, labels, description["task"])
+
+
+def _description(path: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} was cut short or altered: {error}") from error
+    if not isinstance(description, dict):
+        raise UserError(f"{path} was cut short or altered: it must hold an object, not {type(description).__name__}")
+    if description.get("format") != FORMAT:
+        raise UserError(f"{path} is of format {description.get('format')!r}; this version of homespun reads {FORMAT}")
+    if wrong := [key for key, kinds in _DESCRIBED.items() if not isinstance(description.get(key, ...), kinds)]:
+        raise UserError(f"{path} was cut short or altered: it does not say {wrong[0]} as it was written")
+    if not description["weights"].keys() >= {"bytes", "blake2b"}:
+        raise UserError(f"{path} was cut short or altered: it does not say weights as it was written")
+    return description
 
 
 def _digest(path: Path) -> str:

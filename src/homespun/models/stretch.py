@@ -16,7 +16,8 @@ from torch import Tensor
 
 from homespun.config import Config, validate
 from homespun.errors import UserError, nearest
-from homespun.models.attentions import AttentionConfig
+from homespun.models.attentions import AlternatingAttentionConfig, AttentionConfig
+from homespun.models.attentions.disentangled import DisentangledAttentionConfig
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -50,6 +51,8 @@ _WORDS = re.compile(
     r"backbone\.((en|de)coder\.)?embeddings\.words\.weight|head\.(softmax\.)?words\.weight|head\.(softmax\.)?bias"
 )
 _RAREST = re.compile(r"head\.softmax\.network\.tail\.\d+\.1\.weight")  # of an adaptive softmax
+_RELATIVE = re.compile(r".+\.attention\.sublayer\.(kernel\.bias\.embedding|relative(\.embedding)?)\.weight")
+_TELL_PLACES = frozenset({"disentangled", "relative_bias", "ngram", "linformer"})  # kinds of attention
 _SPELLED = "backbone.embeddings.characters"
 _POSITIONS = "embeddings.positions."
 _LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
@@ -61,7 +64,7 @@ class Origins:
 
     Attributes:
         copied: the checkpoint's own, under the same name.
-        changed: made of the checkpoint's, and how.
+        changed: made of the checkpoint's, or read at more places than there, and how.
         fresh: newly drawn, or zero, for want of anything to begin with.
         left: of the checkpoint, and in no use any more.
         layers: which layer of the checkpoint each layer is; of two stacks the encoder's, then the decoder's.
@@ -89,8 +92,8 @@ def stretch(
         attention: as before where not given.
 
     Raises:
-        UserError: an encoder with a decoder; a length that a tensor of the model cannot follow; an attention that the
-            model cannot have.
+        UserError: an encoder with a decoder; a greater length of a model without positions of any kind, or one that a
+            tensor of the model cannot follow; an attention that the model cannot have.
     """
     given = {"max_position_embeddings": max_position_embeddings, "attention": attention}
     return carried(stored, {name: value for name, value in given.items() if value is not None})[0]
@@ -161,7 +164,22 @@ def changed_backbone(
     if backbone.positions.kind == "axial" and isinstance(longest := given.get("max_position_embeddings"), int):
         rows, columns = backbone.positions.shape
         tree["positions"] = tree["positions"] | {"shape": (max(rows, -(-longest // columns)), columns)}
-    return validate(EncoderConfig, tree | given, source="model")
+    changed = validate(EncoderConfig, tree | given, source="model")
+    if changed.max_position_embeddings > backbone.max_position_embeddings and not _knows_places(changed):
+        raise UserError(
+            f"model.max_position_embeddings={changed.max_position_embeddings}: a model without positions of any kind "
+            f"(positions none, attention {changed.attention.kind}) has nothing to stretch; keep "
+            f"max_position_embeddings={backbone.max_position_embeddings}, or set model.attention to one of relative "
+            f"positions, such as {{kind: relative_bias}}"
+        )
+    return changed
+
+
+def _knows_places(backbone: EncoderConfig) -> bool:
+    """Whether anything tells where a token stands."""
+    attention = backbone.attention
+    parts = attention.cycle if isinstance(attention, AlternatingAttentionConfig) else [attention]
+    return backbone.positions.kind != "none" or any(part.kind in _TELL_PLACES for part in parts)
 
 
 def layers_of(layers: int, wanted: int) -> tuple[int, ...]:
@@ -225,11 +243,13 @@ def carry(
                     raise UserError(
                         f"{name} has shape {tuple(made.shape)} and would need {tuple(tensor.shape)}: nothing is known "
                         f"to make it of; keep max_position_embeddings={before.max_position_embeddings}, or set "
-                        f"model.attention so that it stays"
+                        f"{_staying(before)}"
                     )
                 fresh.append(name)
                 continue
             tensor.copy_(made)
+            if _RELATIVE.fullmatch(name) and after.max_position_embeddings > before.max_position_embeddings:
+                how = f"as it was: relative positions simply go on to {after.max_position_embeddings} tokens"
             told = [*([] if origin == name else [f"from {origin}"]), *([how] if how else [])]
             if told:
                 changed[name] = ", ".join(told)
@@ -289,6 +309,14 @@ def _fitted(
         made = _repeated(tensor.transpose(0, -1), shape[-1]).transpose(0, -1)
         return made, _told(tensor.shape[-1], shape[-1], "places")
     return tensor, ""
+
+
+def _staying(before: EncoderConfig | RecurrentConfig) -> str:
+    """What of the attention is to be set so that a tensor keeps its shape."""
+    if not isinstance(before.attention, DisentangledAttentionConfig):
+        return "model.attention so that it stays"
+    furthest = before.attention.max_relative_positions or before.max_position_embeddings
+    return f"model.attention.max_relative_positions={furthest}, so that relative positions beyond are as the furthest"
 
 
 def _repeated(rows: Tensor, count: int) -> Tensor:

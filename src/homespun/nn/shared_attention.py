@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from homespun.errors import UserError
-from homespun.nn.attention import split_heads
+from homespun.nn.attention import inner_size, split_heads
 from homespun.nn.masks import Mask
 
 
@@ -14,22 +13,19 @@ class SharedQueryKeyAttention(nn.Module):
 
     Args:
         kernel: ``(query_key, value, mask) -> values``, each (batch, heads, seq, head_dim).
+        head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
 
     Raises:
-        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``.
+        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
     """
 
-    def __init__(self, hidden_size: int, num_attention_heads: int, kernel: nn.Module) -> None:
+    def __init__(self, hidden_size: int, num_attention_heads: int, kernel: nn.Module, *, head_size: int = 0) -> None:
         super().__init__()
-        if hidden_size % num_attention_heads:
-            raise UserError(
-                f"hidden_size={hidden_size} is not a multiple of num_attention_heads={num_attention_heads}; "
-                f"choose heads that divide it"
-            )
+        width = inner_size(hidden_size, num_attention_heads, head_size)
         self.num_attention_heads = num_attention_heads
-        self.query_key = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.value = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.output = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.query_key = nn.Linear(hidden_size, width, bias=False)
+        self.value = nn.Linear(hidden_size, width, bias=False)
+        self.output = nn.Linear(width, hidden_size, bias=False)
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:

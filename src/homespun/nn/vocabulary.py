@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from homespun.nn.repeats import alike
+
 _CHUNK = 12 * 2**20  # logits held at once: 48 MB in float32; with fewer rows the products below are slower
 _BLOCK = 512  # of the vocabulary, in one product on a CPU: a product as wide as all of it takes 1.6 times as long
 
@@ -74,7 +76,7 @@ class _PredictTokens(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if wanted else None
         grad_bias = torch.zeros_like(bias) if wanted else None
         rows = max(1, _CHUNK // weight.shape[0])
-        for start in range(0, len(labels), rows):
+        for start in alike(range(0, len(labels), rows)):
             part = slice(start, start + rows)
             chunk, truth = hidden[part], labels[part][:, None]
             labelled, truth = truth >= 0, truth.clamp(min=0)
@@ -126,7 +128,7 @@ def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if hidden.device.type != "cpu":
         return F.linear(hidden, weight, bias)
     logits = hidden.new_empty(len(hidden), len(weight))
-    for start in range(0, len(weight), _BLOCK):
+    for start in alike(range(0, len(weight), _BLOCK)):
         block = slice(start, start + _BLOCK)
         torch.addmm(bias[block], hidden, weight[block].T, out=logits[:, block])
     return logits

@@ -16,8 +16,8 @@ from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import PackedRows, Row, Rows
 from homespun.errors import UserError
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
-from homespun.models.heads import CausalLMHead
+from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.masked import at
@@ -71,7 +71,7 @@ class CausalLM(Config):
         return NextTokens(tokenizer.pad_id)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> CausalLMObjective:
-        """The model side: ``model``'s backbone under a causal LM head, its own where it has one.
+        """The model side: ``model``'s backbone under a causal LM head, or the head for words that it has.
 
         Raises:
             UserError: the backbone lets tokens see later ones.
@@ -79,8 +79,11 @@ class CausalLM(Config):
         stack = model.one_text("objective clm")
         if not stack.causal:
             way_out = "model.bidirectional=false" if isinstance(stack, RecurrentConfig) else "model.causal=true"
-            raise UserError(f"objective clm needs a causal model, or tokens would see their labels; set {way_out}")
-        own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
+            raise UserError(
+                f"objective clm needs a causal model, or tokens would see their labels; set {way_out} in a new one; "
+                f"one given with --from stays as it is: set objective.kind=mlm"
+            )
+        own = model.head if isinstance(model.head, CausalLMHeadConfig | MaskedLMHeadConfig) else None
         config = ModelConfig(backbone=model.backbone, head=own or CausalLMHeadConfig())
         return CausalLMObjective(config.build(), config)
 
@@ -99,7 +102,7 @@ class CausalLMObjective(nn.Module):
         assert batch.labels is not None
         hidden = self.model.backbone(batch.input_ids, **batch.context)
         head = self.model.head
-        assert isinstance(head, CausalLMHead)
+        assert isinstance(head, LanguageModelHead)
         prediction = head.predict(at(hidden, batch.positions), batch.labels)
         count = len(batch.labels)
         return Loss(

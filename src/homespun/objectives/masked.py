@@ -182,7 +182,10 @@ def needs_both_sides(model: ModelConfig, kind: str) -> EncoderConfig | Recurrent
     backbone = model.one_text(f"objective {kind}")
     if backbone.causal:
         way_out = "model.bidirectional=true" if isinstance(backbone, RecurrentConfig) else "model.causal=false"
-        raise UserError(f"objective {kind} fills places from both sides of them; set {way_out}, or use clm")
+        raise UserError(
+            f"objective {kind} fills places from both sides of them; set {way_out} in a new model; one given with "
+            f"--from stays as it is: set objective.kind=clm"
+        )
     if isinstance(backbone, RecurrentConfig) and backbone.characters is not None:
         raise UserError(
             f"objective {kind} tells words by the vectors that they have, and the words of this model are made of "

@@ -10,6 +10,7 @@ from torch import nn
 
 from homespun.batch import Batch
 from homespun.models.backbone import Encoder
+from homespun.nn.repeats import rehearsed
 from homespun.planning.rates import Rates, flops
 from homespun.planning.trace import Shadow
 from homespun.training.config import TrainConfig
@@ -69,7 +70,7 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
     config = workload.train
     heaviest, typical = workload.batches(rows, 2)
     dtype = number_type(config.precision, device)
-    with Shadow() as shadow:
+    with Shadow() as shadow, rehearsed(shadow.times):
         objective = workload.build()
         for module in objective.modules():
             if isinstance(module, Encoder):

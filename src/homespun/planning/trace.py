@@ -65,6 +65,7 @@ class Shadow(TorchDispatchMode):
         self.spans: dict[str, Span] = {}
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._span: Span | None = None
+        self._times = 1
         self._known: dict[int, tuple[int, str]] = {}  # storage -> bytes, part
         self._parts: list[str] = []
 
@@ -76,6 +77,15 @@ class Shadow(TorchDispatchMode):
             yield
         finally:
             self._span = before
+
+    @contextmanager
+    def times(self, count: int) -> Iterator[None]:
+        """Operations in here count so many times; memory is that of one time, after which the next begins."""
+        self._times *= count
+        try:
+            yield
+        finally:
+            self._times //= count
 
     def watch(self, module: nn.Module) -> None:
         """From now on tell apart which part of ``module`` a tensor comes from."""
@@ -116,7 +126,7 @@ class Shadow(TorchDispatchMode):
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         fresh = sum([self._take(tensor) for tensor in made])
         if self._span is not None:
-            self._span.operations[operation(func, name, given, made, fresh)] += 1
+            self._span.operations[operation(func, name, given, made, fresh)] += self._times
         return result
 
     def _real(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -20,6 +20,7 @@ from homespun.report.formats import number
 from homespun.report.predictions import scores
 from homespun.report.read import RunRecord, Tree, as_list, as_tree, read_json
 from homespun.report.tables import BASELINES
+from homespun.report.tasks import repeated
 
 MEASURES = {
     "accuracy": "accuracy",
@@ -58,6 +59,7 @@ class Contender:
     log_loss: Sequence[float] = ()
     rows: Rows | None = None  # None: no row has a score by the measure
     texts: float | None = None  # that it was measured on
+    repeated: float = 0.0  # see `homespun.report.tasks.repeated`
     state: str = ""
     why: str | None = None
 
@@ -191,6 +193,7 @@ def _model(variation: Variation, task: str, measure: str, troubles: list[str]) -
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", measure, f"{variation.name}, {task}", troubles),
         texts=next((texts for record in records if (texts := _texts(record))), None),
+        repeated=repeated([test for record in records for test in _tests(record)]),
         state=variation.state,
         why=variation.why,
     )

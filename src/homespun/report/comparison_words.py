@@ -11,6 +11,7 @@ from homespun.report.comparison_quality import Contender, Task, spread
 from homespun.report.comparison_read import STATES, Comparison, Variation
 from homespun.report.formats import number
 from homespun.report.read import as_tree, final_losses
+from homespun.report.tasks import always_the_same
 
 
 def advice(comparison: Comparison, tasks: Sequence[Task], seconds: Mapping[str, float]) -> list[str]:
@@ -52,11 +53,13 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
     figures = f"{task.title} {told}" + (f" ({', '.join(about)})" if about else "")
     models = [c for c in task.alike if c.kind == "model"]
     baselines = [c for c in task.contenders if c.kind == "baseline" and c.values]
+    same = always_the_same({c.name: c.repeated for c in task.trained})
     if not task.trained:
         return f"{task.name}: no model has a result; the highest baseline is {best.name}, {figures}."
     if best.kind == "baseline":
         what = _alike_words(task, models) if models else "every model that was trained here is below it"
-        return f"{task.name}: no model is shown to be better than {best.name}, {figures}; {what}."
+        shown = f"{task.name}: no model is shown to be better than {best.name}, {figures}; {what}."
+        return f"{shown} {same}" if same else shown
     sentences = [f"{task.name}: train {_choice(models, seconds)}."]
     others = [c for c in models if c is not best]
     if others:
@@ -72,6 +75,7 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
         listed = _listed([f"{c.name} ({formats.points(task.verdicts[c.name].gap)} points)" for c in below])
         sentences.append(f"Below it: {listed}.")
     sentences += [_against(task, baseline) for baseline in baselines]
+    sentences += [same] if same else []
     return " ".join(sentences)
 
 

@@ -34,6 +34,7 @@ NAMES = {
     "absolute_error": "mean absolute error",
     "quadratic_kappa": "quadratic weighted kappa",
 }
+_REPEATED = 0.1  # share of the texts that are one, above which it is said
 _PURPOSE = {
     "text_to_text": "write texts of texts",
     "tagging": "tag words",
@@ -102,6 +103,8 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
     told_too = f" ({', '.join(beside)})" if beside else ""
     several = f", the mean of {len(tests)} trainings" if len(tests) > 1 else ""
     told.append(f"Its {title(measures[0])} on {on} is {formats.share(main[0])}{told_too}{several}.")
+    if same := always_the_same({record.name: repeated(tests)}):
+        told.append(same)
     if record.result.get("measured_on") == "validation":
         told.append("These are the validation examples, which also chose the checkpoint: an independent test is due.")
     told += [
@@ -128,6 +131,24 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
         if found := number(record.result.get(count)):
             told.append(f"{formats.whole(found)} {words}.")
     return told
+
+
+def repeated(tests: Sequence[Tree]) -> float:
+    """The share of the texts that are the one written most often, where that is far more than targets repeat; or 0."""
+    written, targets = (mean_and_deviation(tests, name) for name in ("commonest", "commonest_target"))
+    if written is None or targets is None:
+        return 0.0
+    return written[0] if written[0] > _REPEATED + 2 * targets[0] else 0.0
+
+
+def always_the_same(shares: Mapping[str, float]) -> str | None:
+    """A warning where models write one text of many sources; ``shares`` are what `repeated` tells, by model."""
+    told = [
+        f"{name} writes one and the same text of {formats.percent(share)}" for name, share in shares.items() if share
+    ]
+    if not told:
+        return None
+    return f"{', '.join(told)} of the sources: such a score is of what targets have in common, not of what was read."
 
 
 def _purpose(record: RunRecord) -> str:

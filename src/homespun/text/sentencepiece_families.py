@@ -4,7 +4,6 @@ and behind the pieces, what is done to a text first, and the tokens around it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, normalizers, processors
 
 from homespun.errors import UserError
+from homespun.text.foreign import read_json
 from homespun.text.sentencepiece_files import CONTROL, UNKNOWN, Piece, Pieces, engine_of, read_pieces
 
 _NAMES, _CONFIG = ("*.model", "*.spm"), "tokenizer_config.json"
@@ -163,10 +163,7 @@ def _with_added(pieces: Pieces, added: list[tuple[AddedToken, int | None]], path
 def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+    found = read_json(path)
     return found if isinstance(found, dict) else {}
 
 

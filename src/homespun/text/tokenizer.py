@@ -18,6 +18,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, nearest
+from homespun.text.foreign import first_line, read_json
 from homespun.text.sentencepiece_families import is_sentencepiece, tokenizer_of_pieces
 from homespun.text.surrogates import without_surrogates
 from homespun.text.vocabularies import (
@@ -138,9 +139,11 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """The tokenizer of a folder that `save` or transformers wrote, or of a bare ``tokenizer.json`` of any origin.
 
-        A folder without ``tokenizer.json`` may have ``vocab.txt``, or ``vocab.json`` and ``merges.txt``, or a file of
-        SentencePiece. The tokens of each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json``
-        beside it name, and otherwise those with a usual name. A role nobody has is an error only when it is asked for.
+        A folder without ``tokenizer.json`` may have ``vocab.txt`` or ``prophetnet.tokenizer``, or ``vocab.json`` and
+        ``merges.txt``, or a file of SentencePiece.
+
+        The tokens of each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json`` beside it name,
+        and otherwise those with a usual name. A role nobody has is an error only when it is asked for.
 
         Raises:
             UserError: no such file, or not a tokenizer, or one with an entry twice.
@@ -150,7 +153,7 @@ class Tokenizer:
         if not file.is_file():
             older = engine_from_files(path) if path.is_dir() else None
             if older is not None:
-                roles = _roles_of(json.loads(older.to_str()), older.get_vocab(), path)
+                roles = _roles_of(json.loads(older.engine.to_str()), older.engine.get_vocab(), path)
                 return cls(with_special_tokens(older, roles), roles)
             if path.is_dir() and is_sentencepiece(path):
                 content, roles = tokenizer_of_pieces(path)
@@ -166,8 +169,8 @@ class Tokenizer:
             engine = Engine.from_str(content)
             tree = json.loads(content)
         except Exception as error:  # `tokenizers` raises bare Exception for a file that it does not understand
-            raise UserError(f"{file} is not a tokenizer.json: {_first_line(error)}") from error
-        refuse_duplicates(content, source=str(file))
+            raise UserError(f"{file} is not a tokenizer.json: {first_line(error)}") from error
+        refuse_duplicates(content, engine, source=str(file))
         return cls(content, _roles_of(tree, engine.get_vocab(with_added_tokens=True), file.parent))
 
     def save(self, folder: str | Path) -> None:
@@ -361,10 +364,7 @@ def _named_roles(folder: Path) -> dict[str, str]:
         file = folder / name
         if not file.is_file():
             continue
-        try:
-            config = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{file} is not JSON: {_first_line(error)}") from error
+        config = read_json(file)
         for role in ROLES:
             value = config.get(f"{role}_token") if isinstance(config, dict) else None
             token = value.get("content") if isinstance(value, dict) else value
@@ -381,10 +381,6 @@ def _model_unknown(role: str, tree: dict[str, Any]) -> list[str]:
     if model.get("unk_id") is not None:
         return [model["vocab"][model["unk_id"]][0]]
     return [model["unk_token"]] if model.get("unk_token") else []
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,13 +1,15 @@
-"""Vocabularies in files older than tokenizer.json: ``vocab.txt`` of BERT, ``vocab.json`` and ``merges.txt`` of GPT-2.
+"""Vocabularies in files older than tokenizer.json: ``vocab.txt`` of BERT, ``prophetnet.tokenizer``, ``vocab.json`` and
+``merges.txt`` of GPT-2.
 
 What they leave open is read as their first programs had it: BERT's lower case unless ``tokenizer_config.json`` says
-otherwise, byte-level BPE without a space before the text.
+otherwise, and ProphetNet's too, byte-level BPE without a space before the text.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,75 +17,122 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError
+from homespun.text.foreign import first_line, read_json
 
-WORDPIECE, VOCABULARY, MERGES = "vocab.txt", "vocab.json", "merges.txt"
+WORDPIECE, PROPHETNET, VOCABULARY, MERGES = "vocab.txt", "prophetnet.tokenizer", "vocab.json", "merges.txt"
+VOCABULARIES = (WORDPIECE, PROPHETNET, VOCABULARY, MERGES)
+Token = tuple[str, int]
+_CONFIG = "tokenizer_config.json"
+_IDS = 2**31  # what an id stays below
+_SEPARATOR = "[X_SEP]"  # that ProphetNet writes between sentences
 
 
-def engine_from_files(folder: Path) -> Engine | None:
-    """The tokenizer that the files of ``folder`` describe, without special tokens; None: there are no such files.
+@dataclass(frozen=True)
+class OlderFiles:
+    """What the files of a folder describe.
+
+    Args:
+        engine: the tokenizer, without special tokens.
+        around: roles of the tokens that go around texts.
+        frame: what puts them there, of those tokens, each with its id.
+        special: special tokens that have no role.
+    """
+
+    engine: Engine
+    around: tuple[str, ...]
+    frame: Callable[..., processors.PostProcessor]
+    special: tuple[str, ...] = ()
+
+
+def engine_from_files(folder: Path) -> OlderFiles | None:
+    """The tokenizer that the files of ``folder`` describe; None: there are no such files.
 
     Raises:
         UserError: files that are cut short or have an entry twice.
     """
     if (folder / WORDPIECE).is_file():
-        return _wordpiece(folder)
+        return OlderFiles(_wordpiece(folder, WORDPIECE), ("cls", "sep"), _of_bert)
+    if (folder / PROPHETNET).is_file():
+        engine = _wordpiece(folder, PROPHETNET)
+        special = (_SEPARATOR,) if engine.token_to_id(_SEPARATOR) is not None else ()
+        return OlderFiles(engine, ("sep",), _of_prophetnet, special)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-        return _byte_pairs(folder)
+        return OlderFiles(_byte_pairs(folder), ("cls", "sep"), _of_roberta)
     return None
 
 
-def with_special_tokens(engine: Engine, roles: Mapping[str, str]) -> str:
-    """The tokenizer.json of ``engine`` with the tokens of ``roles`` special, and put around texts as BERT or RoBERTa
-    do where it has a beginning and an end for that."""
+def with_special_tokens(files: OlderFiles, roles: Mapping[str, str]) -> str:
+    """The tokenizer.json of ``files`` with the tokens of ``roles`` special, and put around texts where it has them.
+
+    Raises:
+        UserError: a token whose name cannot stand there.
+    """
+    engine = files.engine
     of_bytes = isinstance(engine.model, models.BPE)
     # before <mask> RoBERTa takes the space as a part of it
-    engine.add_special_tokens(
-        [AddedToken(token, lstrip=of_bytes and role == "mask", special=True) for role, token in roles.items()]
-    )
-    if "cls" in roles and "sep" in roles:
-        ids = engine.get_vocab()
-        cls, sep = ((roles[role], ids[roles[role]]) for role in ("cls", "sep"))
-        engine.post_processor = (
-            processors.RobertaProcessing(sep, cls, add_prefix_space=False)
-            if of_bytes
-            else processors.TemplateProcessing(
-                single=f"{cls[0]} $A {sep[0]}",
-                pair=f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1",
-                special_tokens=[cls, sep],
-            )
-        )
+    named = [AddedToken(token, lstrip=of_bytes and role == "mask", special=True) for role, token in roles.items()]
+    engine.add_special_tokens([*named, *(AddedToken(token, special=True) for token in files.special)])
+    if all(role in roles for role in files.around):
+        tokens = [roles[role] for role in files.around]
+        try:
+            engine.post_processor = files.frame(*((token, engine.token_to_id(token)) for token in tokens))
+        except Exception as error:  # `tokenizers` raises bare Exception, as for a token with a colon in it
+            raise UserError(f"{' and '.join(map(repr, tokens))} cannot go around texts: {first_line(error)}") from error
     return str(engine.to_str())
 
 
-def refuse_duplicates(content: str, *, source: str) -> None:
-    """Look for an entry that stands twice in a tokenizer.json.
+def refuse_duplicates(content: str, engine: Engine, *, source: str) -> None:
+    """Look for an entry that stands twice in a tokenizer.json, in its vocabulary and among its added tokens.
 
     Raises:
-        UserError: a token or an id does.
+        UserError: a token or an id does; or ``engine``, made of it, gives an added token another id than it has there.
     """
-    model = json.loads(content, object_pairs_hook=lambda pairs: _unique(pairs, source))["model"]
-    vocabulary = model.get("vocab")
+    tree = json.loads(content, object_pairs_hook=lambda pairs: _unique(pairs, source))
+    vocabulary = tree["model"].get("vocab")
     if isinstance(vocabulary, dict):
         _different_ids(vocabulary, source)
     elif isinstance(vocabulary, list):
         _unique([(piece, score) for piece, score in vocabulary], source)
+    added = _unique([(token["content"], token["id"]) for token in tree.get("added_tokens") or []], source)
+    for token, number in added.items():
+        if (free := engine.token_to_id(token)) != number:
+            raise UserError(
+                f"{source} gives the added token {token!r} the number {number}, where another stands or which leaves "
+                f"a gap; it would be {free}"
+            )
 
 
-def _wordpiece(folder: Path) -> Engine:
-    path = folder / WORDPIECE
+def _of_bert(cls: Token, sep: Token) -> processors.PostProcessor:
+    single, pair = f"{cls[0]} $A {sep[0]}", f"{cls[0]} $A {sep[0]} $B:1 {sep[0]}:1"
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[cls, sep])
+
+
+def _of_prophetnet(sep: Token) -> processors.PostProcessor:
+    return processors.TemplateProcessing(single=f"$A {sep[0]}", pair=f"$A {sep[0]} $B {sep[0]}", special_tokens=[sep])
+
+
+def _of_roberta(cls: Token, sep: Token) -> processors.PostProcessor:
+    return processors.RobertaProcessing(sep, cls, add_prefix_space=False)
+
+
+def _wordpiece(folder: Path, name: str) -> Engine:
+    path = folder / name
     tokens = _text(path).split("\n")
     tokens = tokens[:-1] if tokens[-1] == "" else tokens
     vocabulary = {str(token): number for token, number in _unique([(t, n) for n, t in enumerate(tokens)], path).items()}
     config = _settings(folder)
     unknown = config.get("unk_token", "[UNK]")
     unknown = unknown.get("content") if isinstance(unknown, dict) else unknown
-    if unknown not in vocabulary:
+    if not isinstance(unknown, str) or unknown not in vocabulary:
         raise UserError(f"{path} has no {unknown!r}, the token for what is unknown")
+    accents = config.get("strip_accents")
+    if accents is not None and not isinstance(accents, bool):
+        raise UserError(f"{folder / _CONFIG}: strip_accents must be true, false or null, not {accents!r}")
     engine = Engine(models.WordPiece(vocabulary, unk_token=unknown))
     engine.normalizer = normalizers.BertNormalizer(
         lowercase=bool(config.get("do_lower_case", True)),
         handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
-        strip_accents=config.get("strip_accents"),
+        strip_accents=accents,
     )
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     engine.decoder = decoders.WordPiece()
@@ -94,10 +143,14 @@ def _byte_pairs(folder: Path) -> Engine:
     path = folder / VOCABULARY
     try:
         vocabulary = json.loads(_text(path), object_pairs_hook=lambda pairs: _unique(pairs, path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {first_line(error)}") from error
     if not isinstance(vocabulary, dict) or not all(isinstance(number, int) for number in vocabulary.values()):
         raise UserError(f"{path} must map tokens to their numbers")
+    if wrong := [token for token, number in vocabulary.items() if not 0 <= number < _IDS]:
+        raise UserError(f"{path} gives {wrong[0]!r} the number {vocabulary[wrong[0]]}; tokens are numbered from 0")
     _different_ids(vocabulary, path)
     if lacking := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - vocabulary.keys()):
         raise UserError(
@@ -106,25 +159,20 @@ def _byte_pairs(folder: Path) -> Engine:
         )
     lines = [line for line in _text(folder / MERGES).split("\n") if line and not line.startswith("#version")]
     pairs = [tuple(line.split(" ")) for line in lines]
-    if wrong := [line for line, pair in zip(lines, pairs, strict=True) if len(pair) != 2]:
-        raise UserError(f"{folder / MERGES}: {wrong[0]!r} is not a pair of tokens")
+    if odd := [line for line, pair in zip(lines, pairs, strict=True) if len(pair) != 2]:
+        raise UserError(f"{folder / MERGES}: {odd[0]!r} is not a pair of tokens")
     try:
         engine = Engine(models.BPE(vocabulary, [(pair[0], pair[1]) for pair in pairs]))
     except Exception as error:  # `tokenizers` raises bare Exception for a merge of tokens that are not there
-        raise UserError(f"{folder / MERGES} does not fit {VOCABULARY}: {error}") from error
+        raise UserError(f"{folder / MERGES} does not fit {VOCABULARY}: {first_line(error)}") from error
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(_settings(folder).get("add_prefix_space")))
     engine.decoder = decoders.ByteLevel()
     return engine
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON: {error}") from error
+    path = folder / _CONFIG
+    config = read_json(path) if path.is_file() else {}
     return config if isinstance(config, dict) else {}
 
 

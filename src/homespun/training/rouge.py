@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -33,7 +34,17 @@ class Rouge:
         return {name: float(found[name].fmeasure) for name in MEASURES}
 
 
-def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str]) -> dict[str, Any]:
-    """The metrics of many texts: the means of their scores, ``rows``, and the mean of their ``words``."""
+def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
+    """The metrics of many texts: the means of their scores, ``rows``, and the mean of their ``words``.
+
+    ``commonest`` is the share of the text that comes most often, and ``commonest_target`` that of the target: a model
+    that writes the same of everything has learned what the targets have in common, which may do for a fair score.
+    """
     means = {name: fmean(score[name] for score in scores) for name in MEASURES}
-    return {"rows": len(scores), **means, "words": fmean(len(text.split()) for text in texts)}
+    words = fmean(len(text.split()) for text in texts)
+    shares = {"commonest": _commonest(texts), "commonest_target": _commonest(targets)}
+    return {"rows": len(scores), **means, "words": words, **shares}
+
+
+def _commonest(texts: Sequence[str]) -> float:
+    return max(Counter(texts).values()) / len(texts)

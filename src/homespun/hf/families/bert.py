@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from homespun.config import Tree
+from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Fill, Rule, Table
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
@@ -77,6 +78,11 @@ DEFAULTS = {
     "pad_token_id": 0,
 }
 
+# a family whose config.json says whether a token sees later ones
+CAUSAL = {"is_decoder": False}
+CAUSAL_NAMES = {"causal": "is_decoder"}
+CAUSAL_FIXED = {"is_decoder": (None, True, False)}
+
 _NO_POOLER = "transformers adds a pooler of random weights (pooler_output); last_hidden_state is this model's"
 
 
@@ -88,6 +94,36 @@ def no_pooler(backbone: EncoderConfig) -> tuple[str, ...]:
 def masked_lm(settings: Tree) -> Tree:
     """A head whose activation is that of the layers."""
     return {"kind": "masked_lm", "hidden_act": activation(settings["hidden_act"])}
+
+
+def in_order(name: str, head: Callable[[Tree], Tree], *, causal: bool) -> Callable[[Tree], Tree]:
+    """The settings of a head that has one class over a causal model, and another over one that is not."""
+
+    def read(settings: Tree) -> Tree:
+        if settings["is_decoder"] != causal:
+            raise UserError(f"{name} has is_decoder={causal}, and not {settings['is_decoder']!r}")
+        return head(settings)
+
+    return read
+
+
+def language_model(
+    name: str,
+    table: Table,
+    head: Callable[[Tree], Tree] = masked_lm,
+    *,
+    causal: bool = False,
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
+) -> Architecture:
+    """The class that tells masked tokens, or under the same head the next one, where the layers are causal."""
+    return Architecture(
+        name,
+        kind="masked_lm",
+        table=table,
+        head=in_order(name, head, causal=causal),
+        pipeline="text-generation" if causal else "fill-mask",
+        notes=notes,
+    )
 
 
 def drop_pooler(name: str) -> Drop:
@@ -179,16 +215,6 @@ MASKED_LM = Table(
 )
 
 
-def _masked_lm(name: str) -> Architecture:
-    return Architecture(
-        name,
-        kind="masked_lm",
-        table=MASKED_LM,
-        head=masked_lm,
-        pipeline="fill-mask",
-    )
-
-
 BERT = Family(
     model_type="bert",
     prefix="bert.",
@@ -196,8 +222,9 @@ BERT = Family(
     architectures=(
         headless("BertModel", "bert.", drop_pooler("bert"), notes=no_pooler),
         pooler("BertModel", "bert.pooler.dense"),
-        _masked_lm("BertForMaskedLM"),
-        _masked_lm("BertForPreTraining"),
+        language_model("BertForMaskedLM", MASKED_LM),
+        language_model("BertForPreTraining", MASKED_LM),
+        language_model("BertLMHeadModel", MASKED_LM, causal=True),
         Architecture(
             "BertForSequenceClassification",
             kind="pooled",
@@ -213,5 +240,7 @@ BERT = Family(
         token_classification("BertForTokenClassification", Table(drops=(drop_pooler("bert"),))),
         question_answering("BertForQuestionAnswering", Table(drops=(drop_pooler("bert"),))),
     ),
-    defaults=DEFAULTS,
+    defaults=DEFAULTS | CAUSAL,
+    names=CAUSAL_NAMES,
+    fixed=CAUSAL_FIXED,
 )

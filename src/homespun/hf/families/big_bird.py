@@ -24,11 +24,14 @@ from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Fill, Rule, Table
 from homespun.hf.families.bert import (
+    CAUSAL,
+    CAUSAL_FIXED,
+    CAUSAL_NAMES,
     DEFAULTS,
     MASKED_LM,
     drop_pooler,
     encoder_table,
-    masked_lm,
+    language_model,
     no_pooler,
     pooler,
     token_classification,
@@ -48,6 +51,9 @@ _POOLER = Table(
         Fill("bert.pooler.bias", lambda backbone: torch.zeros(backbone.hidden_size)),
     ),
 )
+
+
+_LM = MASKED_LM + Table(fills=_POOLER.fills)
 
 
 def read_blocks(settings: Tree) -> Tree:
@@ -114,6 +120,15 @@ def _question(backbone: EncoderConfig) -> tuple[str, ...]:
     )
 
 
+def _read(settings: Tree, kind: str | None) -> Tree:
+    if settings["is_decoder"] and settings["attention_type"] != "original_full":
+        raise UserError(
+            f"is_decoder=True with attention_type={settings['attention_type']!r} is causal in short batches alone "
+            f"there; only original_full is supported, write that"
+        )
+    return {"attention": read_blocks(settings)}
+
+
 def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
     return block_notes(backbone.attention)
 
@@ -130,17 +145,9 @@ BIG_BIRD = Family(
             notes=lambda backbone: no_pooler(backbone) + _graph(backbone),
         ),
         pooler("BigBirdModel", "bert.pooler", notes=_graph),
-        *(
-            Architecture(
-                name,
-                kind="masked_lm",
-                table=MASKED_LM + Table(fills=_POOLER.fills),
-                head=masked_lm,
-                pipeline="fill-mask",
-                notes=_graph,
-            )
-            for name in ("BigBirdForMaskedLM", "BigBirdForPreTraining")
-        ),
+        language_model("BigBirdForMaskedLM", _LM, notes=_graph),
+        language_model("BigBirdForPreTraining", _LM, notes=_graph),
+        language_model("BigBirdForCausalLM", _LM, causal=True),
         Architecture(
             "BigBirdForSequenceClassification",
             kind="ffn",
@@ -175,6 +182,7 @@ BIG_BIRD = Family(
         ),
     ),
     defaults=DEFAULTS
+    | CAUSAL
     | {
         "vocab_size": 50358,
         "hidden_act": "gelu_new",
@@ -185,7 +193,8 @@ BIG_BIRD = Family(
         "use_bias": True,
         "rescale_embeddings": False,
     },
-    read=lambda settings, kind: {"attention": read_blocks(settings)},
-    write=lambda backbone: write_blocks(backbone.attention),
-    fixed={"use_bias": (None, True), "rescale_embeddings": (None, False)},
+    names=CAUSAL_NAMES,
+    read=_read,
+    write=lambda backbone: write_blocks(FullAttentionConfig() if backbone.causal else backbone.attention),
+    fixed=CAUSAL_FIXED | {"use_bias": (None, True), "rescale_embeddings": (None, False)},
 )

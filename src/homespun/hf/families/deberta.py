@@ -172,7 +172,8 @@ def read(settings: Tree, **attention: object) -> Tree:
     if isinstance(size, int) and isinstance(heads, int) and size * heads != width:
         raise UserError(f"attention_head_size={size} is not supported, only hidden_size / num_attention_heads")
     terms = settings["pos_att_type"] or []
-    terms = [term.strip() for term in (terms.lower().split("|") if isinstance(terms, str) else terms)]
+    terms = terms.lower().split("|") if isinstance(terms, str) else terms
+    terms = [str(term).strip() for term in (terms if isinstance(terms, list) else ())]
     if not terms or not set(terms) <= set(_TERMS):
         raise UserError(f"pos_att_type={settings['pos_att_type']!r} is not supported, only 'c2p', 'p2c' or both")
     own = {"pos_att_type": terms, "max_relative_positions": count(settings["max_relative_positions"])}

@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
+from homespun.config import Tree
 from homespun.hf.convert import Copy, Rule, Table
-from homespun.hf.families.bert import DEFAULTS, encoder_table, question_answering, token_classification
+from homespun.hf.families.bert import (
+    CAUSAL,
+    CAUSAL_FIXED,
+    CAUSAL_NAMES,
+    DEFAULTS,
+    encoder_table,
+    language_model,
+    question_answering,
+    token_classification,
+)
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
+
+_GENERATOR = Table(
+    rules=(
+        Rule("generator_predictions.dense.{p}", "head.transform.{p}"),
+        Rule("generator_predictions.LayerNorm.{p}", "head.norm.{p}"),
+        Rule("generator_lm_head.bias", "head.bias"),
+    ),
+    copies=(Copy("generator_lm_head.weight", of="electra.embeddings.word_embeddings.weight"),),
+)
+
+
+def _masked_lm(settings: Tree) -> Tree:
+    return {"kind": "masked_lm"}
+
 
 ELECTRA = Family(
     model_type="electra",
@@ -24,20 +48,8 @@ ELECTRA = Family(
             ),
             head=lambda settings: {"kind": "discriminator", "hidden_act": activation(settings["hidden_act"])},
         ),
-        Architecture(
-            "ElectraForMaskedLM",
-            kind="masked_lm",
-            table=Table(
-                rules=(
-                    Rule("generator_predictions.dense.{p}", "head.transform.{p}"),
-                    Rule("generator_predictions.LayerNorm.{p}", "head.norm.{p}"),
-                    Rule("generator_lm_head.bias", "head.bias"),
-                ),
-                copies=(Copy("generator_lm_head.weight", of="electra.embeddings.word_embeddings.weight"),),
-            ),
-            head=lambda settings: {"kind": "masked_lm"},
-            pipeline="fill-mask",
-        ),
+        language_model("ElectraForMaskedLM", _GENERATOR, _masked_lm),
+        language_model("ElectraForCausalLM", _GENERATOR, _masked_lm, causal=True),
         Architecture(
             "ElectraForSequenceClassification",
             kind="ffn",
@@ -55,5 +67,8 @@ ELECTRA = Family(
     ),
     defaults={"embedding_size": 128}
     | DEFAULTS
+    | CAUSAL
     | {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+    names=CAUSAL_NAMES,
+    fixed=CAUSAL_FIXED,
 )

@@ -3,6 +3,8 @@
 A GPT has no padding token of its own: where config.json names none, it is the end of text, with which texts are padded
 and which is learned as an input all the same.
 
+Dropout of the embeddings, ``embd_pdrop``, is another number there; here it is that of the layers, ``resid_pdrop``.
+
 A text is classified by its last token: the last real one here, there the last that is not the padding token.
 """
 
@@ -11,7 +13,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from homespun.config import Tree
-from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table
 from homespun.hf.families.bert import learned_positions, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, headless
@@ -71,16 +72,7 @@ CAUSAL_MASK = Drop(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)", "the order 
 
 
 def decoder(settings: Tree) -> Tree:
-    """What both GPTs are, beside plain values.
-
-    Raises:
-        UserError: the dropout of the embeddings is not that of the layers.
-    """
-    if settings["embd_pdrop"] != settings["resid_pdrop"]:
-        raise UserError(
-            f"embd_pdrop={settings['embd_pdrop']!r} and resid_pdrop={settings['resid_pdrop']!r} are one number here, "
-            f"hidden_dropout_prob; write the same for both"
-        )
+    """What both GPTs are, beside plain values."""
     width = settings["n_embd"]
     return {
         "type_vocab_size": 0,
@@ -98,14 +90,17 @@ def _padding(settings: Tree) -> object:
     return end if isinstance(end, int) and isinstance(size, int) and 0 <= end < size else 0
 
 
-def causal_lm(name: str, words: str) -> Architecture:
-    """The class with a tied head."""
+def causal_lm(name: str, words: str, *, tied: bool) -> Architecture:
+    """The class that writes, with its word embeddings or, where they are not tied, with others."""
+    tied_table = Table(copies=(Copy("lm_head.weight", of=f"transformer.{words}.weight"),))
     return Architecture(
         name,
         kind="causal_lm",
-        table=Table(copies=(Copy("lm_head.weight", of=f"transformer.{words}.weight"),)),
-        head=lambda settings: {"kind": "causal_lm"},
+        table=tied_table if tied else Table(rules=(Rule("lm_head.weight", "head.words.weight"),)),
+        head=lambda settings: {"kind": "causal_lm", "tie_word_embeddings": tied},
         pipeline="text-generation",
+        fits=lambda tree: (tree.get("tie_word_embeddings") is not False) == tied,
+        write=lambda head: {"tie_word_embeddings": tied},
     )
 
 
@@ -138,7 +133,8 @@ GPT2 = Family(
     ),
     architectures=(
         headless("GPT2Model", "transformer."),
-        causal_lm("GPT2LMHeadModel", "wte"),
+        causal_lm("GPT2LMHeadModel", "wte", tied=True),
+        causal_lm("GPT2LMHeadModel", "wte", tied=False),
         last_token("GPT2ForSequenceClassification"),
         token_classification("GPT2ForTokenClassification"),
         question_answering("GPT2ForQuestionAnswering"),

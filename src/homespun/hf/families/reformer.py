@@ -4,9 +4,10 @@ The hashes are drawn there in every forward pass, all layers the same where ``ha
 layer, from ``seed``: what a token sees is then not the same, and a model trained with one is used with the other, as
 Reformers are made to be.
 
-Where it is causal, a hashed token sees earlier ones of its own bucket here and of neighbouring buckets there, so those
-are refused. A row closes to a ring at its last real token here, at the last place of its batch there: the same where
-less than a chunk is padded. Dropout stands in other places there, in the feed-forward and on words and positions apart.
+Where it is causal, a hashed token sees earlier ones of its own bucket in a model that begins here, and of neighbouring
+buckets there, as in one opened from there. A row closes to a ring at its last real token here, at the last place of its
+batch there: the same where less than a chunk is padded. Dropout stands in other places there, in the feed-forward and
+on words and positions apart, and may be another in attention of either kind: here it is that of the local layers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import Tensor
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Drop, Fill, Rule, Table
-from homespun.hf.families.bert import learned_positions, question_answering
-from homespun.hf.family import Architecture, Family, headless
+from homespun.hf.families.bert import CAUSAL_FIXED, in_order, learned_positions, question_answering
+from homespun.hf.family import MOST_LAYERS, Architecture, Family, headless
 from homespun.hf.labels import classification
 from homespun.models.attentions import AlternatingAttentionConfig
 from homespun.models.attentions.local import LocalAttentionConfig
@@ -39,20 +40,8 @@ def _read(settings: Tree, kind: str | None) -> Tree:
     kinds, causal = settings["attn_layers"], settings["is_decoder"]
     if not isinstance(kinds, list) or not kinds or not {*map(str, kinds)} <= {"local", _HASHED}:
         raise UserError(f"attn_layers={kinds!r} must be local and lsh, one a layer")
-    if causal and _HASHED in kinds:
-        raise UserError("is_decoder=True with lsh layers: there a token sees what later ones decide; only local ones")
-    width, heads, size = (settings[key] for key in ("hidden_size", "num_attention_heads", "attention_head_size"))
-    if isinstance(heads, int) and isinstance(size, int) and heads * size != width:
-        raise UserError(
-            f"attention_head_size={size} of num_attention_heads={heads} is not the hidden_size={width}; "
-            f"only heads that fill it are supported"
-        )
-    names = [f"{kind}_attention_probs_dropout_prob" for kind in sorted(set(kinds))]
-    if settings[names[0]] != settings[names[-1]]:
-        raise UserError(
-            f"{names[0]}={settings[names[0]]!r} and {names[1]}={settings[names[1]]!r} are one number here, "
-            f"attention_probs_dropout_prob; write the same for both"
-        )
+    if len(kinds) > MOST_LAYERS:
+        raise UserError(f"attn_layers has {len(kinds)} layers; a model here has at most {MOST_LAYERS}")
     period = next(n for n in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % n] for i in range(len(kinds))))
     cycle = [_attention(settings, kind) for kind in kinds[:period]]
     fields = {
@@ -61,7 +50,7 @@ def _read(settings: Tree, kind: str | None) -> Tree:
         "residual": {"kind": "reversible", "streams": "copy"},
         "causal": causal,
         "num_hidden_layers": len(kinds),
-        "attention_probs_dropout_prob": settings[names[0]],
+        "attention_probs_dropout_prob": settings[f"{min(kinds)}_attention_probs_dropout_prob"],
         "attention": cycle[0] if len(cycle) == 1 else {"kind": "alternating", "cycle": cycle},
         "seed": settings["hash_seed"] or 0,
     }
@@ -72,7 +61,8 @@ def _read(settings: Tree, kind: str | None) -> Tree:
 
 
 def _attention(settings: Tree, kind: str) -> Tree:
-    hashing = {"num_hashes": settings["num_hashes"], "num_buckets": settings["num_buckets"]}
+    hashing = {name: settings[name] for name in ("num_hashes", "num_buckets")}
+    hashing["across_buckets"] = settings["is_decoder"]
     return {
         "kind": kind,
         "chunk_length": settings[f"{kind}_attn_chunk_length"],
@@ -87,7 +77,7 @@ def _write(backbone: EncoderConfig) -> Tree:
     kinds = [cycle[layer % len(cycle)].kind for layer in range(backbone.num_hidden_layers)]
     settings: Tree = {
         "attn_layers": [kind if kind == _HASHED else "local" for kind in kinds],
-        "attention_head_size": backbone.hidden_size // backbone.num_attention_heads,
+        "attention_head_size": backbone.head_size or backbone.hidden_size // backbone.num_attention_heads,
         "lsh_attention_probs_dropout_prob": backbone.attention_probs_dropout_prob,
         "local_attention_probs_dropout_prob": backbone.attention_probs_dropout_prob,
         "is_decoder": backbone.causal,
@@ -112,11 +102,6 @@ def _write(backbone: EncoderConfig) -> Tree:
 
 
 def _lm_head(name: str, pipeline: str, *, causal: bool) -> Architecture:
-    def head(settings: Tree) -> Tree:
-        if settings["is_decoder"] != causal:
-            raise UserError(f"{name} has is_decoder={causal}, and not {settings['is_decoder']!r}")
-        return {"kind": "causal_lm", "tie_word_embeddings": False}
-
     return Architecture(
         name,
         kind="causal_lm",
@@ -125,7 +110,7 @@ def _lm_head(name: str, pipeline: str, *, causal: bool) -> Architecture:
             drops=(Drop(r"lm_head\.(decoder\.)?bias", "transformers does not add it"),),
             fills=(Fill("lm_head.bias", lambda backbone: torch.zeros(backbone.vocab_size)),),
         ),
-        head=head,
+        head=in_order(name, lambda settings: {"kind": "causal_lm", "tie_word_embeddings": False}, causal=causal),
         pipeline=pipeline,
         notes=_graph,
     )
@@ -146,7 +131,8 @@ def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
         "in transformers the first chunk of a text looks back to the end of its batch, and here to its own end: they "
         "differ where a chunk or more is padded",
     )
-    return hashes * (_HASHED in _write(backbone)["attn_layers"]) + ring * (not backbone.causal)
+    hashed = _HASHED in _write(backbone)["attn_layers"]
+    return hashes * hashed + ring * (hashed or not backbone.causal)
 
 
 REFORMER = Family(
@@ -219,8 +205,8 @@ REFORMER = Family(
         "local_num_chunks_after": 0,
         "local_attention_probs_dropout_prob": 0.05,
     },
-    names={"intermediate_size": "feed_forward_size"},
+    names={"intermediate_size": "feed_forward_size", "head_size": "attention_head_size"},
     read=_read,
     write=_write,
-    fixed={"is_decoder": (None, True, False)},
+    fixed=CAUSAL_FIXED,
 )

@@ -5,9 +5,13 @@ from __future__ import annotations
 from homespun.config import Tree
 from homespun.hf.convert import Copy, Rule, Table
 from homespun.hf.families.bert import (
+    CAUSAL,
+    CAUSAL_FIXED,
+    CAUSAL_NAMES,
     DEFAULTS,
     drop_pooler,
     encoder_table,
+    language_model,
     no_pooler,
     pooler,
     question_answering,
@@ -55,6 +59,10 @@ def pooled_classification(settings: Tree) -> Tree:
     return head | {"input_dropout": head["dropout"]}
 
 
+def _masked_lm(settings: Tree) -> Tree:
+    return {"kind": "masked_lm"}
+
+
 ROBERTA = Family(
     model_type="roberta",
     prefix="roberta.",
@@ -62,13 +70,8 @@ ROBERTA = Family(
     architectures=(
         headless("RobertaModel", "roberta.", drop_pooler("roberta"), notes=no_pooler),
         pooler("RobertaModel", "roberta.pooler.dense"),
-        Architecture(
-            "RobertaForMaskedLM",
-            kind="masked_lm",
-            table=masked_lm_table("roberta"),
-            head=lambda settings: {"kind": "masked_lm"},
-            pipeline="fill-mask",
-        ),
+        language_model("RobertaForMaskedLM", masked_lm_table("roberta"), _masked_lm),
+        language_model("RobertaForCausalLM", masked_lm_table("roberta"), _masked_lm, causal=True),
         Architecture(
             "RobertaForSequenceClassification",
             kind="pooled",
@@ -79,6 +82,8 @@ ROBERTA = Family(
         token_classification("RobertaForTokenClassification", Table(drops=(drop_pooler("roberta"),))),
         question_answering("RobertaForQuestionAnswering", Table(drops=(drop_pooler("roberta"),))),
     ),
-    defaults=DEFAULTS | {"vocab_size": 50265, "pad_token_id": 1},
+    defaults=DEFAULTS | CAUSAL | {"vocab_size": 50265, "pad_token_id": 1},
+    names=CAUSAL_NAMES,
+    fixed=CAUSAL_FIXED,
     offset=count_from_padding,
 )

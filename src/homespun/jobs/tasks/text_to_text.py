@@ -350,16 +350,14 @@ class TextToTextTask:
         whole = [(p, t, s) for p, t, s in zip(pairs, texts, scores, strict=True) if s is not None]
         if not whole:
             raise UserError("there is nothing to measure: in every pair the source or the target is empty")
-        metrics = mean_scores([score for _, _, score in whole], [text for _, text, _ in whole])
+        metrics = _mean_of(whole)
         sets = self.data.all_sets
         if len(sets) > 1:
             by_set = {}
             for number in range(len(sets)):
-                own = [(text, score) for pair, text, score in whole if pair.data_set == number]
+                own = [each for each in whole if each[0].data_set == number]
                 if own:
-                    by_set[self.data.name_of(number)] = mean_scores(
-                        [score for _, score in own], [text for text, _ in own]
-                    )
+                    by_set[self.data.name_of(number)] = _mean_of(own)
             metrics["by_set"] = by_set
         return metrics
 
@@ -402,3 +400,9 @@ class TextToTextTask:
                     "text": "" if place is None else written[place],
                     "truncated": place is not None and bool(rows.cut[place]),
                 }
+
+
+def _mean_of(written: Sequence[tuple[TextPair, str, dict[str, float]]]) -> dict[str, Any]:
+    """The metrics of pairs, each with what was written of it, and its scores."""
+    targets = [pair.targets[0] for pair, _, _ in written]
+    return mean_scores([score for _, _, score in written], [text for _, text, _ in written], targets)

@@ -8,9 +8,12 @@ from pydantic import AfterValidator, Field
 from torch import nn
 
 from homespun.config import Config
+from homespun.errors import UserError
 from homespun.models.attentions.shape import AttentionShape
 from homespun.nn.disentangled import DisentangledAttention, RelativeEmbeddings, check_buckets
 from homespun.nn.dropout import Dropout
+
+_LONGEST = 2**20  # its time grows with the square of it, and it has a table of all distances
 
 
 def _in_order(terms: tuple[str, ...]) -> tuple[str, ...]:
@@ -61,7 +64,11 @@ class DisentangledAttentionConfig(Config):
         if shape.previous is not None:
             return cast(RelativeEmbeddings, shape.previous.get_submodule("relative"))
         longest = shape.max_position_embeddings
+        if longest > _LONGEST:
+            raise UserError(f"disentangled attention reads at most {_LONGEST:,} tokens, not {longest:,}")
         furthest = self.max_relative_positions or longest
+        if self.position_buckets == 1:
+            raise UserError("position_buckets=1 tells no distance from another; give at least 2, or 0 to share none")
         if self.position_buckets:
             check_buckets(self.position_buckets, furthest, longest)
         norm = nn.LayerNorm(shape.hidden_size, eps=shape.layer_norm_eps)

@@ -29,7 +29,9 @@ class LocalAttentionConfig(Config):
     separates_documents: ClassVar[bool] = True
 
     def build(self, shape: AttentionShape) -> nn.Module:
-        shape.check_plain("local")
+        shape.check_scaled("local")
         chunks = Chunks(self.chunk_length, self.num_chunks_before, 0 if shape.causal else self.num_chunks_after)
         kernel = LocalAttention(chunks, dropout=shape.dropout)
-        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel, bias=False)
+        return MultiHeadAttention(
+            shape.hidden_size, shape.num_attention_heads, kernel, head_size=shape.head_size, bias=False
+        )

@@ -8,6 +8,9 @@ from torch import nn
 
 from homespun.errors import UserError
 
+MOST_DRAWN = 2**24
+"""Numbers that one attention may draw when it is built."""
+
 
 @dataclass(frozen=True)
 class AttentionShape:
@@ -44,6 +47,20 @@ class AttentionShape:
     layer_norm_eps: float = 1e-12
     previous: nn.Module | None = None
 
+    @property
+    def draw(self) -> int:
+        """The seed of what this layer draws, which no generator refuses."""
+        return (self.seed * 1009 + self.layer) % 2**63
+
+    def check_scaled(self, kind: str) -> None:
+        """For an attention with scaled scores.
+
+        Raises:
+            UserError: others are asked for.
+        """
+        if not self.scaled:
+            raise UserError(f"{kind} attention scales its scores; leave scale_attn_weights out")
+
     def check_plain(self, kind: str) -> None:
         """For an attention whose heads are equal parts of the stream, with scaled scores.
 
@@ -55,8 +72,7 @@ class AttentionShape:
                 f"{kind} attention has heads of hidden_size / num_attention_heads, not of head_size={self.head_size}; "
                 f"leave head_size out"
             )
-        if not self.scaled:
-            raise UserError(f"{kind} attention scales its scores; leave scale_attn_weights out")
+        self.check_scaled(kind)
 
 
 def of_layer(value: int | list[int], layer: int, name: str) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.models.attentions.shape import AttentionShape, of_layer
+from homespun.models.attentions.shape import MOST_DRAWN, AttentionShape, of_layer
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.blocked import Blocked
@@ -89,13 +89,19 @@ class RandomBlocksConfig(Config):
     count: int = Field(default=3, ge=1)
 
     def build(self, shape: AttentionShape) -> Pattern:
+        blocks = -(-shape.max_position_embeddings // self.size)
+        if shape.num_attention_heads * blocks**2 > MOST_DRAWN:
+            raise UserError(
+                f"{blocks:,} random blocks of size={self.size} for max_position_embeddings="
+                f"{shape.max_position_embeddings} are too many to be drawn; give larger blocks"
+            )
         return RandomBlocks.draw(
             size=self.size,
             count=self.count,
-            blocks=-(-shape.max_position_embeddings // self.size),
+            blocks=blocks,
             heads=shape.num_attention_heads,
             away=2,
-            seed=shape.seed * 1009 + shape.layer,
+            seed=shape.draw,
         )
 
 

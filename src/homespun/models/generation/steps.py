@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from homespun.models.backbone import Encoder, EncoderDecoder
-from homespun.models.heads import CausalLMHead
+from homespun.models.heads import LanguageModelHead
 from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.masks import Source
 from homespun.nn.packed import Product, packed_linears, product
@@ -66,7 +66,7 @@ class Writer:
         steps: how many tokens at the most.
     """
 
-    def __init__(self, backbone: Encoder | EncoderDecoder, head: CausalLMHead, *, rows: int, steps: int) -> None:
+    def __init__(self, backbone: Encoder | EncoderDecoder, head: LanguageModelHead, *, rows: int, steps: int) -> None:
         self.backbone, self.head, self.rows, self.steps = backbone, head, rows, steps
         self._product: Product | None = None
 

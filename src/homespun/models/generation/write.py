@@ -16,7 +16,7 @@ from homespun.models.generation.scores import uniforms
 from homespun.models.generation.search import Beams, Ends, Task, one_by_one
 from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, check_beams
 from homespun.models.generation.steps import Prompt, Writer, begin
-from homespun.models.heads import CausalLMHead
+from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.patterns import Band, Window
@@ -75,7 +75,7 @@ class _Job:
 
     model: Model
     backbone: Encoder | EncoderDecoder
-    head: CausalLMHead
+    head: LanguageModelHead
     input_ids: Tensor
     keep: Tensor | None
     shown: Tensor
@@ -104,7 +104,7 @@ def _checked(
 ) -> _Job:
     backbone, head = model.backbone, model.head
     decodes = isinstance(backbone, EncoderDecoder)
-    if not isinstance(head, CausalLMHead) or not (decodes or backbone.causal):
+    if not isinstance(head, LanguageModelHead) or not (decodes or backbone.causal):
         raise UserError(
             f"this model does not write: it is {_kind(model)}; take one of objective clm or of an encoder with a "
             f"decoder, or homespun predict for a classifier"

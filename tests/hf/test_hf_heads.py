@@ -1,0 +1,108 @@
+"""Which heads go along into hf/, told beforehand: what is named must then be written with its head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hf_peers import SIZES, bert_tokenizer
+
+from homespun.hf.export import export_huggingface
+from homespun.hf.heads import head_left_out, heads_kept
+from homespun.models.config import ModelConfig
+
+GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "type_vocab_size": 0}
+V3 = {
+    "positions": {"kind": "none"},
+    "attention": {"kind": "disentangled", "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+}
+BLOCKS = [{"kind": "blocks", "size": 5}, {"kind": "random_blocks", "size": 5, "count": 2}]
+BIG_BIRD = {"attention": {"kind": "sparse", "patterns": BLOCKS, "everywhere": {"first": 0, "block": 5}}}
+REFORMER = {
+    "attention": {"kind": "local"},
+    "residual": {"kind": "reversible", "streams": "copy"},
+    "type_vocab_size": 0,
+    "embedding_norm": False,
+}
+ALBERT = {"num_hidden_groups": 1}
+STACK = SIZES | {"type_vocab_size": 0, "layer_norm_eps": 1e-5, "positions": {"kind": "learned", "offset": 2}}
+BART = {"kind": "encoder_decoder", "encoder": STACK, "decoder": STACK | {"intermediate_size": 41}}
+LAST = {"kind": "pooled", "token": "last"}
+
+
+def config_of(backbone: dict[str, Any], head: dict[str, Any] | None) -> ModelConfig:
+    one_stack = backbone.get("kind") != "encoder_decoder"
+    return ModelConfig.model_validate({"backbone": SIZES | backbone if one_stack else backbone, "head": head})
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "kept"),
+    [
+        (V3, {"kind": "ffn"}, {"DebertaV2ForSequenceClassification": {"kind": "pooled"}}),
+        (V3, {"kind": "ffn", "num_labels": 1}, {"DebertaV2ForSequenceClassification": {"kind": "pooled"}}),
+        (ALBERT, {"kind": "ffn", "num_labels": 5}, {"AlbertForSequenceClassification": {"kind": "pooled"}}),
+        (GPT2, {"kind": "mean"}, {"GPT2ForSequenceClassification": {"kind": "last"}}),
+        ({}, {"kind": "cnn"}, {"BertForSequenceClassification": {"kind": "pooled"}}),
+        ({"embedding_size": 21}, {"kind": "linear"}, {"ElectraForSequenceClassification": {"kind": "ffn"}}),
+        (BART, {"kind": "ffn"}, {"BartForSequenceClassification": LAST}),
+        (
+            BIG_BIRD | {"hidden_act": "relu"},
+            {"kind": "ffn"},
+            {"BigBirdForSequenceClassification": {"kind": "ffn", "hidden_act": "relu"}},
+        ),
+        (REFORMER, {"kind": "ffn"}, {"ReformerForSequenceClassification": {"kind": "pooled", "pooler_size": 33}}),
+        (
+            BIG_BIRD,
+            {"kind": "question_answering"},
+            {"BigBirdForQuestionAnswering": {"kind": "question_answering_ffn", "intermediate_size": 47}},
+        ),
+        (ALBERT, {"kind": "question_answering_ffn"}, {"AlbertForQuestionAnswering": {"kind": "question_answering"}}),
+    ],
+)
+def test_what_is_named_goes_along(
+    backbone: dict[str, Any], head: dict[str, Any], kept: dict[str, Any], tmp_path: Path
+) -> None:
+    config, tokenizer = config_of(backbone, head), bert_tokenizer()
+    assert heads_kept(config) == kept
+    told = head_left_out(config)
+    assert told is not None
+    bare = export_huggingface(tmp_path / "bare", config.build(), config, tokenizer).architecture
+    assert told.startswith(f"hf/ will hold {bare} without the head '{head['kind']}'; for one that goes along set ")
+    for name, settings in kept.items():
+        assert f"{' '.join(f'objective.head.{key}={value}' for key, value in settings.items())} ({name})" in told
+        own = {"num_labels": head["num_labels"]} if "num_labels" in head else {}
+        whole = config_of(backbone, settings | own)
+        assert head_left_out(whole) is None
+        assert export_huggingface(tmp_path / name, whole.build(), whole, tokenizer).architecture == name
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "name"),
+    [
+        (GPT2 | {"hidden_act": "gelu_new", "residual": {"kind": "post"}}, {"kind": "question_answering"}, "OpenAIGPT"),
+        ({"causal": True}, {"kind": "last"}, "Bert"),
+        ({}, {"kind": "scalar_mix", "head": {"kind": "ffn"}}, "Bert"),
+    ],
+)
+def test_where_none_goes_along(backbone: dict[str, Any], head: dict[str, Any], name: str) -> None:
+    sizes = {"intermediate_size": 4 * SIZES["hidden_size"], "layer_norm_eps": 1e-5}
+    told = head_left_out(config_of(sizes | backbone, head))
+    assert told == (
+        f"hf/ will hold {name}Model without the head {head['kind']!r}: "
+        f"no class of transformers with this backbone has it, or another in its place"
+    )
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head"),
+    [
+        ({}, None),
+        ({}, {"kind": "ffn"}),
+        (GPT2, {"kind": "last", "num_labels": 5}),
+        (V3, {"kind": "token_classification"}),
+        ({"attention": {"kind": "linformer"}}, {"kind": "ffn"}),  # of no family: nothing is written
+    ],
+)
+def test_nothing_to_tell(backbone: dict[str, Any], head: dict[str, Any] | None) -> None:
+    assert head_left_out(config_of(backbone, head)) is None
