@@ -58,6 +58,7 @@ MODELS = {
     "without a cache": lambda tokenizer: causal(
         tokenizer, attention={"kind": "lsh", "chunk_length": 512, "num_buckets": 2}
     ),
+    "a causal BERT": lambda tokenizer: built(tokenizer, {"preset": "bert-tiny", "causal": True}, "masked_lm"),
     "encoder and decoder": pair,
 }
 
@@ -154,9 +155,10 @@ def test_bad_prompts_are_one_line(tokenizer: Tokenizer) -> None:
 
 def test_a_model_that_does_not_write_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="no language model's head"):
-        likelihoods(built(tokenizer, {"preset": "bert-tiny"}, "masked_lm"), prompts(tokenizer), tokenizer)
-    with pytest.raises(UserError, match="tokens see later ones"):
-        likelihoods(built(tokenizer, {"preset": "bert-tiny"}), prompts(tokenizer), tokenizer)
+        likelihoods(built(tokenizer, {"preset": "bert-tiny"}, "discriminator"), prompts(tokenizer), tokenizer)
+    for head in ("causal_lm", "masked_lm"):
+        with pytest.raises(UserError, match="tokens see later ones"):
+            likelihoods(built(tokenizer, {"preset": "bert-tiny"}, head), prompts(tokenizer), tokenizer)
 
 
 def test_calibration_takes_out_what_the_prompt_says_alone() -> None:
