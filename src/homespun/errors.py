@@ -21,3 +21,8 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; there are: {', '.join(names)}" if names else "; there are none"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, of which some say several lines and some nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

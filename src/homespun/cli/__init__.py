@@ -266,8 +266,8 @@ def doctor(as_json: Json = False) -> None:
 def main() -> NoReturn:
     """Run the command line: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # see homespun.training.memory; torch reads it once
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         app(standalone_mode=True)
     except UserError as error:

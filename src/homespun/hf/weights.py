@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from homespun.errors import UserError
+from homespun.errors import UserError, first_line
 from homespun.hf.convert import Weights
 from homespun.text import foreign
 
@@ -46,7 +46,7 @@ def _read_safetensors(path: Path) -> Weights:
     try:
         return load_file(path)
     except Exception as error:  # safetensors passes on what torch says of a shape that cannot be, in several classes
-        raise UserError(f"{path} cannot be read, it was cut short or altered: {foreign.first_line(error)}") from error
+        raise UserError(f"{path} cannot be read, it was cut short or altered: {first_line(error)}") from error
 
 
 def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> Weights:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from homespun.errors import UserError
+from homespun.errors import UserError, first_line
 from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -110,7 +110,7 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
             try:
                 _write(made, written_out, _batch(model, config, (longest, longest - 5)), config, length, output)
             except Exception as other:
-                raise UserError(f"{kind} attention cannot be written as ONNX: {_first_line(other)}") from error
+                raise UserError(f"{kind} attention cannot be written as ONNX: {first_line(other)}") from error
             notes.append(f"texts must be padded to {length} tokens: {kind} attention cannot be written for any length")
         tried = _TRIED if length is None else ((length, length - 5), (length, length // 2))
         batches = [_batch(model, config, lengths) for lengths in tried]
@@ -227,7 +227,3 @@ def _quietly() -> Iterator[None]:
             yield
         finally:
             logging.disable(before)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

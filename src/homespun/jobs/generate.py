@@ -88,9 +88,9 @@ def summarize(
     Raises:
         UserError: it was not; and as there.
     """
-    _writer_of_texts(run)
+    stored = _writer_of_texts(run)
     given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": columns, "data_set": data_set}
-    return predict(run, inputs, out, **given, progress=progress, meter=meter)
+    return predict(run, inputs, out, **given, stored=stored, progress=progress, meter=meter)
 
 
 def summaries(

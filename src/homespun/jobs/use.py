@@ -60,13 +60,14 @@ def predict(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
+    stored: Stored | None = None,
     progress: Progress | None = None,
     meter: Meter | None = None,
 ) -> dict[str, Any]:
     """What a fine-tuned model says of the records of ``inputs``, into ``out`` (.jsonl or .csv), each with its record.
 
     Each text is read as in the training, that of ``data_set`` where a model learned from several, and the file written
-    as `homespun.jobs.said.write_said` does.
+    as `homespun.jobs.said.write_said` does. ``stored`` is the model of ``run``, where it is open already.
 
     Returns:
         ``rows``, ``truncated``, ``length``, what `Task.facts` tells, ``out``, and ``labels`` {name: how often} of a
@@ -78,7 +79,7 @@ def predict(
     path = Path(out)
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
-    stored = open_model(run)
+    stored = open_model(run) if stored is None else stored
     task = stored_task(stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set)
     counts: dict[str, int] = {} if stored.labels is None else dict.fromkeys(stored.labels.names, 0)
     truncated = 0

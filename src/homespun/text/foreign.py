@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from homespun.errors import UserError
+from homespun.errors import UserError, first_line
 
 
 def read_json(path: Path) -> Any:
@@ -19,8 +19,3 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON that can be read: {first_line(error)}") from error
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, of which some say several lines and some nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, cast
 
-from homespun.errors import UserError, nearest
+from homespun.errors import UserError, first_line, nearest
 from homespun.text.formats import READERS, Record, read_text
 from homespun.text.streams import DECOMPRESSORS, download
 
@@ -197,7 +197,7 @@ def _files_records(
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as error:
             raise UserError(f"{file.name} is cut short or damaged: {error}; copy or download it again") from error
         except (OSError, NotImplementedError) as error:  # NotImplementedError: a compression that zipfile has not
-            raise UserError(f"cannot read {file.name}: {_first_line(error)}") from error
+            raise UserError(f"cannot read {file.name}: {first_line(error)}") from error
 
 
 # Finding files
@@ -267,7 +267,7 @@ def _remote_files(entry: str) -> Iterator[_File]:
         else:
             paths = [path]
     except Exception as error:  # every file system has exceptions of its own
-        raise UserError(f"cannot reach {entry}: {_first_line(error)}") from error
+        raise UserError(f"cannot reach {entry}: {first_line(error)}") from error
     if not paths:
         raise UserError(f"{entry} holds no file of a known kind ({_known_kinds()})")
     for path in paths:
@@ -406,9 +406,5 @@ def _hub(entry: str) -> Iterator[_Found]:
     except Exception as error:  # the network, the hub, and every format have exceptions of their own
         raise UserError(
             f"{entry}: no such file or folder, and no data set of that name could be read from the hub: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
-from homespun.errors import UserError, nearest
-from homespun.text.foreign import first_line, read_json
+from homespun.errors import UserError, first_line, nearest
+from homespun.text.foreign import read_json
 from homespun.text.sentencepiece_families import is_sentencepiece, tokenizer_of_pieces
 from homespun.text.surrogates import without_surrogates
 from homespun.text.vocabularies import (

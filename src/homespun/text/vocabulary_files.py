@@ -16,8 +16,8 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Engine
 
-from homespun.errors import UserError
-from homespun.text.foreign import first_line, read_json
+from homespun.errors import UserError, first_line
+from homespun.text.foreign import read_json
 
 WORDPIECE, PROPHETNET, VOCABULARY, MERGES = "vocab.txt", "prophetnet.tokenizer", "vocab.json", "merges.txt"
 VOCABULARIES = (WORDPIECE, PROPHETNET, VOCABULARY, MERGES)

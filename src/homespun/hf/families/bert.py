@@ -96,6 +96,11 @@ def masked_lm(settings: Tree) -> Tree:
     return {"kind": "masked_lm", "hidden_act": activation(settings["hidden_act"])}
 
 
+def gelu_masked_lm(settings: Tree) -> Tree:
+    """The same where its activation is GELU, whatever that of the layers."""
+    return {"kind": "masked_lm"}
+
+
 def in_order(name: str, head: Callable[[Tree], Tree], *, causal: bool) -> Callable[[Tree], Tree]:
     """The settings of a head that has one class over a causal model, and another over one that is not."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from homespun.config import Tree
 from homespun.hf.convert import Copy, Rule, Table
 from homespun.hf.families.bert import (
     CAUSAL,
@@ -10,6 +9,7 @@ from homespun.hf.families.bert import (
     CAUSAL_NAMES,
     DEFAULTS,
     encoder_table,
+    gelu_masked_lm,
     language_model,
     question_answering,
     token_classification,
@@ -25,10 +25,6 @@ _GENERATOR = Table(
     ),
     copies=(Copy("generator_lm_head.weight", of="electra.embeddings.word_embeddings.weight"),),
 )
-
-
-def _masked_lm(settings: Tree) -> Tree:
-    return {"kind": "masked_lm"}
 
 
 ELECTRA = Family(
@@ -48,8 +44,8 @@ ELECTRA = Family(
             ),
             head=lambda settings: {"kind": "discriminator", "hidden_act": activation(settings["hidden_act"])},
         ),
-        language_model("ElectraForMaskedLM", _GENERATOR, _masked_lm),
-        language_model("ElectraForCausalLM", _GENERATOR, _masked_lm, causal=True),
+        language_model("ElectraForMaskedLM", _GENERATOR, gelu_masked_lm),
+        language_model("ElectraForCausalLM", _GENERATOR, gelu_masked_lm, causal=True),
         Architecture(
             "ElectraForSequenceClassification",
             kind="ffn",

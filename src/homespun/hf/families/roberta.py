@@ -11,6 +11,7 @@ from homespun.hf.families.bert import (
     DEFAULTS,
     drop_pooler,
     encoder_table,
+    gelu_masked_lm,
     language_model,
     no_pooler,
     pooler,
@@ -59,10 +60,6 @@ def pooled_classification(settings: Tree) -> Tree:
     return head | {"input_dropout": head["dropout"]}
 
 
-def _masked_lm(settings: Tree) -> Tree:
-    return {"kind": "masked_lm"}
-
-
 ROBERTA = Family(
     model_type="roberta",
     prefix="roberta.",
@@ -70,8 +67,8 @@ ROBERTA = Family(
     architectures=(
         headless("RobertaModel", "roberta.", drop_pooler("roberta"), notes=no_pooler),
         pooler("RobertaModel", "roberta.pooler.dense"),
-        language_model("RobertaForMaskedLM", masked_lm_table("roberta"), _masked_lm),
-        language_model("RobertaForCausalLM", masked_lm_table("roberta"), _masked_lm, causal=True),
+        language_model("RobertaForMaskedLM", masked_lm_table("roberta"), gelu_masked_lm),
+        language_model("RobertaForCausalLM", masked_lm_table("roberta"), gelu_masked_lm, causal=True),
         Architecture(
             "RobertaForSequenceClassification",
             kind="pooled",
