@@ -32,13 +32,12 @@ FIELDS = ("class", "title", "description")
 
 DATA = ("data.text=[title, description]", "data.label=class", "data.length=128", "data.validation=0.05")
 TRAIN = ("baselines=false", "train.best_metric=accuracy", "train.batch_size=32")
-FULL = (
+TUNED = (
     "objective.head.kind=mean",
     "train.optimizer.learning_rate=1.0e-4",
     "train.optimizer.layer_decay=0.9",
-    "train.budget.epochs=1",
-    "train.validate_every=0.25",
 )
+FULL = (*TUNED, "train.budget.epochs=1", "train.validate_every=0.25")
 FROZEN = (
     "objective.frozen=true",
     "objective.cache_size=20G",
@@ -70,6 +69,7 @@ class Variant:
 
 VARIANTS = {
     "full": Variant("all weights tuned, mean of the tokens", FULL),
+    "full-2-epochs": Variant("the same for two epochs", (*TUNED, "train.budget.epochs=2", "train.validate_every=0.25")),
     "frozen-linear": Variant("frozen, linear on [CLS]", (*FROZEN, "objective.head.kind=linear")),
     "frozen-mean": Variant("frozen, linear on the mean of the tokens", (*FROZEN, "objective.head.kind=mean")),
     "frozen-ffn": Variant("frozen, feed-forward on [CLS]", (*FROZEN, "objective.head.kind=ffn")),
