@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from homespun.config import validate
+from homespun.config import override, validate
 from homespun.errors import UserError
 from homespun.training.config import (
     Adafactor,
@@ -48,6 +48,14 @@ def test_an_optimizer_without_a_kind_is_adamw():
 def test_budgets_are_written_as_people_write_them():
     budget = validate(TrainConfig, {"budget": {"time": "1h30m", "tokens": "1.5M"}}, source="test").budget
     assert (budget.time, budget.tokens, budget.steps) == (5400.0, 1_500_000, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "compiled"),
+    [("auto", "auto"), ("on", True), ("off", False), ("true", True), ("false", False), ("'off'", False)],
+)
+def test_compiling_is_given_as_people_write_it(given, compiled):
+    assert validate(TrainConfig, override({}, [f"compile={given}"]), source="test").compile == compiled
 
 
 @pytest.mark.parametrize(

@@ -447,7 +447,7 @@ def test_a_compiler_that_fails_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.raises(UserError, match=r"torch.compile failed \(no compiler here\); set train.compile=off"):
-        list(make_trainer(tmp_path, train_config(compile="on")))
+        list(make_trainer(tmp_path, train_config(compile=True)))
 
 
 # settings

@@ -191,7 +191,7 @@ class TrainConfig(Config):
     precision: Literal["auto", "float32", "bf16", "fp16"] = Field(
         default="auto", description="auto: bf16 on a GPU that has it, float32 elsewhere (faster there on a CPU)"
     )
-    compile: Literal["auto", "on", "off"] = Field(
+    compile: bool | Literal["auto"] = Field(
         default="auto", description="torch.compile; auto: on a GPU, for a long run, where there is a compiler"
     )
     gradient_checkpointing: bool = Field(

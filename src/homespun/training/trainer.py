@@ -114,7 +114,7 @@ class Trainer:
         self.peak_bytes = 0  # over all resumes
         self._memory = PeakMemory(self.device)
         self._validate, self._clock = validate, clock
-        compiled = config.compile == "on" or (config.compile == "auto" and is_worth_compiling(self.device, self.limits))
+        compiled = is_worth_compiling(self.device, self.limits) if config.compile == "auto" else config.compile
         self._learner = Learner(objective, config, self.accelerator, compiled=compiled)
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best: float | None = None
