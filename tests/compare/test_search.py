@@ -37,8 +37,8 @@ def searched(**search: Any) -> CompareRecipe:
     )
 
 
-def runner_of(out: Path, recipe: CompareRecipe, slots: int = 2) -> Runner:
-    places = Here(slots, start=FAKE)
+def runner_of(out: Path, recipe: CompareRecipe, slots: int = 2, start: tuple[str, ...] = FAKE) -> Runner:
+    places = Here(slots, start=start)
     return Runner(out, recipe, places, Display(json=True), report=lambda folder: folder, begun=0.0)
 
 
@@ -204,6 +204,17 @@ def test_another_measure_and_its_direction(tmp_path: Path) -> None:
     found = found_by(recipe, runner_of(tmp_path, recipe, slots=3))
     tried = [float(rate.partition("=")[2]) for rate in rates(tmp_path, "one")]
     assert found["one"][RATE] == pytest.approx(min(tried, key=lambda rate: abs(rate - 0.25)))  # macro_f1 is best there
+
+
+def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(tmp_path: Path) -> None:
+    recipe = searched()
+    for start in (("false",), FAKE):  # the second time nothing would fail, and nothing is asked for
+        with pytest.raises(UserError, match="all 3 trials failed; .* --retry-failed begins as many again"):
+            found_by(recipe, runner_of(tmp_path, recipe, start=start))
+    found = found_by(recipe, runner_of(tmp_path, recipe), retry_failed=True)
+    tried = [float(rate.partition("=")[2]) for rate in rates(tmp_path, "two")]
+    assert len(tried) == 6
+    assert found["two"][RATE] == pytest.approx(min(tried[3:]))
 
 
 def test_mistakes_are_said(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def run_comparison(
         if recipe.search is not None:
             bare = recipe.model_copy(update={"measure": None})
             tuner = Runner(out, bare, places, display, report=_no_report, begun=begun)
-            wanted = trials(recipe, found=found_by(recipe, tuner))
+            wanted = trials(recipe, found=found_by(recipe, tuner, retry_failed=retry_failed))
         runner = Runner(out, recipe, places, display, notes, report=write_comparison, begun=begun)
         records = open_records(out, recipe, wanted)
         for record in records:

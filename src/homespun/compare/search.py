@@ -48,12 +48,15 @@ class Searching:
         recipe: the comparison.
         out: its folder.
         known: lines that need no search.
+        retry_failed: trials that have failed do not count: as many more are begun.
 
     Raises:
         UserError: Optuna is not installed, the storage cannot be used, or the space is of stages that there are not.
     """
 
-    def __init__(self, recipe: CompareRecipe, out: Path, *, known: Collection[str] = ()) -> None:
+    def __init__(
+        self, recipe: CompareRecipe, out: Path, *, known: Collection[str] = (), retry_failed: bool = False
+    ) -> None:
         assert recipe.search is not None
         try:
             import optuna
@@ -81,6 +84,8 @@ class Searching:
                 )
             except Exception as error:  # of whichever database
                 raise UserError(f"search.storage={storage} cannot be used: {error}") from error
+        failed = (optuna.trial.TrialState.FAIL,) if retry_failed else ()
+        self._forgiven = {name: len(study.get_trials(False, failed)) for name, study in self._studies.items()}
 
     def reopen(self) -> list[Record]:
         """The trials that were begun here. Those that were not told go on; the others have what may be shared."""
@@ -110,8 +115,9 @@ class Searching:
     def ask(self) -> Record | None:
         """The next trial, of the study that has fewest; None: all have been begun, here or elsewhere."""
         begun = {name: len(study.get_trials(deepcopy=False)) for name, study in self._studies.items()}
-        name = min(begun, key=lambda name: begun[name])
-        if begun[name] >= self.search.trials:
+        counted = {name: count - self._forgiven[name] for name, count in begun.items()}
+        name = min(counted, key=lambda name: counted[name])
+        if counted[name] >= self.search.trials:
             return None
         study = self._studies[name]
         # seeded by the number of the trial, not of the call: a search that was stopped goes on as it would have
@@ -162,8 +168,8 @@ class Searching:
                         f"same command again when they have ended"
                     ) from None
                 raise UserError(
-                    f"the search found nothing for {name}: all {self.search.trials} trials failed; the logs in "
-                    f"{self.out / name} say why"
+                    f"the search found nothing for {name}: all {len(study.trials)} trials failed; the logs in "
+                    f"{self.out / name} say why, and --retry-failed begins as many again"
                 ) from None
             told[name] = {"search": _identity(self.recipe, name), "settings": self._values(trial.params)}
             told[name] |= {self._measure(): trial.value, "trials": len(study.trials)}
@@ -219,11 +225,11 @@ class Searching:
         return sum(values) / len(values)
 
 
-def found_by(recipe: CompareRecipe, runner: Runner) -> dict[str, dict[str, Any]]:
+def found_by(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = False) -> dict[str, dict[str, Any]]:
     """Search with ``runner`` until every line has had its trials; the best settings of each, by key.
 
     They are written to ``search/found.json``, and what that has of this search stands: trials were begun with it, and
-    a study that others work on may have found better since.
+    a study that others work on may have found better since. ``retry_failed`` is for a search that is not in it.
 
     Raises:
         UserError: see `Searching`; the runner was stopped.
@@ -231,7 +237,7 @@ def found_by(recipe: CompareRecipe, runner: Runner) -> dict[str, dict[str, Any]]
     path = runner.out / "search" / "found.json"
     known = _known(recipe, path)
     if len(known) < len(lines(recipe)):
-        searching = Searching(recipe, runner.out, known=known)
+        searching = Searching(recipe, runner.out, known=known, retry_failed=retry_failed)
         runner.add(searching.reopen())
 
         def feed() -> bool:
