@@ -109,6 +109,18 @@ def test_a_writer_learns_and_is_used(
     assert told["rows"] == 23
     assert written == [line["predicted"] for line in lines]
     assert "ROUGE-1" in (run / "report/index.html").read_text()
+    otherwise = ("--writing", "min_new_tokens=6", "--writing", "no_repeat_ngram_size=1")
+    test = str(folder / "test.jsonl.gz")
+    longer = world.run("summarize", run, "--input", test, *otherwise)["texts"]
+    assert sum(map(len, longer)) > sum(map(len, written))
+    assert world.run("evaluate", run, "--data", test, *otherwise)["rouge1"] < result["test"]["rouge1"]
+    world.run("predict", run, "--input", test, "--out", tmp_path / "longer.jsonl", *otherwise)
+    assert [json.loads(line)["text"] for line in (tmp_path / "longer.jsonl").read_text().splitlines()] == longer
+    for wrong, said in (("num_beamz=2", "num_beams"), ("num_beams=4000", "half as many"), ("num_beams", "KEY=VALUE")):
+        with pytest.raises(UserError, match=said):
+            world.run("summarize", run, "--input", test, "--writing", wrong)
+    with pytest.raises(UserError, match="writes no texts; leave --writing out"):
+        world.run("evaluate", world.classifier, "--data", world.test, *otherwise)
 
 
 def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:

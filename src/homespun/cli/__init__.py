@@ -25,6 +25,8 @@ from homespun.cli.options import (
     Overrides,
     Resume,
     StartingVectors,
+    Writing,
+    assigned,
     parts,
     tell,
     tell_run,
@@ -130,6 +132,7 @@ def evaluate(
     text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
     label: Annotated[str | None, typer.Option("--label-field", help="As in training where not given.")] = None,
     data_set: DataSet = None,
+    writing: Writing = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -138,7 +141,7 @@ def evaluate(
     from homespun.jobs.use import evaluate as job
 
     given: dict[str, Any] = {"encoding": encoding, "columns": parts(columns), "data_set": data_set}
-    metrics = job(run, data, text=text, label=label, **given)
+    metrics = job(run, data, text=text, label=label, **given, writing=assigned(writing))
     if as_json:
         tell(metrics, as_json)
         return
@@ -154,6 +157,7 @@ def predict(
     out: Annotated[Path, typer.Option("--out", help="A .jsonl or .csv file to write.")],
     text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
     data_set: DataSet = None,
+    writing: Writing = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -174,6 +178,7 @@ def predict(
             encoding=encoding,
             columns=parts(columns),
             data_set=data_set,
+            writing=assigned(writing),
             progress=counter(display, "predicting", meter),
             meter=meter,
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Columns, DataSet, Encoding, Input, Json, parts, tell
+from homespun.cli.options import Columns, DataSet, Encoding, Input, Json, Writing, assigned, parts, tell
 from homespun.errors import UserError
 
 
@@ -129,6 +129,7 @@ def summarize(
     ] = None,
     text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
     data_set: DataSet = None,
+    writing: Writing = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -141,6 +142,7 @@ def summarize(
     from homespun.text.sources import Meter
 
     given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": parts(columns), "data_set": data_set}
+    given["writing"] = assigned(writing)
     if out is None:
         written = summaries(run, inputs, **given)
         if as_json:

@@ -27,6 +27,10 @@ Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that wa
 DataSet = Annotated[
     str | None, typer.Option("--data-set", help="Of several that it learned from (`data.sets`), whose prefix it reads.")
 ]
+Writing = Annotated[
+    list[str] | None,
+    typer.Option("--writing", metavar="KEY=VALUE", help="How it writes, such as num_beams=4; as in training else."),
+]
 StartingVectors = Annotated[
     Path | None, typer.Option("--vectors", help="Word vectors that the embeddings begin with: folder, .txt or .bin.")
 ]
@@ -35,6 +39,13 @@ StartingVectors = Annotated[
 def parts(value: str | None) -> list[str] | None:
     """``a,b,c`` as a list."""
     return None if value is None else [part.strip() for part in value.split(",")]
+
+
+def assigned(values: list[str] | None) -> dict[str, Any]:
+    """``KEY=VALUE`` and more of them as a mapping, values read as YAML."""
+    from homespun.config import override
+
+    return override({}, values or ())
 
 
 def choice(value: str, allowed: Any, option: str) -> Any:

@@ -80,6 +80,7 @@ def summarize(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
+    writing: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     meter: Meter | None = None,
 ) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def summarize(
     """
     stored = _writer_of_texts(run)
     given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": columns, "data_set": data_set}
-    return predict(run, inputs, out, **given, stored=stored, progress=progress, meter=meter)
+    return predict(run, inputs, out, **given, writing=writing, stored=stored, progress=progress, meter=meter)
 
 
 def summaries(
@@ -101,6 +102,7 @@ def summaries(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
+    writing: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
     """The texts alone, in the order of the records of ``inputs``, as they are written.
 
@@ -108,7 +110,9 @@ def summaries(
         UserError: as `summarize`.
     """
     stored = _writer_of_texts(run)
-    task = stored_task(stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set)
+    task = stored_task(
+        stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set, writing=writing
+    )
     empty = True
     for _, said in said_of(stored, task, inputs, encoding):
         empty = False

@@ -29,18 +29,27 @@ def evaluate(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
+    writing: Mapping[str, Any] | None = None,
 ) -> Metrics:
     """The metrics of a fine-tuned model on examples read as in its training, with what its rows count.
 
     Columns are those it was trained with where not given. A model that learned from several data sets, each with its
-    prefix, is measured on one of them, ``data_set``.
+    prefix, is measured on one of them, ``data_set``. Texts are written as in its training but for ``writing``, such as
+    ``{"num_beams": 4}``.
 
     Raises:
         UserError: a model that was not fine-tuned, no such column or data set, a label unseen in training.
     """
     stored = open_model(run)
     task = stored_task(
-        stored, source=run, text=text, label=label, encoding=encoding, columns=columns, data_set=data_set
+        stored,
+        source=run,
+        text=text,
+        label=label,
+        encoding=encoding,
+        columns=columns,
+        data_set=data_set,
+        writing=writing,
     )
     examples = task.data.read_files(data)
     task.strata(examples)
@@ -60,14 +69,16 @@ def predict(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
+    writing: Mapping[str, Any] | None = None,
     stored: Stored | None = None,
     progress: Progress | None = None,
     meter: Meter | None = None,
 ) -> dict[str, Any]:
     """What a fine-tuned model says of the records of ``inputs``, into ``out`` (.jsonl or .csv), each with its record.
 
-    Each text is read as in the training, that of ``data_set`` where a model learned from several, and the file written
-    as `homespun.jobs.said.write_said` does. ``stored`` is the model of ``run``, where it is open already.
+    Each text is read as in the training, that of ``data_set`` where a model learned from several, and written as there
+    but for ``writing``; the file is written as `homespun.jobs.said.write_said` does. ``stored`` is the model of
+    ``run``, where it is open already.
 
     Returns:
         ``rows``, ``truncated``, ``length``, what `Task.facts` tells, ``out``, and ``labels`` {name: how often} of a
@@ -80,7 +91,9 @@ def predict(
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     stored = open_model(run) if stored is None else stored
-    task = stored_task(stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set)
+    task = stored_task(
+        stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set, writing=writing
+    )
     counts: dict[str, int] = {} if stored.labels is None else dict.fromkeys(stored.labels.names, 0)
     truncated = 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -52,6 +52,7 @@ def stored_task(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
+    writing: Mapping[str, Any] | None = None,
 ) -> Task[Any, Any]:
     """The task that a model was fine-tuned for, for files with other columns where they are given.
 
@@ -63,9 +64,11 @@ def stored_task(
         encoding: of the files.
         columns: names for those without a header.
         data_set: which of several that it learned from, each with its prefix.
+        writing: how it writes, where that is not as in training: fields of `homespun.inference.write.Writing`.
 
     Raises:
-        UserError: it was not fine-tuned, or by another version; or several data sets and none of them named.
+        UserError: it was not fine-tuned, or by another version; several data sets and none of them named; or it writes
+            nothing, or not like that.
     """
     told = {name: value for name, value in stored.task.items() if name not in _OF_THE_TASK and value is not None}
     head = stored.config.head
@@ -73,6 +76,10 @@ def stored_task(
     kind = stored.task.get("data", "texts") if elsewhere is None else elsewhere
     if elsewhere is not None:
         told = {name: value for name, value in told.items() if name == "length"}
+    if writing and kind != "pairs_of_texts":
+        raise UserError(f"{source} writes no texts; leave --writing out")
+    if writing:
+        told["writing"] = {**told.get("writing", {}), **writing}
     tree = {"data": told | {"kind": kind}}
     data: TaskData = validate(_Remembered, tree, source=source).data
     if isinstance(data, TextPairsData):

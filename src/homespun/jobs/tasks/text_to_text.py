@@ -220,7 +220,12 @@ class TextPairsData(Config):
                 )
 
     def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
-        """Writing, as the model was fine-tuned for it."""
+        """Writing, as the model was fine-tuned for it.
+
+        Raises:
+            UserError: more beams than half of its vocabulary.
+        """
+        check_beams(self.writing.num_beams, stored.config.backbone.vocab_size)
         return TextToTextTask(self, stored)
 
     def name_of(self, number: int) -> str:
