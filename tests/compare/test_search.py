@@ -209,7 +209,7 @@ def test_another_measure_and_its_direction(tmp_path: Path) -> None:
 def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(tmp_path: Path) -> None:
     recipe = searched()
     for start in (("false",), FAKE):  # the second time nothing would fail, and nothing is asked for
-        with pytest.raises(UserError, match="all 3 trials failed; .* --retry-failed begins as many again"):
+        with pytest.raises(UserError, match=r"all 3 trials failed; .* --retry-failed begins as many again"):
             found_by(recipe, runner_of(tmp_path, recipe, start=start))
     found = found_by(recipe, runner_of(tmp_path, recipe), retry_failed=True)
     tried = [float(rate.partition("=")[2]) for rate in rates(tmp_path, "two")]
