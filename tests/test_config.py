@@ -129,6 +129,16 @@ def test_override_reads_values_as_yaml_and_keeps_what_is_none() -> None:
     assert result == {**expected, "i": "[unclosed"}
 
 
+@pytest.mark.parametrize("text", ["|", ">", "#", "-", ":", "?", " ", "*", ";", ","])
+def test_override_takes_what_yaml_makes_nothing_of_as_it_stands(text: str) -> None:
+    assert override({}, [f"data.separator={text}"]) == {"data": {"separator": text}}
+
+
+@pytest.mark.parametrize(("text", "value"), [("null", None), ("~", None), ("''", ""), ('""', ""), ("", "")])
+def test_override_takes_nothing_as_it_is_written(text: str, value: object) -> None:
+    assert override({"a": 1}, [f"a={text}"]) == {"a": value}
+
+
 def test_the_last_assignment_wins_and_null_is_no_wall() -> None:
     assert override({"a": None}, ["a.b=1", "a.b=2"]) == {"a": {"b": 2}}
 

@@ -119,10 +119,6 @@ def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
             raise UserError(f"{assignment!r} is not an assignment; write KEY=VALUE, such as train.seed=1")
-        try:
-            value = yaml.safe_load(text) if text else ""
-        except yaml.YAMLError:
-            value = text
         node = result
         *parents, last = path.split(".")
         for parent in parents:
@@ -132,8 +128,20 @@ def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
             if not isinstance(child, dict):
                 raise UserError(f"cannot set {path!r}: {parent!r} holds a plain value, {child!r}")
             node = child
-        node[last] = value
+        node[last] = _value(text)
     return result
+
+
+def _value(text: str) -> Any:
+    """Read as YAML, or as it stands where that is none or makes nothing of it, as of the separator ``|``."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    return text if value in (None, "", [None], {None: None}) and text not in _NOTHING else value
+
+
+_NOTHING = ("~", "null", "Null", "NULL", "''", '""')
 
 
 def _copy(value: Any) -> Any:

@@ -58,7 +58,9 @@ class LabelledData(Config):
     columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
     encoding: str | None = Field(default=None, description="character encoding; detected where not given")
     multi_label: bool = Field(default=False, description="a text may have several labels, or none")
-    separator: str | None = Field(default=None, description="between the labels of one text; a comma where not given")
+    separator: str | None = Field(
+        default=None, min_length=1, description="between the labels of one text; a comma where not given"
+    )
     length: int = Field(
         default=128, ge=8, description="tokens that the model is given at a time, special ones included"
     )
