@@ -40,6 +40,8 @@ def test_forms_of_a_question(tmp_path: Path) -> None:
     rows = write(
         tmp_path / "rows.jsonl",
         flat | {"answers": {"text": ["new quay", "the new quay"], "answer_start": [start, start - 4]}},
+        flat | {"answers": {"text": ["new quay", "the harbour"], "answer_start": [start]}},
+        flat | {"answers": {"text": ["new quay"], "answer_start": start}},
         flat | {"answers": "new quay"},
         flat | {"answers": ["new quay"]},
         flat | {"answers": []},
@@ -47,8 +49,15 @@ def test_forms_of_a_question(tmp_path: Path) -> None:
     )
     found = read_questions([str(tmp_path / "squad.json"), rows])
     spans = [[CONTEXT[a:b] for a, b in one.spans] for one in found]
-    assert spans == [["new quay"], ["new quay", "the new quay"], ["new quay"], ["new quay"], [], []]
-    assert [one.article for one in found] == ["Quays", "", "", "", "", ""]
+    assert spans == [
+        ["new quay"],
+        ["new quay", "the new quay"],
+        ["new quay", "the harbour"],
+        *[["new quay"]] * 3,
+        [],
+        [],
+    ]
+    assert [one.article for one in found] == ["Quays", *[""] * 7]
     assert found[0].name == "7"
     assert not any(one.realigned for one in found)
 

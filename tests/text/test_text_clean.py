@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from homespun.errors import UserError
-from homespun.text.clean import ExactDuplicates, NearDuplicates, _shingles, normalise, sentence_spans
+from homespun.text.clean import ExactDuplicates, NearDuplicates, _shingles, normalise, sentence_spans, similarity
 
 TEXT = st.text(
     alphabet=st.one_of(st.sampled_from(" \n\t\r.!?…A a1\u0301\xa0\u2028\u200b\x00\"'"), st.characters(codec="utf-8"))
@@ -96,6 +96,26 @@ def test_near_duplicates_of_short_texts() -> None:
         True,
         False,
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "like"),
+    [
+        (
+            "東京は日本の首都です。今日は天気がいいので、公園まで歩いて行きました",
+            "東京は日本の首都です。今日は天気がいいので、公園まで歩いて行きました。",
+        ),
+        (
+            "公司第三季度的净利润比去年同期增长了百分之十五，超过预期",
+            "公司第三季度的净利润比去年同期增长了百分之十五，超过了预期",
+        ),
+        ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย!"),
+    ],
+)
+def test_near_duplicates_in_scripts_without_spaces(text: str, like: str) -> None:
+    assert similarity(text, text) == 1.0
+    assert 0.75 < similarity(text, like) <= 1.0
+    assert similarity(text, text[::-1]) == 0.0
 
 
 def test_near_duplicates_bound_their_memory() -> None:

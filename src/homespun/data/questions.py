@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -136,8 +137,9 @@ def _answers(value: Any, column: str, where: str) -> list[tuple[str, int | None]
     """Texts and where they begin, as far as that is said; empty texts are no answers."""
     if isinstance(value, Mapping) and isinstance(value.get("text"), list):
         texts = value["text"]
-        starts = value.get("answer_start") or [None] * len(texts)
-        value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=False)]
+        starts = value.get("answer_start")
+        starts = starts[: len(texts)] if isinstance(starts, list) else [starts]
+        value = [{"text": text, "answer_start": start} for text, start in zip_longest(texts, starts)]
     several = value if isinstance(value, list | tuple) else [] if value is None or value != value else [value]
     found = []
     for one in several:

@@ -19,6 +19,10 @@ _LINE_ENDS = re.compile("[\x0b\x0c\r\x85\u2028\u2029]")
 _WIDE_SPACES = re.compile("[\xa0\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _RUNS_OF_SPACES = re.compile("  +")
 _BLANK_LINES = re.compile("\n\n\n+")
+# Thai, Lao, Burmese, Khmer, Chinese and Japanese are written without spaces between words.
+_UNSPACED = re.compile(
+    "([\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003fffd])"
+)
 
 
 def normalise(text: str) -> str:
@@ -58,9 +62,10 @@ class NearDuplicates:
     """Says of each text whether nothing like it came before: MinHash (Broder 1997) over shingles of five words.
 
     Two texts are alike when the Jaccard similarity of their shingles, case and punctuation aside, is ``threshold`` or
-    more. Chance has a say in it, with 240 hashes in bands: of pairs exactly at the threshold about half are found, of
-    pairs 0.1 above it nearly all, and a pair 0.2 below it is rarely taken for one. The same texts in the same order
-    always give the same answers. Texts that were refused are not remembered.
+    more; in scripts without spaces a shingle is five characters. Chance has a say in it, with 240 hashes in bands: of
+    pairs exactly at the threshold about half are found, of pairs 0.1 above it nearly all, and a pair 0.2 below it is
+    rarely taken for one. The same texts in the same order always give the same answers. Texts that were refused are
+    not remembered.
 
     Memory is fixed: 4 bytes a band and slot, 17 bands at 0.8, so that the default ``capacity`` of a million documents
     takes at most 143 MB (untouched pages take none). Beyond it the newest overwrite the oldest, and a few copies of
@@ -129,8 +134,14 @@ def _banding(threshold: float) -> tuple[int, int]:
 
 
 def _shingles(text: str) -> NDArray[np.uint64]:
-    """A hash of every five words in a row; of all the words where there are fewer."""
-    words = text.lower().encode("utf-8", "surrogatepass").translate(None, string.punctuation.encode()).split()
+    """A hash of every five words in a row; of all the words where there are fewer.
+
+    In scripts that have no spaces between words each character counts for one.
+    """
+    text = text.lower()
+    if not text.isascii():
+        text = _UNSPACED.sub(r" \1 ", text)
+    words = text.encode("utf-8", "surrogatepass").translate(None, string.punctuation.encode()).split()
     hashes = np.fromiter(map(zlib.crc32, words), dtype=np.uint64, count=len(words))
     if len(words) < _SHINGLE_WORDS:
         hashes = np.concatenate([hashes, np.zeros(_SHINGLE_WORDS - len(words), dtype=np.uint64)])
