@@ -144,6 +144,10 @@ def test_tags_that_mark_no_spans(world: World, tmp_path: Path) -> None:
     assert result["measures"] == ["accuracy", "macro_f1"]
     assert result["test"]["accuracy"] == result["test"]["macro_f1"] == 1.0
     assert result["labels"] == ["ADJ", "ADP", "DET", "NOUN"]
+    page = (tmp_path / "run" / "report" / "report.md").read_text()
+    assert "fine-tuned to tag words" in page  # not to tell classes of texts apart
+    assert "It is as good as" in page
+    assert "below" not in page
 
 
 @pytest.mark.parametrize(

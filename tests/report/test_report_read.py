@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,26 @@ def test_lengths_as_rows_and_as_nested_mappings(tmp_path: Path, finetuning: Make
     table = tables.lengths(nested, "lengths")
     assert table is not None
     assert [row[0] for row in table.cells()] == ["train / torch", "test / torch"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "2 LSTM layers × 256"),
+        ({"cell": "gru", "bidirectional": True}, "2 GRU layers × 256, bidirectional"),
+        ({"bidirectional": True, "apart": True, "characters": {"vectors": 8}}, "bidirectional, apart, characters"),
+    ],
+)
+def test_a_recurrent_architecture_is_told_by_its_cell(
+    tmp_path: Path, pretraining: Make, changes: dict[str, Any], told: str
+) -> None:
+    record = read_run(pretraining(tmp_path / "lstm", steps=13))
+    backbone = {"kind": "recurrent", "cell": "lstm", "num_hidden_layers": 2, "hidden_size": 256}
+    backbone |= {"attention": {"kind": "additive"}} | changes
+    said = architecture(dataclasses.replace(record, config={"model": backbone}, result={}))
+    assert said is not None
+    assert said.endswith(told)
+    assert "additive" not in said
 
 
 def test_nested_parts_of_an_architecture_are_words(tmp_path: Path, pretraining: Make) -> None:

@@ -74,6 +74,11 @@ class RunRecord:
         """The test metrics to show, by which the first models are compared."""
         return [str(name) for name in as_list(self.result.get("measures"))] or ["accuracy"]
 
+    @property
+    def names_classes(self) -> bool:
+        """Whether it was fine-tuned to name the class of a text; words that are tagged are no texts."""
+        return self.measures[0] == "accuracy" and self.result.get("task", "classification") == "classification"
+
     def test_rows(self) -> float | None:
         """On how many texts the metrics were taken: with folds, each text was in one of them."""
         rows = [number(test.get("rows")) or 0.0 for test in self.tests()]
@@ -296,7 +301,12 @@ def architecture(record: RunRecord) -> str | None:
     if backbone is None:
         start = record.result.get("start_from")
         return f"from {start}" if isinstance(start, str) else None
-    words = [f"{backbone.get('num_hidden_layers')} layers × {backbone.get('hidden_size')}"]
+    cell = backbone.get("cell")
+    layers = "layers" if cell is None else f"{str(cell).upper()} layers"
+    words = [f"{backbone.get('num_hidden_layers')} {layers} × {backbone.get('hidden_size')}"]
+    if cell is not None:
+        ways = [word for word in ("bidirectional", "apart") if backbone.get(word)]
+        return ", ".join([*words, *ways, *(["characters"] if backbone.get("characters") else [])])
     if "num_attention_heads" in backbone:
         words.append(f"{backbone['num_attention_heads']} heads")
     plain = {"attention": "full", "positions": "learned", "residual": "post"}

@@ -8,7 +8,7 @@ from homespun.report import formats, tasks
 from homespun.report.formats import number
 from homespun.report.intervals import difference
 from homespun.report.read import RunRecord, Tree, as_tree, final_losses, loss_terms
-from homespun.report.tables import CLASSES, mean_and_deviation
+from homespun.report.tables import mean_and_deviation
 
 _SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
 
@@ -54,7 +54,7 @@ def _begun(record: RunRecord) -> str:
 
 
 def _finetuning(record: RunRecord) -> str:
-    if record.measures[0] != CLASSES[0]:
+    if not record.names_classes:
         return " ".join(tasks.sentences(record, _circumstances([record])))
     tests = record.tests()
     classes = len(as_tree(tests[0].get("per_class"))) if tests else 0

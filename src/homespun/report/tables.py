@@ -61,7 +61,7 @@ def distinct_baselines(records: Sequence[RunRecord]) -> dict[str, tuple[Tree, fl
 
 def results(records: Sequence[RunRecord]) -> Table | None:
     """Test metrics of the models that name classes and of the baselines; ``None`` where nothing was tested."""
-    records = [record for record in records if record.measures[0] == CLASSES[0]]
+    records = [record for record in records if record.names_classes]
     rows = [
         _result(record.name, tests, record.test_rows(), len(tests)) for record in records if (tests := record.tests())
     ]

@@ -18,7 +18,7 @@ from homespun.report.predictions import scores
 from homespun.report.read import RunRecord, Tree, as_list, as_tree
 from homespun.report.statistics import bootstrap
 from homespun.report.table import Column, Table
-from homespun.report.tables import BASELINES, CLASSES, mean_and_deviation
+from homespun.report.tables import BASELINES, mean_and_deviation
 
 NAMES = {
     "rouge1": "ROUGE-1",
@@ -52,7 +52,7 @@ def title(measure: str) -> str:
 
 def others(records: Sequence[RunRecord]) -> list[RunRecord]:
     """The tested runs whose task is not to name classes."""
-    return [record for record in records if record.tests() and record.measures[0] != CLASSES[0]]
+    return [record for record in records if record.tests() and not record.names_classes]
 
 
 def results(records: Sequence[RunRecord]) -> list[Table]:
@@ -158,8 +158,10 @@ def _purpose(record: RunRecord) -> str:
 
 def _verdict(record: RunRecord, measure: str, value: float, name: str, reference: float) -> str:
     line, gain = BASELINES.get(name, name), value - reference
+    if gain == 0:
+        return f"is as good as {line} ({formats.share(reference)})"
     words = f"beat {line} ({formats.share(reference)}) by {formats.share(gain)}"
-    if gain <= 0:
+    if gain < 0:
         words = f"did not beat {line} ({formats.share(reference)}): it is {formats.share(-gain)} below"
     differences = _differences(record.path, measure, name)
     if differences is None:
