@@ -189,7 +189,7 @@ def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> 
     lines = lines_of(tmp_path / "run/predictions/model.jsonl")
     assert [line["row"] for line in lines if line["truth"] is None] == [31]
     page = (tmp_path / "run/report/index.html").read_text(encoding="utf-8")
-    assert "4 pairs had an empty side" in page
+    assert "Pairs with an empty side, from which nothing was learned: 4." in page
 
 
 MISTAKES = {

@@ -71,7 +71,7 @@ def test_finetuning_says_result_verdict_and_cut_texts(tmp_path: Path, finetuning
     assert "of 1,800 test texts" in words
     assert "the mean of 3 trainings" in words
     assert words.index("It beat TF-IDF + linear") < words.index("It beat the majority class (8.3 %)")
-    assert "37 texts were longer than the model reads and were cut" in words
+    assert "Texts longer than the model reads, which were cut: 37." in words
 
 
 def test_measured_on_validation_texts_is_said(tmp_path: Path, finetuning: Make) -> None:

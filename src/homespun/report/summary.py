@@ -82,12 +82,12 @@ def _finetuning(record: RunRecord) -> str:
     ]
     cut = number(record.result.get("truncated"))
     if cut:
-        sentences.append(f"{formats.whole(cut)} texts were longer than the model reads and were cut.")
+        sentences.append(f"Texts longer than the model reads, which were cut: {formats.whole(cut)}.")
     if one_sided := number(record.result.get("one_sided")):
-        sentences.append(f"{formats.whole(one_sided)} pairs had an empty side: nothing was learned from them.")
+        sentences.append(f"Pairs with an empty side, from which nothing was learned: {formats.whole(one_sided)}.")
     chunked = number(record.result.get("chunked"))
     if chunked:
-        sentences.append(f"{formats.whole(chunked)} texts were read in chunks.")
+        sentences.append(f"Texts read in chunks: {formats.whole(chunked)}.")
     return " ".join(sentences)
 
 
@@ -152,7 +152,7 @@ def _budget(record: RunRecord) -> str | None:
     budget = as_tree(as_tree(record.config.get("train")).get("budget"))
     written = {"time": formats.duration, "tokens": formats.count, "steps": formats.whole, "epochs": formats.text}
     parts = [
-        write(value) if key == "time" else f"{write(value)} {key}"
+        write(value) if key == "time" else f"{write(value)} {key if value != 1 else key[:-1]}"
         for key, write in written.items()
         if (value := number(budget.get(key))) is not None
     ]

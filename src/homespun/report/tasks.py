@@ -113,23 +113,23 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
         if (reference := mean_and_deviation([baseline], measures[0])) is not None
     ]
     for count, words in (
-        ("truncated", "sources were longer than the model reads and were cut"),
-        ("targets_truncated", "targets were longer than the model writes and were cut in training"),
-        ("empty", "pairs without a source or a target were left out"),
-        ("one_sided", "pairs had an empty side: nothing was learned from them"),
-        ("outside", "numbers lay outside their range, and were neither learned from nor measured"),
-        ("windows_beyond_one", "more parts than documents were read: these were longer than the model reads"),
-        ("sentences_cut", "sentences were longer than the model reads and were cut"),
-        ("empty_documents", "documents had no sentence"),
-        ("words_without_pieces", "words are nothing to the tokenizer, and were given no tag by the model"),
-        ("unseen_tags", "words have a tag that was not seen in training, which is never told"),
-        ("answers_realigned", "answers did not stand where it was said, and were taken where they stand nearest"),
-        ("answers_dropped", "questions have no answer that stands in their text: nothing was learned from them"),
-        ("questions_truncated", "questions were longer than the model reads and were cut"),
-        ("empty_contexts", "questions are about an empty text"),
+        ("truncated", "Sources longer than the model reads, which were cut"),
+        ("targets_truncated", "Targets longer than the model writes, cut in training"),
+        ("empty", "Pairs without a source or a target, left out"),
+        ("one_sided", "Pairs with an empty side, from which nothing was learned"),
+        ("outside", "Numbers outside their range, neither learned from nor measured"),
+        ("windows_beyond_one", "Parts read beyond one a document, of those longer than the model reads"),
+        ("sentences_cut", "Sentences longer than the model reads, which were cut"),
+        ("empty_documents", "Documents without a sentence"),
+        ("words_without_pieces", "Words that are nothing to the tokenizer, to which the model gave no tag"),
+        ("unseen_tags", "Words whose tag was not seen in training, and so is never told"),
+        ("answers_realigned", "Answers that did not stand where it was said, taken where they stand nearest"),
+        ("answers_dropped", "Questions without an answer that stands in their text, from which nothing was learned"),
+        ("questions_truncated", "Questions longer than the model reads, which were cut"),
+        ("empty_contexts", "Questions about an empty text"),
     ):
         if found := number(record.result.get(count)):
-            told.append(f"{formats.whole(found)} {words}.")
+            told.append(f"{words}: {formats.whole(found)}.")
     return told
 
 
