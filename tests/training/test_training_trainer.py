@@ -475,6 +475,28 @@ def test_bf16_trains_float32_weights(tmp_path):
     assert {p.dtype for p in trainer.objective.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize(
+    ("can", "limits", "precision", "said"),
+    [
+        ({"avx512_bf16": True}, {}, "auto", True),
+        ({"amx_bf16": True, "avx512_bf16": False}, {"seconds": 900}, "auto", True),
+        ({"avx512_bf16": False, "cpu_name": "bf16"}, {}, "auto", False),
+        ({"avx512_bf16": True}, {"steps": 20}, "auto", False),
+        ({"avx512_bf16": True}, {"seconds": 30}, "auto", False),
+        ({"avx512_bf16": True}, {}, "float32", False),
+        (None, {}, "auto", False),
+    ],
+)
+def test_a_processor_with_bf16_is_told_of(tmp_path, monkeypatch, caplog, can, limits, precision, said):
+    if can is None:  # as in an older torch
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can, raising=False)
+    budget = {"steps": limits.get("steps", 10_000), "time": limits.get("seconds")}
+    make_trainer(tmp_path, train_config(precision=precision, budget=budget))
+    assert ("train.precision=bf16 may train" in caplog.text) == said
+
+
 def test_a_cpu_is_not_worth_compiling_for():
     assert not is_worth_compiling(CPU, Limits())
 

@@ -22,9 +22,10 @@ from homespun.errors import UserError
 from homespun.nn.kernels.performer import redraw
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place, is_worth_compiling
+from homespun.training.devices import Place, is_faster_in_bf16, is_worth_compiling
+from homespun.training.finite import NotFinite
 from homespun.training.interruption import Interruption
-from homespun.training.learner import Learner, NotFinite, Update
+from homespun.training.learner import Learner, Update
 from homespun.training.memory import PeakMemory, keep_freed_memory
 from homespun.training.run import Run
 from homespun.training.tensorboard import TensorBoard
@@ -83,7 +84,8 @@ class Trainer:
         UserError: on building, for a precision the device does not have or nothing to train; on iterating, for a
             budget too small for one step, a micro-batch of one row that does not fit into memory, or a checkpoint of
             something else.
-        NotFinite: on iterating: a loss or gradient is not finite.
+        NotFinite: on iterating: a loss or gradient is not finite, and the weights are as before the step; or a
+            validation is not, and no checkpoint has these weights.
         Interrupted: on iterating: Ctrl-C or SIGTERM.
     """
 
@@ -115,6 +117,8 @@ class Trainer:
         self._memory = PeakMemory(self.device)
         self._validate, self._clock = validate, clock
         compiled = is_worth_compiling(self.device, self.limits) if config.compile == "auto" else config.compile
+        if place.is_main and config.precision == "auto" and is_faster_in_bf16(self.device, self.limits):
+            logger.warning("this processor has bfloat16: train.precision=bf16 may train up to twice as fast")
         self._learner = Learner(objective, config, self.accelerator, compiled=compiled)
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best: float | None = None
@@ -251,11 +255,12 @@ class Trainer:
         try:
             return self._learner.update(gradients, targets, learning_rate=learning_rate)
         except NotFinite as error:
-            checkpoint = self.run.latest_checkpoint()
-            kept = "no checkpoint was written yet" if checkpoint is None else f"{checkpoint.path} is the last good one"
-            raise NotFinite(
-                f"{error} at step {number}; {kept}; lower train.optimizer.learning_rate or train.max_grad_norm"
-            ) from error
+            raise self._not_finite(str(error), number) from error
+
+    def _not_finite(self, what: str, step: int) -> NotFinite:
+        checkpoint = self.run.latest_checkpoint()
+        kept = "no checkpoint was written yet" if checkpoint is None else f"{checkpoint.path} is the last good one"
+        return NotFinite(f"{what} at step {step}; {kept}; lower train.optimizer.learning_rate or train.max_grad_norm")
 
     def _step_targets(self, parts: list[Batch]) -> tuple[dict[str, float], int]:
         """The targets of each term and the tokens of the whole step, over micro-batches and processes."""
@@ -290,8 +295,11 @@ class Trainer:
         if self._validate is None or not (due or self.limits.is_over(self.progress)):
             return None
         began = self._seconds()
-        with self._learner.autocast():
-            evaluation = self._validate()
+        try:
+            with self._learner.autocast():
+                evaluation = self._validate()
+        except NotFinite as error:
+            raise self._not_finite("the validation is not finite", self.progress.steps) from error
         self._score = self._agreed(evaluation.score(self.config.best_metric))[0]
         if self._best is None or self._score > self._best:
             self._best, self._since_best = self._score, 0
