@@ -1,11 +1,11 @@
-"""Plans beside what they plan: memory and time of every architecture, predicted, probed and measured.
+"""Plans beside what they plan: memory and time of small models of many kinds, predicted, probed and measured.
 
 Options: ``--only "NAME;NAME"``; ``--wall`` to time by the clock (on a quiet machine), else by the processor's time.
 
-Each case is a small recipe on made-up text. It is predicted from its config alone; then probed with micro-batches of a
-quarter and of half its size, in processes of their own; then measured at its own size, in a third. Nothing was fitted
-to any case: what a process takes beside its tensors and how fast the machine is come from a model of two layers of 128
-and from single operators.
+Each case is a small recipe on made-up text: a kind of attention, of network or of wiring. It is predicted from its
+config alone; then probed with micro-batches of a quarter and of half its size, in processes of their own; then measured
+at its own size, in a third. Nothing was fitted to any case: what a process takes beside its tensors and how fast the
+machine is come from a model of two layers of 128 and from single operators.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ def _with(attention: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return _SIZE | {"attention": attention} | changes
 
 
+def _two(preset: str) -> dict[str, Any]:
+    """An encoder and a decoder."""
+    return {"preset": preset, "encoder": {"vocab_size": 8000}}
+
+
 # name: model, objective, tokens in a row, rows in a step
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
     "full, mlm": (_SIZE, _MLM, 128, 32),
@@ -51,12 +56,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
     "albert": ({"preset": "albert-mini"} | _SIZE, _MLM, 128, 32),
     "reversible dilated": ({"preset": "reversible-dilated-bert-small"} | _SIZE, _ELECTRA, 128, 32),
     "checkpointed": (_SIZE, _MLM, 128, 32),
-    "t5": (
-        {"preset": "t5-tiny", "encoder": {"vocab_size": 8000}},
-        {"kind": "span_corruption"},
-        128,
-        32,
-    ),
+    "t5": (_two("t5-tiny"), {"kind": "span_corruption"}, 128, 32),
+    "lstm": ({"preset": "lstm-mini", "vocab_size": 8000}, {"kind": "streamed_clm"}, 64, 64),
+    "gru, both directions": ({"preset": "bigru-mini", "vocab_size": 8000}, _MLM, 128, 32),
+    "elmo": ({"preset": "elmo-mini", "vocab_size": 8000}, {"kind": "bilm"}, 32, 32),
+    "gru, encoder and decoder": (_two("rnn-seq2seq-mini"), {"kind": "denoising"}, 64, 32),
+    "bart": (_two("bart-mini"), {"kind": "denoising"}, 128, 16),
+    "pegasus": (_two("pegasus-mini"), {"kind": "gap_sentences"}, 128, 16),
+    "led": (_two("led-mini"), {"kind": "span_corruption"}, 512, 4),
+    "prophetnet": (_two("prophetnet-mini"), {"kind": "future_ngrams"}, 128, 16),
+    "hierarchical": (_two("hierarchical-mini"), {"kind": "denoising"}, 128, 16),
 }
 
 

@@ -14,6 +14,10 @@ class UserError(ValueError):
     """
 
 
+class NotFinite(UserError):
+    """A loss, a gradient or what a model says is infinite or not a number."""
+
+
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or the whole list where nothing is near: the tail of an error about a name."""
     names = sorted(allowed)

@@ -20,6 +20,9 @@ before = (out / "config.yaml").exists()
 (out / "config.yaml").write_text("kind: fake")
 with (out / "calls.txt").open("a") as calls:
     calls.write(f"{verb} {' '.join(rest)}\n")
+if verb == "baselines" and "FAKE_BASELINES_FAIL" in os.environ:
+    print("error: no scikit-learn", flush=True)
+    raise SystemExit(2)
 if recipe == "bad":
     print("a warning of nothing", flush=True)
     print("error: the corpus is empty; give another", flush=True)

@@ -127,7 +127,7 @@ def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
 
 def test_one_reason_of_several_variations_is_said_once(made: Path) -> None:
     variations = {"a": {}, "b": {"finetune": {"train.batch_size": 3}}}
-    with pytest.raises(UserError, match=r"2 of 2 variations .* \(1\) a, b: label 'z' was not seen in training"):
+    with pytest.raises(UserError, match=r"2 of 2 variations .* \(1\) a, b: .*label 'z' was not seen in training"):
         checked(made, finetune=task(made, test=str(made / "strange.csv")), variations=variations)
 
 
@@ -143,7 +143,8 @@ def test_corpora_with_different_tokenizers_are_refused_unless_said_so(made: Path
 def test_more_tokens_than_there_are_is_said_in_passes(made: Path) -> None:
     from homespun.data.corpus import Corpus
 
-    there = round(Corpus.open(made / "corpus").num_tokens * 0.98)
+    corpus = Corpus.open(made / "corpus")
+    there = int(corpus.lengths[corpus.split(0.02, 0)[0]].sum())
     (note,) = checked(made, budget={"tokens": 5 * there})
     assert note.startswith(
         f"tokens of the budget come to 5.0 passes over {made / 'corpus'}, which has {there:,} tokens"
@@ -151,6 +152,112 @@ def test_more_tokens_than_there_are_is_said_in_passes(made: Path) -> None:
     (note,) = checked(made, budget={"steps": 1000})
     assert f"steps of the budget come to {1000 * 32 * 16 / there:,.1f} passes" in note
     assert checked(made, budget={"tokens": there - 1}) == []
+
+
+def test_a_corpus_that_cannot_be_divided_is_refused(made: Path) -> None:
+    tokenizer = Tokenizer.load(made / "corpus" / "tokenizer")
+    build_corpus([Document(" ".join(TEXTS * 7))], tokenizer, made / "one", workers=1)
+    variations = {"many": {}, "one": {"pretrain": {"data.corpus": str(made / "one")}}}
+    with pytest.raises(UserError, match=r"1 of 2 variations .* \(1\) one: corpus .*one has one document, which"):
+        checked(made, variations=variations)
+
+
+def test_what_every_row_or_validation_would_fail_of_is_refused(made: Path) -> None:
+    variations = {
+        "pairs": {"pretrain": {"objective": {"kind": "mlm", "next_sentence": True}}},
+        "short": {"pretrain": {"data.length": 700001}},
+        "chosen": {"pretrain": {"train.best_metric": "acuracy"}},
+        "judged": {"finetune": {"train.best_metric": "acuracy"}},
+    }
+    with pytest.raises(UserError, match=r"4 of 4 variations cannot be built") as told:
+        checked(made, finetune=task(made), variations=variations, budget={"steps": 1})
+    for words in (
+        "pairs: next sentence prediction needs to know where sentences end",
+        "tokens to train on, less than one row of 700001",
+        "chosen: train.best_metric=acuracy is not measured where electra is learned",
+        "judged: train.best_metric=acuracy is not measured where classification is learned",
+    ):
+        assert words in str(told.value)
+
+
+def test_mistakes_of_a_comparison_stand_beside_what_cannot_be_built(made: Path) -> None:
+    variations = {
+        "good": {},
+        "a": {"pretrain": {"train.seed": 3}},
+        "b": {"finetune": {"seeds": 5}},
+        "c": {"pretrain": {"train.budget.steps": 7}},
+        "d": {"start_from": "x", "pretrain": {"y": 1}},
+        "e": {"tasks": {"topcs": {"data.length": 8}}},
+        "f": {"pretrain": {"train": {"seed": 11}}},
+        "g": {"pretrain": {"model.num_hidden_layer": 2}},
+    }
+    with pytest.raises(UserError) as told:
+        checked(made, finetune=task(made), variations=variations, seeds=2)
+    assert str(told.value) == (
+        "7 of 8 variations cannot be built, so nothing was begun: "
+        "(1) a, f: leave train.seed out, the comparison's `seeds` and `first_seed` say it "
+        "(2) b: leave seeds out, the comparison's own `seeds` say it "
+        "(3) c: train.budget.steps is not its own to choose, the budget is the same for all; leave it out, or leave "
+        "the comparison's `budget` out "
+        "(4) d: it pretrains nothing, so y has no meaning; leave it out "
+        "(5) e: no task 'topcs'; did you mean 'topics'? "
+        "(6) g: electra-tiny: unknown key 'model.num_hidden_layer'; did you mean 'num_hidden_layers'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"pretrain.train.optimizer.learning_rat": {"low": 0.1, "high": 0.2}}, r"\(1\) one, two: .*'learning_rate'"),
+        ({"pretrain.train.seed": {"choices": [3, 5]}}, r"\(1\) one, two: leave train.seed out"),
+        (
+            {"pretrain.data.length": {"low": 16, "high": 1031, "whole": True}},
+            r"one with pretrain.data.length=1031, two with pretrain.data.length=1031: rows of data.length=1031 ",
+        ),
+        (
+            {"pretrain.model.num_hidden_layers": {"low": 1, "high": 5}},
+            r"one with .*num_hidden_layers=3.5, .*valid integer",
+        ),
+        (
+            {
+                "pretrain.model.hidden_dropout_prob": {"low": 0.0, "high": 0.5},
+                "finetune.objective.head": {"choices": [{"kind": "ffn"}, {"kind": "cnn"}, {"kind": "ccn"}]},
+            },
+            r"one with finetune.objective.head=.kind: ccn., two with finetune.objective.head=.kind: ccn.: .*'cnn'",
+        ),
+    ],
+)
+def test_a_space_is_built_before_it_is_searched(made: Path, space: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=f"2 of 2 variations cannot be built.*{words}"):
+        checked(made, finetune=task(made), variations={"one": {}, "two": {}}, search={"space": space})
+
+
+def test_what_only_a_search_sets_is_not_missed(made: Path) -> None:
+    space = {"pretrain.data.corpus": {"choices": [str(made / "corpus"), str(made / "other")]}}
+    stage = {"recipe": "electra-tiny", "settings": {"data": {"length": 16}, **SMALL}}
+    with pytest.raises(UserError, match="corpora have different tokenizers"):
+        checked(made, pretrain=stage, search={"space": space})
+    assert checked(made, pretrain=stage, search={"space": space}, different_tokenizers=True) == []
+
+
+@pytest.mark.parametrize(
+    ("measure", "tuned", "words"),
+    [
+        ("macro_f1", True, ""),
+        ("roc_auc", True, ""),
+        ("loss", False, ""),
+        ("acuracy", True, "search.measure=acuracy is not measured where classification .* did you mean 'accuracy'"),
+        ("accuracy", False, "search.measure=accuracy is not measured where electra is learned"),
+    ],
+)
+def test_the_measure_of_a_search_is_looked_at_before(made: Path, measure: str, tuned: bool, words: str) -> None:
+    search = {"space": {"pretrain.model.hidden_dropout_prob": {"low": 0.0, "high": 0.5}}, "measure": measure}
+    tree = {"search": search, "finetune": task(made)} if tuned else {"search": search}
+    if not words:
+        assert checked(made, **tree) == []
+        return
+    with pytest.raises(UserError, match=words):
+        checked(made, **tree)
 
 
 def test_seeds_are_not_built_apart(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,9 @@ from comparing import comparison
 from homespun.compare.plans import plans
 from homespun.compare.trials import trials
 from homespun.errors import UserError
+from homespun.planning.choose import NothingFits, choose
+from homespun.planning.predict import Memory, Prediction, Workload
+from homespun.training.config import Budget, TrainConfig
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +24,7 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append((recipe, start_from, changes))
         least = 3e9 if recipe.model.hidden_size == 256 else 1e9
         if recipe.train.budget.memory < least:
-            raise UserError(f"nothing fits into it: this recipe takes at least {least / 1e9:.2f} GB")
+            raise NothingFits(f"nothing fits into it: this recipe takes at least {least / 1e9:.2f} GB")
         return {"memory": {"peak": least}}
 
     monkeypatch.setitem(sys.modules, "homespun.jobs.plan", SimpleNamespace(plan=plan))
@@ -53,6 +56,24 @@ def test_one_that_does_not_fit_is_a_note(planner: list[Any]) -> None:
 def test_a_budget_that_none_fits_says_the_least_that_each_would() -> None:
     with pytest.raises(UserError, match=r"no variation fits.*\(1\) small: .* 1\.00 GB \(2\) large: .* 3\.00 GB"):
         planned("200MB")
+
+
+def test_the_planner_tells_what_does_not_fit_from_other_mistakes() -> None:
+    train = TrainConfig(budget=Budget(steps=1), batch_size=5)
+    work = Workload(build=lambda: pytest.fail("not built"), batches=lambda rows, count: [], train=train)
+    with pytest.raises(NothingFits):
+        choose(
+            work, memory=90, predict=lambda *_: Prediction(1, {}, Memory(0, 0, 0, 0, {}, 0, 97), 7, 0.0, 0.0, 3.0, 0)
+        )
+
+
+def test_what_cannot_be_planned_is_not_said_to_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(recipe: Any, **_: Any) -> dict[str, Any]:
+        raise UserError("corpus x has one document")
+
+    monkeypatch.setitem(sys.modules, "homespun.jobs.plan", SimpleNamespace(plan=plan))
+    with pytest.raises(UserError, match=r"^variation small: corpus x has one document$"):
+        planned("50MB")
 
 
 def test_changes_to_a_checkpoint_are_planned_with_it(planner: list[Any]) -> None:

@@ -13,12 +13,16 @@ import pytest
 from comparing import FAKE, calls, comparison, records, run, runner_of
 
 from homespun.compare import folder
+from homespun.compare import run as run_module
 from homespun.compare.folder import Lock, open_records
 from homespun.compare.progress import share_of_run
 from homespun.compare.run import run_comparison
+from homespun.compare.sharing import Baselines
 from homespun.compare.stage import Command, Here, Process, reason, shares
 from homespun.compare.trials import trials
 from homespun.errors import UserError
+from homespun.jobs.baselines import given_to
+from homespun.jobs.recipe import finetune_recipe
 
 TASK = {"topics": {"recipe": "classify"}}
 
@@ -179,6 +183,84 @@ def test_baselines_are_measured_once_a_task(tmp_path: Path) -> None:
     assert "baselines=false" in (tmp_path / "trials/other/seed-1/topics/calls.txt").read_text()
 
 
+OTHER_ROWS = {"tasks": {"topics": {"data.train": "small.csv"}}}
+OTHER_LENGTH = {"finetune": {"data.length": 61, "objective.head": {"kind": "cnn"}, "train.batch_size": 7}}
+
+
+@pytest.mark.parametrize("order", [("small", "whole", "long", "slight"), ("whole", "small", "slight", "long")])
+def test_trials_of_other_examples_have_baselines_of_their_own(tmp_path: Path, order: tuple[str, ...]) -> None:
+    variations = {"whole": {}, "long": OTHER_LENGTH, "small": OTHER_ROWS, "slight": OTHER_ROWS | OTHER_LENGTH}
+    run(of(variations={name: variations[name] for name in order}, seeds=2), tmp_path)
+    beside = {name: record["stages"]["topics"]["baselines"] for name, record in records(tmp_path).items()}
+    first, second = {"topics", "topics@2"}, {name: beside[f"{name}/seed-0"] for name in variations}
+    assert set(beside.values()) == first
+    assert second["whole"] == second["long"] != second["small"] == second["slight"]
+    assert all(beside[f"{name}/seed-1"] == folder for name, folder in second.items())
+    assert [name for name in calls(tmp_path) if "baselines" in name] == ["baselines/topics", "baselines/topics@2"]
+    told = {name: (tmp_path / "baselines" / name / "calls.txt").read_text() for name in first}
+    assert "small.csv" in told[second["small"]]
+    assert "small.csv" not in told[second["whole"]]
+
+
+def test_baselines_stay_those_of_what_they_were_measured_of(tmp_path: Path) -> None:
+    recipe = of(variations={"whole": {}, "small": OTHER_ROWS})
+    found = open_records(tmp_path / "out", recipe, trials(recipe))
+    stages = [record.trial.stages[-1] for record in found]
+    wanted = [given_to(finetune_recipe(stage.recipe, stage.settings)) for stage in stages]
+
+    def names() -> list[str]:
+        Baselines(tmp_path).add(found)
+        return [record.stage("topics")["baselines"] for record in found]
+
+    assert names() == ["topics", "topics@2"]
+    (tmp_path / "topics").mkdir()
+    (tmp_path / "topics" / "result.json").write_text(json.dumps({"of": wanted[1]}))
+    assert names() == ["topics@2", "topics"]
+    (tmp_path / "topics" / "result.json").write_text("{}")  # of before it was said
+    assert names() == ["topics", "topics@2"]
+
+
+def test_why_there_are_no_baselines_is_left_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_BASELINES_FAIL", "1")
+    result = run(of("good"), tmp_path)
+    assert (result["done"], result["notes"]) == (1, ["baselines of topics could not be measured: no scikit-learn"])
+    assert (tmp_path / "baselines/topics/why.txt").read_text() == "no scikit-learn"
+    monkeypatch.delenv("FAKE_BASELINES_FAIL")
+    before = calls(tmp_path / "trials")
+    assert run(of("good"), tmp_path)["notes"] == []
+    assert (tmp_path / "baselines/topics/result.json").is_file()
+    assert not (tmp_path / "baselines/topics/why.txt").exists()
+    assert calls(tmp_path / "trials") == before
+
+
+def test_the_time_of_a_process_is_kept_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "_LOOK", 0.0)
+    kept: list[dict[str, Any]] = []
+
+    def killed() -> bool:
+        kept[:] = records(tmp_path).values()
+        if len(kept) == 1 and kept[0]["seconds"] > 0.2:
+            raise KeyboardInterrupt
+        return True
+
+    runner = runner_of(of("slow"), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(killed)
+    before = kept[0]["seconds"]
+    assert kept[0]["stages"]["pretrain"]["seconds"] == pytest.approx(before)
+    runner = runner_of(of("slow"), tmp_path)
+    (record,) = runner._records
+    begun = record.values["seconds"]
+    assert begun >= before
+    runner._places = Here(1, start=(sys.executable, "-c", "import time; time.sleep(0.3)"))
+    runner.step()
+    runner._write_time()
+    while len(runner._jobs) == 1 and record.values["stages"]["pretrain"]["finished"] is False:
+        runner.step(idle=True)
+        time.sleep(0.02)
+    assert record.values["seconds"] == pytest.approx(begun + 0.35, abs=0.1)  # no part of it is counted twice
+
+
 def test_slots_run_side_by_side_and_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     runner = runner_of(of("slow", "good", "other"), tmp_path, slots=2)
@@ -310,7 +392,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a file"):
         run(of("good"), tmp_path / "letters.txt")
     with pytest.raises(UserError, match="is a file"):
-        run_comparison(of("good"), tmp_path / "letters.txt")
+        run_comparison(of("good"), tmp_path / "letters.txt" / "under")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letters.txt").write_text("dear")
+    for out, said in ((tmp_path / "other", "other things in it"), (tmp_path / "new", "cannot be built")):
+        with pytest.raises(UserError, match=said):
+            run_comparison(of("good"), out)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["letters.txt"]  # no lock
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_folder_killed_before_it_was_a_comparison_is_one(tmp_path: Path) -> None:

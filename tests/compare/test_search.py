@@ -206,6 +206,22 @@ def test_another_measure_and_its_direction(tmp_path: Path) -> None:
     assert found["one"][RATE] == pytest.approx(min(tried, key=lambda rate: abs(rate - 0.25)))  # macro_f1 is best there
 
 
+@pytest.mark.parametrize(("measure", "best"), [("ece", 0.125), ("roc_auc", 0.75), ("absolute_error", 0.125)])
+def test_the_better_way_of_a_measure_and_what_has_none(tmp_path: Path, measure: str, best: float) -> None:
+    searching = Searching(searched(measure=measure, trials=3), tmp_path)
+    for value in (0.125, 0.125, None, None, 0.75, 0.75):  # of one and two by turns
+        record = searching.ask()
+        assert record is not None
+        run = record.path_of("pretrain")
+        run.mkdir(parents=True)
+        metrics = {"validation": {"loss": 0.5}, "validation_metrics": {measure: value}}
+        (run / "result.json").write_text(json.dumps(metrics))
+        record.update(status="done")
+        searching.tell()
+    assert searching.ask() is None
+    assert [told[measure] for told in searching.found().values()] == [best, best]
+
+
 def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(tmp_path: Path) -> None:
     recipe = searched()
     for start in (("false",), FAKE):  # the second time nothing would fail, and nothing is asked for
@@ -218,11 +234,12 @@ def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(
 
 
 def test_mistakes_are_said(tmp_path: Path) -> None:
-    recipe = searched(measure="test_accuracy", trials=1)
-    with pytest.raises(
-        UserError, match=r"'test_accuracy' is not measured on the validation; there are: loss, macro_f1"
-    ):
+    recipe = searched(measure="accuracy", trials=1)
+    with pytest.raises(UserError, match=r"'accuracy' is not measured on the validation; there are: loss, macro_f1"):
         found_by(recipe, runner_of(tmp_path / "a", recipe))
+    unknown = searched(measure="test_accuracy", trials=1)
+    with pytest.raises(UserError, match="'test_accuracy' is no measure"):
+        found_by(unknown, runner_of(tmp_path / "d", unknown))
     bad = comparison(pretrain={"recipe": "bad"}, search={"space": SPACE, "trials": 2}, measure=None)
     with pytest.raises(UserError, match="found nothing for base: all 2 trials failed"):
         found_by(bad, runner_of(tmp_path / "b", bad))

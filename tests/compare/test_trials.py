@@ -13,6 +13,10 @@ PRETRAIN = {"recipe": "electra-tiny", "settings": {"data.corpus": "here", "train
 TASK = {"topics": {"recipe": "classify", "settings": {"data.train": "a.csv"}}}
 
 
+def searching(**space: Any) -> dict[str, Any]:
+    return {"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": space}}}
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -127,6 +131,60 @@ def test_names_of_the_grid_are_names_of_folders_and_differ() -> None:
     assert [trial.name for trial in made] == ["head=cnn-train=c.csv", "head=cnn-train=c.csv.2"]
 
 
+def test_keys_of_the_grid_that_end_alike_are_told_apart() -> None:
+    grid = {
+        "pretrain.data.length": [128],
+        "finetune.data.length": [512],
+        "pretrain.model.attention.seed": [3],
+        "finetune.objective.head.seed": [5],
+        "finetune.train.batch_size": [7],
+    }
+    (made,) = trials(comparison(pretrain=PRETRAIN, finetune=TASK, grid=grid, seeds=1))
+    assert made.name == ("pretrain.data.length=128-finetune.data.length=512-attention.seed=3-head.seed=5-batch_size=7")
+
+
+def test_long_names_of_the_grid_end_in_a_digest() -> None:
+    values = ["a" * 230, "a" * 300, "a" * 299 + "b", "a" * 300]
+    made = trials(comparison(pretrain=PRETRAIN, grid={"pretrain.data.corpus": values}, variations={"one": {}}, seeds=1))
+    names = [trial.name for trial in made]
+    assert names[0] == f"one-corpus={'a' * 230}"
+    assert [len(name) for name in names[1:]] == [255, 255, 255]
+    assert all(name.startswith(f"one-corpus={'a' * 200}") for name in names)
+    assert len(set(names)) == 4
+    assert names[1].endswith("a-815c9271")
+
+
+def test_the_grid_and_a_search_choose_the_recipe_and_what_it_begins_with() -> None:
+    grid = {
+        "pretrain.recipe": ["electra-tiny", "albert-tiny"],
+        "pretrain.start_from": ["runs/base", None],
+        "pretrain.vectors": ["words.bin"],
+        "finetune.recipe": ["classify-frozen"],
+    }
+    recipe = comparison(pretrain=PRETRAIN, finetune=TASK, grid=grid, seeds=1)
+    made = [trial.stages for trial in trials(recipe)]
+    assert [(first.recipe, first.start_from, first.vectors) for first, _ in made] == [
+        ("electra-tiny", "runs/base", "words.bin"),
+        ("electra-tiny", None, "words.bin"),
+        ("albert-tiny", "runs/base", "words.bin"),
+        ("albert-tiny", None, "words.bin"),
+    ]
+    assert {second.recipe for _, second in made} == {"classify-frozen"}
+    assert {s for first, _ in made for s in first.settings} == {
+        "data.corpus=here",
+        "train.batch_size=7",
+        "train.seed=0",
+    }
+    (found,) = trials(comparison(pretrain=PRETRAIN, seeds=1), found={"base": {"pretrain.recipe": "bert-mini"}})
+    assert found.stages[0].recipe == "bert-mini"
+
+
+def test_names_may_be_as_long_as_those_of_folders() -> None:
+    longest = {"a" * 255: {}}
+    assert trials(comparison(pretrain=PRETRAIN, variations=longest))[0].name == "a" * 255
+    assert comparison(start_from="x", finetune={"b" * 248: {}}).finetune
+
+
 @pytest.mark.parametrize(
     ("tree", "words"),
     [
@@ -153,6 +211,30 @@ def test_names_of_the_grid_are_names_of_folders_and_differ() -> None:
         ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": {"low": 3, "high": 2}}}}, "must be below high"),
         ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": {"choices": [2]}}}}, "choices"),
         (
+            searching(low=0.5, high=8, whole=True, log=True),
+            "^test: search.space.pretrain.x: low=0.5 must be whole where whole is true; change it, or leave whole out$",
+        ),
+        (searching(low=3, hihg=5), "unknown key 'search.space.pretrain.x.hihg'; did you mean 'high'"),
+        (searching(choices=3), r"^test: search.space.pretrain.x.choices: [^;]*valid list[^;]*$"),
+        ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": 5}}}, "pretrain.x: write low and high, or choices"),
+        (searching(low=1, high=7.5, whole=True), "high=7.5 must be whole where whole is true"),
+        (searching(low=0, high=3, log=True), "low=0 must be above zero where log is true"),
+        (searching(low=3, high=3), "low=3 must be below high=3"),
+        (searching(low=3, high=float("inf")), "high"),
+        (
+            {"finetune": TASK, "search": {"space": {"pretrain.x": {"low": 3, "high": 5}}}},
+            "is of pretrain, and there is",
+        ),
+        ({"pretrain": PRETRAIN, "grid": {"finetune.data.length": [3]}}, "is of finetune, and there is none"),
+        ({"pretrain": PRETRAIN, "grid": {"pretrain.recipe": [7]}}, "recipe=7 is neither a name nor a path"),
+        ({"pretrain": PRETRAIN, "variations": {"a": {"pretrain": {"vectors": 7}}}}, "vectors=7 is neither a name"),
+        ({"pretrain": PRETRAIN, "variations": {"a" * 256: {}}}, "has 256 characters, and a name at most 255"),
+        ({"pretrain": PRETRAIN, "finetune": {"a" * 249: {}}}, "has 249 characters, and a name at most 248"),
+        *(
+            ({"pretrain": PRETRAIN, "finetune": {name: {}}}, f"a task cannot be named {name}")
+            for name in ("pretrain", "logs", "trial.json")
+        ),
+        (
             {
                 "pretrain": PRETRAIN,
                 "grid": {"pretrain.x": [1]},
@@ -164,5 +246,5 @@ def test_names_of_the_grid_are_names_of_folders_and_differ() -> None:
 )
 def test_mistakes_are_said(tree: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words) as told:
-        trials(comparison(**tree))
+        assert not [trial.stages for trial in trials(comparison(**tree))]
     assert "\n" not in str(told.value)

@@ -53,6 +53,20 @@ class TestSplits:
                 (10, a, b) for a in (2, 3) for b in (1, 2)
             }
 
+    def test_rows_alone_in_their_class_are_shared_out(self, caplog: pytest.LogCaptureFixture) -> None:
+        targets = np.append(self.targets, [5, 3, 4])
+        folds = list(stratified_folds(targets, 2, seed=1))
+        assert "3 rows are the only ones of their class" in caplog.text
+        assert joined(*(test for _, test in folds)) == list(range(103))
+        assert all(joined(*fold) == list(range(103)) and (np.diff(fold[1]) > 0).all() for fold in folds)
+        assert [[row for row in test.tolist() if row > 99] for _, test in folds] == [[100, 102], [101]]
+        of_others = [test[test < 100].tolist() for _, test in folds]
+        assert of_others == [test.tolist() for _, test in stratified_folds(self.targets, 2, seed=1)]
+        with pytest.raises(UserError, match="the smallest class has 10 rows; ask for 2 folds or more"):
+            stratified_folds(targets, 11, seed=1)
+        with pytest.raises(UserError, match="no class has two rows"):
+            stratified_folds(np.arange(7), 2, seed=1)
+
     @pytest.mark.parametrize("folds", [1, 11])
     def test_folds_that_cannot_be(self, folds: int) -> None:
         with pytest.raises(UserError, match="the smallest class has 10 rows"):

@@ -23,6 +23,7 @@ from homespun.text.tokenizer import KINDS, Tokenizer
 TOKENIZER = bert_tokenizer()
 GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "type_vocab_size": 0}
 DISTILLED = {"type_vocab_size": 0, "layer_norm_eps": 1e-12}
+SOMEWHERE = {"first": 1, "positions": [7], "projections": True}
 OFFSET = {"positions": {"kind": "learned", "offset": 2}, "type_vocab_size": 1}
 
 
@@ -303,6 +304,11 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
         ({"causal": True, "num_hidden_groups": 1}, "the nearest, bert, has num_hidden_groups=3 where this model has 1"),
         (blocks(5) | {"causal": True}, "attention.everywhere.projections=True where this model has False"),
         ({"positions": {"kind": "sinusoidal"}, "hidden_size": 44}, "sinusoidal"),
+        (
+            OFFSET
+            | {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 4}], "everywhere": SOMEWHERE}},
+            "everywhere.positions",
+        ),
     ],
 )
 def test_what_no_family_has_is_not_written(backbone: dict[str, Any], word: str, tmp_path: Path) -> None:

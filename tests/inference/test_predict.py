@@ -11,6 +11,7 @@ import torch
 
 import homespun.inference.predict
 from homespun.data.labelled import LabelledRows, Labels
+from homespun.errors import NotFinite
 from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -66,6 +67,14 @@ def test_alone_is_in_a_batch(head: Any, monkeypatch: pytest.MonkeyPatch) -> None
         assert one.label == other.label
         assert one.truncated == other.truncated
     assert len({round(one.probabilities["a"], 6) for one in together}) > 40  # the texts do matter
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_no_number_is_no_prediction(wrong: float) -> None:
+    broken = predictor()
+    next(broken.model.head.parameters()).data[0, 0] = wrong
+    with pytest.raises(NotFinite, match="what the model says of a row is not finite; train it again, with a lower"):
+        list(broken.predict(["abc", "z" * 18]))
 
 
 def test_what_a_prediction_says() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from jobs_world import run
 
 import homespun.jobs.arena as module
-from homespun.errors import UserError
+from homespun.errors import NotFinite, UserError
 from homespun.jobs.arena import arena, arena_recipe, scoreboard
 from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
 
@@ -74,28 +75,84 @@ def test_listops_from_the_command_and_going_on(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("pageless")
+@pytest.mark.parametrize("task", ["text", "listops"])  # of two classes and of ten
 def test_a_model_that_diverges_does_not_cost_the_others_their_turn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, task: str
 ) -> None:
-    train = module._train
-
-    def diverging(recipe: Any, contest: Any, out: Any, place: Any, display: Any) -> Any:
-        if out.path.name == "full":
-            train(recipe, contest, out, place, display)
-            out.log("end", time=1.0, step=3, tokens=7, reason="not_finite")
-            raise module.NotFinite("loss is nan")
-        return train(recipe, contest, out, place, display)
-
-    monkeypatch.setattr(module, "_train", diverging)
-    result = arena("listops", tmp_path / "out", models=["full", "local"], overrides=[*SMALL, *LISTOPS])
-    assert result["models"][0]["accuracy"] is None
-    assert result["models"][0]["end"] == "not_finite"
-    assert result["models"][1]["accuracy"] is not None
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    for part, rows in (("train", 41), ("test", 23)):
+        write(data / f"{part}.csv", texts(rows, random.Random(2)))
+    own = (*LISTOPS, "--models", "full,local") if task == "listops" else ("task.text=text1", "task.length=37")
+    more = () if task == "listops" else ("--data", data, "--models", "full,local")
+    command = ("arena", task, *SMALL, "train.budget.steps=1", *own, *more, "--out", out)
+    broken = "full.train.optimizer.learning_rate=1e20"
+    result = run(*command, broken)
+    assert [(model["accuracy"] is None, model["end"]) for model in result["models"]] == [
+        (True, "not_finite"),
+        (False, "budget"),
+    ]
+    assert caplog.messages == [
+        "full has no score: the validation is not finite at step 1; no checkpoint was written yet; lower "
+        "train.optimizer.learning_rate or train.max_grad_norm"
+    ]
     scores, costs, published = scoreboard(result)
     assert scores.cells()[0][1] == "–"
     assert costs.cells()[0][-1] == "not finite"
-    assert published.cells()[0][0] == "reformer"
-    assert not (tmp_path / "out" / "trials" / "full" / "result.json").exists()  # the next call tries it again
+    assert published.cells()[0][0] == ("reformer" if task == "listops" else "linear transformer")
+    assert not (out / "trials" / "full" / "result.json").exists()  # the next call tries it again
+    shutil.rmtree(out / "trials" / "full")
+    again = run(*command)  # the folder is not held to what was set for one model
+    assert [model["end"] for model in again["models"]] == ["budget", "budget"]
+
+
+@pytest.mark.usefixtures("pageless")
+def test_a_model_that_breaks_on_the_test_rows_alone_has_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = module._measure
+
+    def broken(model: Any, rows: Any, *others: Any, **more: Any) -> Any:
+        if len(rows) == 19:
+            raise NotFinite("of the test rows")
+        return measure(model, rows, *others, **more)
+
+    monkeypatch.setattr(module, "_measure", broken)
+    result = arena("listops", tmp_path / "out", models=["full"], overrides=[*SMALL, *LISTOPS])
+    assert (result["models"][0]["accuracy"], result["models"][0]["end"]) == (None, "not_finite")
+
+
+@pytest.mark.usefixtures("pageless")
+def test_models_finished_before_stay_in_the_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "out"
+    settings = [*SMALL, *LISTOPS, "train.budget.steps=1"]
+    of_one = ["linformer.model.attention.k=17", "bigbird.model.hidden_size=18"]
+    first = arena("listops", out, models=["bigbird", "linformer", "local"], overrides=[*settings, *of_one])
+    second = arena("listops", out, models=["reformer", "full"], overrides=settings)
+    assert [model["name"] for model in second["models"]] == ["reformer", "full", "local", "linformer"]
+    assert second["models"][2:] == first["models"][:0:-1]
+    assert json.loads((out / "result.json").read_text())["models"] == second["models"]
+    assert [row[0] for row in scoreboard(second)[0].rows][:4] == ["reformer", "full", "local", "linformer"]
+    said = "is finished under other settings and not listed; name it in --models, with what is set for it"
+    assert caplog.messages == [f"{out / 'trials' / 'bigbird'} {said}"]
+    caplog.clear()
+    longer = arena("listops", out, models=["full"], overrides=[*settings[:-1], "train.budget.steps=2"])
+    assert [model["name"] for model in longer["models"]] == ["full"]
+    assert len(caplog.messages) == 4  # of which no other went on
+
+
+@pytest.mark.usefixtures("pageless")
+def test_the_page_has_models_finished_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[list[str]] = []
+
+    def page(runs: list[Path], out: Path, **words: Any) -> Path:
+        pages.append([path.name for path in runs])
+        return out / "index.html"
+
+    monkeypatch.setattr(module, "write_report", page)
+    for model in ("local", "full"):
+        arena("listops", tmp_path / "out", models=[model], overrides=[*SMALL, *LISTOPS, "train.budget.steps=1"])
+    assert pages == [["local"], ["full", "local"]]
 
 
 def texts(rows: int, draw: random.Random) -> list[dict[str, str]]:
@@ -201,6 +258,15 @@ def test_an_override_for_one_model() -> None:
         (("text", "--models", "full"), "give --data FOLDER"),
         (("text", "--models", "full", "--data", "nowhere"), "nowhere is not a folder"),
         (("listops", "--models", "full", "task.length=99"), "length=99 would cut expressions"),
+        (
+            ("listops", *SMALL, *LISTOPS, "--models", "full,local", "performer.model.attention.num_features=3"),
+            "performer.model.attention.num_features=3 is for performer, which is not among --models full,local",
+        ),
+        (
+            ("text", "task.length=16"),
+            "linformer: k=256 must be from 1 to max_position_embeddings=16: it is what is left of the keys; set "
+            "linformer.model.attention.KEY=VALUE, or name the other models in --models",
+        ),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:

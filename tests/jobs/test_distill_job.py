@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +164,40 @@ def test_a_classifier_of_half_the_depth(world: World) -> None:
     assert kept == [result["rows"]["train"] * 3 * 2]  # each text once, three classes, two bytes
     assert run("predict", out, "--input", world.test, "--out", world.folder / "said.jsonl")["rows"] == 61
     shutil.rmtree(cache)
+
+
+def test_the_quality_of_several_students_is_their_mean(world: World) -> None:
+    out = world.folder / "runs" / "students"
+    given = (*labelled(world), "seeds=3", "train.optimizer.learning_rate=1e-3", "train.batch_size=90")
+    result = run("distill", "finetune", "distil-classify", *given, "--teacher", world.classifier, "--out", out)
+    for measure, pair in result["distillation"]["quality"].items():
+        values = [seed[measure] for seed in result["seeds"]]
+        assert pair["student"] == pytest.approx(statistics.fmean(values))
+        assert pair["std"] == pytest.approx(statistics.stdev(values))
+    assert result["distillation"]["quality"]["log_loss"]["std"] > 0
+    assert "quality_why" not in result["distillation"]
+    page = (out / "report" / "report.md").read_text(encoding="utf-8")
+    assert " ± " in next(line for line in page.splitlines() if line.startswith("| log loss |"))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("folds=2",), "has seen the labels of every fold, .*give data.test"),
+        ((), "the validation chose the student; give"),
+    ],
+)
+def test_what_both_learned_from_compares_nothing_and_it_is_said(
+    world: World, more: tuple[str, ...], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = (f"data.train={world.train}", "data.text=sentence", "data.length=24", "baselines=false", *more)
+    words = ("distill", "finetune", "distil-classify", *given, "train.budget.steps=1", "--teacher", world.classifier)
+    told = run(*words, "--out", tmp_path / "run")["distillation"]
+    assert told["quality"] == {}
+    assert re.search(said, told["quality_why"])
+    page = (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
+    assert f"Their quality is not compared: {told['quality_why']}." in page
+    assert f"will not be compared: {told['quality_why']}" in caplog.text
 
 
 def test_a_teacher_in_the_form_of_another_library(world: World, teacher: Path) -> None:

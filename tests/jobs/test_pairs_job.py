@@ -13,7 +13,10 @@ import pytest
 from jobs_world import COMMON, WORDS, World
 
 import homespun
+from homespun.data.document_sentences import LabelledDocument
+from homespun.data.labelled import Labels
 from homespun.errors import UserError
+from homespun.jobs.tasks.sentences import SentencesData, SentencesTask
 
 QUICK = ("train.optimizer.layer_decay=1.0", "train.optimizer.learning_rate=5e-3", "train.batch_size=17")
 TOPICS = list(WORDS)
@@ -166,6 +169,58 @@ def test_sentences_are_labelled_in_their_documents(folder: Path, tmp_path: Path,
     assert homespun.load(run).head is not None
 
 
+def test_sentences_may_have_more_than_two_labels(tmp_path: Path, world: World) -> None:
+    rows = reviews(31, 7)
+    for row in rows:
+        row["review_sentences"] = [[f"{label}{len(text) % 2}", text] for label, text in row["review_sentences"]]
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    given = ("finetune", "spoilers", f"data.train={file}", "data.length=23", "data.validation=0.3", *QUICK)
+    given += ("train.budget.steps=2", "--from", world.base, "--out", tmp_path / "run")
+    with pytest.raises(UserError, match="best_metric=roc_auc is of two classes, and there are 4 classes"):
+        world.run(*given, "train.best_metric=roc_auc")
+    assert not (tmp_path / "run").exists()
+    result = world.run(*given)
+    assert result["labels"] == ["00", "01", "10", "11"]
+
+
+@pytest.mark.parametrize("recipe", ["spoilers", "pairs"])
+def test_an_area_of_one_class_is_refused_before_the_training(
+    folder: Path, tmp_path: Path, world: World, recipe: str
+) -> None:
+    if recipe == "spoilers":
+        alike = write_lines(tmp_path / "alike.jsonl", [{"review_sentences": [[0, "a goal."], [0, "a match."]]}])
+        given: tuple[Any, ...] = (f"data.train={folder / 'reviews.jsonl'}", "data.length=23")
+    else:
+        alike = write_csv(tmp_path / "alike.csv", ["one", "two", "same"], [["a goal", "a match", "same"]] * 3)
+        given = of_pairs(folder, "same")
+    given += (f"data.validation={alike}", "train.best_metric=roc_auc", "train.budget.steps=1")
+    with pytest.raises(UserError, match="roc_auc cannot be measured: one class in the validation; give other examples"):
+        world.run("finetune", recipe, *given, "--from", world.base, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_documents_are_divided_by_the_rarest_label_in_each(world: World) -> None:
+    from homespun.hf.open import open_model
+
+    made = ["aa", "ab", "", "cab", "bb", "cc", "aab", "a"]
+    documents = [LabelledDocument(tuple(f"the {label}" for label in labels), tuple(labels)) for labels in made]
+    task = SentencesTask(SentencesData(), Labels(("a", "b", "c")), open_model(world.base), vector="separator")
+    assert task.strata(documents).tolist() == [0, 1, 0, 2, 1, 2, 1, 0]  # 7 a, 5 b, 3 c
+    with pytest.raises(UserError, match="label 'd' was not seen"):
+        task.strata([LabelledDocument(("the d",), ("d",))])
+
+
+def test_a_rating_that_stands_once_goes_to_some_fold(tmp_path: Path, world: World) -> None:
+    draw = random.Random(7)
+    rows = [[phrase(draw, TOPICS[i % 3]), 2 + i % 3] for i in range(29)] + [["a goal", 7]]
+    file = write_csv(tmp_path / "stars.csv", ["text", "stars"], rows)
+    given = (f"data.train={file}", "data.label=stars", "data.length=13", *QUICK, "train.budget.steps=1", "folds=3")
+    given += ("objective.class_weights=balanced", "data.validation=0.3", "baselines=false")
+    result = world.run("finetune", "ratings", *given, "--from", world.base, "--out", tmp_path / "run")
+    assert result["levels"] == [2.0, 3.0, 4.0, 7.0]
+    assert sum(seed["rows"] for seed in result["seeds"]) == 30
+
+
 def test_a_frozen_encoder_and_folds(folder: Path, tmp_path: Path, world: World) -> None:
     data = (f"data.train={folder / 'reviews.jsonl'}", "data.length=23", "objective.frozen=true", "folds=2", "seeds=2")
     given = ("finetune", "spoilers", *data, *QUICK, "train.budget.steps=2")
@@ -182,7 +237,8 @@ def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> 
     file = write_csv(tmp_path / "rows.csv", ["first", "second", "label"], rows)
     given = ("finetune", "similarity", f"data.train={file}", f"data.test={file}", "data.length=16", *QUICK)
     given += ("train.budget.steps=1", "objective.range=[3, 5]", "--from", world.base, "--out", tmp_path / "run")
-    with pytest.raises(UserError, match=r"row 32 has 17, which lies outside objective\.range, 3 to 5; correct it"):
+    said = r"^\S*rows\.csv: row 32 has 17, which lies outside objective\.range, 3 to 5; correct it"
+    with pytest.raises(UserError, match=said):
         world.run(*given)
     result = world.run(*given, "objective.outside=leave_out")
     assert (result["one_sided"], result["outside"], result["test"]["rows"]) == (4, 2, 31)  # in both files
@@ -190,6 +246,34 @@ def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> 
     assert [line["row"] for line in lines if line["truth"] is None] == [31]
     page = (tmp_path / "run/report/index.html").read_text(encoding="utf-8")
     assert "Pairs with an empty side, from which nothing was learned: 4." in page
+
+
+@pytest.mark.parametrize("part", ["train", "validation", "test"])
+@pytest.mark.parametrize("recipe", ["similarity", "ratings"])
+@pytest.mark.parametrize(("number", "said"), [("9", "row 7 has (the rating )?9, "), ("nan", "row 7 has 'nan' where")])
+def test_a_number_that_cannot_be_names_its_file(
+    tmp_path: Path, world: World, recipe: str, part: str, number: str, said: str
+) -> None:
+    column = "first" if recipe == "similarity" else "text"
+    given: list[Any] = ["finetune", recipe, "data.length=13", "train.budget.steps=1", *QUICK]
+    for name in ("train", "validation", "test"):
+        rows = [[f"a goal {i}", "a match", 3 + i % 3] for i in range(11)]
+        rows[6][2] = number if name == part else 4
+        given.append(f"data.{name}={write_csv(tmp_path / f'{name}.csv', [column, 'second', 'label'], rows)}")
+    if number == "9":
+        given.append("objective.range=[3, 5]" if recipe == "similarity" else "objective.levels=[3, 4, 5]")
+    with pytest.raises(UserError, match=rf"^\S*{part}\.csv: {said}"):
+        world.run(*given, "--from", world.base, "--out", tmp_path / "run")
+
+
+def test_a_number_that_cannot_be_names_its_file_in_evaluate_too(tmp_path: Path, world: World) -> None:
+    rows = [[f"a goal {i}", 3 + i % 3] for i in range(31)]
+    train = write_csv(tmp_path / "train.csv", ["text", "label"], rows)
+    test = write_csv(tmp_path / "test.csv", ["text", "label"], [*rows[:5], ["a match", 9]])
+    given = (f"data.train={train}", "data.length=13", "train.budget.steps=1", "baselines=false", *QUICK)
+    world.run("finetune", "ratings", *given, "--from", world.base, "--out", tmp_path / "run")
+    with pytest.raises(UserError, match=r"^\S*test\.csv: row 6 has the rating 9, and the ratings are 3, 4, 5"):
+        world.run("evaluate", tmp_path / "run", "--data", test)
 
 
 MISTAKES = {
@@ -250,7 +334,7 @@ def test_documents_that_cannot_be_read(tmp_path: Path, world: World, name: str) 
 def test_labels_that_differ_between_splits(folder: Path, tmp_path: Path, world: World) -> None:
     odd = write_lines(tmp_path / "odd.jsonl", [{"review_sentences": [[2, "a goal"]]}])
     given = ("finetune", "spoilers", f"data.train={folder / 'reviews.jsonl'}", f"data.test={odd}", "data.length=23")
-    with pytest.raises(UserError, match="label '2' was not seen in training; there are: 0, 1"):
+    with pytest.raises(UserError, match=r"odd\.jsonl: label '2' was not seen in training; there are: 0, 1"):
         world.run(*given, "--from", world.base, "--out", tmp_path / "run")
     other = write_csv(tmp_path / "odd.csv", ["one", "two", "same", "sport"], [["a", "b", "maybe", 1]])
     changed = of_pairs(folder, "same", f"data.test={other}")

@@ -5,13 +5,15 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from jobs_world import World
+from jobs_world import World, write_table
 
 import homespun
+from homespun.cli import app
 from homespun.config import parse_bytes
 from homespun.errors import UserError
 from homespun.jobs import memory, probe
@@ -23,6 +25,7 @@ from homespun.models.store import weights_of
 from homespun.planning.predict import Memory, Prediction, Workload
 from homespun.planning.probe import Point
 from homespun.planning.rates import Rates
+from homespun.report.console import Display
 
 RATES = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
 CPU = torch.device("cpu")
@@ -97,7 +100,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def predicted(workload: Workload, rows: int, accumulate: bool) -> Prediction:
         total = sum(p.numel() for p in workload.build().parameters())
-        return Prediction(rows, {"total": total}, Memory(0, 0, 0, 0, {}, 100, 100 + rows), 29.0, 5.0, 5.0, 1.0, 1.0)
+        parameters = {"total": total, "trained": total, "embeddings": 0}
+        return Prediction(rows, parameters, Memory(0, 0, 0, 0, {}, 100, 100 + rows), 29.0, 5.0, 5.0, 1.0, 1.0)
 
     monkeypatch.setattr(memory.Machine, "predict", lambda self: predicted)
 
@@ -148,6 +152,60 @@ def test_a_probe_is_of_the_changed_checkpoint(
     assert len(built[0].product()[0].backbone.layers) == 3
 
 
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ((), [3]),
+        (("folds=3", "seeds=2"), [2] * 6),
+        (("examples=[5,17,all]", "seeds=2"), [1, 1, 3, 3, 3, 3]),
+    ],
+)
+def test_all_trainings_of_a_fine_tuning_are_told(
+    settings: tuple[str, ...], steps: list[int], world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write_table(world.folder / "few.csv", 27, seed=5)
+    words = ["classify", "--from", world.base, f"data.train={table}", "data.text=sentence", "data.label=label"]
+    words += ["data.validation=0.25", "train.batch_size=8", "train.budget.epochs=1", *settings]
+    planned = world.run("plan", *words)
+    assert planned["trainings"]["count"] == len(steps)
+    assert planned["trainings"]["steps"] == sum(steps)
+    assert planned["trainings"]["seconds"] == pytest.approx(sum(steps) * planned["seconds_per_step"])
+    assert planned["expected"]["steps"] == max(steps)
+    capsys.readouterr()
+    app(["plan", *map(str, words)], standalone_mode=False)
+    assert (f"all {len(steps)} trainings" in capsys.readouterr().out) == (len(steps) > 1)
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("limit", [("--time", "1s"), ("--tokens", "1")])
+def test_one_step_is_no_steps_and_may_be_more_than_was_asked_for(
+    limit: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app(["plan", "electra-tiny", *TINY[:3], *limit], standalone_mode=False)
+    told = " ".join(capsys.readouterr().out.split())
+    assert "1 step, " in told
+    assert "1 steps" not in told
+    assert "a step alone takes" in told
+
+
+def test_progress_moves_while_a_micro_batch_is_worked_through() -> None:
+    passes: list[tuple[float, str]] = []
+
+    class Seen(Display):
+        def task(self, *arguments: Any, **options: Any) -> Any:
+            return SimpleNamespace(update=lambda done, *, note="": passes.append((done, note)))
+
+    plan(recipe(), display=Seen(json=True))
+    # three steps, forward and backward
+    assert passes == [(number, "of 4 rows") for number in range(1, 7)]
+
+
+def test_a_limit_is_said_as_it_was_read() -> None:
+    with pytest.raises(UserError, match="nothing fits into 12 bytes"):
+        plan(recipe(), memory="12")
+
+
 def test_sizes_of_memory() -> None:
     assert parse_bytes("12GB") == 12 * 10**9
     assert parse_bytes("8GiB") == 8 * 2**30
@@ -170,6 +228,23 @@ def test_a_limit_in_the_recipe_is_kept_and_told(tmp_path: Path, caplog: pytest.L
     assert result["steps"] == 2
     assert "epochs" in caplog.text
     assert result["flops_per_token"] == pytest.approx(plan(given)["flops_per_token"]["total"], rel=0.1)
+
+
+def test_a_micro_batch_that_is_given_must_fit(tmp_path: Path) -> None:
+    given = recipe("electra-tiny", "train.batch_size=8", "train.micro_batch_size=2", "train.precision=float32")
+    limited = given.train.budget.model_copy(update={"memory": 10**6})
+    with made_up_corpus(given) as corpus:
+        data = given.data.model_copy(update={"corpus": str(corpus.path)})
+        train = given.train.model_copy(update={"budget": limited})
+        least = (
+            r"with micro-batches of 2 this recipe takes at least 0\.\d\d GB; .*lower train\.micro_batch_size or data"
+        )
+        with pytest.raises(UserError, match=least):
+            pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        roomy = given.train.model_copy(update={"budget": limited.model_copy(update={"memory": 10**11})})
+        result = pretrain(given.model_copy(update={"data": data, "train": roomy}), tmp_path / "run")
+    assert (result["plan"]["micro_batch_size"], result["plan"]["accumulation"]) == (2, 4)
 
 
 def test_a_probe_corrects_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ import pytest
 import torch
 from jobs_world import TINY, WORDS, World
 from torch import nn
+from typer.testing import CliRunner
 
+from homespun.cli import app
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.embeddings import Embeddings
@@ -51,6 +53,17 @@ def test_the_verbs_agree(world: World, made: Path, tmp_path: Path) -> None:
     (tmp_path / "lists" / "pairs.txt").write_text("team goal 9\nteam bank 1\nteam xyz 4\n", encoding="utf-8")
     measured = world.run("vectors", "evaluate", made, "--data", tmp_path / "lists")
     assert measured["similarities"]["pairs"]["covered"] == 2
+
+
+def test_every_section_of_every_list_is_shown(made: Path, tmp_path: Path) -> None:
+    questions = {"first": "team goal bank share", "second": "bank loan team coach"}
+    for name, question in questions.items():
+        (tmp_path / f"{name}.txt").write_text(f": first\n{question}\n{question}\n: {name}s\n{question}\n")
+    (tmp_path / "pairs.txt").write_text("team goal 9\nteam bank 1\n")
+    shown = CliRunner().invoke(app, ["vectors", "evaluate", str(made), "--data", str(tmp_path)]).output
+    rows = [line.rpartition(" questions")[0].split()[-1] for line in shown.splitlines() if "answered" in line]
+    assert rows == ["2", "1", "3"] * 2
+    assert "pairs" in shown
 
 
 def test_topics_are_told_apart(made: Path) -> None:

@@ -209,6 +209,19 @@ def test_a_damaged_decision_is_said(run: Path, tmp_path: Path, folder: Path) -> 
         evaluate(str(tmp_path / "model"), [str(folder / "test.csv")])
 
 
+@pytest.mark.parametrize(("rows", "kept"), [(29, False), (30, True)])
+def test_nothing_is_tuned_on_few_examples(rows: int, kept: bool) -> None:
+    """Examples that any threshold but one half is right about."""
+    truth = np.eye(3, dtype=np.int64)[np.arange(rows) % 3]
+    logits = np.where(truth == 1, -1.0, -3.0).astype(np.float32)
+    decision, told = decide(logits, truth, Tuning())
+    assert (decision.thresholds is not None) == kept
+    assert told["micro_f1"] == (1.0 if kept else told["micro_f1_before"])
+    why = "29 validation examples are too few to find thresholds on; 30 would do"
+    assert told.get("thresholds_why") == (None if kept else why)
+    assert ("too few" in told.get("temperature_why", "")) == (not kept)
+
+
 def test_noise_keeps_its_half() -> None:
     draw = np.random.Generator(np.random.PCG64(3))
     logits = draw.standard_normal((41, 5)).astype(np.float32)

@@ -46,6 +46,9 @@ ATTENTIONS: dict[str, list[dict[str, Any]]] = {
         {"patterns": [{"kind": "permuted_blocks", "blocks": 4}]},
         {"patterns": [{"kind": "band", "width": 3}]},
         {"patterns": [{"kind": "window", "radius": 2}], "everywhere": {"first": 2, "projections": True}},
+        {"patterns": [{"kind": "random_blocks", "size": 5, "count": 1}], "everywhere": {"first": 1}},
+        {"patterns": [{"kind": "permuted_blocks", "blocks": 2, "shifts": [1]}], "everywhere": {"first": 2}},
+        {"patterns": [{"kind": "window", "radius": 1}], "everywhere": {"first": 0, "positions": [2, 5]}},
     ],
     "linformer": [
         {"k": 5, "sharing": "none"},

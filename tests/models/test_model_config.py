@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from torch import nn
 
 from homespun.config import dump, json_schema, validate
 from homespun.errors import UserError
+from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.presets import PRESETS
@@ -75,9 +78,56 @@ def test_fields_beside_a_preset_win() -> None:
     assert (config.num_hidden_layers, config.hidden_size, config.embedding_size) == (2, 256, 128)
 
 
+LINFORMER, LONGFORMER = PRESETS["linformer-mini"]["attention"], PRESETS["longformer-mini"]["attention"]
+WINDOW = [{"kind": "window", "radius": 11}]
+
+
+@pytest.mark.parametrize(
+    ("preset", "field", "given", "expected"),
+    [
+        ("linformer-mini", "attention", {"k": 7}, LINFORMER | {"k": 7}),
+        ("linformer-mini", "attention", {"kind": "linformer", "k": 7}, LINFORMER | {"k": 7}),
+        ("linformer-mini", "attention", {"kind": "performer"}, {"kind": "performer"}),
+        ("longformer-mini", "attention", {"patterns": WINDOW}, LONGFORMER | {"patterns": WINDOW}),
+        ("longformer-mini", "attention", {"kind": "sparse", "patterns": WINDOW}, LONGFORMER | {"patterns": WINDOW}),
+        ("longformer-mini", "attention", {"everywhere": None}, LONGFORMER | {"everywhere": None}),
+        (
+            "longformer-mini",
+            "attention",
+            {"everywhere": {"first": 3}},
+            LONGFORMER | {"everywhere": {"first": 3, "projections": True}},
+        ),
+        ("roberta-tiny", "positions", {"offset": 5}, {"kind": "learned", "offset": 5}),
+        ("roberta-tiny", "positions", {"kind": "sinusoidal"}, {"kind": "sinusoidal"}),
+        ("reformer-mini", "residual", {"streams": "split"}, {"kind": "reversible", "streams": "split"}),
+        ("gpt2-tiny", "residual", {"kind": "post"}, {"kind": "post"}),
+    ],
+)
+def test_one_number_of_a_part_of_a_preset_changes_alone(preset: str, field: str, given: Any, expected: Any) -> None:
+    changed = getattr(encoder(**{field: expected}), field)
+    assert encoder(preset=preset, **{field: given}) == encoder(preset=preset).model_copy(update={field: changed})
+
+
+def test_the_manual_maps_the_hyper_parameters_of_document_000() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "pretraining.md").read_text(encoding="utf-8")
+    rows = re.search(r"^\| document 000,.*?\n\n", text, re.M | re.S)
+    assert rows is not None
+    settings = re.findall(r"`((?:data|model|objective)\.[^`]*=[^`]*)`", rows[0])
+    assert [setting.partition("=")[0].rpartition(".")[2] for setting in settings] == [
+        *("patterns", "kind", "length", "max_position_embeddings"),
+        *("num_attention_heads", "num_hidden_layers", "hidden_size", "generator_size"),
+    ]
+    recipe = pretrain_recipe("reversible-dilated-bert")
+    assert pretrain_recipe("reversible-dilated-bert", settings) == recipe
+    plain = [setting.replace("reversible", "post") for setting in settings]
+    assert pretrain_recipe("dilated-bert", plain).model == pretrain_recipe("dilated-bert").model
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"preset": "longformer-mini", "attention": {"kind": ["sparse"]}}, "attention"),
+        ({"preset": "longformer-mini", "attention": {"radius": 3}}, "unknown key 'attention.radius'"),
         ({"preset": "electra-smal"}, "unknown preset 'electra-smal'; did you mean 'electra-small'?"),
         ({"preset": ["bert-tiny"]}, "unknown preset"),
         ({"hidden_act": "gelo"}, "unknown activation 'gelo'; did you mean 'gelu'?"),

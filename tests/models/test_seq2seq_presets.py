@@ -81,6 +81,16 @@ def test_fields_of_a_stack_win_over_the_presets_one_by_one() -> None:
     assert own.encoder.max_position_embeddings == 4096
 
 
+def test_one_number_of_a_part_of_a_stack_changes_alone() -> None:
+    changes = ["model.preset=led-tiny", "model.encoder.attention.patterns=[{kind: window, radius: 3}]"]
+    led = pretrain_recipe("bart-tiny", changes).model
+    assert led.encoder.attention.model_dump()["patterns"] == [{"kind": "window", "radius": 3, "dilation": 1}]
+    assert led.encoder.attention.everywhere == EncoderDecoderConfig(preset="led-tiny").encoder.attention.everywhere
+    t5 = pretrain_recipe("t5-tiny", ["model.decoder.attention.num_buckets=8", "model.encoder.residual.kind=pre"]).model
+    assert (t5.encoder.attention.num_buckets, t5.decoder.attention.num_buckets) == (32, 8)
+    assert t5.encoder.residual.final_dropout
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -26,6 +26,7 @@ SPARSE = {
     "window and dilated": Sparse((Window(9), Window(4, (5,)))),
     "window and global": Sparse((Window(19),), Global(first=2)),
     "dilated and global": Sparse((Window(7, (2,)),), Global(first=1)),
+    "window and global places": Sparse((Window(19),), Global(positions=(7, 60, 311))),
     "keys global only": Sparse((Window(19),), Global(first=2, queries=False)),
     "band": Sparse((Band(29),)),
     "blocks": Sparse((Blocks(16),)),
@@ -34,6 +35,9 @@ SPARSE = {
     "big bird": Sparse((Blocks(16), RANDOM), Global(block=16)),
     "permuted": Sparse((PermutedBlocks(97, ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0), (4, 3, 2, 1, 0))),)),
     "odd sizes": Sparse((Blocks(24), Window(19)), Global(first=1)),
+    "no common size": Sparse((Blocks(23), Window(19))),
+    "a table beyond the text": Sparse((RandomBlocks(16, (((60,),) * 31,) * HEADS),)),
+    "a table beyond the text, and global": Sparse((RandomBlocks(16, (((60,),) * 31,) * HEADS),), Global(first=1)),
 }
 KEEP = torch.arange(LENGTH) < torch.tensor([[LENGTH], [LENGTH - 83]])
 DOCUMENTS = torch.stack([torch.arange(LENGTH) // 89, torch.where(KEEP[1], torch.arange(LENGTH) // 61, -1)])
@@ -65,6 +69,59 @@ def test_blocked_is_dense(
         found.append([values, *torch.autograd.grad(values, parts, upstream)])
     for ours, truth in zip(*found, strict=True):
         torch.testing.assert_close(ours, truth)
+
+
+def test_global_places_are_counted_in_each_document() -> None:
+    for documents, places in ((None, [[1, 9, 400]] * 2), (DOCUMENTS, [[i for i in range(457) if i % 89 in (1, 9)]])):
+        members = Mask(documents=documents).members(Global(positions=(1, 9, 400)), LENGTH, torch.device("cpu"))
+        assert members[0].nonzero().flatten().tolist() == places[0]
+    assert Mask(KEEP).members(Global(positions=(1, 400)), LENGTH, torch.device("cpu"))[1].nonzero().tolist() == [[1]]
+
+
+# tables of another size than the blocks; of some queries they name fewer blocks than of others
+UNEVEN = {
+    "random": Sparse((Window(9), RandomBlocks.draw(size=41, count=1, blocks=23, heads=HEADS, away=2, seed=1))),
+    "permuted": Sparse((Window(40), PermutedBlocks(131, ((1, 2, 3, 4, 5, 6, 0), (0, 1, 2, 3, 4, 5, 6), (6,) * 7)))),
+    "blocks": Sparse((Blocks(100, before=0, after=1), Band(37)), Global(block=7)),
+    "a text longer than the table": Sparse(
+        (Blocks(21), RandomBlocks.draw(size=19, count=1, blocks=23, heads=HEADS, away=2, seed=1))
+    ),
+}
+
+
+@pytest.mark.parametrize("sparse", UNEVEN.values(), ids=UNEVEN)
+@pytest.mark.parametrize("length", [907, 896])
+def test_blocks_of_one_size_serve_patterns_of_several(sparse: Sparse, length: int) -> None:
+    torch.manual_seed(1)
+    plan = make_plan(sparse, length, False, torch.device("cpu"))
+    assert plan is not None
+    assert plan.size >= 32
+    parts = [some(BATCH, HEADS, length, HEAD_DIM) for _ in range(3)]
+    upstream = torch.randn(BATCH, HEADS, length, HEAD_DIM, dtype=torch.float64)
+    found = []
+    for kernel in (Blocked(sparse), DotProduct(sparse)):
+        values = kernel(*parts, Mask())
+        found.append([values, *torch.autograd.grad(values, parts, upstream)])
+    for ours, truth in zip(*found, strict=True):
+        torch.testing.assert_close(ours, truth)
+
+
+@pytest.mark.parametrize(
+    ("sparse", "size", "keys"),
+    [
+        (Sparse((Window(256),)), 256, 3 * 256),
+        (Sparse((Blocks(64),)), 64, 3 * 64),
+        (Sparse((Blocks(16), Blocks(16, before=2))), 16, 4 * 16),
+        (Sparse((Window(250), Blocks(63))), 32, 17 * 32),
+        (Sparse((Window(256), Blocks(100))), 64, 9 * 64),
+        (Sparse((Window(256), Blocks(48))), 32, 17 * 32),
+    ],
+)
+def test_keys_that_a_block_is_given(sparse: Sparse, size: int, keys: int) -> None:
+    """As many as the wider pattern needs, whatever the other's size is."""
+    plan = make_plan(sparse, 2048, False, torch.device("cpu"))
+    assert plan is not None
+    assert (plan.size, len(plan.columns) * plan.size) == (size, keys)
 
 
 def test_a_plan_that_evaluation_made_serves_training() -> None:

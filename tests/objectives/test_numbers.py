@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from homespun.batch import Batch, Draw
 from homespun.data.long_inputs import ChunkMean, ChunkPool
@@ -14,14 +15,8 @@ from homespun.data.numbers import ChosenRows, NumberedRows, numbers_of
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.numbers import (
-    NumbersCollate,
-    NumbersObjective,
-    Ratings,
-    Regression,
-    log_likelihood,
-    rating_probabilities,
-)
+from homespun.objectives.number_heads import Cumulative, log_likelihood, rating_probabilities
+from homespun.objectives.numbers import NumbersCollate, NumbersObjective, Ratings, Regression
 
 SIZES = {"hidden_size": 14, "num_attention_heads": 2, "intermediate_size": 22, "num_hidden_layers": 1}
 CONFIG = ModelConfig.model_validate(
@@ -95,8 +90,9 @@ def test_numbers_begin_at_their_mean_and_cost_their_variance() -> None:
     assert error.sum / error.count == pytest.approx(np.abs(NUMBERS - NUMBERS.mean()).mean(), rel=1e-5)
     assert error.weight == 0
     assert objective.loss_of({"squared_error": NUMBERS.var()}) == pytest.approx(1.0, rel=1e-5)
-    with pytest.raises(UserError, match="all numbers of the training are 7"):
-        Regression().build(CONFIG.build(), CONFIG, np.full(3, 7.0))
+    for number in (7.0, 0.1):  # the deviation of many 0.1 is not zero
+        with pytest.raises(UserError, match=f"all numbers of the training are {number:g};"):
+            Regression().build(CONFIG.build(), CONFIG, np.full(36, number))
 
 
 def test_ratings_begin_at_their_frequencies() -> None:
@@ -125,6 +121,41 @@ def test_the_likelihood_is_that_of_the_differences_and_holds_far_out() -> None:
     far.sum().backward()
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
+
+
+def test_ratings_are_as_far_apart_as_their_probabilities() -> None:
+    told, clean = (
+        torch.randn(5, 3, generator=torch.Generator().manual_seed(s)).sort(descending=True)[0] for s in (1, 2)
+    )
+    first, second = (rating_probabilities(logits.numpy()) for logits in (told, clean))
+    by_hand = ((first - second) * (np.log(first) - np.log(second))).sum(axis=1)
+    told.requires_grad_()
+    found = Cumulative(torch.nn.Identity(), counts=np.array([1, 2, 3, 4])).apart(told, clean)
+    assert found.detach().numpy() == pytest.approx(by_hand, rel=1e-4)
+    found.sum().backward()
+    assert told.grad is not None
+    assert told.grad.isfinite().all()
+    assert told.grad.any()
+
+
+@pytest.mark.parametrize("kind", ["sift", "plain"])
+@pytest.mark.parametrize("by", ["cumulative", "squared"])
+def test_ratings_may_be_perturbed(by: str, kind: str) -> None:
+    config = Ratings.model_validate({"by": by, "adversarial": {"kind": kind}, "class_weights": "balanced"})
+    weights = config.weights(RANKS, 4)
+    torch.manual_seed(3)
+    module = config.around(config.build(CONFIG.build(), CONFIG, RANKS, (1.0, 2.0, 4.0, 5.0), weights=weights)).train()
+    measured = module.model.head.measured
+    batch = config.counting(NumbersCollate(0, measured, weights))(rows(RANKS), [Draw(0, 0, i) for i in range(5)])
+    terms = module(batch).terms
+    assert set(terms) == {"loss", measured, "adversarial"}
+    for name, term in terms.items():
+        assert batch.targets[name] == pytest.approx(float(term.count))
+    assert terms["adversarial"].sum.item() > 0
+    terms["adversarial"].sum.backward()
+    assert any(p.grad is not None and p.grad.any() for p in module.model.backbone.parameters())
+    with pytest.raises(ValidationError, match="a frozen one stays as it is"):
+        Ratings.model_validate({"frozen": True, "adversarial": {"kind": kind}})
 
 
 def test_thresholds_stay_in_order() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.planning.choose import choose
-from homespun.planning.outlook import Text, outlook, short_of_text
+from homespun.planning.outlook import Text, outlook, short_of_step, short_of_text
 from homespun.planning.predict import Memory, Prediction, Workload
 from homespun.planning.probe import Line, probe_sizes
 from homespun.training.config import Budget, TrainConfig
@@ -47,7 +47,7 @@ def test_a_given_micro_batch_is_kept() -> None:
 
 
 def test_what_nothing_fits_says_the_least_that_would() -> None:
-    with pytest.raises(UserError, match=r"nothing fits into 0\.00 GB.*at least 0\.00 GB"):
+    with pytest.raises(UserError, match=r"nothing fits into 90 bytes.*at least 105 bytes"):
         choose(workload(), memory=90, predict=predict)
 
 
@@ -64,6 +64,27 @@ def test_more_tokens_than_there_are_mean_epochs() -> None:
     assert "2.5 epochs" in message
     assert short_of_text(Budget(tokens=400), Text(10, 400)) is None
     assert short_of_text(Budget(steps=10**9), Text(10, 400)) is None
+
+
+@pytest.mark.parametrize(
+    ("budget", "said"),
+    [
+        (Budget(tokens=1), "a step alone takes 84 tokens, more than the 1 of the budget"),
+        (Budget(time=1.5), "a step alone takes 2 s, more than the 1.5 s of the budget"),
+        (Budget(tokens=84), None),
+        (Budget(steps=1), None),
+    ],
+)
+def test_a_step_that_is_more_than_was_asked_for(budget: Budget, said: str | None) -> None:
+    found = outlook(budget, Text(None, None), batch_size=12, row_tokens=7.0, step_seconds=2.0)
+    assert found.steps == 1
+    assert str(short_of_step(budget, found)).startswith(str(said))
+
+
+def test_a_share_of_a_text() -> None:
+    assert Text(10, 400).share(0.25) == Text(2, 100)
+    assert Text(10, 400).share(0.001) == Text(1, 1)
+    assert Text(None, None).share(0.5) == Text(None, None)
 
 
 def test_a_line_is_never_below_zero() -> None:

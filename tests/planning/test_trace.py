@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from homespun.nn import vocabulary
 from homespun.nn.repeats import rehearsed
@@ -90,3 +91,30 @@ def test_passes_that_are_alike_are_counted_and_not_made(targets: int, monkeypatc
     (whole, *most, every), (short, *least, few) = found
     assert (whole, most) == (short, least)
     assert few < every
+
+
+class Kept(TorchDispatchMode):
+    """What the LSTMs in here keep, in bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "mkldnn_rnn_layer":
+            self.bytes.append(result[-1].nbytes)
+        return result
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch was built without oneDNN")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("seq", "rows", "entering", "size"), [(7, 3, 5, 11), (13, 17, 128, 256), (9, 31, 300, 64)])
+def test_an_lstm_keeps_what_onednn_says(seq: int, rows: int, entering: int, size: int, dtype: torch.dtype) -> None:
+    found = []
+    for mode in (nullcontext(), Shadow()):
+        with mode, torch.autocast("cpu", dtype=dtype, enabled=dtype == torch.bfloat16), Kept() as kept:
+            nn.LSTM(entering, size, 2, bidirectional=True)(torch.zeros(seq, rows, entering))
+        found.append(kept.bytes)
+    assert len(found[0]) == 4
+    assert found[0] == found[1]

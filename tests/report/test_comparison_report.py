@@ -15,7 +15,21 @@ import pytest
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
-from comparison_folder import BERT, CAUSAL, EVERYONE, REFORMER, SMALL, WIDE, change_trial, copy, make_comparison
+from comparison_folder import (
+    BERT,
+    CAUSAL,
+    EVERYONE,
+    LABELS,
+    REFORMER,
+    ROWS,
+    SMALL,
+    WIDE,
+    answers,
+    change_trial,
+    copy,
+    make_comparison,
+    metrics_of,
+)
 
 from homespun.cli import app
 from homespun.errors import UserError
@@ -364,6 +378,131 @@ def test_baselines_of_the_comparison_are_read_once_for_all(folder: Path, tmp_pat
     names = [row["name"] for row in told["tasks"]["phrasebank"]["contenders"] if row["kind"] == "baseline"]
     assert names == ["lead"]
     assert next(r for r in told["tasks"]["phrasebank"]["contenders"] if r["name"] == "lead")["texts"] < 1e-6
+
+
+def with_baselines_of(folder: Path, name: str, *, right: float, variations: list[str]) -> None:
+    """Baselines of some variations, in ``baselines/NAME``."""
+    own = folder / "baselines" / name
+    (own / "predictions").mkdir(parents=True)
+    noise = np.random.default_rng(7)
+    truth, hard = noise.integers(0, 3, ROWS), noise.random(ROWS)  # those of the models
+    told = answers(truth, right, 6000, hard)
+    lines = [{"row": i, "truth": LABELS[t], "predicted": LABELS[p]} for i, (t, p) in enumerate(zip(truth, told))]  # noqa: B905
+    (own / "predictions" / "tfidf.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = {"version": 1, "kind": "baselines", "baselines": {"tfidf": metrics_of(truth, told)}}
+    (own / "result.json").write_text(json.dumps(result))
+    for path in [path for variation in variations for path in folder.glob(f"trials/{variation}/*/trial.json")]:
+        tree = json.loads(path.read_text())
+        tree["stages"]["phrasebank"]["baselines"] = name
+        path.write_text(json.dumps(tree))
+
+
+def test_every_variation_is_set_beside_its_own_baselines(folder: Path, tmp_path: Path, undrawn: None) -> None:
+    path = copy(folder, tmp_path)
+    with_baselines_of(path, "phrasebank", right=0.79, variations=["bert", "window-16", "window-128"])
+    with_baselines_of(path, "phrasebank@2", right=0.55, variations=["reformer", "causal"])
+    told = write(path)
+    names = ["TF-IDF + linear of bert, window-16, window-128", "TF-IDF + linear of reformer, causal"]
+    by_name = {row["name"]: row for row in told["tasks"]["phrasebank"]["contenders"]}
+    assert [name for name, row in by_name.items() if row["kind"] == "baseline"] == names
+    means = {name: row["mean"] for name, row in by_name.items()}
+    assert means["reformer"] < means[names[0]]  # it would lose against those of the others
+    assert list(by_name["bert"]["own_baselines"]) == names[:1]
+    (own,) = by_name["reformer"]["own_baselines"].values()
+    assert own["gap"] == pytest.approx(means[names[1]] - means["reformer"])
+    assert own["interval"][0] < own["gap"] < own["interval"][1] < 0
+    advice = " ".join(told["advice"])
+    assert f"It beats {names[0]}" in advice
+    assert f"It beats {names[1]}" not in advice
+    assert f"causal beats {names[1]}" in advice  # the highest of those that have it
+    quality = {row["model"]: row for row in rows_of(path, "quality-phrasebank")}
+    above = means["reformer"] - means[names[1]]
+    assert float(quality["reformer"]["to the highest of them, points"]) == pytest.approx(above)
+    assert quality["reformer"]["its own baselines"] == "above"
+    assert "phrasebank against a baseline" not in advice
+
+
+def test_one_below_its_own_baselines_and_one_without_any_are_said(tmp_path: Path, undrawn: None) -> None:
+    path = make_comparison(tmp_path / "own", everyone=(BERT, REFORMER, CAUSAL), failed=False)
+    for result in path.glob("trials/*/*/phrasebank/result.json"):
+        tree = json.loads(result.read_text())
+        del tree["baselines"]
+        result.write_text(json.dumps(tree))
+    with_baselines_of(path, "phrasebank", right=0.77, variations=["bert"])
+    with_baselines_of(path, "phrasebank@2", right=0.93, variations=["reformer"])
+    with_baselines_of(path, "phrasebank@3", right=0.5, variations=["causal"])
+    (path / "baselines" / "phrasebank@3" / "result.json").unlink()
+    (path / "baselines" / "phrasebank@3" / "why.txt").write_text("no scikit-learn")
+    told = write(path)
+    advice = " ".join(told["advice"])
+    assert "no model is shown to be better than TF-IDF + linear of reformer" in advice
+    assert "bert beats TF-IDF + linear of bert" in advice
+    assert "phrasebank of causal against a baseline" in advice
+    assert "The baselines of phrasebank of causal could not be measured: no scikit-learn." in told["notices"]
+    quality = {row["model"]: row for row in rows_of(path, "quality-phrasebank")}
+    assert [quality[name]["its own baselines"] for name in ("bert", "reformer", "causal")] == ["above", "below", ""]
+
+
+def test_why_there_are_no_baselines_is_said(tmp_path: Path, undrawn: None) -> None:
+    path = make_comparison(tmp_path / "none", everyone=(BERT, SMALL), seeds=1, failed=False, rows=211)
+    why = path / "baselines" / "phrasebank" / "why.txt"
+    why.parent.mkdir(parents=True)
+    why.write_text("killed by SIGKILL")
+    told = write(path)
+    assert "The baselines of phrasebank could not be measured: killed by SIGKILL." in told["notices"]
+    assert "killed by SIGKILL" in (path / "report" / "report.md").read_text()
+
+
+def test_a_result_of_another_version_is_not_read(tmp_path: Path, undrawn: None) -> None:
+    path = make_comparison(tmp_path / "versions", everyone=(BERT, SMALL), seeds=2, failed=False, rows=211)
+    result = path / "trials" / "bert" / "seed-1" / "phrasebank" / "result.json"
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"version": 99}))
+    same = path / "trials" / "bert" / "seed-0" / "phrasebank" / "result.json"
+    same.write_text(json.dumps(json.loads(same.read_text()) | {"version": 1}))
+    own = path / "baselines" / "phrasebank" / "result.json"
+    own.parent.mkdir(parents=True)
+    own.write_text('{"version": 98, "baselines": {}}')
+    told = write(path)
+    assert told["trials"] == {"done": 3, "unreadable": 1}
+    notices = "\n".join(told["notices"])
+    assert "trials/bert/seed-1: phrasebank/result.json is of version 99, and this homespun reads 1; use the" in notices
+    assert "baselines of phrasebank: baselines/phrasebank/result.json is of version 98" in notices
+    assert "version" not in (path / "comparison.csv").read_text().splitlines()[0]
+
+
+def shared_by(folder: Path, name: str, owner: str) -> None:
+    """As a variation that pretrains as another does."""
+    for path in folder.glob(f"trials/{name}/*/trial.json"):
+        tree = json.loads(path.read_text())
+        tree["stages"]["pretrain"] |= {
+            "path": f"../../{owner}/{path.parent.name}/pretrain",
+            "shared_with": f"{owner}/{path.parent.name}",
+        }
+        path.write_text(json.dumps(tree))
+
+
+def test_who_shares_a_pretraining_is_said_and_drawn_once(tmp_path: Path) -> None:
+    path = make_comparison(tmp_path / "shared", everyone=(BERT, SMALL, CAUSAL), seeds=2, failed=False, rows=211)
+    shared_by(path, "window-16", "bert")
+    write_comparison(path)
+    page = (path / "report" / "report.md").read_text()
+    assert "bert and window-16 share one pretraining" in page
+    assert "causal share" not in page
+    drawn = (path / "report" / "plots" / "pretrain-1-overall-by-step.svg").read_text()
+    assert "validation" in drawn  # one line is alone, whose parts are named
+    shared_by(path, "causal", "bert")
+    write_comparison(path)
+    assert "bert, window-16 and causal share one pretraining" in (path / "report" / "report.md").read_text()
+
+
+def test_one_line_bears_the_names_of_all_that_share_it(tmp_path: Path) -> None:
+    path = make_comparison(tmp_path / "shared", everyone=(BERT, SMALL, WIDE), seeds=2, failed=False, rows=211)
+    shared_by(path, "window-16", "bert")
+    write_comparison(path)
+    drawn = (path / "report" / "plots" / "pretrain-overall-by-step.svg").read_text()
+    assert "bert, window-16<" in drawn
+    assert "window-128<" in drawn
+    assert ">window-16<" not in drawn
 
 
 def test_a_baseline_that_is_best_is_said_to_be(tmp_path: Path, undrawn: None) -> None:

@@ -143,6 +143,31 @@ def test_low_rank_attention_sees_all_through_few(attention: dict[str, Any], thro
     assert seen.parts[0].keys() == {"compressed"}
 
 
+@pytest.mark.parametrize("kind", ["lsh", "local"])
+@pytest.mark.parametrize("size", [7, 17])
+def test_heads_of_another_size_are_tried_out(kind: str, size: int) -> None:
+    config = config_of({"kind": kind, "chunk_length": 4}, head_size=size)
+    table = tried_out(attentions_of(config)[0], 19, config)
+    assert table.shape == (HEADS, 19, 19)
+    assert 0 < int(table.sum(-1).min()) <= int(table.sum(-1).max()) <= 2 * 4
+    assert kind == "lsh" or torch.equal(
+        table[0], tried_out(attentions_of(config_of(config.attention))[0], 19, config)[0]
+    )
+
+
+def test_ngram_attention_sees_all_that_is_earlier() -> None:
+    config = config_of({"kind": "ngram"}, causal=True, head_size=7)
+    (part,) = look(attentions_of(config)[0], 23, config).parts[0].items()
+    assert part[0] == "full"
+    assert np.array_equal(part[1], np.tri(23))
+
+
+def test_attention_between_paragraphs_sees_all_through_a_vector_of_each() -> None:
+    config = config_of({"kind": "paragraphs"})
+    seen = look(attentions_of(config)[0], 23, config)
+    assert (seen.through, seen.shares) == ("a vector a head\nand paragraph", [1.0])
+
+
 @EXACT
 def test_reach_is_the_product_of_the_tables(attention: dict[str, Any]) -> None:
     config, length = config_of(attention), 59
@@ -249,12 +274,42 @@ def test_the_command_draws_a_recipe_and_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "encoder", "decoder"),
+    [
+        ("led-tiny", [0.16] * 2, [0.5] * 2),
+        ("t5-tiny", [1] * 2, [0.5] * 2),
+        ("prophetnet-tiny", [1] * 2, [0.5] * 2),
+        ("hierarchical-tiny", [1] * 3, [0.5] * 2),
+    ],
+)
+def test_of_two_stacks_each_is_drawn(source: str, encoder: list[float], decoder: list[float]) -> None:
+    for stack, shares in (("encoder", encoder), ("decoder", decoder)):
+        told = show_attention(source, stack=stack, length=401)
+        assert told["stack"] == stack
+        assert [round(layer["share"], 2) for layer in told["layers"]] == shares
+    assert show_attention(source, length=401)["stack"] == "encoder"
+    assert show_attention("electra-tiny", length=31)["stack"] is None
+
+
+def test_a_picture_of_two_stacks_says_which(tmp_path: Path) -> None:
+    out = tmp_path / "picture.svg"
+    done = CliRunner().invoke(app, ["show", "attention", "t5-tiny", "--stack", "decoder", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "decoder" in done.stdout
+    assert "decoder · relative_bias attention, causal" in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
     ("source", "given", "message"),
     [
         ("elektra-mini", {}, "did you mean 'electra-mini'"),
         ("no-such.yaml", {}, r"cannot read no-such\.yaml"),
         ("classify", {}, "has no model of its own"),
         ("electra-mini", {"overrides": ["model.atention.kind=full"]}, "attention"),
+        ("compare-small", {}, "compare-small is a comparison of several trainings.*give the recipe of one"),
+        ("electra-mini", {"stack": "decoder"}, "--stack decoder: the model is one stack; leave --stack out"),
+        ("t5-mini", {"stack": "both"}, "--stack is encoder or decoder, not 'both'"),
+        ("rnn-seq2seq-mini", {}, "layers of attention, and this model is recurrent"),
         ("electra-mini", {"length": 513}, "513 is not in 1 to max_position_embeddings=512"),
         ("electra-mini", {"length": 0}, "0 is not in 1 to"),
         ("electra-mini", {"layers": [2, 5]}, "no layer 5; the model has layers 1 to 4"),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import warnings
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +18,7 @@ from homespun.report.confusion import confusion, mistakes
 from homespun.report.document import Chapter, Document, Folded, Gallery, Tabular
 from homespun.report.markdown import csv_text, escape, markdown, markdown_table
 from homespun.report.page import Section, write_report
-from homespun.report.plots import MAX_POINTS, Plot, colours, loss_plots, smooth
+from homespun.report.plots import MAX_POINTS, Plot, _say_no_font, colours, loss_plots, smooth, style
 from homespun.report.read import read_runs
 from homespun.report.table import Column, Table
 
@@ -221,6 +222,24 @@ def test_seeds_in_trials_have_their_curves(tmp_path: Path, finetuning: Make) -> 
     finetuning(run / "trials" / "seed-3")
     (run / "metrics.jsonl").unlink()
     assert "a (seed-3)" in write_report([run], tmp_path / "out", title="t").read_text()
+
+
+def test_letters_that_no_font_has_are_said_once(
+    tmp_path: Path, pretraining: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    _say_no_font.cache_clear()
+    names = ["run 情報", "run \U000f1234"]  # the latter is in no font
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        write_report([pretraining(tmp_path / name) for name in names], tmp_path / "out", title="letters")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no font of this machine has some of the letters in the figures" in caplog.text
+    assert "情報" in (tmp_path / "out" / "plots" / "overall-by-step.svg").read_text()
+
+
+def test_other_warnings_of_a_figure_are_not_kept_back() -> None:
+    with pytest.warns(UserWarning, match="something else"), style():
+        warnings.warn("something else", stacklevel=1)
 
 
 def test_long_curves_are_thinned_and_same_colours_are_kept(tmp_path: Path, pretraining: Make) -> None:

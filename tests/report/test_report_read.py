@@ -109,6 +109,18 @@ def test_damaged_and_missing_files_are_one_line(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+@pytest.mark.parametrize("version", [99, 0, "1", None])
+def test_a_result_of_another_version_is_one_line(tmp_path: Path, pretraining: Make, version: object) -> None:
+    path = pretraining(tmp_path / "run")
+    result = json.loads((path / "result.json").read_text())
+    before = read_run(path).summary
+    (path / "result.json").write_text(json.dumps(result | {"version": 1}))
+    assert read_run(path).summary == before
+    (path / "result.json").write_text(json.dumps(result | {"version": version}))
+    with pytest.raises(UserError, match=rf"run/result\.json is of version {version!r}, and this homespun reads 1; use"):
+        read_run(path)
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path, pretraining: Make) -> None:
     paths = [pretraining(tmp_path / folder / "base", steps=11) for folder in ("one", "two")]
     assert [run.name for run in read_runs(paths)] == ["one/base", "two/base"]

@@ -11,13 +11,12 @@ from torch import nn
 from training_parts import ROWS, Objective, TinyRows, collate, events, make_trainer, train_config, without_clock
 
 from homespun.batch import Loss, Term
-from homespun.errors import UserError
+from homespun.errors import NotFinite, UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.training.budget import Limits
 from homespun.training.config import Budget, LinearSchedule
 from homespun.training.devices import is_worth_compiling, number_type
 from homespun.training.memory import PeakMemory, give_back_freed_memory
-from homespun.training.trainer import NotFinite
 from homespun.training.validation import Evaluation, evaluate_loss
 
 CPU = torch.device("cpu")
@@ -436,6 +435,34 @@ def test_a_gradient_that_is_not_finite_stops_too(tmp_path):
 
     with pytest.raises(NotFinite, match="the gradient is not finite at step 1; no checkpoint was written yet"):
         list(make_trainer(tmp_path, train_config(), objective=Steep()))
+
+
+class Broken(Objective):
+    """Its updates leave weights of which evaluation makes no number, from the third step on."""
+
+    def forward(self, batch):
+        terms = super().forward(batch).terms
+        if not self.training and self.updates >= 3:
+            terms = terms | {"row": dataclasses.replace(terms["row"], sum=terms["row"].sum * self.wrong)}
+        return Loss(terms)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_validation_that_is_not_finite_stops_before_its_weights_are_kept(tmp_path, wrong):
+    objective = Broken()
+    objective.updates, objective.wrong = 0, wrong
+    trainer = make_trainer(tmp_path, train_config(budget=Budget(steps=5), validate_every=0.2), objective=objective)
+    trainer._validate = held_out(trainer)
+    with pytest.raises(
+        NotFinite, match=r"the validation is not finite at step 3; .*step-2 is the last good one; lower"
+    ):
+        for objective.updates, _ in enumerate(trainer, 2):
+            pass
+    assert events(tmp_path, "end")[0]["reason"] == "not_finite"
+    assert len(events(tmp_path, "validation")) == 2
+    assert trainer.run.latest_checkpoint().step == 2
+    with pytest.raises(NotFinite, match="the loss term 'row' is not finite on the validation rows"):
+        evaluate_loss(objective, trainer.loader.once(), CPU)
 
 
 def test_a_compiler_that_fails_is_one_line(tmp_path, monkeypatch):

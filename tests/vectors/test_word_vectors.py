@@ -125,6 +125,13 @@ def test_broken_lists_are_one_line(tmp_path: Path, content: str, message: str) -
         read_lists(write(tmp_path, broken=content))
 
 
+def test_two_lists_of_one_name_are_one_line(tmp_path: Path) -> None:
+    write(tmp_path, pairs="a b 1\n", zoo="a b 1\n")
+    (tmp_path / "pairs.csv").write_text("a,b,1\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"pairs\.(txt|csv) and pairs\.(csv|txt) are lists of one name; rename"):
+        read_lists(tmp_path)
+
+
 def test_folders_without_lists_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no lists in it"):
         read_lists(tmp_path)

@@ -52,8 +52,8 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     kept = ", ".join(f"{name} {formats.memory(memory[name])}" for name in _MEMORY)
     rows = f"{chosen['micro_batch_size']} rows, {chosen['accumulation']} a step of {chosen['batch_size']}"
     again = ", layers computed again" if chosen["gradient_checkpointing"] else ""
-    reach = f"{expected['steps']:,} steps, {formats.count(expected['tokens'])} tokens"
-    epochs = "" if expected["epochs"] is None else f", {formats.count(expected['epochs'])} epochs"
+    trainings = result["trainings"]
+    epochs = "" if expected["epochs"] is None else f", {_some(formats.count(expected['epochs']), 'epoch')}"
     facts = {
         "parameters": f"{parameters['total']:,}, {parameters['embeddings']:,} of them embeddings, "
         f"{parameters['trained']:,} trained",
@@ -62,8 +62,11 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
         "FLOPs a token": f"{formats.count(round(flops['forward']))} forward, "
         f"{formats.count(round(flops['backward']))} backward",
         "step": formats.duration(result["seconds_per_step"]),
-        "expected": f"{reach} in {formats.duration(expected['seconds'])}{epochs}; {expected['limit']} ends it",
+        "expected": f"{_reach(expected)}{epochs}; {expected['limit']} ends it",
     }
+    if trainings["count"] > 1:
+        facts["expected"] += "; of one training"
+        facts[f"all {trainings['count']} trainings"] = _reach(trainings)
     if probe is not None:
         before = formats.memory(probe["peak_before"]), formats.duration(probe["seconds_per_step_before"])
         facts["before the probe"] = f"{before[0]} at the peak, {before[1]} a step"
@@ -72,6 +75,17 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     for number, warning in enumerate(result["warnings"], 1):
         facts[f"warning {number}"] = warning
     return facts
+
+
+def _reach(found: dict[str, Any]) -> str:
+    from homespun.report import formats
+
+    steps, tokens = _some(f"{found['steps']:,}", "step"), _some(formats.count(found["tokens"]), "token")
+    return f"{steps}, {tokens} in {formats.duration(found['seconds'])}"
+
+
+def _some(number: str, what: str) -> str:
+    return f"{number} {what}" if number == "1" else f"{number} {what}s"
 
 
 _MEMORY = ("weights", "gradients", "optimizer", "activations", "process")

@@ -21,6 +21,9 @@ def show_attention(
     ] = None,
     length: Annotated[int | None, typer.Option(help="Tokens; by default as few as show the pattern.")] = None,
     layers: Annotated[str | None, typer.Option(help="Those to draw, with all their heads: 1,2.")] = None,
+    stack: Annotated[
+        str | None, typer.Option(help="Of an encoder with a decoder: encoder, which is drawn by default, or decoder.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="A .svg or .png file; attention.svg where not given.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
@@ -29,7 +32,7 @@ def show_attention(
 
     numbers = None if layers is None else _whole_numbers(layers, "--layers")
     path = out if as_json or out is not None else Path("attention.svg")
-    result = job(recipe, overrides or (), length=length, layers=numbers, out=path)
+    result = job(recipe, overrides or (), length=length, layers=numbers, stack=stack, out=path)
     if as_json:
         typer.echo(json.dumps(result))
         return
@@ -40,6 +43,7 @@ def show_attention(
     shares = [percent(layer["share"]) for layer in result["layers"]]
     facts = {
         "picture": result["out"],
+        **({} if result["stack"] is None else {"stack": result["stack"]}),
         "tokens": result["length"],
         "pairs seen by layer": ", ".join(shares),
         "all reach all": "not within the model" if depth is None else f"after layer {depth}",

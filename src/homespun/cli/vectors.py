@@ -76,7 +76,7 @@ def vectors_evaluate(
     facts: dict[str, Any] = {}
     for name, list_ in found["analogies"].items():
         for section, score in list_["sections"].items():
-            facts[section] = _scored(score)
+            facts[f"{name}: {section}"] = _scored(score)
         facts[name] = _scored(list_)
     for name, list_ in found["similarities"].items():
         measured = "-" if list_["spearman"] is None else f"{list_['spearman']:.3f}"

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from homespun.compare.recipe import CompareRecipe
-from homespun.compare.trials import Stage, Trial
+from homespun.compare.trials import Stage, Trial, each_line, written
 from homespun.data.corpus import Corpus
+from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.adapt import changes_in, start
 from homespun.jobs.pretrain import fitted
-from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
+from homespun.jobs.recipe import CorpusData, FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
 from homespun.jobs.trials import plan
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.store import Stored, Undrawn
 from homespun.text.tokenizer import Tokenizer
+from homespun.training.measures import check_best_metric
 from homespun.vectors.starting import begin_embeddings
 from homespun.vectors.store import open_vectors
 from homespun.vectors.word_vectors import WordVectors
@@ -42,27 +45,33 @@ class Checked:
 def check(recipe: CompareRecipe, trials: Sequence[Trial]) -> list[str]:
     """Build every trial without its weights, read its data, and say what is to be known of the budget.
 
+    Where there is a search, what is built has values of its space: every one of its choices, and numbers at its ends
+    and between them.
+
     Returns:
         Notes, a sentence each: how many passes over a corpus the budget means, where it is more than one.
 
     Raises:
-        UserError: all trials that cannot be built, each with its reason; or corpora with different tokenizers.
+        UserError: all variations that cannot be built, each with its reason; or corpora with different tokenizers.
     """
     reader = _Reader()
     problems: dict[str, list[str]] = defaultdict(list)
-    for trial in trials:
-        if trial.seed != trials[0].seed:  # seeds change nothing that is looked at here
+    bad: set[str] = set()
+    every = each_line(trials)
+    for trial, called in _with_values(every):
+        if trial.name in bad:
             continue
         try:
             _build(trial, reader)
         # what a part of the model refuses is a ValueError; anything else is a bug, and keeps its traceback
         except ValueError as error:
-            problems[" ".join(str(error).split())].append(trial.name)
+            problems[" ".join(str(error).split())].append(called)
+            bad.add(trial.name)
     if problems:
-        count = sum(map(len, problems.values()))
         listed = [f"({n}) {', '.join(names)}: {why}" for n, (why, names) in enumerate(problems.items(), start=1)]
-        every = len({trial.name for trial in trials})
-        raise UserError(f"{count} of {every} variations cannot be built, so nothing was begun: {' '.join(listed)}")
+        raise UserError(
+            f"{len(bad)} of {len(every)} variations cannot be built, so nothing was begun: {' '.join(listed)}"
+        )
     if len(reader.checked.tokenizers) > 1 and not recipe.different_tokenizers:
         groups = " against ".join(", ".join(sorted(set(corpora))) for corpora in reader.checked.tokenizers.values())
         raise UserError(
@@ -72,12 +81,24 @@ def check(recipe: CompareRecipe, trials: Sequence[Trial]) -> list[str]:
     return list(dict.fromkeys(reader.checked.notes))
 
 
+def _with_values(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
+    """Each trial, with other values of a search too, and what it is called."""
+    for trial in trials:
+        yield trial, trial.name
+    for trial in trials:
+        search = trial.recipe.search
+        for point in search.points()[1:] if search is not None else []:
+            told = (f"{key}={written(value)}" for key, value in point.items() if value != trial.found[key])
+            yield replace(trial, found=point), f"{trial.name} with {', '.join(told)}"
+
+
 class _Reader:
     """Opens each corpus, model and labelled file once."""
 
     def __init__(self) -> None:
         self.checked = Checked()
         self._corpora: dict[str, Corpus] = {}
+        self._splits: dict[tuple[str, float, int], tuple[NDArray[Any], NDArray[Any]]] = {}
         self._models: dict[str, Stored] = {}
         self._vectors: dict[str, WordVectors] = {}
         self._examples: dict[str, _Examples] = {}
@@ -91,6 +112,14 @@ class _Reader:
         if source not in self._models:
             self._models[source] = open_model(source)
         return self._models[source]
+
+    def split(self, data: CorpusData) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Documents of the corpus to train on, and to validate on."""
+        corpus = self.corpus(data.corpus)
+        key = (data.corpus, data.validation, data.split_seed)
+        if key not in self._splits:
+            self._splits[key] = corpus.split(data.validation, data.split_seed)
+        return self._splits[key]
 
     def vectors(self, path: str) -> WordVectors:
         if path not in self._vectors:
@@ -124,24 +153,27 @@ class _Examples:
 
 def _build(trial: Trial, reader: _Reader) -> None:
     model: Stored | None = None
+    search = trial.recipe.search
     for stage in trial.stages:
+        measure = search.measure if search is not None and stage.name == trial.recipe.searched else ""
         if stage.kind == "pretrain":
-            model = _pretrained(stage, reader)
+            model = _pretrained(stage, reader, measure)
         else:
             begin = model if stage.start_from is None else reader.model(stage.start_from)
             assert begin is not None
-            _finetuned(stage, begin, reader)
+            _finetuned(stage, begin, reader, measure)
 
 
-def _pretrained(stage: Stage, reader: _Reader) -> Stored:
-    """The model that pretraining will leave, without its weights."""
+def _pretrained(stage: Stage, reader: _Reader, measure: str) -> Stored:
+    """The model that pretraining will leave, without its weights; ``measure`` is that of a search."""
     settings, changes = (stage.settings, None) if stage.start_from is None else changes_in(list(stage.settings))
     recipe = pretrain_recipe(stage.recipe, settings)
     if not recipe.data.corpus:
         raise UserError("which corpus? set data.corpus, made by `homespun corpus build`, in pretrain.settings")
     corpus = reader.corpus(recipe.data.corpus)
     reader.checked.tokenizers[corpus.tokenizer.fingerprint].append(recipe.data.corpus)
-    reader.checked.notes += _passes(recipe, corpus)
+    reader.checked.notes += _passes(recipe, reader)
+    _check_measures(recipe, measure)
     begin = None
     if stage.start_from is not None:
         begin = start(stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes, generator=None)
@@ -169,17 +201,19 @@ def _begin_with(stage: Stage, model: Model, tokenizer: Tokenizer, reader: _Reade
     begin_embeddings(model, tokenizer, reader.vectors(stage.vectors), source=stage.vectors)
 
 
-def _passes(recipe: PretrainRecipe, corpus: Corpus) -> list[str]:
+def _passes(recipe: PretrainRecipe, reader: _Reader) -> list[str]:
     """What the tokens asked for are in passes over the corpus, where there is more than one.
 
     Raises:
-        UserError: the corpus does not fill one row.
+        UserError: the corpus cannot be divided, does not fill one row, or is not of the objective's kind.
     """
-    there = round(corpus.num_tokens * (1 - recipe.data.validation))
-    if there < recipe.data.length:
-        raise UserError(
-            f"{recipe.data.corpus} has {there:,} tokens to train on, less than one row of {recipe.data.length}"
-        )
+    data, corpus = recipe.data, reader.corpus(recipe.data.corpus)
+    training, held_out = reader.split(data)
+    there = int(corpus.lengths[training].sum())
+    if there < data.length:
+        raise UserError(f"{data.corpus} has {there:,} tokens to train on, less than one row of {data.length}")
+    # the rows of training are many, and are made alike
+    recipe.objective.rows(corpus, held_out, length=data.length, seed=data.split_seed)
     budget = recipe.train.budget
     rows = recipe.train.batch_size * recipe.data.length
     asked = [("tokens", budget.tokens), ("steps", None if budget.steps is None else budget.steps * rows)]
@@ -191,11 +225,21 @@ def _passes(recipe: PretrainRecipe, corpus: Corpus) -> list[str]:
     ]
 
 
-def _finetuned(stage: Stage, begin: Stored, reader: _Reader) -> None:
-    """Read the examples, divide them, and put the head on a model without weights."""
+def _check_measures(recipe: PretrainRecipe | FinetuneRecipe, measure: str, labels: Labels | None = None) -> None:
+    """Refuse what the validation does not measure, to choose a checkpoint by, or settings."""
+    check_best_metric(recipe.train.best_metric, recipe.objective.kind, labels)
+    try:
+        check_best_metric(measure or "loss", recipe.objective.kind, labels)
+    except UserError as error:
+        raise UserError(str(error).replace("train.best_metric", "search.measure")) from None
+
+
+def _finetuned(stage: Stage, begin: Stored, reader: _Reader, measure: str) -> None:
+    """Read the examples, divide them, and put the head on a model without weights; ``measure`` is that of a search."""
     recipe = finetune_recipe(stage.recipe, stage.settings)
     examples = reader.examples(recipe)
     task = recipe.data.task(recipe.objective, begin, examples.training)
+    _check_measures(recipe, measure, task.labels)
     plan(recipe, task, examples.training, examples.validation, examples.test)
     _, kinds = np.unique(task.strata(examples.training), axis=0, return_index=True)
     some = [examples.training[index] for index in np.sort(kinds)[:_EXAMPLES].tolist()]

@@ -160,26 +160,29 @@ def _digest(recipe: str) -> str | None:
     return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
 
 
+def check_folder(out: Path) -> None:
+    """Refuse what cannot be the folder of a comparison; nothing is made.
+
+    Raises:
+        UserError: it is a file, or has other things in it.
+    """
+    if next(path for path in (out, *out.parents) if path.exists()).is_file():
+        raise UserError(f"{out} is a file, or under one; a comparison needs a folder of its own")
+    left = {_LOCK, f"{TEMPORARY}{_RECIPE}"}  # by a runner that was killed here
+    if out.is_dir() and not (out / _RECIPE).is_file() and any(entry.name not in left for entry in out.iterdir()):
+        raise UserError(f"{out} is a folder with other things in it; give --out a new or empty one")
+
+
 def open_folder(out: Path, recipe: CompareRecipe) -> None:
     """Make ``out`` the folder of a comparison, where it is none yet.
 
     Raises:
-        UserError: it is something else.
+        UserError: as `check_folder`.
     """
-    _make(out)
-    if (out / _RECIPE).is_file():
-        return
-    left = {_LOCK, f"{TEMPORARY}{_RECIPE}"}  # by a runner that was killed here
-    if any(entry.name not in left for entry in out.iterdir()):
-        raise UserError(f"{out} is a folder with other things in it; give --out a new or empty one")
-    write_file(out / _RECIPE, dump(recipe))
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{folder} is a file, or under one; a comparison needs a folder of its own") from None
+    check_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / _RECIPE).is_file():
+        write_file(out / _RECIPE, dump(recipe))
 
 
 def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> list[Record]:
@@ -218,7 +221,7 @@ class Lock:
     def __enter__(self) -> Lock:
         import fcntl
 
-        _make(self.path.parent)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("ab")
         deadline = time.monotonic() + _PATIENCE
         while True:

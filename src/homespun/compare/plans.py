@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from homespun.compare.recipe import CompareRecipe
-from homespun.compare.trials import Trial
+from homespun.compare.trials import Trial, each_line
 from homespun.errors import UserError
 from homespun.jobs.adapt import changes_in
 from homespun.jobs.recipe import load_recipe
+from homespun.planning.choose import NothingFits
 
 
 def plans(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, Any], list[str]]:
@@ -19,7 +20,7 @@ def plans(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, Any
     when it runs, and is a row that says why.
 
     Raises:
-        UserError: none fits; each with the least memory that it would fit into.
+        UserError: none fits; each with the least memory that it would fit into. Or one cannot be planned at all.
     """
     found: dict[str, Any] = {}
     refused: dict[str, str] = {}
@@ -27,15 +28,15 @@ def plans(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, Any
         return {}, []
     from homespun.jobs.plan import plan
 
-    for trial in trials:
+    for trial in each_line(trials):
         stage = trial.stages[0]
-        if trial.seed != trials[0].seed:
-            continue
         try:
             settings, changes = (stage.settings, None) if stage.start_from is None else changes_in(stage.settings)
             found[trial.name] = plan(load_recipe(stage.recipe, settings), start_from=stage.start_from, changes=changes)
-        except UserError as error:
+        except NothingFits as error:
             refused[trial.name] = str(error)
+        except UserError as error:
+            raise UserError(f"variation {trial.name}: {error}") from error
     if refused and not found:
         listed = " ".join(f"({n}) {name}: {why}" for n, (name, why) in enumerate(refused.items(), start=1))
         raise UserError(f"no variation fits into the budget's memory, so nothing was begun: {listed}")

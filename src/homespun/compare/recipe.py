@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
 from homespun.config import Config, Tree, override, validate
 from homespun.errors import UserError, nearest
@@ -15,13 +15,29 @@ from homespun.training.config import Budget
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]*")
 _GRID_KEYS = ("pretrain.", "finetune.", "tasks.")
+_OF_A_TRIAL = ("pretrain", "logs", "trial.json")  # what lies in its folder beside its tasks
+LONGEST = 255  # characters in the name of a folder
 
 
-def _named(values: dict[str, Any]) -> dict[str, Any]:
+def _variations(values: dict[str, Any]) -> dict[str, Any]:
     """Names become names of folders."""
+    return _named(values, LONGEST)
+
+
+def _tasks(values: dict[str, Any]) -> dict[str, Any]:
+    """Names become names of folders in that of a trial, and of logs."""
+    for name in _OF_A_TRIAL:
+        if name in values:
+            raise ValueError(f"a task cannot be named {name}, which a trial's folder has already; give it another name")
+    return _named(values, LONGEST - len("@99.log"))
+
+
+def _named(values: dict[str, Any], longest: int) -> dict[str, Any]:
     for name in values:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a name: letters, digits and _.+=- only, and a letter or digit first")
+        if len(name) > longest:
+            raise ValueError(f"{name[:20]!r}... has {len(name)} characters, and a name at most {longest}; shorten it")
     return values
 
 
@@ -59,24 +75,47 @@ class Variation(Config):
 class Range(Config):
     """Numbers to search."""
 
-    low: float
-    high: float
+    low: FiniteFloat
+    high: FiniteFloat
     log: bool = Field(default=False, description="by powers, as learning rates are")
     whole: bool = Field(default=False, description="whole numbers only")
 
     @model_validator(mode="after")
-    def _rises(self) -> Range:
-        if not self.low < self.high or (self.log and self.low <= 0):
-            raise ValueError(
-                f"low={self.low:g} must be below high={self.high:g}" + (", and above zero" * self.log) + "; change them"
-            )
+    def _makes_sense(self) -> Range:
+        if not self.low < self.high:
+            raise ValueError(f"low={self.low:g} must be below high={self.high:g}; change them")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low={self.low:g} must be above zero where log is true; raise it, or leave log out")
+        for name, end in (("low", self.low), ("high", self.high)):
+            if self.whole and not end.is_integer():
+                raise ValueError(f"{name}={end:g} must be whole where whole is true; change it, or leave whole out")
         return self
+
+    def some(self) -> list[int | float]:
+        """Both ends, and a number between them: none that is whole, where not only these are searched."""
+        if self.whole:
+            return [int(self.low), int(self.high)]
+        middle = (self.low + self.high) / 2
+        return [self.low, middle + 0.5 if self.low.is_integer() and middle.is_integer() else middle, self.high]
 
 
 class Choices(Config):
     """Values to choose from."""
 
     choices: list[Any] = Field(min_length=2)
+
+    def some(self) -> list[Any]:
+        """All of them."""
+        return self.choices
+
+
+def _space(value: Any) -> Any:
+    """A mistake is then told of the one that was meant alone."""
+    if isinstance(value, Range | Choices):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError("write low and high, or choices")
+    return (Choices if "choices" in value else Range).model_validate(value)
 
 
 class Search(Config):
@@ -86,12 +125,20 @@ class Search(Config):
     its trials over all seeds. What is looked at is the validation, never the test.
     """
 
-    space: dict[str, Range | Choices] = Field(min_length=1, description="by key, as in `grid`")
+    space: dict[str, Annotated[Range | Choices, BeforeValidator(_space)]] = Field(
+        min_length=1, description="by key, as in `grid`"
+    )
     trials: int = Field(default=16, ge=1, description="of each variation")
     task: str = Field(default="", description="the task whose validation counts; the first, or else pretraining")
     measure: str = Field(default="", description="of that validation, such as macro_f1; its loss if not given")
     storage: str = Field(default="", description="of Optuna, to share with other machines; sqlite in the folder if not")
     seed: int = Field(default=0, ge=0, description="of the sampler")
+
+    def points(self) -> list[dict[str, Any]]:
+        """Some points of the space, by key: every key's first value, and each other one beside the others' first."""
+        values = {key: space.some() for key, space in self.space.items()}
+        first = {key: some[0] for key, some in values.items()}
+        return [first, *(first | {key: value} for key, some in values.items() for value in some[1:])]
 
 
 class Measuring(Config):
@@ -107,9 +154,9 @@ class CompareRecipe(Config):
     kind: Literal["compare"] = "compare"
     about: str = Field(default="", description="one line on what this comparison is to tell")
     pretrain: PretrainStage | None = None
-    finetune: Annotated[dict[str, FinetuneStage], AfterValidator(_named)] = Field(default={}, description="by task")
+    finetune: Annotated[dict[str, FinetuneStage], AfterValidator(_tasks)] = Field(default={}, description="by task")
     start_from: str | None = Field(default=None, description="model to fine-tune, where there is no pretraining")
-    variations: Annotated[dict[str, Variation], AfterValidator(_named)] = Field(default={}, description="by name")
+    variations: Annotated[dict[str, Variation], AfterValidator(_variations)] = Field(default={}, description="by name")
     grid: dict[str, list[Any]] = Field(
         default={}, description="values by key, pretrain.KEY, finetune.KEY or tasks.TASK.KEY: all combinations"
     )
@@ -129,12 +176,15 @@ class CompareRecipe(Config):
             raise ValueError("nothing to compare: give pretrain, or finetune with a task, or both")
         if self.pretrain is not None and self.start_from is not None:
             raise ValueError("start_from is the model to fine-tune, where none is pretrained: leave pretrain or it out")
-        if "pretrain" in self.finetune:
-            raise ValueError("a task cannot be named pretrain, which is the other stage's name")
         keys = [*(("grid", key) for key in self.grid), *(("search.space", key) for key in self._space())]
         for where, key in keys:
             if not key.startswith(_GRID_KEYS):
                 raise ValueError(f"{where} key {key!r} must begin with pretrain., finetune. or tasks.TASK.")
+            stage, task = key.split(".")[:2]
+            if stage == "tasks" and task not in self.finetune:
+                raise ValueError(f"{where} key {key!r}: no task {task!r}{nearest(task, self.finetune)}")
+            if (stage == "pretrain" and self.pretrain is None) or (stage == "finetune" and not self.finetune):
+                raise ValueError(f"{where} key {key!r} is of {stage}, and there is none; leave it out, or give {stage}")
         for key, values in self.grid.items():
             if not values:
                 raise ValueError(f"grid key {key!r} has no values; give a list of them, or leave it out")
@@ -144,6 +194,12 @@ class CompareRecipe(Config):
         if self.search is not None and self.search.task and self.search.task not in self.finetune:
             raise ValueError(f"search.task={self.search.task!r} is no task; there are: {', '.join(self.finetune)}")
         return self
+
+    @property
+    def searched(self) -> str:
+        """The stage whose validation counts in a search."""
+        given = "" if self.search is None else self.search.task
+        return given or next(iter(self.finetune), "pretrain")
 
     def _space(self) -> Sequence[str]:
         return () if self.search is None else tuple(self.search.space)

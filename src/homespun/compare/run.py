@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from homespun.compare.checks import check
-from homespun.compare.folder import Lock, Record, open_folder, open_records
+from homespun.compare.folder import Lock, Record, check_folder, open_folder, open_records
 from homespun.compare.plans import plans
 from homespun.compare.progress import share_of_run
 from homespun.compare.recipe import CompareRecipe
-from homespun.compare.sharing import Sharing
+from homespun.compare.sharing import Baselines, Sharing
 from homespun.compare.stage import Command, Here, Outcome, Places, Running, last_object
 from homespun.compare.trials import Stage, trials
 from homespun.errors import UserError
@@ -25,7 +25,7 @@ from homespun.training.interruption import Interruption
 
 logger = logging.getLogger(__name__)
 
-_POLL, _LOOK = 0.1, 5.0  # seconds between asking whether a process has ended, and how far those under way are
+_POLL, _LOOK = 0.1, 5.0  # seconds between asking whether a process has ended; how far it is, and writing its time down
 _REPORT_SHARE, _FIRST_REPORT = 0.01, 3.0  # of the time so far may go into reports on the way; seconds, until known
 MEASURE = "measure"
 
@@ -69,13 +69,14 @@ def run_comparison(
     if slots is not None and slots < 1:
         raise UserError(f"--slots must be 1 or more, not {slots}")
     out, begun = Path(out), time.process_time()
+    check_folder(out)
     wanted = trials(recipe)
+    notes = check(recipe, wanted)
+    planned, unfit = plans(recipe, wanted)
+    notes += unfit
+    for note in notes:
+        logger.warning("%s", note)
     with Lock(out) as lock:
-        notes = check(recipe, wanted)
-        planned, unfit = plans(recipe, wanted)
-        notes += unfit
-        for note in notes:
-            logger.warning("%s", note)
         open_folder(out, recipe)
         if on_ray:
             from homespun.compare.cluster import Cluster
@@ -105,6 +106,16 @@ class Job:
     record: Record | None = None
     stage: Stage | None = None
     running: Running | None = None
+    begun: float = 0.0
+    counted: float = 0.0  # seconds of it that are in the record
+
+    def count(self, seconds: float) -> None:
+        """The record has so many seconds of the process."""
+        assert self.record is not None
+        more, self.counted = seconds - self.counted, seconds
+        self.record.values["seconds"] += more
+        if self.stage is not None:
+            self.record.stage(self.stage.name)["seconds"] += more
 
 
 class Runner:
@@ -130,7 +141,7 @@ class Runner:
         self._records: list[Record] = []
         self._sharing = Sharing()
         self._jobs: list[Job] = []
-        self._baselines: set[str] = set()
+        self._baselines = Baselines(out / "baselines")
         self._counted = begun  # processor time of this process, up to which it is in a record
         self._reported, self._report_cost = time.monotonic(), _FIRST_REPORT
 
@@ -142,6 +153,7 @@ class Runner:
             if record.status == "failed" and retry_failed:
                 record.values |= {"status": "waiting", "why": None, "stage": None}
         self._sharing.add(records)
+        self._baselines.add(records)
         for record in records:
             record.write()
 
@@ -173,6 +185,7 @@ class Runner:
                         self._stop()
                     if time.monotonic() - looked > _LOOK:
                         looked = time.monotonic()
+                        self._write_time()
                         self._show(task)
                     time.sleep(_POLL)
         finally:
@@ -194,6 +207,7 @@ class Runner:
             self._report_on_the_way()
         while not idle and len(self._jobs) < self._places.slots and (following := self._next()):
             following.running = self._places.start(following.command)
+            following.begun = time.monotonic()
             self._jobs.append(following)
         return bool(self._jobs)
 
@@ -220,14 +234,16 @@ class Runner:
     # what is next
 
     def _next(self) -> Job | None:
-        """Trials under way come before those that wait."""
+        """Trials under way come before those that wait; last what baselines are missing of those that are done."""
         busy = {id(job.record) for job in self._jobs}
         waiting = [r for r in self._records if r.status in ("waiting", "running") and id(r) not in busy]
         for record in sorted(waiting, key=lambda record: record.status != "running"):
             job = self._job_of(record)
             if job is not None:
                 return job
-        return None
+        done = (record for record in self._records if record.status == "done")
+        tasks = ((record, stage) for record in done for stage in record.trial.stages if stage.kind == "finetune")
+        return next((job for found in tasks if (job := self._baselines_of(*found)) is not None), None)
 
     def _job_of(self, record: Record) -> Job | None:
         for stage in record.trial.stages:
@@ -287,16 +303,8 @@ class Runner:
 
     def _baselines_of(self, record: Record, stage: Stage) -> Job | None:
         """The baselines of a task, when the first of its models is there; None: they are known, or being measured."""
-        folder = self.out / "baselines" / stage.name
-        if stage.name in self._baselines or (folder / "result.json").is_file():
-            return None
-        self._baselines.add(stage.name)
-        shutil.rmtree(folder, ignore_errors=True)
-        start_from = stage.start_from or str(record.path_of("pretrain"))
-        settings = [setting for setting in stage.settings if not setting.startswith("baselines=")]
-        words = ["baselines", stage.recipe, *settings, "--from", start_from, "--out", str(folder), "--json"]
-        command = Command(tuple(words), self.out / "baselines" / "logs" / f"{stage.name}.log")
-        return Job(command, f"baselines of {stage.name}")
+        command = self._baselines.begin(record, stage)
+        return None if command is None else Job(command, f"baselines of {command.log.stem}")
 
     # what has ended
 
@@ -305,13 +313,13 @@ class Runner:
         if record is None:
             if outcome.why is not None and not stopped:
                 self.notes.append(f"{job.what} could not be measured: {outcome.why}")
+                self._baselines.say_why(job.command.log.stem, outcome.why)
             return
-        record.values["seconds"] += outcome.seconds
+        job.count(outcome.seconds)
         if stage is None:
             self._take_measured(record, job, outcome, stopped=stopped)
             return
         known = record.stage(stage.name)
-        known["seconds"] += outcome.seconds
         known["processor_seconds"] += outcome.processor_seconds
         if outcome.energy_joules is not None:
             known["energy_joules"] = outcome.energy_joules + (known["energy_joules"] or 0.0)
@@ -355,11 +363,19 @@ class Runner:
             if job.running is not None:
                 job.running.stop()
 
+    def _write_time(self) -> None:
+        """What the processes under way have taken so far, or a runner that is killed would lose it."""
+        for job in self._jobs:
+            if job.record is not None:
+                job.count(time.monotonic() - job.begun)
+                job.record.write()
+
     def _kill(self) -> None:
         for job in self._jobs:
             if job.running is not None:
                 job.running.kill()
             if job.record is not None:
+                job.count(time.monotonic() - job.begun)
                 job.record.update(status="waiting")
         self._jobs = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homespun.compare.folder import Record
-from homespun.compare.recipe import Choices, CompareRecipe, Range, Search
-from homespun.compare.trials import Line, lines, trial_of, written
+from homespun.compare.recipe import Choices, CompareRecipe, Range
+from homespun.compare.trials import Trial, lines, written
 from homespun.errors import UserError
 from homespun.report import formats
 from homespun.report.read import as_tree, read_json
 from homespun.training.checkpoint import write_file
+from homespun.training.measures import lower_is_better
 
 if TYPE_CHECKING:
     from homespun.compare.run import Runner
@@ -51,7 +53,7 @@ class Searching:
         retry_failed: trials that have failed do not count: as many more are begun.
 
     Raises:
-        UserError: Optuna is not installed, the storage cannot be used, or the space is of stages that there are not.
+        UserError: Optuna is not installed, the storage cannot be used, or the measure is none.
     """
 
     def __init__(
@@ -67,20 +69,21 @@ class Searching:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
         self.recipe, self.search, self.out = recipe, recipe.search, out / "search"
-        self.stage = _stage(recipe, recipe.search)
+        self.stage = recipe.searched
         self.out.mkdir(parents=True, exist_ok=True)
         storage = self.search.storage or f"sqlite:///{(self.out / 'study.db').absolute()}"
         self._lines = {line.name: line for line in lines(recipe) if line.name not in known}
         self._studies: dict[str, Any] = {}
         self._open: list[_Open] = []
         self._waiting: float | None = None  # since when
+        lower = lower_is_better(self._measure())
         for name in self._lines:
             try:
                 self._studies[name] = optuna.create_study(
                     study_name=f"{name}-{_digest(recipe, name)}",
                     storage=storage,
                     load_if_exists=True,
-                    direction="minimize" if self._measure().endswith(("loss", "error")) else "maximize",
+                    direction="minimize" if lower else "maximize",
                 )
             except Exception as error:  # of whichever database
                 raise UserError(f"search.storage={storage} cannot be used: {error}") from error
@@ -107,10 +110,11 @@ class Searching:
         """Tell the studies what has ended."""
         for entry in [entry for entry in self._open if entry.record.status in _FINISHED]:
             self._open.remove(entry)
-            if entry.record.status == "failed":
+            score = math.nan if entry.record.status == "failed" else self._score(entry.record)
+            if math.isnan(score):
                 entry.study.tell(entry.number, state=self._optuna.trial.TrialState.FAIL)
             else:
-                entry.study.tell(entry.number, self._score(entry.record))
+                entry.study.tell(entry.number, score)
 
     def ask(self) -> Record | None:
         """The next trial, of the study that has fewest; None: all have been begun, here or elsewhere."""
@@ -190,10 +194,9 @@ class Searching:
         return self.out / name / f"{number:04d}"
 
     def _record(self, name: str, number: int, params: Mapping[str, Any]) -> Record:
-        line: Line = self._lines[name]
-        trial = trial_of(self.recipe, line, self.recipe.first_seed, self._values(params))
-        named = replace(trial, name=f"{name} search {number}")
-        record = Record.open(self._folder(name, number), named)
+        line = replace(self._lines[name], name=f"{name} search {number}")
+        trial = Trial(self.recipe, line, self.recipe.first_seed, self._values(params))
+        record = Record.open(self._folder(name, number), trial)
         record.write()
         return record
 
@@ -259,24 +262,20 @@ def _known(recipe: CompareRecipe, path: Path) -> dict[str, Any]:
     return {name: told[name] for name in names if as_tree(told.get(name)).get("search") == _identity(recipe, name)}
 
 
-def _stage(recipe: CompareRecipe, search: Search) -> str:
-    """Whose validation counts."""
-    return search.task or next(iter(recipe.finetune), "pretrain")
-
-
 def _validation(result: Mapping[str, Any], measure: str) -> float:
-    """A measure of the validation of a run, never of its test.
+    """A measure of the validation of a run, never of its test; NaN where it could not be measured there.
 
     Raises:
         UserError: it has no such measure.
     """
     metrics = dict(result.get("validation_metrics") or {})
     metrics.setdefault("loss", metrics.get("log_loss", result["validation"]["loss"]))
-    value = metrics.get(measure)
-    if not isinstance(value, int | float):
-        there = ", ".join(sorted(name for name, v in metrics.items() if isinstance(v, int | float)))
+    numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
+    if measure not in numbers:
+        there = ", ".join(sorted(numbers))
         raise UserError(f"search.measure={measure!r} is not measured on the validation; there are: {there}")
-    return float(value)
+    value = numbers[measure]
+    return math.nan if value is None else float(value)
 
 
 def _digest(recipe: CompareRecipe, name: str) -> str:

@@ -1,11 +1,21 @@
-"""Trials that would pretrain alike, to the setting and the seed, share one run: who of them makes it."""
+"""What trials share: a pretraining that would be the same, to the setting and the seed; the baselines of a task."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 from homespun.compare.folder import Record
+from homespun.compare.stage import Command
+from homespun.compare.trials import Stage
+from homespun.jobs.baselines import given_to
+from homespun.jobs.recipe import finetune_recipe
+from homespun.report.read import read_result
+from homespun.training.checkpoint import write_file
 
 _STAGE = "pretrain"
 
@@ -59,3 +69,56 @@ def _alike(record: Record) -> tuple[object, ...]:
     stage = record.trial.pretraining
     assert stage is not None
     return (stage.recipe, stage.start_from, stage.vectors, stage.settings)
+
+
+class Baselines:
+    """The baselines of each task: in ``baselines/TASK``; where trials are given other examples of it, or measured on
+    others, those of each such set behind the first, as ``TASK@2``. A folder that is there keeps what it is of.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._given: dict[str, dict[str, Any]] = {}  # by name
+        self._begun: set[str] = set()  # or there before
+
+    def add(self, records: Sequence[Record]) -> None:
+        """More trials: sets which ``baselines`` their tasks are set beside, and writes nothing.
+
+        Raises:
+            UserError: a result that is damaged, or of another version.
+        """
+        for record in records:
+            for stage in record.trial.stages:
+                if stage.kind == "finetune":
+                    record.stage(stage.name)["baselines"] = self._name(stage)
+
+    def begin(self, record: Record, stage: Stage) -> Command | None:
+        """What measures those of a task, when the first of its models is there; None: they are known, or begun."""
+        name = record.stage(stage.name)["baselines"]
+        folder = self._folder / name
+        if name in self._begun:
+            return None
+        self._begun.add(name)
+        if (folder / "result.json").is_file():
+            return None
+        shutil.rmtree(folder, ignore_errors=True)
+        start_from = stage.start_from or str(record.path_of(_STAGE))
+        settings = [setting for setting in stage.settings if not setting.startswith("baselines=")]
+        words = ["baselines", stage.recipe, *settings, "--from", start_from, "--out", str(folder), "--json"]
+        return Command(tuple(words), self._folder / "logs" / f"{name}.log")
+
+    def say_why(self, name: str, why: str) -> None:
+        """Why there are none, for the report; it goes when they are begun anew."""
+        (self._folder / name).mkdir(parents=True, exist_ok=True)
+        write_file(self._folder / name / "why.txt", why)
+
+    def _name(self, stage: Stage) -> str:
+        wanted = given_to(finetune_recipe(stage.recipe, stage.settings))
+        names = (stage.name if number == 1 else f"{stage.name}@{number}" for number in count(1))
+        return next(name for name in names if self._of(name, wanted) == wanted)
+
+    def _of(self, name: str, wanted: dict[str, Any]) -> dict[str, Any]:
+        """What the folder of this name is of: where it does not say, of what it is asked for first."""
+        if name not in self._given:
+            self._given[name] = read_result(self._folder / name / "result.json").get("of", wanted)
+        return self._given[name]

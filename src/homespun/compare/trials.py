@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any, Literal
 
 import yaml
 
-from homespun.compare.recipe import CompareRecipe, Variation, flat
+from homespun.compare.recipe import LONGEST, CompareRecipe, FinetuneStage, PretrainStage, Variation, flat
 from homespun.errors import UserError, nearest
 from homespun.training.config import Budget
 
@@ -44,19 +46,65 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """One variation with one seed."""
+class Line:
+    """One line of the comparison, whatever the seed: a variation and one point of the grid."""
 
     name: str
+    variation: Variation
+    varied: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One line with one seed. Its stages are made when they are asked for: so `check` can list the mistakes of all.
+
+    Args:
+        recipe: the comparison.
+        line: what it has of its own.
+        seed: of all its stages.
+        found: what a search found for the line, by key.
+    """
+
+    recipe: CompareRecipe
+    line: Line
     seed: int
-    stages: tuple[Stage, ...]
-    about: str = ""
-    varied: dict[str, Any] = field(default_factory=dict)  # what the grid set, by key
+    found: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The line's."""
+        return self.line.name
+
+    @property
+    def about(self) -> str:
+        """The variation's."""
+        return self.line.variation.about
+
+    @property
+    def varied(self) -> dict[str, Any]:
+        """What the grid set, by key."""
+        return dict(self.line.varied)
 
     @property
     def place(self) -> str:
         """Where it lies below ``trials/``."""
         return f"{self.name}/seed-{self.seed}"
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """What is run, one after the other.
+
+        Raises:
+            UserError: settings that are the comparison's own to make, or are of a stage that there is not.
+        """
+        tasks = self.recipe.finetune
+        for task in self.line.variation.tasks:
+            if task not in tasks:
+                raise UserError(f"no task {task!r}{nearest(task, tasks)}")
+        stages = (*_pretraining(self), *(_finetuning(self, task) for task in tasks))
+        if not stages:
+            raise UserError("it has no stage: it pretrains nothing, and there is no task in finetune")
+        return stages
 
     @property
     def settings(self) -> dict[str, list[str]]:
@@ -69,43 +117,18 @@ class Trial:
         return next((stage for stage in self.stages if stage.kind == "pretrain"), None)
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of the comparison, whatever the seed: a variation and one point of the grid."""
-
-    name: str
-    variation: Variation
-    varied: Mapping[str, Any]
-
-
 def lines(recipe: CompareRecipe) -> list[Line]:
-    """Variations joined with all combinations of the grid, in the order in which they are written.
-
-    Raises:
-        UserError: settings for a task that there is not.
-    """
-    result: list[Line] = []
-    keys, points = list(recipe.grid), list(itertools.product(*recipe.grid.values()))
+    """Variations joined with all combinations of the grid, in the order in which they are written."""
+    result: dict[str, Line] = {}
+    labels = _labels(list(recipe.grid))
     for name, variation in (recipe.variations or {"": Variation()}).items():
-        for point in points:
-            varied = dict(zip(keys, point, strict=True))
-            parts = [name, *(f"{key.rpartition('.')[2]}={_word(value)}" for key, value in varied.items())]
+        for point in itertools.product(*recipe.grid.values()):
+            parts = [name, *(f"{label}={_word(value)}" for label, value in zip(labels, point, strict=True))]
             title = "-".join(part for part in parts if part) or "base"
-            taken = {line.name for line in result}
-            numbers = (f"{title}.{number}" for number in itertools.count(2))
-            unique = title if title not in taken else next(other for other in numbers if other not in taken)
-            result.append(Line(unique, variation, varied))
-    for where, task in _tasks_named(recipe):
-        if task not in recipe.finetune:
-            raise UserError(f"{where}: no task {task!r}{nearest(task, recipe.finetune)}")
-    return result
-
-
-def _tasks_named(recipe: CompareRecipe) -> Iterator[tuple[str, str]]:
-    for name, variation in recipe.variations.items():
-        yield from ((f"variation {name}", task) for task in variation.tasks)
-    keys = [*recipe.grid, *(recipe.search.space if recipe.search else ())]
-    yield from ((key, key.split(".")[1]) for key in keys if key.startswith("tasks."))
+            titles = itertools.chain([title], (f"{title}.{number}" for number in itertools.count(2)))
+            unique = next(cut for cut in map(_cut, titles) if cut not in result)
+            result[unique] = Line(unique, variation, dict(zip(recipe.grid, point, strict=True)))
+    return list(result.values())
 
 
 def trials(recipe: CompareRecipe, *, found: Mapping[str, Mapping[str, Any]] | None = None) -> list[Trial]:
@@ -115,61 +138,70 @@ def trials(recipe: CompareRecipe, *, found: Mapping[str, Mapping[str, Any]] | No
     Args:
         recipe: the comparison.
         found: by line, what a search found, by key.
-
-    Raises:
-        UserError: settings that are the comparison's own to make, or for a task that there is not.
     """
     every = lines(recipe)
     seeds = range(recipe.first_seed, recipe.first_seed + recipe.seeds)
-    return [trial_of(recipe, line, seed, (found or {}).get(line.name, {})) for seed in seeds for line in every]
+    return [Trial(recipe, line, seed, (found or {}).get(line.name, {})) for seed in seeds for line in every]
 
 
-def trial_of(recipe: CompareRecipe, line: Line, seed: int, found: Mapping[str, Any]) -> Trial:
-    """One line with one seed; ``found`` comes from a search, by key."""
-    chosen = {**line.varied, **found}
-    variation = line.variation
-    stages: list[Stage] = []
+def each_line(trials: Sequence[Trial]) -> list[Trial]:
+    """Of every line the trial with the first seed; where there is a search, at the first point of its space."""
+    return [
+        trial if trial.recipe.search is None else replace(trial, found=trial.recipe.search.points()[0])
+        for trial in trials
+        if trial.seed == trials[0].seed
+    ]
+
+
+def _pretraining(trial: Trial) -> list[Stage]:
+    recipe, variation, base = trial.recipe, trial.line.variation, trial.recipe.pretrain
+    if variation.start_from is not None or base is None:
+        if ignored := [*variation.pretrain, *_below("pretrain.", trial.varied)]:
+            raise UserError(f"it pretrains nothing, so {', '.join(ignored)} has no meaning; leave it out")
+        return []
+    parts = [base.settings, variation.pretrain, _below("pretrain.", {**trial.varied, **trial.found})]
+    settings = _joined(parts, recipe.budget)
+    given = _taken(settings, base, ("recipe", "start_from", "vectors"))
+    return [Stage("pretrain", "pretrain", settings=_closed(settings, trial.seed, recipe.budget), **given)]
+
+
+def _finetuning(trial: Trial, task: str) -> Stage:
+    recipe, variation, base = trial.recipe, trial.line.variation, trial.recipe.finetune[task]
+    chosen = {**trial.varied, **trial.found}
+    parts = [base.settings, variation.finetune, variation.tasks.get(task, {})]
+    parts += [_below("finetune.", chosen), _below(f"tasks.{task}.", chosen)]
+    # the budget is that of pretraining where there is any
+    budget = recipe.budget if recipe.pretrain is None else None
     start_from = variation.start_from or recipe.start_from
-    if variation.start_from is None and recipe.pretrain is not None:
-        base = recipe.pretrain
-        own = flat(variation.pretrain)
-        name, begin = own.pop("recipe", base.recipe), own.pop("start_from", base.start_from)
-        vectors = own.pop("vectors", base.vectors)
-        settings = _joined(line.name, [base.settings, own, _below("pretrain.", chosen)], recipe.budget)
-        stages.append(Stage("pretrain", "pretrain", name, begin, _closed(settings, seed, recipe.budget), vectors))
-    elif ignored := [*variation.pretrain, *_below("pretrain.", line.varied)]:
-        raise UserError(
-            f"variation {line.name} pretrains nothing, so {', '.join(ignored)} has no meaning; leave it out"
-        )
-    for task, base_task in recipe.finetune.items():
-        own = flat(variation.finetune)
-        parts = [base_task.settings, own, flat(variation.tasks.get(task, {}))]
-        parts += [_below("finetune.", chosen), _below(f"tasks.{task}.", chosen)]
-        # the budget is that of pretraining where there is any
-        budget = recipe.budget if recipe.pretrain is None else None
-        settings = _joined(line.name, parts, budget)
-        name = settings.pop("recipe", base_task.recipe)
-        # what a task must beat does not depend on the trial, and is measured once
-        closed = (*_closed(settings, seed, budget), "baselines=false")
-        stages.append(Stage(task, "finetune", name, None if stages and start_from is None else start_from, closed))
-        if start_from is None and recipe.pretrain is None:
-            raise UserError(f"variation {line.name}: task {task} has no model; give start_from, or pretrain one")
-    if not stages:
-        raise UserError(f"variation {line.name} has no stage: it pretrains nothing, and there is no task in finetune")
-    return Trial(line.name, seed, tuple(stages), variation.about, dict(line.varied))
+    if start_from is None and recipe.pretrain is None:
+        raise UserError(f"task {task} has no model; give start_from, or pretrain one")
+    settings = _joined(parts, budget)
+    given = _taken(settings, base, ("recipe",))
+    # what a task must beat is measured once for all trials that are given the same examples
+    closed = (*_closed(settings, trial.seed, budget), "baselines=false")
+    return Stage(task, "finetune", start_from=start_from, settings=closed, **given)
 
 
-def _joined(name: str, parts: Sequence[Mapping[str, Any]], budget: Budget | None) -> dict[str, Any]:
+def _taken(settings: dict[str, Any], base: PretrainStage | FinetuneStage, keys: Sequence[str]) -> dict[str, Any]:
+    """What a stage is given beside settings, taken out of these where they have it."""
+    given = {key: settings.pop(key, getattr(base, key)) for key in keys}
+    for key, value in given.items():
+        if not isinstance(value, str) and (value is not None or key == "recipe"):
+            raise UserError(f"{key}={value!r} is neither a name nor a path; write one")
+    return given
+
+
+def _joined(parts: Sequence[Mapping[str, Any]], budget: Budget | None) -> dict[str, Any]:
     """Settings, later ones over earlier: a key also goes over those below it."""
     joined: dict[str, Any] = {}
     for part in parts:
         for key, value in flat(part).items():
             if key in _RESERVED:
-                raise UserError(f"variation {name}: leave {key} out, {_RESERVED[key]}")
+                raise UserError(f"leave {key} out, {_RESERVED[key]}")
             if budget is not None and f"{key}.".startswith("train.budget."):
                 raise UserError(
-                    f"variation {name}: {key} is not its own to choose, the budget is the same for all; leave it out, "
-                    f"or leave the comparison's `budget` out"
+                    f"{key} is not its own to choose, the budget is the same for all; leave it out, or leave the "
+                    f"comparison's `budget` out"
                 )
             joined = {old: v for old, v in joined.items() if old != key and not old.startswith(f"{key}.")}
             joined[key] = value
@@ -192,6 +224,24 @@ def written(value: Any) -> str:
     """A value as YAML on one line, as `homespun.config.override` reads it back."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return str(text).strip().removesuffix("...").strip()
+
+
+def _labels(keys: Sequence[str]) -> list[str]:
+    """The end of each key, as much as no other key ends with."""
+    return [next((end for end in _ends(key) if sum(end in _ends(other) for other in keys) == 1), key) for key in keys]
+
+
+def _ends(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[-count:]) for count in range(1, len(parts) + 1)]
+
+
+def _cut(title: str) -> str:
+    """A title as the name of a folder: one that is too long ends in a digest."""
+    if len(title) <= LONGEST:
+        return title
+    digest = hashlib.blake2b(title.encode(), digest_size=4).hexdigest()
+    return f"{title[: LONGEST - len(digest) - 1]}-{digest}"
 
 
 def _word(value: Any) -> str:

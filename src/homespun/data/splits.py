@@ -5,7 +5,7 @@ Apart from `homespun.data.labelled`, because scikit-learn takes a second to impo
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, StratifiedKFold, train_test_split
 
 from homespun.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 
 def stratified_split(
@@ -61,8 +63,11 @@ def stratified_folds(
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Row indices of training and test of each of ``folds`` folds; each row is in exactly one test part.
 
+    A row that is the only one of its class is tested where nothing was learned of that class; such rows are shared out
+    by turns.
+
     Raises:
-        UserError: fewer than two folds, or more folds than the smallest class has rows.
+        UserError: fewer than two folds, or more than the smallest class has rows, such rows aside.
     """
     if _are_groups(targets):
         groups = len(np.unique(targets))
@@ -73,15 +78,35 @@ def stratified_folds(
             )
         by_group = GroupKFold(folds, shuffle=True, random_state=seed)
         return iter(by_group.split(targets, groups=targets[:, 0]))
-    smallest = len(targets) if targets.ndim == 2 else min(Counter(targets.tolist()).values(), default=0)
+    if targets.ndim == 2:
+        if not 2 <= folds <= len(targets):
+            raise UserError(
+                f"{folds} folds asked for, but there are {len(targets)} rows; ask for 2 folds or more, and no more "
+                f"than that"
+            )
+        return iter(KFold(folds, shuffle=True, random_state=seed).split(targets))
+    counts = np.bincount(targets)[targets]
+    if (counts == 1).all():
+        raise UserError("no class has two rows, of which folds could be made; give more rows of each class")
+    smallest = int(counts[counts > 1].min())
     if not 2 <= folds <= smallest:
-        what = "there are" if targets.ndim == 2 else "the smallest class has"
         raise UserError(
-            f"{folds} folds asked for, but {what} {smallest} rows; ask for 2 folds or more, and no more than that, "
-            "or leave out the classes with fewer rows"
+            f"{folds} folds asked for, but the smallest class has {smallest} rows; ask for 2 folds or more, and no "
+            f"more than that, or leave out the classes with fewer rows"
         )
-    splitter = (KFold if targets.ndim == 2 else StratifiedKFold)(folds, shuffle=True, random_state=seed)
-    return iter(splitter.split(targets, targets))
+    return _folds_of_classes(targets, counts > 1, folds, seed)
+
+
+def _folds_of_classes(
+    targets: NDArray[np.int64], several: NDArray[np.bool_], folds: int, seed: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    rows, lone = np.flatnonzero(several), np.flatnonzero(~several)
+    if len(lone):
+        logger.warning("%d rows are the only ones of their class; the folds that test them learn without it", len(lone))
+    splitter = StratifiedKFold(folds, shuffle=True, random_state=seed)
+    for fold, (_, tested) in enumerate(splitter.split(rows, targets[rows])):
+        own = np.sort(np.concatenate([rows[tested], lone[fold::folds]]))
+        yield np.setdiff1d(np.arange(len(targets)), own), own
 
 
 def _are_groups(targets: NDArray[np.int64]) -> bool:

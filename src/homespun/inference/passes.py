@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from homespun.batch import Batch
 from homespun.data.rows import Row, Rows
+from homespun.errors import NotFinite
 from homespun.models.evaluating import evaluating
 from homespun.models.model import Model
 
@@ -20,6 +21,9 @@ def logits_of(
 
     Rows of like length go together, so that next to nothing is padded, the longest first, so that too large a batch
     fails at once. Every part of the model is in evaluation mode meanwhile, and afterwards in the mode it was in before.
+
+    Raises:
+        NotFinite: the model says what no number is.
     """
     device = next(model.parameters()).device
     order = np.argsort(-rows.lengths, kind="stable").tolist()
@@ -27,5 +31,10 @@ def logits_of(
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = to_batch([rows[index] for index in chosen]).to(device)
-            logits = model(batch.input_ids, **batch.context, chunks=batch.chunks)
-            yield chosen, logits.float().cpu().numpy()
+            logits = model(batch.input_ids, **batch.context, chunks=batch.chunks).float().cpu().numpy()
+            if not np.isfinite(logits).all():
+                raise NotFinite(
+                    "what the model says of a row is not finite; train it again, with a lower "
+                    "train.optimizer.learning_rate"
+                )
+            yield chosen, logits

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from homespun.config import Config, override, validate
+from homespun.config import Config, override, read_yaml, validate
 from homespun.data.arena import ArenaRows, ArenaTask
 from homespun.data.examples import Parts
 from homespun.data.labelled import Labels
-from homespun.data.loader import Loader
-from homespun.errors import UserError, nearest
+from homespun.data.loader import Collate, Loader
+from homespun.errors import NotFinite, UserError, nearest
+from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
 from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
 from homespun.jobs.result import summarise, watch
@@ -26,8 +28,8 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.models.store import load_weights, save_model
-from homespun.objectives.retrieval import Retrieval, RetrievalObjective
-from homespun.objectives.supervised import Classification, ClassificationObjective
+from homespun.objectives.retrieval import Retrieval
+from homespun.objectives.supervised import Classification
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.document import Section
@@ -38,10 +40,11 @@ from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place
 from homespun.training.evaluate import Metrics, classification_metrics, classify
-from homespun.training.learner import NotFinite
 from homespun.training.run import Run
 from homespun.training.trainer import Interrupted, Trainer
 from homespun.training.validation import Evaluation
+
+logger = logging.getLogger(__name__)
 
 
 class ArenaRecipe(Config):
@@ -91,7 +94,8 @@ def arena_recipe(
     tree["model"] |= MODELS[model]
     if data is not None:
         tree["task"]["path"] = str(data)
-    recipe = validate(ArenaRecipe, override(tree, list(_of_model(overrides, model))), source=f"arena {task}")
+    own = [setting for name, setting in map(_addressed, overrides) if name in (None, model)]
+    recipe = validate(ArenaRecipe, override(tree, own), source=f"arena {task}")
     tokenizer = recipe.task.tokenizer()
     facts = {
         "vocab_size": tokenizer.vocab_size,
@@ -101,13 +105,34 @@ def arena_recipe(
     return recipe.model_copy(update={"model": recipe.model.model_copy(update=facts)})
 
 
-def _of_model(overrides: Sequence[str], model: str) -> Iterator[str]:
+def _addressed(assignment: str) -> tuple[str | None, str]:
+    """The model that an override is for, ``None``: all, and what it sets."""
+    name, _, rest = assignment.partition(".")
+    return (name, rest) if name in MODELS else (None, assignment)
+
+
+def _shared(overrides: Sequence[str], models: Sequence[str]) -> list[str]:
+    """The overrides that are for all models.
+
+    Raises:
+        UserError: one is for a model that is not among ``models``.
+    """
     for assignment in overrides:
-        name, _, rest = assignment.partition(".")
-        if name not in MODELS:
-            yield assignment
-        elif name == model:
-            yield rest
+        name, _ = _addressed(assignment)
+        if name is not None and name not in models:
+            raise UserError(
+                f"{assignment} is for {name}, which is not among --models {','.join(models)}; name it there"
+            )
+    return [assignment for assignment in overrides if _addressed(assignment)[0] is None]
+
+
+def _check_built(model: str, recipe: ArenaRecipe) -> None:
+    try:
+        recipe.model.build()
+    except UserError as error:
+        raise UserError(
+            f"{model}: {error}; set {model}.model.attention.KEY=VALUE, or name the other models in --models"
+        ) from error
 
 
 def arena(
@@ -122,7 +147,8 @@ def arena(
     """Train ``models`` on ``task`` one after the other, under the same budget, and set them beside the published ones.
 
     Every model is a run of its own, ``out/trials/MODEL``. The same call goes on where it was stopped: finished models
-    are not trained again, and with a larger ``train.budget`` all go on under it.
+    are not trained again, and with a larger ``train.budget`` all go on under it. Others that are finished there, under
+    settings that differ in the attention alone, stand in the result after ``models``.
 
     Args:
         task: one of `TASKS`.
@@ -138,16 +164,17 @@ def arena(
         peak_bytes, steps, seconds, end), ``published`` {model: accuracy in percent}, ``page``.
 
     Raises:
-        UserError: unknown task or model, data that cannot be used, a folder of another task, an interrupted run.
+        UserError: unknown task or model, a model that cannot be built, overrides for one that is not among ``models``,
+            data that cannot be used, a folder of another task, an interrupted run.
     """
     display = display or Display(json=True)
     if not models:
         raise UserError(f"which models? there are: {', '.join(MODELS)}")
+    recipe = arena_recipe(task, _shared(overrides, models), data=data)
     recipes = {name: arena_recipe(task, overrides, model=name, data=data) for name in models}
-    for trial in recipes.values():
-        trial.model.build()  # what cannot be built is said now, not after the training of others
+    for name, trial in recipes.items():  # what cannot be built is said now, not after the training of others
+        _check_built(name, trial)
     place = Place.here()
-    recipe = arena_recipe(task, overrides, data=data)
     made, progress = Path(out) / "data", display.task(f"data of {task}", total=None, unit="rows")
     if not recipe.task.generated:  # before there is a run: a mistake in the files is not to leave one behind
         parts = recipe.task.read(made, progress.update)
@@ -162,6 +189,8 @@ def arena(
     results = [_compete(trial, name, contest, run, place, display) for name, trial in recipes.items()]
     if not place.is_main:
         return {}
+    others = (name for name in MODELS if name not in recipes)
+    results += [_line(name, result, contest) for name, result in _finished_before(others, recipe, run)]
     final: dict[str, Any] = {
         "kind": "arena",
         "name": run.path.name,
@@ -261,10 +290,32 @@ def _compete(
             result = _train(recipe, contest, run, place, display)
         except Interrupted as error:
             raise Interrupted(f"{name} was stopped; give the same command again to go on with {out.path}") from error
-        except NotFinite:  # one that diverges must not cost the others their turn; the next call tries it again
-            result = summarise(run.path, kind="finetune", parameters=0) | {"test": {}}
+        except NotFinite as error:  # which must not cost the others their turn; the next call tries it again
+            logger.warning("%s has no score: %s", name, error)
+            result = summarise(run.path, kind="finetune", parameters=0) | {"test": {}, "end": "not_finite"}
         else:
             run.write_result(result)
+    return _line(name, result, contest)
+
+
+def _finished_before(models: Iterable[str], recipe: ArenaRecipe, out: Run) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The results of models that earlier calls finished, as far as only their attention differs from ``recipe``."""
+    for name in models:
+        folder = out.path / "trials" / name
+        if not (folder / "result.json").is_file():
+            continue
+        before = validate(ArenaRecipe, read_yaml(folder / "config.yaml"), source=str(folder))
+        attention = {"attention": recipe.model.attention}
+        if before.model_copy(update={"model": before.model.model_copy(update=attention)}) == recipe:
+            yield name, json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        else:
+            logger.warning(
+                "%s is finished under other settings and not listed; name it in --models, with what is set for it",
+                folder,
+            )
+
+
+def _line(name: str, result: Mapping[str, Any], contest: Contest) -> dict[str, Any]:
     keys = ("parameters", "seconds_per_step", "peak_bytes", "steps", "seconds", "end")
     line = {"name": name, "accuracy": result["test"].get("accuracy"), "rows": len(contest.test)}
     return line | {key: result[key] for key in keys}
@@ -290,7 +341,7 @@ def _train(recipe: ArenaRecipe, contest: Contest, run: Run, place: Place, displa
 
     def measure(rows: ArenaRows) -> Metrics:
         size = config.micro_batch_size or config.batch_size
-        return _measure(objective, Loader(rows, collate, batch_size=size, seed=config.seed), labels)
+        return _measure(objective.model, rows, collate, labels, batch_size=size)
 
     def validate_() -> Evaluation:
         metrics = measure(contest.validation)
@@ -324,18 +375,15 @@ def _train(recipe: ArenaRecipe, contest: Contest, run: Run, place: Place, displa
     }
 
 
-def _measure(objective: ClassificationObjective | RetrievalObjective, batches: Loader, labels: Labels) -> Metrics:
-    """The metrics of ``objective.model`` on all rows, without dropout; every part is then in the mode it was in."""
-    device = next(objective.parameters()).device
-    was_training = objective.training
-    objective.eval()
-    logits, truth = [], []
-    with torch.no_grad():
-        for batch in batches.once():
-            assert batch.labels is not None
-            moved = batch.to(device)
-            logits.append(objective.model(moved.input_ids, **moved.context).float().cpu().numpy())
-            truth.append(batch.labels.numpy())
-    objective.train(was_training)
-    table = probabilities(np.concatenate(logits), labels)
-    return classification_metrics(labels, np.concatenate(truth), classify(table, labels), probabilities=table)
+def _measure(model: Model, rows: ArenaRows, collate: Collate, labels: Labels, *, batch_size: int) -> Metrics:
+    """The metrics on all rows, without dropout; every part of the model is then in the mode it was in.
+
+    Raises:
+        NotFinite: as `homespun.inference.passes.logits_of`.
+    """
+    assert rows.targets is not None
+    logits = np.empty((len(rows), len(labels)), dtype=np.float32)
+    for chosen, part in logits_of(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
+        logits[chosen] = part
+    table = probabilities(logits, labels)
+    return classification_metrics(labels, rows.targets, classify(table, labels), probabilities=table)

@@ -11,7 +11,19 @@ import numpy as np
 from homespun.hf.open import open_model
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.trials import plan, together, write_predictions
+from homespun.report.read import RESULT_VERSION
 from homespun.training.run import Run
+
+# by kind of data, what says how much of it a model is given, and how it writes
+_OF_A_MODEL = {
+    "texts": {"length", "long_inputs"},
+    "pairs": {"length"},
+    "sentences": {"length", "context"},
+    "tags": {"length", "stride"},
+    "questions": {"length", "stride", "question_length", "max_answer_length", "n_best", "null_threshold"},
+    "pairs_of_texts": {"source_length", "target_length", "prefix", "separator", "writing"},
+}
+_TRUTH = {"kind", "range", "outside", "levels"}  # what of an objective says what the truth is
 
 
 def baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False) -> dict[str, Any]:
@@ -19,8 +31,8 @@ def baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resum
 
     Args:
         recipe: that of the fine-tuning.
-        out: a folder for ``result.json`` (``kind``, ``baselines``) and ``predictions/BASELINE.jsonl``, a line a row
-            that was measured; with folds, each row once.
+        out: a folder for ``result.json`` (``kind``, ``of``: what `given_to` says, ``baselines``) and
+            ``predictions/BASELINE.jsonl``, a line a row that was measured; with folds, each row once.
         start_from: a model that could be fine-tuned so: a task may want its tokenizer.
         resume: begin again where a measurement was stopped.
 
@@ -50,5 +62,16 @@ def baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resum
         "rows": int(sum(map(len, rows))),
         "baselines": {name: together([report[name].metrics for report in reports]) for name in reports[0]},
     }
-    run.write_result(result)
+    run.write_result({"version": RESULT_VERSION, "of": given_to(recipe)} | result)
     return result
+
+
+def given_to(recipe: FinetuneRecipe) -> dict[str, Any]:
+    """What of a recipe its baselines depend on: equal for recipes of which the baselines are the same."""
+    data, objective = recipe.data, recipe.objective
+    return {
+        "data": data.model_dump(mode="json", exclude=_OF_A_MODEL[data.kind]),
+        "objective": objective.model_dump(mode="json", include=_TRUTH),
+        "folds": recipe.folds,
+        "examples": recipe.examples,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ from homespun.training.devices import Place
 from homespun.training.run import Run, holds_run
 from homespun.training.validation import evaluate_loss
 
+logger = logging.getLogger(__name__)
+
 _LEAST, _MOST, _SECONDS = 5, 60, 2.0  # turns of both models, and for how long they go on
 _BATCH = 32
 _ROWS = 32  # of held-out text at a time
@@ -51,9 +54,9 @@ def distill(
 ) -> dict[str, Any]:
     """Train a student as ``recipe`` says, beside ``teacher``, into ``out``; returns its ``result.json``.
 
-    The result has ``distillation`` beside what every run has: sizes, times side by side, and the quality of both. A
-    student that is made of its teacher lies in ``OUT-student``, a teacher of another form in ``OUT-teacher``; with a
-    run that goes on they stay as they are.
+    The result has ``distillation`` beside what every run has: sizes, times side by side, and the quality of both, or
+    why that is not told (``quality_why``). A student that is made of its teacher lies in ``OUT-student``, a teacher of
+    another form in ``OUT-teacher``; with a run that goes on they stay as they are.
 
     Args:
         recipe: of masked language modelling, or of classification.
@@ -72,6 +75,8 @@ def distill(
             the jobs raise.
     """
     _check(recipe, start_from, layers, changes, fresh=fresh)
+    if unmeasured := _unmeasured(recipe):
+        logger.warning("the qualities of teacher and student will not be compared: %s", unmeasured)
     path, stored = Path(out), open_model(teacher)
     place = Place.here()
     given = given_model(teacher, stored)
@@ -104,9 +109,10 @@ def distill(
         return {}
     learned = open_model(path)
     told = {"teacher": teacher, "layers": chosen} | _sizes(stored, learned)
-    told["quality"] = _quality(recipe, stored, learned, path, place.device)
-    told["speed"] = side_by_side(stored, learned, length=int(learned.task["length"]), device=place.device)
     result: dict[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
+    told["quality"] = _quality(recipe, stored, learned, result, place.device)
+    told |= {"quality_why": unmeasured} if unmeasured else {}
+    told["speed"] = side_by_side(stored, learned, length=int(learned.task["length"]), device=place.device)
     result["distillation"] = told
     Run(path).write_result(result)
     write_report([path], path / "report", title=f"Distillation: {path.name}")
@@ -183,9 +189,13 @@ def _save_beside(run: Path, models: Mapping[Path, tuple[Stored, Beginning]], *, 
             write_beginning(folder, beginning)
 
 
+def _pair(teacher: Stored, student: Stored) -> dict[str, Stored]:
+    return {"teacher": teacher, "student": student}
+
+
 def _sizes(teacher: Stored, student: Stored) -> dict[str, Any]:
     """Parameters and the bytes of the weights."""
-    pair = {"teacher": teacher, "student": student}
+    pair = _pair(teacher, student)
     counts = {name: [p.numel() for p in stored.model.parameters()] for name, stored in pair.items()}
     sizes = {name: [p.nbytes for p in stored.model.parameters()] for name, stored in pair.items()}
     return {
@@ -194,25 +204,45 @@ def _sizes(teacher: Stored, student: Stored) -> dict[str, Any]:
     }
 
 
+def _unmeasured(recipe: PretrainRecipe | FinetuneRecipe) -> str:
+    """Why teacher and student cannot be compared on what neither was trained on; nothing where they can."""
+    if isinstance(recipe, PretrainRecipe) or recipe.data.test:
+        return ""
+    if recipe.folds is not None:
+        return (
+            "a teacher that was tuned on data.train has seen the labels of every fold, and the student's figures are "
+            "flattered too; give data.test=FILE in place of folds"
+        )
+    return "there is no test, and the validation chose the student; give data.test=FILE"
+
+
 def _quality(
-    recipe: PretrainRecipe | FinetuneRecipe, teacher: Stored, student: Stored, out: Path, device: torch.device
+    recipe: PretrainRecipe | FinetuneRecipe,
+    teacher: Stored,
+    student: Stored,
+    result: Mapping[str, Any],
+    device: torch.device,
 ) -> dict[str, Any]:
-    """Both on what neither was trained on: the test texts, or the held-out rows. Empty without test texts."""
-    pair = {"teacher": teacher, "student": student}
-    for stored in pair.values():
+    """Both on what neither was trained on: the test texts, or the held-out rows. Empty without test texts.
+
+    A student of several trainings has the mean of them, and ``std``.
+    """
+    for stored in (teacher, student):
         stored.model.to(device).eval()
     if isinstance(recipe, PretrainRecipe):
-        told = {name: _masked(recipe, stored, student, device) for name, stored in pair.items()}
-    else:
-        examples = recipe.data.read("test")
-        if examples is None:
-            return {}
-        told = {}
-        for name, stored in pair.items():
-            task = recipe.data.stored_task(stored, source=str(out))
-            metrics = task.measure(stored.model, task.rows(examples), batch_size=_BATCH).metrics
-            told[name] = {key: metrics[key] for key in task.measures if key in metrics}
-    return {key: {name: values[key] for name, values in told.items()} for key in told["student"]}
+        told = {name: _masked(recipe, stored, student, device) for name, stored in _pair(teacher, student).items()}
+        return {key: {name: values[key] for name, values in told.items()} for key in told["student"]}
+    examples = recipe.data.read("test")
+    if examples is None:
+        return {}
+    task = recipe.data.stored_task(teacher, source="the teacher")
+    best = task.measure(teacher.model, task.rows(examples), batch_size=_BATCH).metrics
+    mean, deviations = result["test"], result["test"].get("std", {})
+    return {
+        key: {"teacher": best[key], "student": mean[key]} | ({"std": deviations[key]} if key in deviations else {})
+        for key in task.measures
+        if key in best and key in mean
+    }
 
 
 def _masked(recipe: PretrainRecipe, stored: Stored, student: Stored, device: torch.device) -> dict[str, float]:

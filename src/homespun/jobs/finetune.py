@@ -35,6 +35,7 @@ from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place
 from homespun.training.evaluate import Metrics
+from homespun.training.measures import check_best_metric
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import Evaluation
@@ -161,6 +162,8 @@ class _Ready:
 def _ready(recipe: FinetuneRecipe, trial: Trial, task: Task[Any, Any], stored: Stored, display: Display) -> _Ready:
     train = _of_trial(recipe, trial).train
     parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
+    truth = getattr(parts[1], "targets", getattr(parts[1], "numbers", None))
+    check_best_metric(train.best_metric, recipe.objective.kind, task.labels, truth)
     work = partial(finetuning_work, task, recipe.objective, stored, parts[0], train)
     config, planned = within_memory(train, work, display)
     torch.manual_seed(config.seed)

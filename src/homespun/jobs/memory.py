@@ -1,4 +1,4 @@
-"""A memory limit kept: the planner's choice, where a recipe has a limit and leaves the micro-batch open."""
+"""A memory limit kept: the planner's choice, where a recipe has a limit."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def within_memory(
     """The config with what was chosen for its memory limit, and what was chosen; as it is where there is no limit.
 
     Raises:
-        UserError: nothing fits.
+        UserError: nothing fits, or not what is given.
     """
     memory = config.budget.memory
-    if memory is None or config.micro_batch_size is not None:
+    if memory is None:
         return config, {}
     line = display.task(f"planning for {formats.memory(memory)}", total=1.0)
     choice = Machine.here().choose(work().workload, memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.jobs.trials import plan as trials_of
 from homespun.jobs.workload import Work, finetuning_work, made_up_corpus
 from homespun.planning.choose import Choice, choose
-from homespun.planning.outlook import outlook, short_of_text
+from homespun.planning.outlook import Outlook, outlook, short_of_step, short_of_text
 from homespun.planning.predict import Prediction, Workload
 from homespun.planning.probe import Line, probe_sizes
 from homespun.report.console import Display
@@ -62,15 +63,15 @@ def plan(
     budget = _budget(recipe.train.budget, memory=memory, time=time, tokens=tokens, steps=steps)
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
     machine = Machine.here(clock=clock)
-    line = display.task("planning", total=1.0)
+    line = display.task("planning", total=None, unit="passes")
+    passes = itertools.count(1)
     with recipe_work(recipe, start_from=start_from, changes=changes) as work:
+        told = dataclasses.replace(work.workload, told=lambda rows: line.update(next(passes), note=f"of {rows} rows"))
+        work = dataclasses.replace(work, workload=told)
         choice = machine.choose(work.workload, budget.memory)
-        line.update(0.5)
-        result = _described(recipe, work, choice, machine)
         if probe:
-            result = _corrected(recipe, work, choice, machine, start_from, changes, clock)
-    line.update(1.0)
-    return result
+            return _corrected(recipe, work, choice, machine, start_from, changes, clock)
+        return _described(recipe, work, choice, machine)
 
 
 @contextmanager
@@ -92,7 +93,9 @@ def recipe_work(
         stored = open_model(start_from)
         task = recipe.data.task(recipe.objective, stored, everything)
         trials = trials_of(recipe, task, everything, recipe.data.read("validation"), recipe.data.read("test"))
-        yield finetuning_work(task, recipe.objective, stored, task.rows(trials[0].training), recipe.train)
+        most = max((trial.training for trial in trials), key=len)
+        work = finetuning_work(task, recipe.objective, stored, task.rows(most), recipe.train)
+        yield dataclasses.replace(work, shares=[len(trial.training) / len(most) for trial in trials])
     elif changes and start_from is None:
         raise UserError("changes to a checkpoint want --from, the checkpoint")
     elif recipe.data.corpus:
@@ -146,7 +149,8 @@ def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> 
     tokens = prediction.rows * prediction.tokens
     names = {"forward": prediction.flops_forward, "backward": prediction.flops_backward}
     per_token = {name: value / tokens for name, value in names.items()}
-    warning = short_of_text(budget, work.text)
+    expected, *others = _expected(budget, work, prediction, choice.step_seconds)
+    warnings = [short_of_text(budget, work.text), short_of_step(budget, expected)]
     return {
         "kind": recipe.kind,
         "device": machine.device.type,
@@ -165,16 +169,23 @@ def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> 
         "flops_per_token": per_token | {"total": sum(per_token.values())},
         "tokens_per_row": prediction.tokens,
         "seconds_per_step": choice.step_seconds,
-        "expected": _expected(budget, work, prediction, choice.step_seconds),
+        "expected": asdict(expected),
+        "trainings": {"count": len(others)}
+        | {name: sum(getattr(other, name) for other in others) for name in ("steps", "tokens", "seconds")},
         "made_up_text": work.made_up,
-        "warnings": [] if warning is None else [warning],
+        "warnings": [warning for warning in warnings if warning is not None],
         "probe": None,
     }
 
 
-def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: float) -> dict[str, Any]:
+def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: float) -> list[Outlook]:
+    """Of the training that is planned, and then of each that the recipe asks for."""
     batch = work.workload.train.batch_size
-    return asdict(outlook(budget, work.text, batch_size=batch, row_tokens=prediction.tokens, step_seconds=step_seconds))
+    texts = [work.text.share(part) for part in (1.0, *work.shares)]
+    return [
+        outlook(budget, text, batch_size=batch, row_tokens=prediction.tokens, step_seconds=step_seconds)
+        for text in texts
+    ]
 
 
 def _corrected(

@@ -33,6 +33,7 @@ from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.devices import Place
+from homespun.training.measures import check_best_metric
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
 from homespun.vectors.starting import begin_embeddings
@@ -76,6 +77,7 @@ def pretrain(
     recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
     if not recipe.data.corpus:
         raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
+    check_best_metric(recipe.train.best_metric, recipe.objective.kind)
     corpus = Corpus.open(recipe.data.corpus)
     tokenizer = corpus.tokenizer
     begin = None
@@ -93,13 +95,10 @@ def pretrain(
     }
     recipe = _with_backbone(recipe, tokenizer, begin)
     training, validation = pretraining_rows(recipe, corpus)
-    warning = short_of_text(recipe.train.budget, Text(len(training), int(training.lengths.sum())))
-    if warning is not None:
-        logger.warning(warning)
-
     build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
     config, planned = within_memory(recipe.train, lambda: pretraining_work(recipe, corpus, begin), display)
     objective: Any = build()
+    _warn(recipe, training)  # of what can be built: a mistake says one thing alone
     begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)
     if isinstance(recipe.objective, StreamedCausalLM) and place.world_size > 1:
@@ -176,6 +175,21 @@ def pretrain(
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result
+
+
+def _warn(recipe: PretrainRecipe, training: Rows) -> None:
+    short = short_of_text(recipe.train.budget, Text(len(training), int(training.lengths.sum())))
+    if short is not None:
+        logger.warning(short)
+    if _sees_packed(recipe):
+        logger.warning(
+            "%s attention cannot tell the documents of a row apart: they see each other", recipe.model.attention.kind
+        )
+
+
+def _sees_packed(recipe: PretrainRecipe) -> bool:
+    """Whether documents that are packed into a row see each other."""
+    return recipe.objective.packs and not recipe.model.attention.separates_documents
 
 
 def _order(objective: PretrainingObjective) -> Order:
@@ -280,10 +294,7 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
         )
     rows = recipe.objective.rows(corpus, training, length=data.length, seed=seed)
     validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=data.split_seed)
-    if recipe.objective.packs and not recipe.model.attention.separates_documents:
-        logger.warning(
-            "%s attention cannot tell the documents of a row apart: they see each other", recipe.model.attention.kind
-        )
+    if _sees_packed(recipe):
         rows, validation = JoinedRows(rows), JoinedRows(validation)
     return rows, FirstRows(validation, data.validation_rows)
 

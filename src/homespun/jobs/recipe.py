@@ -141,6 +141,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> PretrainRecipe | Fi
     """
     tree = override(recipe_tree(name), overrides)
     kind = tree.get("kind")
+    if kind == "compare":
+        raise UserError(f"{name} is a comparison of several trainings, for `homespun compare`; give the recipe of one")
     if kind not in _KINDS:
         raise UserError(f"{name}: kind must be one of {', '.join(_KINDS)}, not {kind!r}")
     return validate(_KINDS[kind], tree, source=name)

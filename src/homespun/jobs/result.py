@@ -7,7 +7,7 @@ from typing import Any
 
 from homespun.report import formats
 from homespun.report.console import Display
-from homespun.report.read import final_losses, read_run
+from homespun.report.read import RESULT_VERSION, final_losses, read_run
 from homespun.training.trainer import Trainer
 
 _WHOLE = ("steps", "tokens", "peak_bytes")
@@ -33,6 +33,7 @@ def summarise(path: Path, *, kind: str, parameters: int, flops_per_token: float 
     record = read_run(path)
     train, validation = final_losses(record)
     return {
+        "version": RESULT_VERSION,
         "kind": kind,
         "name": record.path.name,
         "parameters": parameters,

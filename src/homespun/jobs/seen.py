@@ -23,6 +23,8 @@ from homespun.nn.kernels.linformer import Linformer
 from homespun.nn.kernels.lsh import LSH
 from homespun.nn.kernels.performer import Performer
 from homespun.nn.masks import Mask
+from homespun.nn.ngram_attention import NgramAttention
+from homespun.nn.paragraph_attention import ParagraphAttention
 from homespun.nn.patterns import FULL, RandomBlocks, Sparse
 from homespun.nn.relative_bias import BiasedDotProduct
 
@@ -31,9 +33,8 @@ _CELLS = 128  # at most so many on a side of a panel
 
 
 class MultiHead(Protocol):
-    """Attention with projections around a kernel: ``(hidden, mask) -> hidden``."""
+    """Attention with projections, mostly around a kernel: ``(hidden, mask) -> hidden``."""
 
-    kernel: nn.Module
     output: nn.Linear
 
     def __call__(self, hidden: Tensor, mask: Mask) -> Tensor: ...
@@ -71,12 +72,11 @@ def attentions_of(config: EncoderConfig) -> list[MultiHead]:
 
 def look(attention: MultiHead, length: int, config: EncoderConfig) -> Seen:
     """What one attention of a model sees in a text of ``length`` tokens."""
-    kernel = attention.kernel
-    sparse, through = _sparse(kernel), _through(kernel, length)
+    sparse, through = _sparse(attention), _through(attention, length)
     if sparse is not None or through:
         parts = _exact(sparse or FULL, length, causal=config.causal, full="compressed" if through else "full")
         return _pooled(parts, length, through)
-    table = tried_out(attention, length, config)
+    kernel, table = _kernel(attention), tried_out(attention, length, config)
     if not isinstance(kernel, LSH):
         return _pooled(_pieces(table, "near"), length)
     # in the order of the text it would be noise
@@ -112,13 +112,12 @@ def reach(unions: Sequence[np.ndarray], length: int) -> tuple[list[float], np.nd
 
 def is_tried(attention: MultiHead) -> bool:
     """Whether what it sees is found by trying it out."""
-    return _sparse(attention.kernel) is None and not _through(attention.kernel, 1)
+    return _sparse(attention) is None and not _through(attention, 1)
 
 
 def shows(attention: MultiHead, length: int, config: EncoderConfig) -> bool:
     """Whether in a text of this length a token sees at most a third, though something; or all of it by design."""
-    kernel = attention.kernel
-    sparse = _sparse(kernel)
+    kernel, sparse = _kernel(attention), _sparse(attention)
     if isinstance(kernel, LSH):  # its chunks are its structure
         return length >= 8 * kernel.chunks.length
     if is_tried(attention):
@@ -147,13 +146,25 @@ def shallowest(depth: np.ndarray) -> np.ndarray:
     return np.where(least == 255, 0, least)
 
 
-def _sparse(kernel: nn.Module) -> Sparse | None:
+def _kernel(attention: MultiHead) -> nn.Module:
+    """What mixes the tokens; n-gram attention does so itself."""
+    kernel: Any = getattr(attention, "kernel", attention)
+    assert isinstance(kernel, nn.Module)
+    return kernel
+
+
+def _sparse(attention: MultiHead) -> Sparse | None:
     """The patterns of exact attention; None of any other."""
-    return kernel.sparse if isinstance(kernel, Blocked | DotProduct | BiasedDotProduct | AddedScores) else None
+    match kernel := _kernel(attention):
+        case Blocked() | DotProduct() | BiasedDotProduct() | AddedScores() | NgramAttention():
+            return kernel.sparse
+    return None
 
 
-def _through(kernel: nn.Module, length: int) -> str:
-    match kernel:
+def _through(attention: MultiHead, length: int) -> str:
+    if isinstance(attention, ParagraphAttention):
+        return "a vector a head\nand paragraph"
+    match kernel := _kernel(attention):
         case Linformer():
             return f"{kernel.key_projection(torch.zeros(1, 1, length, 1), None).shape[2]} projections"
         case Performer():
@@ -231,7 +242,7 @@ def tried_out(attention: MultiHead, length: int, config: EncoderConfig) -> Tenso
         def take_out(_: nn.Module, given: Any, values: Tensor) -> None:
             pieces.append(values[0] != 0)
 
-        kernel = attention.kernel
+        kernel = _kernel(attention)
         hooks = [kernel.register_forward_pre_hook(put_in), kernel.register_forward_hook(take_out)]
         _attend(attention, length, config, hooks)
     return torch.cat(pieces, dim=-1)[..., :length]
@@ -252,7 +263,7 @@ def _order_by_bucket(attention: MultiHead, kernel: LSH, length: int, config: Enc
 @torch.no_grad()
 def _attend(attention: MultiHead, length: int, config: EncoderConfig, hooks: Sequence[RemovableHandle]) -> None:
     """Over the vectors of one random text, the same at every call; then the hooks are gone."""
-    hidden = torch.randn(1, length, attention.output.in_features, generator=torch.Generator().manual_seed(0))
+    hidden = torch.randn(1, length, attention.output.out_features, generator=torch.Generator().manual_seed(0))
     attention(hidden, Mask(causal=config.causal))
     for hook in hooks:
         hook.remove()

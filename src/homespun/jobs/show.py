@@ -15,6 +15,7 @@ from homespun.jobs.recipe import PretrainRecipe, load_recipe, recipe_names
 from homespun.jobs.seen import MultiHead, Seen, attentions_of, cell_size, is_tried, look, reach, shallowest, shows
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.report.attention import Panel, Picture, draw_attention
 
 SHORTEST, LONGEST_TRIED = 32, 4096
@@ -28,9 +29,10 @@ def show_attention(
     *,
     length: int | None = None,
     layers: Sequence[int] | None = None,
+    stack: str | None = None,
     out: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Draw the attention of a recipe, a run or a model.
+    """Draw the attention of a recipe, a run or a model: what the tokens of one text see of each other.
 
     Args:
         source: a pretraining recipe, or whatever `homespun.hf.open.open_model` opens.
@@ -38,20 +40,23 @@ def show_attention(
         length: tokens of the text; where not given, the shortest that shows the pattern.
         layers: those to draw, from 1, with all their heads; where not given, the first ones that differ. The reach is
             always through all layers.
+        stack: of a model of two, ``encoder`` or ``decoder``; the encoder where not given.
         out: a .svg or .png file to write; none where not given.
 
     Returns:
-        ``source``, ``length``, ``layers`` [{``layer``, ``share``: of pairs seen by some head, ``heads``: the share of
-        each}], ``reached`` (after each layer, the share of pairs that may be reached at all: with causal attention the
-        earlier tokens), ``all_reach_all`` (after how many layers that is 1; None: not within the model) and ``out``.
+        ``source``, ``stack`` (None of a model of one), ``length``, ``layers`` [{``layer``, ``share``: of pairs seen by
+        some head, ``heads``: the share of each}], ``reached`` (after each layer, the share of pairs that may be reached
+        at all: with causal attention the earlier tokens), ``all_reach_all`` (after how many layers that is 1; None: not
+        within the model) and ``out``.
 
     Raises:
-        UserError: no such recipe or model, a length beyond the model, layers that are not there, another suffix.
+        UserError: no such recipe or model, a length beyond the model, layers or a stack that are not there, another
+            suffix.
     """
     path = None if out is None else Path(out)
     if path is not None and path.suffix not in (".svg", ".png"):
         raise UserError(f"--out must end in .svg or .png, not {path.name!r}")
-    config = _config(source, overrides)
+    stack, config = _stack(_model(source, overrides), stack)
     attentions = attentions_of(config)
     chosen = _chosen_layers(layers, len(attentions))
     length = _checked_length(length, config, attentions)
@@ -64,7 +69,7 @@ def show_attention(
         shown = groups if layers is not None else _first(groups)
         picture = Picture(
             title=source if source in recipe_names() else Path(source).absolute().name,
-            about=_about(config, length, more=shown != groups),
+            about=_about(config, stack, length, more=shown != groups),
             length=length,
             cell=cell_size(length),
             groups=shown,
@@ -76,6 +81,7 @@ def show_attention(
     whole = [layer for layer, share in enumerate(reached, start=1) if share > 1 - 0.5 / length**2]
     return {
         "source": source,
+        "stack": stack,
         "length": length,
         "layers": [_told(number, seen[number - 1], config.num_attention_heads) for number in chosen],
         "reached": [round(share, 6) for share in reached],
@@ -84,16 +90,28 @@ def show_attention(
     }
 
 
-def _config(source: str, overrides: Sequence[str]) -> EncoderConfig:
+def _model(source: str, overrides: Sequence[str]) -> ModelConfig:
     known = source in recipe_names() or source.endswith((".yaml", ".yml"))
     if known or not ("/" in source or Path(source).exists()):  # of an unknown name it says which ones are near
         recipe = load_recipe(source, overrides)
         if not isinstance(recipe, PretrainRecipe):
             raise UserError(f"recipe {source!r} has no model of its own; give the run that it is to start from")
-        return ModelConfig(backbone=recipe.model).one_stack("the picture")
+        return ModelConfig(backbone=recipe.model)
     if overrides:
         raise UserError(f"{overrides[0]!r}: only a recipe can be changed, and {source} is a model")
-    return open_model(source).config.one_stack("the picture")
+    return open_model(source).config
+
+
+def _stack(model: ModelConfig, name: str | None) -> tuple[str | None, EncoderConfig]:
+    """Which stack of the model is drawn, None of a model of one, and what it is."""
+    if name not in (None, "encoder", "decoder"):
+        raise UserError(f"--stack is encoder or decoder, not {name!r}")
+    if not isinstance(model.backbone, EncoderDecoderConfig):
+        if name is not None:
+            raise UserError(f"--stack {name}: the model is one stack; leave --stack out")
+        return None, model.one_stack("the picture")
+    stack = model.backbone.decoder if name == "decoder" else model.backbone.encoder
+    return name or "encoder", ModelConfig(backbone=stack).one_stack("the picture")
 
 
 def _chosen_layers(layers: Sequence[int] | None, count: int) -> list[int]:
@@ -179,9 +197,10 @@ def _told(number: int, layer: Seen, heads: int) -> dict[str, Any]:
     return {"layer": number, "share": round(float(union), 6), "heads": [round(share, 6) for share in shares]}
 
 
-def _about(config: EncoderConfig, length: int, *, more: bool) -> str:
+def _about(config: EncoderConfig, stack: str | None, length: int, *, more: bool) -> str:
     cell = cell_size(length)
     parts = [
+        *([] if stack is None else [stack]),
         f"{config.attention.kind} attention{', causal' if config.causal else ''}",
         f"{config.num_hidden_layers} layers, {config.num_attention_heads} heads",
         f"{length:,} of at most {config.max_position_embeddings:,} tokens",
@@ -190,6 +209,8 @@ def _about(config: EncoderConfig, length: int, *, more: bool) -> str:
         parts.append(f"a dot is {cell} × {cell} tokens")
     if more:
         parts.append("more with --layers")
+    if stack == "encoder":
+        parts.append("--stack decoder for the other")
     return " · ".join(parts)
 
 

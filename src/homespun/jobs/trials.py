@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from homespun.data.splits import in_proportion, stratified_folds, stratified_split
 from homespun.errors import UserError
 from homespun.jobs.recipe import FinetuneRecipe
+from homespun.jobs.tasks.files import named
 from homespun.jobs.tasks.task import Task
 from homespun.training.checkpoint import write_file
 from homespun.training.evaluate import Metrics, summarise
@@ -63,10 +64,12 @@ def plan(
     """
     if recipe.folds is not None and test is not None:
         raise UserError("give either folds or data.test: with folds every row is tested once")
-    strata = task.strata(everything)
-    for given in (validation, test):
+    with named(recipe.data.train):
+        strata = task.strata(everything)
+    for given, files in ((validation, recipe.data.validation), (test, recipe.data.test)):
         if given is not None:
-            task.strata(given)  # a label unseen in training is said now, not after the training
+            with named(files):
+                task.strata(given)  # a label unseen in training is said now, not after the training
     return list(_trials(recipe, strata, everything, validation, test))
 
 

@@ -12,6 +12,7 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.said import write_said
 from homespun.jobs.tasks.config import stored_task
+from homespun.jobs.tasks.files import named
 from homespun.jobs.tasks.task import Task
 from homespun.models.store import Stored
 from homespun.text.sources import Meter, read_records
@@ -52,7 +53,8 @@ def evaluate(
         writing=writing,
     )
     examples = task.data.read_files(data)
-    task.strata(examples)
+    with named(data):
+        task.strata(examples)
     rows = task.rows(examples)
     measured = task.measure(stored.model, rows, batch_size=_BATCH)
     facts = {name: value for name, value in task.facts().items() if name != "labels"}

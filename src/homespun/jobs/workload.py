@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,10 +38,18 @@ _SENTINELS = 100
 
 @dataclass(frozen=True)
 class Work:
-    """A workload, and what there is to train on."""
+    """A workload, and what there is to train on.
+
+    Args:
+        workload: of one training: of several that with the most examples.
+        text: what it has.
+        shares: of the trainings that the recipe asks for, what each has of that.
+        made_up: the text means nothing.
+    """
 
     workload: Workload
     text: Text
+    shares: Sequence[float] = (1.0,)
     made_up: bool = False
 
 
@@ -83,7 +92,8 @@ def finetuning_work(task: Task[Any, Any], objective: Any, stored: Stored, traini
     """The work of fine-tuning; its model is built, not copied, so that a shadow of it takes no memory."""
 
     def lesson() -> Any:
-        return task.lesson(objective, dataclasses.replace(stored, model=stored.config.build()), training)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # a copy asks where a shadow's tensors lie
+            return task.lesson(objective, dataclasses.replace(stored, model=stored.config.build()), training)
 
     with Shadow():
         first = lesson()

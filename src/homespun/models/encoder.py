@@ -37,10 +37,7 @@ def name_presets(schema: dict[str, Any]) -> None:
 
 
 def with_preset(tree: Any) -> Any:
-    """A mapping with its ``preset``, where it has one, written out; other fields win over it.
-
-    Of two stacks, and of characters, the fields of each win over the preset's one by one, unless a stack names a preset
-    of its own.
+    """A mapping with its ``preset``, where it has one, written out; other fields win over it, as in `completed`.
 
     Raises:
         UserError: there is no such preset.
@@ -50,15 +47,24 @@ def with_preset(tree: Any) -> Any:
     name = tree["preset"]
     if not isinstance(name, str) or name not in PRESETS:
         raise UserError(f"unknown preset {name!r}{nearest(str(name), PRESETS)}")
-    given = {key: value for key, value in tree.items() if key != "preset"}
-    stacks = {
-        key: stack | given[key]
-        for key in ("encoder", "decoder", "characters")
-        if isinstance(stack := PRESETS[name].get(key), dict)
-        and isinstance(given.get(key), dict)
-        and "preset" not in given[key]
+    return completed({key: value for key, value in tree.items() if key != "preset"}, PRESETS[name])
+
+
+def completed(given: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """``given`` over ``base``, the fields of nested mappings one by one.
+
+    A mapping of another ``kind`` than the one in ``base``, or with a preset of its own, replaces that one.
+    """
+    return base | {
+        key: completed(value, base[key]) if _belong_together(value, base.get(key)) else value
+        for key, value in given.items()
     }
-    return PRESETS[name] | given | stacks
+
+
+def _belong_together(given: Any, base: Any) -> bool:
+    if not isinstance(given, dict) or not isinstance(base, dict) or "preset" in given:
+        return False
+    return "kind" not in given or "kind" not in base or given["kind"] == base["kind"]
 
 
 class EncoderConfig(Config):

@@ -108,6 +108,8 @@ class Mask:
             new[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
             inside = place - torch.where(new, place, 0).cummax(-1).values
         members = inside < everywhere.first
+        if everywhere.positions:
+            members = members | torch.isin(inside, torch.tensor(everywhere.positions, device=device))
         if everywhere.block:
             members = members | (inside < everywhere.block) | self._last_block(inside, everywhere.block)
         if self.chosen is not None:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from homespun.nn.block_tables import each_once, neighbours, rescaled
+
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of indices of row, head, query and key, whether the query may see the key: the ``mask_mod`` of FlexAttention."""
 
@@ -59,8 +61,8 @@ class Pattern(Protocol):
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         """(heads or 1, blocks, n) int64: the blocks of ``size`` keys that each block of ``size`` queries needs.
 
-        -1 stands for none. ``length`` is a multiple of ``size``; tokens stand in the order of their remainder by
-        ``step``.
+        -1 stands for none, and a block may come twice. Of ``length`` tokens the last block may not be full; they stand
+        in the order of their remainder by ``step``.
         """
 
 
@@ -117,7 +119,7 @@ class Window:
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         reach = -(-self.radius * max(self.dilation) // (step * size))  # in blocks
-        return neighbours(length // size, reach, reach)
+        return neighbours(length, size, reach, reach)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Band:
         return self
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        return neighbours(length // size, -(-(self.width - 1) // size), 0)
+        return neighbours(length, size, -(-(self.width - 1) // size), 0)
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,7 @@ class Blocks:
         return self
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        blocks = torch.arange(-(-length // self.size))[:, None] + torch.arange(-self.before, self.after + 1)
-        return _scaled(torch.where(blocks >= 0, blocks, -1)[None], self.size, length, size)
+        return rescaled(neighbours(length, self.size, self.before, self.after), self.size, length, size)
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ class PermutedBlocks:
         return PermutedBlocks(self.size, tuple(self.permutations[head] for head in heads))
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        return _scaled(torch.tensor(self.permutations)[..., None], self.size, length, size)
+        return rescaled(torch.tensor(self.permutations)[..., None], self.size, length, size)
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,11 @@ class RandomBlocks:
     @property
     def heads(self) -> int:
         return len(self.table)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no block was there to be drawn."""
+        return all(block < 0 for head in self.table for row in head for block in row)
 
     @classmethod
     def draw(cls, *, size: int, count: int, blocks: int, heads: int, away: int, seed: int) -> RandomBlocks:
@@ -278,25 +284,33 @@ class RandomBlocks:
         return RandomBlocks(self.size, tuple(self.table[head] for head in heads))
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        return _scaled(torch.tensor(self.table), self.size, length, size)
+        return rescaled(torch.tensor(self.table), self.size, length, size)
 
 
 @dataclass(frozen=True)
 class Global:
     """Some tokens see every token, and every token sees them (Beltagy et al. 2020, section 3.1).
 
-    They are the first ``first`` tokens of every document, the first and last ``block`` tokens of its grid of blocks
-    (BigBird's ITC), and those that the data chooses (`Mask.chosen`). Not a `Pattern`: it depends on the data.
+    They are the first ``first`` tokens of every document, those at its ``positions``, the first and last ``block``
+    tokens of its grid of blocks (BigBird's ITC), and those that the data chooses (`Mask.chosen`). Not a `Pattern`: it
+    depends on the data.
 
     Args:
         first: tokens at the start of each document.
         block: its first block of so many tokens, and the block in which its last token stands; 0 for neither.
         queries: these tokens also see everything; False where someone else computes what they see.
+        positions: further tokens, counted from 0 in each document.
     """
 
     first: int = 0
     block: int = 0
     queries: bool = True
+    positions: tuple[int, ...] = ()
+
+    @property
+    def most(self) -> int:
+        """How many there are at the most, but for those that the data chooses."""
+        return self.first + 2 * self.block + len(self.positions)
 
 
 @dataclass(frozen=True)
@@ -319,8 +333,15 @@ class Sparse:
 
     @property
     def block_size(self) -> int:
-        """The largest size that divides what each pattern would choose."""
-        return math.gcd(*(pattern.block_size for pattern in self.patterns))
+        """The largest size that divides what each pattern would choose, if that is not small; else one near the least.
+
+        Where patterns differ, blocks under 32 cost more than what they leave out (measured on a CPU).
+        """
+        sizes = [pattern.block_size for pattern in self.patterns]
+        common = math.gcd(*sizes)
+        if common == max(sizes) or common >= 32:
+            return common
+        return min(256, max(32, 1 << min(sizes).bit_length() - 1))
 
     @property
     def step(self) -> int:
@@ -343,24 +364,11 @@ class Sparse:
     def key_blocks(self, length: int, size: int) -> Tensor:
         """(heads or 1, blocks, n) int64: the blocks that the patterns need together, each once; -1 for none."""
         tables = [pattern.key_blocks(length, size, self.step) for pattern in self.patterns]
-        seen: list[Tensor] = []
-        for table in tables:
-            for column in table.expand(self.heads, -1, -1).unbind(-1):
-                repeated = [column == other for other in seen]
-                left = torch.where(torch.stack(repeated).any(0), -1, column) if repeated else column
-                if bool((left >= 0).any()):
-                    seen.append(left)
-        return torch.stack(seen, dim=-1)
+        return each_once(torch.cat([table.expand(self.heads, -1, -1) for table in tables], dim=-1))
 
 
 FULL = Sparse()
 """Every token sees every token (Vaswani et al. 2017)."""
-
-
-def neighbours(blocks: int, before: int, after: int) -> Tensor:
-    """(1, blocks, before + 1 + after) int64: each block, those before and those after it; -1 beyond the ends."""
-    place = torch.arange(blocks)[:, None] + torch.arange(-before, after + 1)
-    return torch.where((place >= 0) & (place < blocks), place, -1)[None]
 
 
 def _of_all_heads(pattern: Pattern, query: Tensor, key: Tensor) -> Tensor:
@@ -384,15 +392,3 @@ def _blocks_of_table(size: int, table: Tensor, device: torch.device) -> MaskMod:
         return named
 
     return seen
-
-
-def _scaled(table: Tensor, own: int, length: int, size: int) -> Tensor:
-    """A table of blocks of ``own`` tokens (heads, blocks, n) as one of blocks of ``size``, which divides ``own``."""
-    parts = own // size
-    fine = table[..., None] * parts + torch.arange(parts)  # (heads, blocks, n, parts)
-    fine = torch.where(table[..., None] < 0, -1, fine).flatten(2)
-    fine = fine.repeat_interleave(parts, dim=1)
-    blocks = length // size
-    if fine.shape[1] < blocks:  # a text longer than the table: nothing drawn there
-        fine = torch.cat([fine, fine.new_full((fine.shape[0], blocks - fine.shape[1], fine.shape[2]), -1)], dim=1)
-    return torch.where(fine < blocks, fine, -1)[:, :blocks]

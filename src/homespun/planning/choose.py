@@ -12,6 +12,10 @@ from homespun.planning.predict import Prediction, Workload
 Predict = Callable[[Workload, int, bool], Prediction]  # (workload, rows, accumulate)
 
 
+class NothingFits(UserError):
+    """A memory limit that is too small for a recipe, however its step is made."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """How a step of ``batch_size`` rows is made."""
@@ -40,7 +44,7 @@ def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choic
     of numbers is taken if nothing fits without it, and the recipe leaves it open.
 
     Raises:
-        UserError: nothing fits; it says the smallest memory that would do.
+        NothingFits: it says the smallest memory that would do.
     """
     plain = _largest(workload, memory, predict)
     if memory is None or (plain is not None and plain.accumulation == 1):
@@ -61,10 +65,11 @@ def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choic
         for rows in [other.train.micro_batch_size or 1]
     )
     lighter = f", or set {workload.lighter}" if workload.lighter else ""
-    raise UserError(
-        f"nothing fits into {_gigabytes(memory)}: with micro-batches of {workload.train.micro_batch_size or 1} "
-        f"this recipe takes at least {_gigabytes(least)}; give that much, lower data.length, or take a "
-        f"smaller model{lighter}"
+    rows = workload.train.micro_batch_size or 1
+    fewer = "train.micro_batch_size or " if rows > 1 else ""
+    raise NothingFits(
+        f"nothing fits into {_gigabytes(memory)}: with micro-batches of {rows} this recipe takes at least "
+        f"{_gigabytes(least)}; give that much, lower {fewer}data.length, or take a smaller model{lighter}"
     )
 
 
@@ -97,4 +102,4 @@ def _with(workload: Workload, **changes: object) -> Workload:
 
 
 def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
+    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size:,} bytes"

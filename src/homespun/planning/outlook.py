@@ -16,6 +16,10 @@ class Text:
     rows: int | None
     tokens: int | None
 
+    def share(self, part: float) -> Text:
+        """So much of it."""
+        return Text(*(None if whole is None else max(1, round(part * whole)) for whole in (self.rows, self.tokens)))
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -44,6 +48,19 @@ def outlook(budget: Budget, text: Text, *, batch_size: int, row_tokens: float, s
     steps = max(1, round(ends[limit]))
     epochs = None if per_epoch is None else steps / per_epoch
     return Outlook(limit, steps, round(steps * step_tokens), steps * step_seconds, epochs)
+
+
+def short_of_step(budget: Budget, found: Outlook) -> str | None:
+    """That the one step of ``found`` is more than was asked for, in words; ``None`` where it is not."""
+    if found.steps == 1 and budget.tokens is not None and found.tokens > budget.tokens:
+        return _beyond(f"{found.tokens:,} tokens", f"{budget.tokens:,}")
+    if found.steps == 1 and budget.time is not None and found.seconds > budget.time:
+        return _beyond(f"{found.seconds:.2g} s", f"{budget.time:g} s")
+    return None
+
+
+def _beyond(taken: str, asked: str) -> str:
+    return f"a step alone takes {taken}, more than the {asked} of the budget; lower train.batch_size, or ask for more"
 
 
 def short_of_text(budget: Budget, text: Text) -> str | None:

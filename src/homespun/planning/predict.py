@@ -26,12 +26,14 @@ class Workload:
         batches: ``(rows, count)`` -> so many micro-batches of so many rows.
         train: how it is trained.
         lighter: a setting that would take less memory, in words; empty: none is known.
+        told: how many rows its shadow has just gone through, forward or backward: for who waits.
     """
 
     build: Callable[[], nn.Module]
     batches: Callable[[int, int], list[Batch]]
     train: TrainConfig
     lighter: str = ""
+    told: Callable[[int], None] = lambda rows: None
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,11 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
             before = shadow.held()
             with shadow.span("forward"), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
                 total = objective(part).total(part.targets)
+            workload.told(rows)
             kept = {name: size - before.get(name, 0) for name, size in shadow.held().items()}
             with shadow.span("backward"):
                 torch.autograd.backward(total)
+            workload.told(rows)
             return {name: size for name, size in kept.items() if size > 0}
 
         def update() -> None:

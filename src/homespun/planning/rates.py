@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import os
-import platform
 import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from homespun.planning.trace import Operation
+from homespun.training.environment import describe_environment
 
 Clock = Callable[[], float]
 
@@ -31,6 +32,8 @@ _FAMILIES = {
 }
 _BY_ELEMENT = ("unary", "drawn", "sorted")
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # operator: where its factors begin
+# whole layers at once, on a CPU, a GPU and a Mac; where there is none, PyTorch puts them together of products
+_RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps", "lstm_mps")
 _ATTENTION = "_scaled_dot_product"
 
 
@@ -82,19 +85,39 @@ def _family(name: str) -> str:
 
 
 def flops(operation: Operation) -> float:
-    """Multiplications and additions of one call, by PyTorch's own count; of matrix products alone."""
+    """Multiplications and additions of one call, by PyTorch's own count; of products of matrices alone."""
     return attention_flops(operation) if operation.name.startswith(_ATTENTION) else matrix_flops(operation)
 
 
 def matrix_flops(operation: Operation) -> float:
-    """FLOPs of a product of matrices, else 0."""
+    """FLOPs of a product of matrices, of a convolution or of whole recurrent layers, else 0."""
     name, shapes = operation.name, operation.inputs
     if name in _PRODUCTS:
         left, right = _operands(operation)
         return 2.0 * math.prod(left) * right[-1]
-    if name in ("convolution", "convolution_backward"):
-        return 2.0 * math.prod(shapes[0]) * math.prod(shapes[1]) / max(1, shapes[1][0])
+    if name == "convolution":
+        return _convolved(operation.outputs[0], shapes[1])
+    if name == "convolution_backward":
+        asked = sum(len(shape) == len(shapes[0]) for shape in operation.outputs)  # of the input, of the filters
+        return asked * _convolved(shapes[0], shapes[2])
+    if name.removesuffix("_backward") in _RECURRENT:
+        return (2.0 if name.endswith("_backward") else 1.0) * _recurrent_flops(operation)
     return 0.0
+
+
+def _convolved(made: tuple[int, ...], filters: tuple[int, ...]) -> float:
+    return 2.0 * math.prod(made) * math.prod(filters[1:])
+
+
+def _recurrent_flops(operation: Operation) -> float:
+    """Of the forward pass: every token goes through every matrix, of a packed text as of a padded one."""
+    tokens, *others = operation.inputs
+    if operation.name.startswith("mkldnn"):
+        weights: Iterable[tuple[int, ...]] = others[:2]
+    else:  # the weights stand between states, which have three dimensions
+        later = itertools.dropwhile(lambda shape: len(shape) > 2, others)
+        weights = itertools.takewhile(lambda shape: len(shape) < 3, later)
+    return 2.0 * math.prod(tokens[:-1]) * sum(math.prod(shape) for shape in weights if len(shape) == 2)
 
 
 def _operands(operation: Operation) -> Sequence[tuple[int, ...]]:
@@ -181,9 +204,15 @@ def _cache() -> Path:
 
 
 def _machine(device: torch.device) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}-{platform.machine()}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}-{_processor()}"
     words = f"{name}-{torch.get_num_threads()}-{torch.__version__}"
     return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in words)
+
+
+@functools.cache
+def _processor() -> str:
+    name: str = describe_environment()["cpu"]
+    return name
 
 
 def _read(file: Path) -> Rates | None:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from homespun.planning.heap import Heap
+from homespun.planning.onednn import workspace_bytes
 
 _REAL = 2**24  # elements; above this, what follows from whole numbers has no values either
 _DRAWN = 2**16  # elements; what a model draws of itself, such as its random blocks, is no more
@@ -121,6 +122,8 @@ class Shadow(TorchDispatchMode):
         if fake or not _has_values(name, given, args, kwargs):
             with self._fake:
                 result = func(*args, **kwargs)
+                if name == "mkldnn_rnn_layer":
+                    result = (*result[:-1], _workspace(given[0], given[2]))
         else:
             result = self._real(func, name, args, kwargs)
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -155,6 +158,14 @@ class Shadow(TorchDispatchMode):
 
         weakref.finalize(storage, give, self.heap, self._known).atexit = False
         return size
+
+
+def _workspace(entering: Tensor, recurrence: Tensor) -> Tensor:
+    """What an LSTM keeps; ``entering`` (seq, rows, width), ``recurrence`` (4 * size, size), its second matrix."""
+    seq, rows, width = entering.shape
+    item = entering.element_size()
+    size = workspace_bytes(seq, rows, entering=width, size=recurrence.shape[1], item=item)
+    return torch.empty(size, dtype=torch.uint8)
 
 
 def _has_values(name: str, given: Sequence[Tensor], args: Any, kwargs: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from homespun.report.plots import CARD, PALETTE, STYLE, Plot, render
+from homespun.report.plots import CARD, PALETTE, Plot, render, style
 
 _CELL, _LETTER = 0.24, 0.085  # inches: of a token's row or column, of a letter beside it
 _MARGIN, _MOST = 0.25, 24  # letters of a token that are written out
@@ -14,14 +14,13 @@ _MARGIN, _MOST = 0.25, 24  # letters of a token that are written out
 
 def draw_alignment(source: Sequence[str], target: Sequence[str], weights: np.ndarray) -> Plot:
     """The picture of ``weights``, (target, source), each row of which sums to 1."""
-    import matplotlib
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     above, beside = (max(min(len(token), _MOST) for token in tokens) * _LETTER for tokens in (source, target))
     width, height = len(source) * _CELL + beside + 2 * _MARGIN, len(target) * _CELL + above + 2 * _MARGIN
     bare = {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}
-    with matplotlib.rc_context(STYLE | bare):
+    with style(**bare):
         figure = Figure(figsize=(width, height), facecolor=CARD)
         left, bottom = (beside + _MARGIN) / width, _MARGIN / height
         size = len(source) * _CELL / width, len(target) * _CELL / height

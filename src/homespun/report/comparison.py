@@ -82,6 +82,8 @@ def _told(task: Task) -> dict[str, Any]:
         pair = contender.spread or (None, None)
         told: dict[str, Any] = {"name": contender.name, "kind": contender.kind, "trials": contender.state}
         told |= {"why": contender.why, "values": list(contender.values), "mean": pair[0], "deviation": pair[1]}
+        own = {name: asdict(found) for name, found in task.own.get(contender.name, {}).items()}
+        told |= {"own_baselines": own} if own else {}
         return told | (asdict(verdict) if verdict else {"alike": False})
 
     return {

@@ -123,6 +123,8 @@ class Report:
             means = [mean for v in self.comparison.variations if (mean := v.mean(stage)) is not None]
             by_part = [replace(table, name=f"{table.name}-{tables.slug(stage)}") for table in losses(means)]
             own: list[Content] = [Tabular(table) for table in ([resources] if resources else []) + by_part]
+            shared = words.shared(self.comparison) if stage == "pretrain" and own else ""
+            own += [Words(shared)] if shared else []
             contents += own if stage == self.stages[0] or not own else [Folded(_stage_title(stage), own)]
         return contents
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,6 @@ from homespun.report.plots import (
     INK,
     LINE,
     PALETTE,
-    STYLE,
     Curve,
     End,
     Plot,
@@ -32,8 +32,9 @@ from homespun.report.plots import (
     label_ends,
     render,
     smoothed,
+    style,
 )
-from homespun.report.read import RunRecord, Series, Tree, as_list, as_tree, comparable, loss_terms
+from homespun.report.read import Series, Tree, as_list, as_tree, comparable, loss_terms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,11 +76,10 @@ class Canvas:
 @contextmanager
 def drawing(name: str, caption: str, lines: int, height: float = 2.9) -> Iterator[Canvas]:
     """Axes to draw on; what is in ``ends`` is named at the right, and the drawn figure is in ``plots``."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     height = max(height, LINE * (lines + 1) + 0.7)
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
         canvas = Canvas(figure.add_subplot(facecolor=CARD))
         yield canvas
@@ -103,23 +103,25 @@ def groups(comparison: Comparison, stage: str) -> list[list[Variation]]:
 
 
 def loss_curves(group: Sequence[Variation], stage: str, look: Mapping[str, Look], prefix: str) -> list[Plot]:
-    """The mean losses of some variations by step, by token and by time, on shared axes."""
-    runs = {variation.name: variation.records(stage) for variation in group}
+    """The mean losses of some variations by step, by token and by time, on shared axes. Those that have the same runs
+    are one line, which bears all their names."""
+    same: dict[tuple[Path, ...], list[Variation]] = {}
+    for variation in group:
+        same.setdefault(tuple(record.path.resolve() for record in variation.records(stage)), []).append(variation)
 
-    def curve(name: str, records: Sequence[RunRecord], term: str) -> Curve:
-        mean = average(records, name)
+    def curve(variations: Sequence[Variation], term: str) -> Curve:
+        own, records = look[variations[0].name], variations[0].records(stage)
+        mean = average(records, ", ".join(variation.name for variation in variations))
         empty = Series()
         ranges = [r.validation[term].values for r in records if term in r.validation] if len(records) > 1 else []
         points = min(map(len, ranges), default=0)
         bounds = [[pick(column) for column in zip(*(r[:points] for r in ranges), strict=True)] for pick in (min, max)]
         train, validation = mean.train.get(term, empty), mean.validation.get(term, empty)
-        return Curve(name, look[name].colour, smoothed(train), validation, look[name].dash, *bounds)
+        return Curve(mean.name, own.colour, smoothed(train), validation, own.dash, *bounds)
 
-    first = next(iter(runs.values()))[0]
+    terms = loss_terms(group[0].records(stage)[0])
     axes = (BY_STEP, BY_TOKENS, BY_TIME)
-    return draw_terms(
-        loss_terms(first), lambda term: [curve(name, found, term) for name, found in runs.items()], axes, prefix
-    )
+    return draw_terms(terms, lambda term: [curve(variations, term) for variations in same.values()], axes, prefix)
 
 
 def tradeoff(

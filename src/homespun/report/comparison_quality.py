@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -18,7 +18,7 @@ from homespun.report import statistics
 from homespun.report.comparison_read import Comparison, Variation
 from homespun.report.formats import number
 from homespun.report.predictions import scores
-from homespun.report.read import RunRecord, Tree, as_list, as_tree, read_json
+from homespun.report.read import RunRecord, Tree, as_list, as_tree, read_result
 from homespun.report.tables import BASELINES
 from homespun.report.tasks import repeated
 
@@ -54,6 +54,7 @@ class Contender:
 
     name: str
     kind: str  # "model" or "baseline"
+    beside: str  # the same for models and the baselines that were given the same examples
     values: Sequence[float]  # of the measure, one a training
     macro_f1: Sequence[float] = ()
     log_loss: Sequence[float] = ()
@@ -85,6 +86,11 @@ class Verdict:
     trainings: float | None = None  # over other trainings,
     adjusted: float | None = None  # and the larger of both, adjusted for all pairs
 
+    def turned(self) -> Verdict:
+        """That of the other of the two."""
+        interval = None if self.interval is None else (-self.interval[1], -self.interval[0])
+        return replace(self, gap=None if self.gap is None else -self.gap, interval=interval)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -96,6 +102,7 @@ class Task:
     verdicts: Mapping[str, Verdict]
     pairs: int  # compared
     troubles: Sequence[str]
+    own: Mapping[str, Mapping[str, Verdict]]  # by model, each of its baselines against it; where not all have the same
     luck: bool  # whether something was trained more than once
     part: str  # whose texts it was measured on: "test", or "validation", which chose the checkpoints too
 
@@ -144,14 +151,15 @@ def _task(comparison: Comparison, name: str) -> Task:
     records = [record for variation in comparison.variations for record in variation.records(name)]
     measure = _measure(records)
     contenders = [_model(variation, name, measure, troubles) for variation in comparison.variations]
-    measured_once = _measured_once(comparison, name, troubles)
-    contenders += _baselines(comparison, name, measure, measured_once, troubles)
+    measured = _measured(comparison, name, troubles)
+    for one in measured:
+        contenders += _baselines(comparison, name, measure, one, troubles)
     ranked = sorted(contenders, key=lambda c: -math.inf if c.mean is None else c.mean, reverse=True)
-    verdicts, pairs = _verdicts([c for c in ranked if c.values], troubles)
+    verdicts, own, pairs = _verdicts([c for c in ranked if c.values], troubles)
     luck = any(len(c.values) > 1 for c in ranked)
-    results = [measured_once, *(record.result for record in records)]
+    results = [*(one.result for one in measured), *(record.result for record in records)]
     part = "validation" if any(result.get("measured_on") == "validation" for result in results) else "test"
-    return Task(name, measure, ranked, verdicts, pairs, list(dict.fromkeys(troubles)), luck, part)
+    return Task(name, measure, ranked, verdicts, pairs, list(dict.fromkeys(troubles)), own, luck, part)
 
 
 def _measure(records: Sequence[RunRecord]) -> str:
@@ -188,6 +196,7 @@ def _model(variation: Variation, task: str, measure: str, troubles: list[str]) -
     return Contender(
         name=variation.name,
         kind="model",
+        beside=variation.beside(task) or task,
         values=_values(records, measure),
         macro_f1=_values(records, "macro_f1"),
         log_loss=_values(records, "log_loss"),
@@ -199,35 +208,70 @@ def _model(variation: Variation, task: str, measure: str, troubles: list[str]) -
     )
 
 
-def _measured_once(comparison: Comparison, task: str, troubles: list[str]) -> Tree:
-    """The result of the comparison's own baselines; empty where there is none, or it is damaged."""
-    if task not in comparison.baselines:
+@dataclass(frozen=True)
+class _Measured:
+    """Baselines that were measured once for some variations."""
+
+    name: str  # of their folder
+    of: str  # what their names end in, where other variations have others
+    variations: Sequence[Variation]
+    result: Tree  # empty where there is none, or it is damaged
+
+
+def _measured(comparison: Comparison, task: str, troubles: list[str]) -> list[_Measured]:
+    """The comparison's own baselines of a task: one set of them, or one for all variations that have the same."""
+    sharing: dict[str, list[Variation]] = {}
+    for variation in comparison.variations:
+        if (name := variation.beside(task)) is not None:
+            sharing.setdefault(name, []).append(variation)
+    return [
+        _Measured(name, of, variations, _result(comparison, name, f"baselines of {task}{of}", troubles))
+        for name, variations in (sharing or {task: []}).items()
+        for of in [f" of {', '.join(v.name for v in variations)}" if len(sharing) > 1 else ""]
+    ]
+
+
+def _result(comparison: Comparison, name: str, who: str, troubles: list[str]) -> Tree:
+    if name not in comparison.baselines:
         return {}
     try:
-        return read_json(comparison.baselines[task] / "result.json")
+        result = read_result(comparison.baselines[name] / "result.json")
     except UserError as error:
-        troubles.append(f"baselines of {task}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
+        troubles.append(f"{who}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
         return {}
+    why = comparison.baselines[name] / "why.txt"
+    if not result and why.is_file():
+        troubles.append(f"The {who} could not be measured: {why.read_text(encoding='utf-8', errors='replace')}.")
+    return result
 
 
 def _baselines(
-    comparison: Comparison, task: str, measure: str, measured_once: Tree, troubles: list[str]
+    comparison: Comparison, task: str, measure: str, measured: _Measured, troubles: list[str]
 ) -> Iterator[Contender]:
-    """Those of the comparison, or of the first trial that has any: they do not depend on the trial."""
-    records = [record for variation in comparison.variations for record in variation.records(task)]
+    """Those that were measured for some variations, or of the first of their trials that has any."""
+    records = [record for variation in measured.variations for record in variation.records(task)]
     found: list[tuple[Path, Mapping[str, Tree]]] = []
-    if measured_once:
-        given = as_tree(measured_once.get("baselines", measured_once))
+    if measured.result:
+        given = as_tree(measured.result.get("baselines", measured.result))
         kept = {str(name): metrics for name, metrics in given.items() if isinstance(metrics, Mapping)}
-        found.append((comparison.baselines[task], kept))
+        found.append((comparison.baselines[measured.name], kept))
     found += [(record.path, record.baselines()) for record in records]
     path, metrics = next(((path, metrics) for path, metrics in found if metrics), (comparison.path, {}))
     texts = next((texts for record in records if (texts := _texts(record))), None)
     for key, values in metrics.items():
-        title = BASELINES.get(key, key)
+        title = f"{BASELINES.get(key, key)}{measured.of}"
         known = {what: [n] if (n := _mean_of(values.get(what))) is not None else [] for what in (measure, "macro_f1")}
         rows = _rows([path], key, measure, f"{title}, {task}", troubles)
-        yield Contender(title, "baseline", known[measure], known["macro_f1"], rows=rows, texts=texts, state="baseline")
+        yield Contender(
+            name=title,
+            kind="baseline",
+            beside=measured.name,
+            values=known[measure],
+            macro_f1=known["macro_f1"],
+            rows=rows,
+            texts=texts,
+            state="baseline",
+        )
 
 
 def _mean_of(value: object) -> float | None:
@@ -307,18 +351,23 @@ def _differences(first: Contender, second: Contender, troubles: list[str]) -> tu
     return np.array([first.rows.scores[row] - second.rows.scores[row] for row in shared]), unit
 
 
-def _verdicts(ranked: Sequence[Contender], troubles: list[str]) -> tuple[dict[str, Verdict], int]:
-    """The best against every other.
+def _verdicts(
+    ranked: Sequence[Contender], troubles: list[str]
+) -> tuple[dict[str, Verdict], dict[str, dict[str, Verdict]], int]:
+    """The best against every other; where not all have the same baselines, every model against its own (`Task.own`);
+    and how many pairs were compared.
 
     Which one is the best is known from the same numbers, so that the pairs with it are chosen among all pairs, and the
     probabilities are adjusted for all of them: with those against the best alone, ten equal models would be told apart
     three times as often as claimed.
     """
     if not ranked:
-        return {}, 0
+        return {}, {}, 0
+    several = len({c.beside for c in ranked}) > 1
     spread = statistics.pooled([c.values for c in ranked if c.kind == "model"])
     tested: dict[tuple[str, str], tuple[float | None, float | None, float]] = {}
-    of_best: dict[str, tuple[float, tuple[float, float]]] = {}
+    on_rows: dict[tuple[str, str], tuple[float, tuple[float, float]]] = {}
+    own_pairs: list[tuple[Contender, Contender]] = []
     for first, second in itertools.combinations(ranked, 2):
         paired = _differences(first, second, troubles)
         texts = None if paired is None else statistics.permutation(*paired)
@@ -326,16 +375,27 @@ def _verdicts(ranked: Sequence[Contender], troubles: list[str]) -> tuple[dict[st
         luck = None if all(certain) else statistics.trainings(first.values, second.values, spread, certain=certain)
         if (p := statistics.both(texts, luck)) is not None:
             tested[first.name, second.name] = texts, luck, p
-        if first is ranked[0] and paired is not None:
+        is_own = several and first.kind != second.kind and first.beside == second.beside
+        own_pairs += [(first, second)] * is_own
+        if (is_own or first is ranked[0]) and paired is not None:
             low, high = statistics.bootstrap(*paired)
-            of_best[second.name] = -float(paired[0].mean()), (-high, -low)
+            on_rows[first.name, second.name] = -float(paired[0].mean()), (-high, -low)
     adjusted = dict(zip(tested, statistics.holm([p for *_, p in tested.values()]), strict=True))
-    best = ranked[0].name
-    verdicts = {best: Verdict(alike=True)}
-    for other in ranked[1:]:
-        pair = best, other.name
-        gap, interval = of_best.get(other.name, (fmean(other.values) - fmean(ranked[0].values), None))
+
+    def verdict(first: Contender, second: Contender) -> Verdict:
+        pair = first.name, second.name
+        gap, interval = on_rows.get(pair, (fmean(second.values) - fmean(first.values), None))
         texts, luck, _ = tested.get(pair, (None, None, 1.0))
         p = adjusted.get(pair)
-        verdicts[other.name] = Verdict(p is None or p > statistics.LEVEL, gap, interval, texts, luck, p)
-    return verdicts, len(tested)
+        return Verdict(p is None or p > statistics.LEVEL, gap, interval, texts, luck, p)
+
+    best = ranked[0]
+    verdicts = {best.name: Verdict(alike=True)} | {other.name: verdict(best, other) for other in ranked[1:]}
+    own: dict[str, dict[str, Verdict]] = {}
+    for first, second in own_pairs:
+        found = verdict(first, second)
+        if first.kind == "model":
+            own.setdefault(first.name, {})[second.name] = found
+        else:
+            own.setdefault(second.name, {})[first.name] = found.turned()
+    return verdicts, own, len(tested)

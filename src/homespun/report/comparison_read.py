@@ -34,6 +34,7 @@ class Stage:
     energy: float | None  # joules
     processor_seconds: float = 0.0
     begins: Tree = field(default_factory=dict)  # what of _BEGINS it was given
+    baselines: str = ""  # of a task: the folder below baselines/ of those that its model is set beside
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ class Variation:
         records = self.records(stage)
         return average(records, self.name) if records else None
 
+    def beside(self, task: str) -> str | None:
+        """The folder of the baselines that its models of a task are set beside; None: nothing is known of them yet."""
+        found = [trial.stages[task].baselines for trial in self.trials if task in trial.stages]
+        return found[0] if found else None
+
     def stage_mean(self, stage: str, what: str) -> float | None:
         """The mean of ``seconds`` or ``energy`` of a stage over the trials that are done."""
         found = [getattr(trial.stages[stage], what) for trial in self.done if stage in trial.stages]
@@ -104,13 +110,27 @@ class Comparison:
     recipe: Tree
     variations: Sequence[Variation]
     tasks: Sequence[str]
-    baselines: Mapping[str, Path]  # folders with predictions of the baselines, by task
+    baselines: Mapping[str, Path]  # folders with the baselines' result and predictions, by name
     troubles: Sequence[str]  # what could not be read, a sentence each
 
     @property
     def trials(self) -> list[Trial]:
         """All trials, by variation and seed."""
         return [trial for variation in self.variations for trial in variation.trials]
+
+    def sharing(self, stage: str) -> list[list[str]]:
+        """The variations whose trials have runs of a stage in common, together; those that have none are left out."""
+        found: list[tuple[set[Path], list[str]]] = []
+        for variation in self.variations:
+            records = [trial.stages[stage].record for trial in variation.trials if stage in trial.stages]
+            runs = {record.path.resolve() for record in records if record is not None}
+            same = next((group for group in found if group[0] & runs), None)
+            if same is None:
+                found.append((runs, [variation.name]))
+            else:
+                same[0].update(runs)
+                same[1].append(variation.name)
+        return [names for _, names in found if len(names) > 1]
 
     @property
     def pretrains(self) -> bool:
@@ -144,7 +164,8 @@ def read_comparison(folder: Path) -> Comparison:
     variations = [Variation(found[name][0].name, found[name]) for name in order]
     present = [s.name for v in variations for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
     tasks = list(dict.fromkeys([*map(str, as_tree(recipe.get("finetune"))), *present]))
-    baselines = {task: folder / "baselines" / task for task in tasks if (folder / "baselines" / task).is_dir()}
+    beside = [s.baselines for v in variations for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
+    baselines = {name: path for name in [*tasks, *beside] if (path := folder / "baselines" / name).is_dir()}
     return Comparison(folder, recipe, variations, tasks, baselines, troubles)
 
 
@@ -191,7 +212,8 @@ def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
         seconds, energy = number(told.get("seconds")), number(told.get("energy_joules"))
         begins = {key: given for key in _BEGINS if (given := told.get(key)) is not None}
         spent = number(told.get("processor_seconds")) or 0.0
-        stages[str(name)] = Stage(str(name), kind, record, seconds, energy, spent, begins)
+        beside = str(told.get("baselines") or name)
+        stages[str(name)] = Stage(str(name), kind, record, seconds, energy, spent, begins, beside)
     return Trial(
         name=str(tree.get("name") or path.parent.name),
         seed=int(number(tree.get("seed")) or seed),

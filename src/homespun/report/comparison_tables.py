@@ -10,7 +10,7 @@ from typing import Any
 
 from homespun.report import formats
 from homespun.report.comparison_plots import Ablation
-from homespun.report.comparison_quality import Task, spread
+from homespun.report.comparison_quality import Contender, Task, spread
 from homespun.report.comparison_read import Comparison, Trial, Variation
 from homespun.report.crossovers import ByLength, Crossover
 from homespun.report.formats import number
@@ -46,6 +46,7 @@ def quality(task: Task) -> Table:
                 verdict and verdict.texts,
                 verdict and verdict.trainings,
                 verdict and verdict.adjusted,
+                *_to_own_baseline(task, contender),
                 spread(contender.macro_f1) if task.measure != "macro_f1" else None,
                 log_loss and log_loss[0],
                 len(contender.values) if contender.kind == "model" and contender.values else None,
@@ -62,6 +63,8 @@ def quality(task: Task) -> Table:
         Column("p, other texts", formats.probability),
         Column("p, other trainings", formats.probability),
         Column("p, adjusted", formats.probability),
+        Column("its own baselines", numeric=False),
+        Column("to the highest of them, points", formats.points),
         Column("macro F1", formats.share_spread, parts=_PAIR),
         Column("log loss", formats.loss),
         Column("trainings", formats.whole),
@@ -77,6 +80,17 @@ def quality(task: Task) -> Table:
     )
     table = Table(f"quality-{slug(task.name)}", task.name, columns, tuple(rows), note, frozenset(marked))
     return table.without_empty_columns()
+
+
+def _to_own_baseline(task: Task, contender: Contender) -> tuple[str | None, float | None]:
+    """Where not all have the same baselines: whether it is above the highest of them, and by how much."""
+    own = task.own.get(contender.name, {})
+    highest = next((c.name for c in task.contenders if c.name in own), None)
+    if highest is None:
+        return None, None
+    verdict = own[highest].turned()
+    assert verdict.gap is not None
+    return "not told apart" if verdict.alike else "below" if verdict.gap < 0 else "above", verdict.gap
 
 
 def resources(comparison: Comparison, stage: str) -> Table | None:

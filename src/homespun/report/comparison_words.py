@@ -7,7 +7,7 @@ from statistics import fmean
 
 from homespun.report import formats, statistics
 from homespun.report.comparison_plots import groups
-from homespun.report.comparison_quality import Contender, Task, spread
+from homespun.report.comparison_quality import Contender, Task, Verdict, spread
 from homespun.report.comparison_read import STATES, Comparison, Variation
 from homespun.report.formats import number
 from homespun.report.read import as_tree, final_losses
@@ -52,14 +52,13 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
     about += [f"{formats.whole(best.texts)} {task.part} texts"] if best.texts else []
     figures = f"{task.title} {told}" + (f" ({', '.join(about)})" if about else "")
     models = [c for c in task.alike if c.kind == "model"]
-    baselines = [c for c in task.contenders if c.kind == "baseline" and c.values]
     same = always_the_same({c.name: c.repeated for c in task.trained})
     if not task.trained:
         return f"{task.name}: no model has a result; the highest baseline is {best.name}, {figures}."
     if best.kind == "baseline":
         what = _alike_words(task, models) if models else "every model that was trained here is below it"
         shown = f"{task.name}: no model is shown to be better than {best.name}, {figures}; {what}."
-        return f"{shown} {same}" if same else shown
+        return " ".join([shown, *_beside_others(task, best), *([same] if same else [])])
     sentences = [f"{task.name}: train {_choice(models, seconds)}."]
     others = [c for c in models if c is not best]
     if others:
@@ -74,7 +73,9 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
     if below:
         listed = _listed([f"{c.name} ({formats.points(task.verdicts[c.name].gap)} points)" for c in below])
         sentences.append(f"Below it: {listed}.")
-    sentences += [_against(task, baseline) for baseline in baselines]
+    baselines = [c for c in task.contenders if c.kind == "baseline" and c.values and c.beside == best.beside]
+    sentences += [_against("It", baseline, task.verdicts[baseline.name]) for baseline in baselines]
+    sentences += _beside_others(task, best)
     sentences += [same] if same else []
     return " ".join(sentences)
 
@@ -98,17 +99,32 @@ def _alike_words(task: Task, models: Sequence[Contender]) -> str:
     return f"not told from it: {_listed([f'{c.name} ({formats.spread(c.spread)})' for c in models])}"
 
 
-def _against(task: Task, baseline: Contender) -> str:
-    verdict = task.verdicts[baseline.name]
+def _beside_others(task: Task, best: Contender) -> list[str]:
+    """Of models that have other baselines than the best has, the highest against these."""
+    highest: dict[str, Contender] = {}
+    for model in task.trained:
+        highest.setdefault(model.beside, model)
+    return [
+        _against(model.name, baseline, task.own[model.name][baseline.name])
+        for model in highest.values()
+        if model.beside != best.beside
+        for baseline in task.contenders
+        if baseline.name in task.own.get(model.name, {})
+    ]
+
+
+def _against(who: str, baseline: Contender, verdict: Verdict) -> str:
     level = f"{baseline.name} ({formats.spread(baseline.spread)})"
-    if verdict.alike:
-        return f"It is not shown to be better than {level}."
     assert verdict.gap is not None
+    if verdict.alike:
+        return f"{who} is not shown to be better than {level}."
+    if verdict.gap > 0:
+        return f"{who} is below {level}."
     interval = " in the mean"
     if verdict.interval is not None:
         low, high = verdict.interval
         interval = f" (95 % interval: {100 * -high:.1f} to {100 * -low:.1f})"
-    return f"It beats {level} by {100 * -verdict.gap:.1f} points{interval}."
+    return f"{who} beats {level} by {100 * -verdict.gap:.1f} points{interval}."
 
 
 def _by_loss(group: Sequence[Variation], *, alone: bool) -> str:
@@ -207,11 +223,7 @@ def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
         for task in tasks
         if task.best and task.part == "validation"
     ]
-    missing += [
-        f"{task.name} against a baseline"
-        for task in tasks
-        if task.best and all(c.kind == "model" for c in task.contenders)
-    ]
+    missing += [f"{bare} against a baseline" for task in tasks for bare in _without_baselines(task)]
     if comparison.variations and all(len(v.done) <= 1 for v in comparison.variations):
         missing.append("other seeds")
     measured = {number(row.get("length")) for trial in comparison.trials for row in trial.inference} - {None}
@@ -223,10 +235,27 @@ def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
     return f"Not tested: {'; '.join(missing)}."
 
 
+def _without_baselines(task: Task) -> list[str]:
+    """What of a task stands beside no baseline: all of it, or some variations."""
+    beside = {c.beside for c in task.contenders if c.kind == "baseline"}
+    bare = [c.name for c in task.trained if c.beside not in beside]
+    if not bare:
+        return []
+    return [f"{task.name} of {_listed(bare)}" if beside else task.name]
+
+
 def _searched(comparison: Comparison) -> str | None:
     """The task whose validation chose settings."""
     search = as_tree(comparison.recipe.get("search"))
     return str(search.get("task") or next(iter(comparison.tasks), "")) if search else None
+
+
+def shared(comparison: Comparison) -> str:
+    """Which variations have one pretraining; nothing where each has its own."""
+    return " ".join(
+        f"{_listed(names)} share one pretraining: what it took stands in the row of each."
+        for names in comparison.sharing("pretrain")
+    )
 
 
 def progress(comparison: Comparison) -> str | None:

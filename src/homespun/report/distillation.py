@@ -40,6 +40,8 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
     )
     if layers := as_list(told.get("layers")):
         note = f"The student began as layers {', '.join(map(str, layers))} of its teacher, counted from 0. {note}"
+    if why := told.get("quality_why"):
+        note = f"{note} Their quality is not compared: {why}."
     return [Table(f"distillation{end}", f"{record.name}, taught by {told.get('teacher')}", columns, tuple(rows), note)]
 
 
@@ -70,8 +72,13 @@ def _faster(teacher: float, student: float) -> str:
 
 def _quality(name: str, pair: Tree) -> tuple[str, str, str, str]:
     if name in _SHARES:
-        return _row(name.replace("_", " "), pair, formats.percent, lambda t, s: f"{s / t:.1%} kept")
-    return _row(name.replace("_", " "), pair, formats.loss, lambda t, s: f"{s - t:+.3f}")
+        row = _row(name.replace("_", " "), pair, formats.percent, lambda t, s: f"{s / t:.1%} kept")
+    else:
+        row = _row(name.replace("_", " "), pair, formats.loss, lambda t, s: f"{s - t:+.3f}")
+    if (deviation := number(pair.get("std"))) is None:
+        return row
+    label, teacher, student, against = row
+    return label, teacher, f"{student} ± {(100 * deviation if name in _SHARES else deviation):.2g}", against
 
 
 def distillations(records: Sequence[RunRecord]) -> list[Table]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from homespun.report import formats
 from homespun.report.formats import number
-from homespun.report.plots import CARD, INK, PALETTE, STYLE, End, Plot, label_ends, render
+from homespun.report.plots import CARD, INK, PALETTE, End, Plot, label_ends, render, style
 from homespun.report.read import RunRecord, Tree, as_list, as_tree
 from homespun.report.table import Column, Table
 
@@ -112,13 +112,12 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
     found = _calibration(record)
     if not found:
         return None
-    import matplotlib
     from matplotlib.figure import Figure
 
     drawn = [("as trained", found["before"], PALETTE[1])]
     if found["after"].get("ece") != found["before"].get("ece"):
         drawn.append(("with a temperature", found["after"], PALETTE[0]))
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(4.7, _HEIGHT), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")

@@ -9,7 +9,7 @@ import numpy as np
 
 from homespun.report import formats
 from homespun.report.document import Chapter, Code, Document, Gallery, Tabular, Words
-from homespun.report.plots import CARD, PALETTE, STYLE, End, Plot, label_ends, render
+from homespun.report.plots import CARD, PALETTE, End, Plot, label_ends, render, style
 from homespun.report.table import Column, Table
 
 _HEIGHT = 2.9  # inches
@@ -71,11 +71,10 @@ def in_context_table(result: Mapping[str, Any]) -> Table:
 
 def in_context_plot(result: Mapping[str, Any]) -> Plot:
     """Accuracy over the numbers of examples, which stand at equal distances."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     found = result["shots"]
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(4.7, _HEIGHT), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         ends = []

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +20,8 @@ from homespun.report.tables import words
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+logger = logging.getLogger(__name__)
 
 # Okabe and Ito's palette, told apart by colour-blind eyes; without its yellow, which is too pale for a line
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -41,6 +48,46 @@ STYLE: Any = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
 }
+
+
+# fonts that systems come with, for letters that matplotlib's own has not
+_FONTS = (
+    *(f"Noto Sans CJK {country}" for country in ("SC", "JP", "KR", "TC")),
+    *("WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "IPAexGothic", "NanumGothic"),
+    *("PingFang SC", "Hiragino Sans", "Apple SD Gothic Neo", "Microsoft YaHei", "Yu Gothic", "Malgun Gothic"),
+    *(f"Noto Sans {script}" for script in ("Arabic", "Hebrew", "Devanagari", "Bengali", "Tamil", "Thai", "Ethiopic")),
+    *("Nirmala UI", "Leelawadee UI", "Arial Unicode MS", "Unifont"),
+)
+
+
+@contextmanager
+def style(**changes: Any) -> Iterator[None]:
+    """Figures in `STYLE`, and in the fonts that this machine has for other scripts. What letters none of them has is
+    said once, and not by matplotlib at each of them."""
+    import matplotlib
+    from matplotlib import font_manager
+
+    there = set(font_manager.get_font_names())
+    fonts = {"font.family": [STYLE["font.family"], *(name for name in _FONTS if name in there)]}
+    with matplotlib.rc_context(STYLE | fonts | changes), warnings.catch_warnings(record=True) as caught:
+        warnings.filterwarnings("always", message=_NO_LETTER)
+        yield
+    for warning in caught:
+        if re.match(_NO_LETTER, str(warning.message)):
+            _say_no_font()
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+
+
+_NO_LETTER = r"Glyph \d+ .* missing from font"
+
+
+@cache
+def _say_no_font() -> None:
+    logger.warning(
+        "no font of this machine has some of the letters in the figures: the page and .svg files have them all the "
+        "same, .png files have boxes in their place; install a font that has them, such as Noto Sans CJK"
+    )
 
 
 @dataclass(frozen=True)
@@ -151,11 +198,10 @@ def _file(term: str) -> str:
 
 
 def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: Axis, height: float = 2.9) -> Plot:
-    import matplotlib
     from matplotlib.figure import Figure
 
     height = max(height, LINE * (len(curves) + 1) + 0.7)  # room for the names at the ends
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         largest = max((max(xs) for c in curves for s in (c.train, c.validation) if (xs := axis.of(s))), default=0.0)

@@ -17,6 +17,8 @@ from homespun.report.formats import number
 
 Tree = Mapping[str, Any]
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
+RESULT_VERSION = 1
+"""Of ``result.json``; one that does not say is of before there were versions, and is read as of this one."""
 
 
 @dataclass
@@ -139,12 +141,12 @@ def read_run(path: Path) -> RunRecord:
     """The record of one run directory.
 
     Raises:
-        UserError: no such folder, none of a run's files in it, or one of them damaged.
+        UserError: no such folder, none of a run's files in it, or one of them damaged, or of another version.
     """
     if not any((path / name).is_file() for name in FILES):
         state = "has none of a run's files" if path.is_dir() else "is not a folder"
         raise UserError(f"{path} {state}; a run directory holds {', '.join(FILES)}")
-    result = read_json(path / "result.json")
+    result = read_result(path / "result.json")
     record = RunRecord(
         path=path,
         name=str(result.get("name") or path.resolve().name),
@@ -164,6 +166,22 @@ def read_run(path: Path) -> RunRecord:
         record.trial = metrics.parent.name
     _read_metrics(record, metrics)
     return record
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A ``result.json`` without its version, an empty one where there is no file.
+
+    Raises:
+        UserError: it is damaged, or of another version.
+    """
+    result = read_json(path)
+    version = result.pop("version", RESULT_VERSION)
+    if version != RESULT_VERSION:
+        raise UserError(
+            f"{path} is of version {version!r}, and this homespun reads {RESULT_VERSION}; use the homespun that wrote "
+            f"it, or run it again"
+        )
+    return result
 
 
 def read_json(path: Path) -> dict[str, Any]:

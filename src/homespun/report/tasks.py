@@ -13,7 +13,7 @@ import numpy as np
 
 from homespun.report import formats
 from homespun.report.formats import number
-from homespun.report.plots import CARD, PALETTE, STYLE, End, Plot, label_ends, render
+from homespun.report.plots import CARD, PALETTE, End, Plot, label_ends, render, style
 from homespun.report.predictions import scores
 from homespun.report.read import RunRecord, Tree, as_list, as_tree
 from homespun.report.statistics import bootstrap
@@ -212,14 +212,13 @@ def curve_plot(record: RunRecord, name: str) -> Plot | None:
     points = _points(record)
     if len(points) < 2:
         return None
-    import matplotlib
     from matplotlib.figure import Figure
 
     measure = record.measures[0]
     sizes = [float(point["examples"]) for point in points]
     lines = list(dict.fromkeys(key for point in points for key in as_tree(point.get("baselines"))))
     height = 2.9
-    with matplotlib.rc_context(STYLE):
+    with style():
         figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         measured = [_measured(point, measure) or (float("nan"), None) for point in points]

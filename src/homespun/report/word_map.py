@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from homespun.report.plots import INK, PALETTE, STYLE, Plot, render
+from homespun.report.plots import INK, PALETTE, Plot, render, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,11 +28,10 @@ _POINT = 2.0  # pixels from its middle that a point is kept free
 
 def draw_words(name: str, words: Sequence[str], places: np.ndarray, *, axes_names: tuple[str, str], title: str) -> Plot:
     """The picture of ``words`` at ``places``, (words, 2); the larger, the more words there are."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     side = min(max(5.0, _INCHES * math.sqrt(len(words)) * 1.6), 24.0)
-    with matplotlib.rc_context(STYLE | {"axes.grid.axis": "both"}):
+    with style(**{"axes.grid.axis": "both"}):
         figure = Figure(figsize=(side, 0.8 * side), layout="constrained")
         axes = figure.subplots()
         axes.scatter(places[:, 0], places[:, 1], s=9, color=PALETTE[0], zorder=3)

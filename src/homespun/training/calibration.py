@@ -17,7 +17,7 @@ from homespun.training.thresholds import held_up
 
 _BINS = 15
 _MOST = 20.0  # a temperature further from 1 than this factor says that something else is wrong
-_FEWEST = 30  # rows
+FEWEST = 30  # validation examples that anything is tuned on
 _STEEP = 500.0  # beyond it the exponential has no room in a float
 
 Logits = NDArray[np.float64]
@@ -52,8 +52,8 @@ def find_temperature(logits: Logits, truth: Truth) -> float:
 def temperature_that_holds(logits: Logits, truth: Truth) -> tuple[float, str]:
     """`find_temperature` where one found on four fifths of the rows makes the others likelier too, and why it is 1
     where it is 1."""
-    if len(truth) < _FEWEST:
-        return 1.0, f"{len(truth)} validation examples are too few to find a temperature on; {_FEWEST} would do"
+    if len(truth) < FEWEST:
+        return 1.0, f"{len(truth)} validation examples are too few to find a temperature on; {FEWEST} would do"
 
     def find(rows: NDArray[np.int64]) -> Callable[[NDArray[np.int64]], NDArray[np.float64]]:
         temperature = find_temperature(logits[rows], truth[rows])

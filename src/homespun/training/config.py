@@ -32,7 +32,8 @@ class Budget(Config):
     )
     epochs: Annotated[float, Field(gt=0)] | None = Field(default=None, description="passes over the data; may be 0.5")
     memory: Bytes | None = Field(
-        default=None, description="12GB, 8GiB: where no micro_batch_size is given, the largest that fits is planned"
+        default=None,
+        description="12GB, 8GiB: the largest micro_batch_size that fits is planned; one that is given must fit",
     )
 
     @model_validator(mode="after")
@@ -202,7 +203,7 @@ class TrainConfig(Config):
     keep_checkpoints: int = Field(default=2, ge=1, description="last checkpoints kept, besides the best")
     best_metric: str = Field(
         default="loss",
-        description="of the validation: `loss` or a metric; lower is better where it ends in `loss` or `error`",
+        description="of the validation, chooses the best checkpoint: `loss`, or a measure such as `accuracy`",
     )
     early_stopping: int | None = Field(
         default=None, ge=1, description="validations without a better best_metric after which the run ends"

@@ -71,7 +71,7 @@ def is_faster_in_bf16(device: torch.device, limits: Limits) -> bool:
     """
     if device.type != "cpu" or limits.seconds < _NOTED_SECONDS or limits.steps < _NOTED_STEPS:
         return False
-    can = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch
+    can: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch
     return any(can.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from homespun.batch import Batch, Loss
-from homespun.errors import UserError
+from homespun.errors import NotFinite, UserError
 from homespun.models.backbone import Encoder
 from homespun.models.store import load_weights, weights_of
 from homespun.training.checkpoint import (
@@ -24,10 +24,6 @@ from homespun.training.checkpoint import (
 from homespun.training.config import TrainConfig
 from homespun.training.devices import number_type
 from homespun.training.optim import set_learning_rate
-
-
-class NotFinite(UserError):
-    """A loss or a gradient is infinite or not a number; the weights are as before the step."""
 
 
 @dataclass(frozen=True)

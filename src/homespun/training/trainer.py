@@ -18,12 +18,11 @@ from torch import nn
 
 from homespun.batch import Batch
 from homespun.data.loader import Loader
-from homespun.errors import UserError
+from homespun.errors import NotFinite, UserError
 from homespun.nn.kernels.performer import redraw
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place, is_faster_in_bf16, is_worth_compiling
-from homespun.training.finite import NotFinite
 from homespun.training.interruption import Interruption
 from homespun.training.learner import Learner, Update
 from homespun.training.memory import PeakMemory, keep_freed_memory

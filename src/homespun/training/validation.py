@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from homespun.batch import Batch
-from homespun.errors import UserError, nearest
+from homespun.errors import NotFinite, UserError, nearest
+from homespun.training.measures import MEASURES, lower_is_better
 
 _SEED = 0
 
@@ -26,18 +27,20 @@ class Evaluation:
     metrics: dict[str, Any] = field(default_factory=dict)
 
     def score(self, metric: str) -> float:
-        """The value of ``loss`` or of a metric, its sign such that more is better; a value that is NaN is the worst.
+        """The value of ``loss`` or of a measure, its sign such that more is better.
+
+        What is no number is the worst: NaN, and ``None``, as of a correlation with answers that are all the same.
 
         Raises:
-            UserError: there is no such metric, or it is not a number.
+            UserError: there is no such measure (see `homespun.training.measures`).
         """
-        values = {"loss": self.loss} | {k: v for k, v in self.metrics.items() if isinstance(v, (int, float))}
+        values = {"loss": self.loss} | {name: value for name, value in self.metrics.items() if name in MEASURES}
         if metric not in values:
             raise UserError(f"the validation has no metric {metric!r} for best_metric{nearest(metric, values)}")
-        value = float(values[metric])
-        if math.isnan(value):
+        value = values[metric]
+        if value is None or math.isnan(value):
             return -math.inf
-        return -value if metric.endswith(("loss", "error")) else value
+        return -float(value) if lower_is_better(metric) else float(value)
 
 
 def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> Evaluation:
@@ -48,6 +51,7 @@ def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.
 
     Raises:
         UserError: there is not one batch.
+        NotFinite: a term is not.
     """
     device = torch.device(device)
     sums: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -69,6 +73,8 @@ def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.
         raise UserError("there is nothing to validate on: the validation rows are empty")
     losses = {}
     for name in weights:
+        if not torch.stack(sums[name]).isfinite().all():
+            raise NotFinite(f"the loss term {name!r} is not finite on the validation rows: the model is of no use")
         count = _total(counts[name])
         losses[name] = _total(sums[name]) / count if count else math.nan
     weighted = [weight * losses[name] for name, weight in weights.items() if weight and not math.isnan(losses[name])]

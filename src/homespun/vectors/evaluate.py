@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def read_lists(path: str | Path) -> list[Analogies | Similarities]:
     A file of analogies has ``: SECTION`` lines and four words a line; one of similarities two words and a number.
 
     Raises:
-        UserError: no such list, or a line that is neither.
+        UserError: no such list, two of one name, or a line that is neither.
     """
     path = Path(path)
     if path.is_dir():
@@ -51,6 +52,9 @@ def read_lists(path: str | Path) -> list[Analogies | Similarities]:
         raise UserError(f"there are no lists at {path}; give a file or a folder of {', '.join(_SUFFIXES)} files")
     if not files:
         raise UserError(f"{path} has no lists in it; they are {', '.join(_SUFFIXES)} files")
+    for one, other in pairwise(sorted(files, key=lambda file: file.stem)):
+        if one.stem == other.stem:
+            raise UserError(f"{one} and {other.name} are lists of one name; rename one of them")
     return [_read(file) for file in files]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -42,3 +43,17 @@ def files_of(
     if part == "train" and not given:
         raise UserError(ways)
     return paths(given) if given else []
+
+
+@contextmanager
+def named(files: str | Sequence[str] | float) -> Iterator[None]:
+    """What is wrong with the rows of these files is said with their names; a share is of no files.
+
+    Raises:
+        UserError: what is raised in here, with the names before it.
+    """
+    try:
+        yield
+    except UserError as error:
+        names = "" if isinstance(files, float) else ", ".join(paths(files))
+        raise UserError(f"{names}: {error}" if names else str(error)) from error

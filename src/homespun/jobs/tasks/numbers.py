@@ -15,6 +15,7 @@ from homespun.data.loader import Collate
 from homespun.data.numbers import NumberedRows, numbers_of
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
+from homespun.jobs.tasks.files import named
 from homespun.jobs.tasks.task import Lesson, Measured
 from homespun.jobs.tasks.texts import (
     LabelledText,
@@ -28,14 +29,8 @@ from homespun.jobs.tasks.texts import (
 )
 from homespun.models.model import Model
 from homespun.models.store import Stored
-from homespun.objectives.numbers import (
-    Cumulative,
-    NumbersCollate,
-    Ratings,
-    Regression,
-    Scaled,
-    rating_probabilities,
-)
+from homespun.objectives.number_heads import Cumulative, Scaled, rating_probabilities
+from homespun.objectives.numbers import NumbersCollate, Ratings, Regression
 from homespun.training.evaluate import Metrics
 from homespun.training.numbers import rating_metrics, regression_metrics
 from homespun.training.validation import Evaluation
@@ -167,7 +162,8 @@ class RatingsTask:
     @classmethod
     def of(cls, data: TextsData, objective: Ratings, stored: Stored, training: Sequence[LabelledText]) -> RatingsTask:
         """For the ratings of the objective, or of the training."""
-        levels = objective.levels_of(_numbers(training))
+        with named(data.train):
+            levels = objective.levels_of(_numbers(training))
         return cls(data, stored, levels=levels, by=objective.by, refuses=objective.outside == "refuse")
 
     @classmethod
@@ -230,7 +226,8 @@ class RatingsTask:
             long_inputs=self.data.long_inputs,
         )
         measured = "absolute_error" if self.by == "squared" else "accuracy"
-        return _lesson(module, training, NumbersCollate(stored.tokenizer.pad_id, measured, weights))
+        collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, measured, weights))
+        return _lesson(objective.around(module), training, collate)
 
     def validate(self, lesson: Lesson, rows: NumberedRows, *, batch_size: int) -> Evaluation:
         """The loss of the objective, and the metrics."""
@@ -349,7 +346,7 @@ def _evaluation(lesson: Lesson, metrics: Metrics) -> Evaluation:
     head = lesson.model.head
     assert isinstance(head, Scaled | Cumulative)
     loss = head.loss_of(metrics)
-    plain = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+    plain = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
     return Evaluation(loss, {"loss": loss}, plain)
 
 

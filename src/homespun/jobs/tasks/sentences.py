@@ -146,13 +146,18 @@ class SentencesTask:
         return (*areas, "macro_f1", "accuracy", "log_loss")
 
     def strata(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
-        """Documents are drawn at random.
+        """The label of each document's sentences that is the rarest of all, or the most frequent of all without any.
 
         Raises:
             UserError: a label that was not seen in training.
         """
-        self._targets(examples)
-        return np.zeros((len(examples), 0), dtype=np.int64)
+        targets = self._targets(examples)
+        counts = np.bincount(targets, minlength=len(self.labels))
+        frequent_first = np.argsort(-counts, kind="stable")
+        ranks = np.argsort(frequent_first)[targets]
+        ends = np.cumsum([len(document.sentences) for document in examples])
+        rarest = [max(own, default=0) for own in np.split(ranks, ends[:-1])]
+        return frequent_first[np.array(rarest, dtype=np.int64)]
 
     def _targets(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
         return self.labels.encode([label for document in examples for label in document.labels])

@@ -95,8 +95,7 @@ class Task(Protocol[Example_contra, RowsOfTask]):
 
     @property
     def measures(self) -> Sequence[str]:
-        """The metrics that tables show, by which the first models are compared. More of a metric is better, but where
-        its name ends in ``loss`` or ``error``."""
+        """The metrics that tables show, by which the first models are compared."""
 
     def strata(self, examples: Sequence[Example_contra]) -> NDArray[np.int64]:
         """(examples,) classes that a split keeps in proportion, or (examples, n), which is drawn at random, but
@@ -120,7 +119,8 @@ class Task(Protocol[Example_contra, RowsOfTask]):
         """
 
     def validate(self, lesson: Lesson, rows: RowsOfTask, *, batch_size: int) -> Evaluation:
-        """What chooses the checkpoint: ``train.best_metric`` is its loss or one of its metrics."""
+        """What chooses the checkpoint: ``train.best_metric`` is its loss or a measure of it, which
+        `homespun.training.measures` knows by the kind of the objective."""
 
     def measure(self, model: Model, rows: RowsOfTask, *, batch_size: int) -> Measured:
         """What the result tells. The model is where it was trained, and is left in the mode it is in."""

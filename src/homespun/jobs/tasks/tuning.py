@@ -10,7 +10,7 @@ from pydantic import Field
 
 from homespun.config import Config
 from homespun.inference.decision import Decision
-from homespun.training.calibration import row_losses, temperature_that_holds
+from homespun.training.calibration import FEWEST, row_losses, temperature_that_holds
 from homespun.training.thresholds import Average, f1, find_thresholds, held_up_f1
 
 
@@ -30,15 +30,15 @@ def decide(logits: NDArray[np.float32], truth: NDArray[np.int64], tuning: Tuning
     Both parts are kept only where they hold for examples that they were not found on.
     """
     values = logits.astype(np.float64)
-    temperature, why = temperature_that_holds(values, truth) if tuning.temperature else (1.0, "not asked for")
+    temperature, reason = temperature_that_holds(values, truth) if tuning.temperature else (1.0, "not asked for")
     told: dict[str, Any] = {
         "rows": len(truth),
         "temperature": temperature,
         "log_loss_before": float(row_losses(values, truth).mean()),
         "log_loss": float(row_losses(values / temperature, truth).mean()),
     }
-    if why:
-        told["temperature_why"] = why
+    if reason:
+        told["temperature_why"] = reason
     if truth.ndim == 1 or tuning.thresholds == "half":
         return Decision(temperature=temperature), told
     sure = 1.0 / (1.0 + np.exp(-values / temperature))
@@ -46,7 +46,10 @@ def decide(logits: NDArray[np.float32], truth: NDArray[np.int64], tuning: Tuning
     half = (0.5,) * truth.shape[1]
     before = f1(sure, truth, half, average)
     held = held_up_f1(sure, truth, scope=scope, average=average)
-    kept = held > before
+    why = "" if held > before else "none did better than one half on validation examples that it was not found on"
+    if len(truth) < FEWEST:
+        why = f"{len(truth)} validation examples are too few to find thresholds on; {FEWEST} would do"
+    kept = not why
     thresholds = find_thresholds(sure, truth, scope=scope, average=average) if kept else half
     told |= {
         "thresholds": list(thresholds),
@@ -55,6 +58,6 @@ def decide(logits: NDArray[np.float32], truth: NDArray[np.int64], tuning: Tuning
         f"{average}_held_up": held,
         average: f1(sure, truth, thresholds, average),
     }
-    if not kept:
-        told["thresholds_why"] = "none did better than one half on validation examples that it was not found on"
+    if why:
+        told["thresholds_why"] = why
     return Decision(temperature=temperature, thresholds=thresholds if kept else None), told

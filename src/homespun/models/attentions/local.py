@@ -31,6 +31,7 @@ class LocalAttentionConfig(Config):
     def build(self, shape: AttentionShape) -> nn.Module:
         shape.check_scaled("local")
         chunks = Chunks(self.chunk_length, self.num_chunks_before, 0 if shape.causal else self.num_chunks_after)
+        chunks.check(shape.max_position_embeddings)
         kernel = LocalAttention(chunks, dropout=shape.dropout)
         return MultiHeadAttention(
             shape.hidden_size, shape.num_attention_heads, kernel, head_size=shape.head_size, bias=False

@@ -46,6 +46,8 @@ class LSHAttentionConfig(Config):
         if self.across_buckets and not shape.causal:
             raise UserError("across_buckets is for causal models, the tokens of others always see so; leave it out")
         across = self.across_buckets or not shape.causal
+        chunks = Chunks(self.chunk_length, self.num_chunks_before, self.num_chunks_after if across else 0)
+        chunks.check(shape.max_position_embeddings)
         factors = self._factors(shape.max_position_embeddings)
         heads = shape.num_attention_heads
         size = inner_size(shape.hidden_size, heads, shape.head_size) // heads
@@ -58,7 +60,7 @@ class LSHAttentionConfig(Config):
         kernel = LSH(
             rotations,
             num_buckets=factors,
-            chunks=Chunks(self.chunk_length, self.num_chunks_before, self.num_chunks_after if across else 0),
+            chunks=chunks,
             attend_across_buckets=across,
             dropout=shape.dropout,
         )

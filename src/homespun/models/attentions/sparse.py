@@ -33,7 +33,13 @@ class WindowConfig(Config):
         steps = self._dilation(shape)
         if radius < 1 or min(steps) < 1:
             raise UserError(f"a window needs a radius and a dilation of 1 or more, not {radius} and {min(steps)}")
-        return Window(radius, steps if len(set(steps)) > 1 else steps[:1])
+        longest = shape.max_position_embeddings
+        if max(steps) >= max(longest, 2):
+            raise UserError(
+                f"dilation={max(steps)} leaves no token another to see in max_position_embeddings={longest}; "
+                f"give less than that"
+            )
+        return Window(min(radius, longest), steps if len(set(steps)) > 1 else steps[:1])
 
     def _dilation(self, shape: AttentionShape) -> tuple[int, ...]:
         if isinstance(self.dilation, int):
@@ -63,7 +69,7 @@ class BandConfig(Config):
     width: int = Field(default=128, ge=1)
 
     def build(self, shape: AttentionShape) -> Pattern:
-        return Band(self.width)
+        return Band(min(self.width, shape.max_position_embeddings))
 
 
 class BlocksConfig(Config):
@@ -75,13 +81,14 @@ class BlocksConfig(Config):
     after: int = Field(default=1, ge=0)
 
     def build(self, shape: AttentionShape) -> Pattern:
-        return Blocks(self.size, self.before, self.after)
+        return Blocks(*(min(number, shape.max_position_embeddings) for number in (self.size, self.before, self.after)))
 
 
 class RandomBlocksConfig(Config):
     """``count`` random blocks of ``size`` tokens for each block in each head: BigBird's random part.
 
-    Drawn once from the model's seed, beyond the neighbouring blocks, for training and evaluation alike.
+    Drawn once from the model's seed, beyond the neighbouring blocks, for training and evaluation alike. Where the
+    longest input has fewer, all of them are drawn.
     """
 
     kind: Literal["random_blocks"] = "random_blocks"
@@ -89,15 +96,17 @@ class RandomBlocksConfig(Config):
     count: int = Field(default=3, ge=1)
 
     def build(self, shape: AttentionShape) -> Pattern:
-        blocks = -(-shape.max_position_embeddings // self.size)
+        longest = shape.max_position_embeddings
+        size = min(self.size, longest)
+        blocks = -(-longest // size)
         if shape.num_attention_heads * blocks**2 > MOST_DRAWN:
             raise UserError(
-                f"{blocks:,} random blocks of size={self.size} for max_position_embeddings="
-                f"{shape.max_position_embeddings} are too many to be drawn; give larger blocks"
+                f"{blocks:,} random blocks of size={size} for max_position_embeddings={longest} are too many to be "
+                f"drawn; give larger blocks"
             )
         return RandomBlocks.draw(
-            size=self.size,
-            count=self.count,
+            size=size,
+            count=min(self.count, blocks),
             blocks=blocks,
             heads=shape.num_attention_heads,
             away=2,
@@ -117,10 +126,15 @@ class PermutedBlocksConfig(Config):
     shifts: list[int] = Field(default=[0, 1], min_length=1)
 
     def build(self, shape: AttentionShape) -> Pattern:
-        heads = shape.num_attention_heads
+        heads, longest = shape.num_attention_heads, shape.max_position_embeddings
+        if self.blocks > longest:
+            raise UserError(
+                f"permuted_blocks with blocks={self.blocks} are more parts than max_position_embeddings={longest} has "
+                f"tokens; give {longest} or less"
+            )
         shifts = [self.shifts[head * len(self.shifts) // heads] for head in range(heads)]
         permutations = tuple(tuple((i + shift) % self.blocks for i in range(self.blocks)) for shift in shifts)
-        return PermutedBlocks(-(-shape.max_position_embeddings // self.blocks), permutations)
+        return PermutedBlocks(-(-longest // self.blocks), permutations)
 
 
 PatternConfig = Annotated[
@@ -132,12 +146,32 @@ class GlobalConfig(Config):
     """Tokens that see all and are seen by all; tokens that the data chooses are global besides."""
 
     first: int = Field(default=1, ge=0, description="tokens at the start of a document")
+    positions: list[Annotated[int, Field(ge=0)]] = Field(
+        default=[], description="further tokens of a document, counted from 0"
+    )
     block: int = Field(default=0, ge=0, description="BigBird: the first and the last block of so many tokens; 0: none")
     projections: bool = Field(default=False, description="global tokens have their own projections (Longformer)")
 
+    def build(self, shape: AttentionShape) -> Global:
+        longest = shape.max_position_embeddings
+        if self.first > longest:
+            raise UserError(
+                f"everywhere.first={self.first} are more tokens than max_position_embeddings={longest}; "
+                f"give {longest} or less"
+            )
+        if outside := [position for position in self.positions if position >= longest]:
+            raise UserError(
+                f"everywhere.positions={outside} lie outside max_position_embeddings={longest}; "
+                f"give {longest - 1} or less"
+            )
+        return Global(self.first, min(self.block, longest), positions=tuple(self.positions))
+
 
 class SparseAttentionConfig(Config):
-    """Exact attention under the union of ``patterns``, and global tokens where ``everywhere`` is given."""
+    """Exact attention under the union of ``patterns``, and global tokens where ``everywhere`` is given.
+
+    A window, a band or a block that is longer than the longest input is one of all of it.
+    """
 
     kind: Literal["sparse"] = "sparse"
     patterns: list[PatternConfig] = Field(default=[WindowConfig()], min_length=1)
@@ -146,12 +180,16 @@ class SparseAttentionConfig(Config):
 
     def build(self, shape: AttentionShape) -> nn.Module:
         shape.check_plain("sparse")
-        if self.everywhere is None:
-            sparse = Sparse(tuple(pattern.build(shape) for pattern in self.patterns))
-        else:
-            everywhere = Global(self.everywhere.first, self.everywhere.block)
-            sparse = Sparse(tuple(pattern.build(shape) for pattern in self.patterns), everywhere)
-            if self.everywhere.projections:
-                return GlobalAttention(shape.hidden_size, shape.num_attention_heads, sparse, dropout=shape.dropout)
+        patterns = tuple(pattern.build(shape) for pattern in self.patterns)
+        everywhere = None if self.everywhere is None else self.everywhere.build(shape)
+        if everywhere is None and all(isinstance(pattern, RandomBlocks) and pattern.is_empty for pattern in patterns):
+            longest = shape.max_position_embeddings
+            raise UserError(
+                f"random_blocks leave no token anything to see: those of max_position_embeddings={longest} are all "
+                f"neighbours; give a size of {(longest - 1) // 2} or less, or another pattern beside them"
+            )
+        sparse = Sparse(patterns, everywhere)
+        if self.everywhere is not None and self.everywhere.projections:
+            return GlobalAttention(shape.hidden_size, shape.num_attention_heads, sparse, dropout=shape.dropout)
         kernel = Blocked(sparse, dropout=shape.dropout)
         return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel, bias=shape.bias)

@@ -77,9 +77,7 @@ _DEBERTA_V3 = _DEBERTA | {
         "norm_rel_ebd": "layer_norm",
     },
 }
-# Document 000, section 5.3: the set {W, D, r, N_seq, N_heads, N_blocks, d_model} is the window (twice the radius), the
-# dilation, `residual`, `max_position_embeddings`, `num_attention_heads`, `num_hidden_layers` and `hidden_size` here;
-# G_size, the generator's width, is ELECTRA's `generator_size`.
+# Document 000, section 5.3; docs/pretraining.md says which of its symbols is which key.
 _DILATED: dict[str, Any] = SIZES["mini"] | {
     "num_hidden_layers": 12,
     "max_position_embeddings": 128,

@@ -6,6 +6,7 @@ bucket, once a round of hashing. `Chunks` is what the two share.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,23 @@ class Chunks:
             raise UserError(
                 f"chunk_length={self.length}, num_chunks_before={self.before}, num_chunks_after={self.after}: "
                 f"a chunk needs 1 token or more, and 0 neighbours or more on each side"
+            )
+
+    def within(self, tokens: int) -> Chunks:
+        """The same for rows of ``tokens`` places: one chunk of a longer length is no longer than they are."""
+        return dataclasses.replace(self, length=max(1, min(self.length, tokens)))
+
+    def check(self, longest: int) -> None:
+        """For rows of at most ``longest`` tokens.
+
+        Raises:
+            UserError: more neighbours than they have chunks.
+        """
+        count = -(-longest // self.length)
+        if max(self.before, self.after) > count:
+            raise UserError(
+                f"num_chunks_before={self.before}, num_chunks_after={self.after}: chunk_length={self.length} makes "
+                f"{count} chunks of max_position_embeddings={longest}; give {count} or less"
             )
 
     @property
@@ -214,17 +232,18 @@ class LocalAttention(nn.Module):
 
     def _table(self, query: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
         tokens = query.shape[-2]
+        chunks = self.chunks.within(tokens)
         place = torch.arange(tokens, device=query.device)
         # up to the last real token
         real = (place[None] if mask.keep is None else torch.where(mask.keep, place, -1)).amax(-1) + 1
-        neighbours = self.chunks.neighbours(real, tokens)
-        places = self.chunks.split(place[None, None, None], tokens)
+        neighbours = chunks.neighbours(real, tokens)
+        places = chunks.split(place[None, None, None], tokens)
         windows = neighbours.windows(places)
         table = allowed(places, windows, mask, tokens=tokens)
         itself = places[..., :, None] == windows[..., None, :]
         if mask.causal:
             # in a ring of few chunks a chunk may stand before itself, or not, as the length of the row has it
-            inside = ~neighbours.wrapped.repeat_interleave(self.chunks.length, -1)[:, :, None, None, :]
+            inside = ~neighbours.wrapped.repeat_interleave(chunks.length, -1)[:, :, None, None, :]
             table, itself = table & inside, itself & inside
         return places, windows, bias(table, itself, 0.0, batch=len(query), dtype=query.dtype)
 

@@ -161,18 +161,9 @@ def pattern_blocks(sparse: Sparse, length: int, device: torch.device) -> Tensor:
             needed[list(heads)] = pattern_blocks(group, length, device)
         return needed
     for pattern in sparse.patterns:
-        size = SIZE if pattern.block_size % SIZE == 0 else pattern.block_size  # of the parts that it names
-        table = pattern.key_blocks(-(-length // size) * size, size, 1).expand(sparse.heads, -1, -1)
-        over = torch.arange(size // SIZE + 2)
-
-        def of_part(part: Tensor, size: int = size, over: Tensor = over) -> Tensor:
-            """(parts, n): the blocks in which a part has tokens, the last of them repeated."""
-            ends = (part * size // SIZE, ((part + 1) * size - 1) // SIZE)
-            return torch.minimum(ends[0][:, None] + over, ends[1][:, None]).clamp(max=blocks - 1)
-
-        head, part, _ = (table >= 0).nonzero(as_tuple=True)
-        keys = of_part(table[table >= 0])
-        needed[head[:, None, None], of_part(part)[:, :, None], keys[:, None]] = True
+        table = pattern.key_blocks(length, SIZE, 1).expand(sparse.heads, -1, -1)
+        head, block, _ = (table >= 0).nonzero(as_tuple=True)
+        needed[head, block, table[table >= 0]] = True
     return needed.to(device)
 
 

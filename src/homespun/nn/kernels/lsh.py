@@ -193,7 +193,7 @@ class LSH(nn.Module):
     def forward(self, query_key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         """(batch, heads, seq, head_dim) each -> the same shape."""
         batch, heads, tokens, _ = query_key.shape
-        chunks = self.chunks
+        chunks = self.chunks.within(tokens)
         # in reversible layers the vectors come back changed in their last bits, and some would change their buckets
         buckets = recorded(lambda: self.buckets(query_key, mask))  # (batch, rounds, heads, seq)
         order = buckets.argsort(dim=-1, stable=True)
@@ -203,7 +203,7 @@ class LSH(nn.Module):
         )
         places = chunks.split(order, tokens)  # (batch, rounds * chunks, heads, length)
         windows = neighbours.windows(places)  # (batch, rounds * chunks, heads, slots * length)
-        scores = self._bias(query_key, buckets.gather(-1, order), places, windows, neighbours, mask)
+        scores = self._bias(query_key, buckets.gather(-1, order), places, windows, neighbours, chunks, mask)
         values, total = HashedAttention.apply(  # type: ignore[no-untyped-call]
             as_rows(query_key),
             as_rows(value),
@@ -234,32 +234,46 @@ class LSH(nn.Module):
         return found if mask.keep is None else found.masked_fill(~mask.keep[:, None, None], product)
 
     def _bias(
-        self, vectors: Tensor, buckets: Tensor, places: Tensor, windows: Tensor, neighbours: Neighbours, mask: Mask
+        self,
+        vectors: Tensor,
+        buckets: Tensor,
+        places: Tensor,
+        windows: Tensor,
+        neighbours: Neighbours,
+        chunks: Chunks,
+        mask: Mask,
     ) -> Tensor:
         """What is added to the scores, (batch * rounds * chunks, heads or 1, length, slots * length)."""
         tokens, rounds = buckets.shape[-1], buckets.shape[1]
         if not self.attend_across_buckets:
-            return self._within_buckets(vectors, buckets, places, windows, neighbours, mask)
+            return self._within_buckets(vectors, buckets, places, windows, neighbours, chunks, mask)
         if rounds == 1 and not mask.causal and mask.documents is None:
             # whatever the order, padding is at its end and a token is at one place: all heads and layers have one table
             def build() -> Tensor:
                 order = torch.arange(tokens, device=vectors.device)[None, None, None]
-                own = self.chunks.split(order, tokens)
+                own = chunks.split(order, tokens)
                 other = neighbours.windows(own)
                 keep = None if mask.keep is None else order[0, 0] < _real(vectors, mask)[:, None]
                 return _table(own, other, Mask(keep), tokens, vectors)
 
-            return mask.once(("lsh bias", self.chunks, vectors.dtype), build)
+            return mask.once(("lsh bias", chunks, vectors.dtype), build)
         return _table(places, windows, mask, tokens, vectors)
 
     def _within_buckets(
-        self, vectors: Tensor, buckets: Tensor, places: Tensor, windows: Tensor, neighbours: Neighbours, mask: Mask
+        self,
+        vectors: Tensor,
+        buckets: Tensor,
+        places: Tensor,
+        windows: Tensor,
+        neighbours: Neighbours,
+        chunks: Chunks,
+        mask: Mask,
     ) -> Tensor:
         """A token sees those of its bucket that stand at most ``before * length`` places before it."""
-        length, before = self.chunks.length, self.chunks.before
+        length, before = chunks.length, chunks.before
         step = torch.arange(length, device=places.device)
-        away = step[:, None] + before * length - torch.arange(length * self.chunks.slots, device=places.device)
-        own = self.chunks.split(buckets, -1)
+        away = step[:, None] + before * length - torch.arange(length * chunks.slots, device=places.device)
+        own = chunks.split(buckets, -1)
         # other rounds have other buckets, and there is nothing before the start of a round
         other = neighbours.windows(own).masked_fill(
             neighbours.wrapped.repeat_interleave(length, -1)[:, :, None, :], -2

@@ -43,12 +43,12 @@ def make_plan(sparse: Sparse, length: int, causal: bool, device: torch.device) -
     if not sparse.patterns:
         return None
     size, step = sparse.block_size, sparse.step
-    shared = 0 if sparse.everywhere is None else 2 * sparse.everywhere.first + 4 * sparse.everywhere.block
+    shared = 0 if sparse.everywhere is None else 2 * sparse.everywhere.most
     slots = -(-length // size) * size
     place = torch.arange(length)
     if step > 1:  # the tokens of one remainder beside each other
         place = (place % step * length + place // step).argsort()
-    table = sparse.key_blocks(slots, size)  # (heads, blocks, n)
+    table = sparse.key_blocks(length, size)  # (heads, blocks, n)
     if 3 * (table.shape[-1] * size + shared) // 2 + 128 > length:  # measured on a CPU, forward and backward
         return None
     standing = F.pad(place, (0, slots - length), value=length)
@@ -80,5 +80,5 @@ def make_plan(sparse: Sparse, length: int, causal: bool, device: torch.device) -
 def _column(column: Tensor) -> int | Tensor:
     """One shift for all rows, if that is what a column of blocks is; those beyond the ends are masked anyway."""
     shifts = (column - torch.arange(column.shape[1], device=column.device))[column >= 0]
-    first = int(shifts[0])
+    first = int(shifts[0]) if len(shifts) else 0
     return first if bool((shifts == first).all()) else column

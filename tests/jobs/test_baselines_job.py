@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from jobs_world import World
+
+from homespun.jobs.baselines import _OF_A_MODEL, given_to
+from homespun.jobs.recipe import finetune_recipe
+from homespun.jobs.tasks.config import FinetuneData
+
+DATA: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(FinetuneData)[0])}
+
+
+def given(*settings: str) -> dict[str, Any]:
+    return given_to(finetune_recipe("classify", settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "same"),
+    [
+        ((), True),
+        (("data.length=61",), True),
+        (("data.long_inputs={kind: head_tail}",), True),
+        (("objective.frozen=true", "objective.head={kind: cnn}", "train.seed=7", "seeds=3"), True),
+        (("data.train=small.csv",), False),
+        (("data.test=other.csv",), False),
+        (("data.text=title",), False),
+        (("data.split_seed=7",), False),
+        (("data.validation=0.3",), False),
+        (("folds=5",), False),
+        (("examples=[13, all]",), False),
+        (("objective.kind=regression",), False),
+    ],
+)
+def test_baselines_depend_on_the_examples_and_not_on_the_model(settings: tuple[str, ...], same: bool) -> None:
+    assert (given(*settings) == given()) is same
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_what_is_for_a_model_alone_is_known_of_every_kind_of_data(kind: str) -> None:
+    assert _OF_A_MODEL[kind] < DATA[kind].model_fields.keys()
+    assert not {"kind", "train", "test", "validation", "split_seed"} & _OF_A_MODEL[kind]
+
+
+def test_a_result_says_its_version_and_of_what_it_is(world: World, tmp_path: Path) -> None:
+    settings = (f"data.train={world.test}", f"data.test={world.test}", "data.text=sentence")
+    told = world.run("baselines", "classify", *settings, "--from", world.base, "--out", tmp_path / "lines")
+    written = json.loads((tmp_path / "lines" / "result.json").read_text())
+    assert written == told | {"version": 1, "of": given(*settings)}
+    assert json.loads((world.classifier / "result.json").read_text())["version"] == 1

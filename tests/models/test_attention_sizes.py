@@ -1,0 +1,106 @@
+"""Sizes of attentions against the longest input: what is longer is cut to it, and what means nothing is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from homespun.errors import UserError
+from homespun.models.backbone import Encoder
+from homespun.models.encoder import EncoderConfig
+
+VOCAB, MAXIMUM, HUGE = 53, 37, 10**30
+
+
+def build(attention: dict[str, Any], **fields: Any) -> Encoder:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 44, "num_attention_heads": 2, "intermediate_size": 23}
+    config = {"num_hidden_layers": 2, "max_position_embeddings": MAXIMUM, "initializer_range": 0.3}
+    torch.manual_seed(1)
+    encoder: Encoder = EncoderConfig.model_validate(sizes | config | fields | {"attention": attention}).build()
+    return encoder.double().eval()
+
+
+def some_ids(*shape: int) -> Tensor:
+    return torch.randint(5, VOCAB, shape, generator=torch.Generator().manual_seed(1))
+
+
+def sparse(*patterns: dict[str, Any], **everywhere: int) -> dict[str, Any]:
+    return {"kind": "sparse", "patterns": list(patterns)} | ({"everywhere": everywhere} if everywhere else {})
+
+
+BLOCKS = {"kind": "blocks", "size": 3}
+DILATED = {"kind": "window", "dilation": [[1, 3], 2]}
+LSH = {"kind": "lsh", "num_hashes": 3, "num_chunks_after": 1}
+
+
+@pytest.mark.parametrize(
+    ("longer", "whole"),
+    [
+        (sparse({"kind": "window", "radius": HUGE}), {"kind": "full"}),
+        (sparse(DILATED | {"radius": HUGE}), sparse(DILATED | {"radius": MAXIMUM})),
+        (sparse({"kind": "band", "width": HUGE}), sparse({"kind": "band", "width": MAXIMUM})),
+        (sparse({"kind": "blocks", "size": HUGE}), {"kind": "full"}),
+        (sparse(BLOCKS | {"before": HUGE, "after": HUGE}), {"kind": "full"}),
+        (sparse(BLOCKS, first=0, block=HUGE), {"kind": "full"}),
+        (sparse(BLOCKS, {"kind": "random_blocks", "size": HUGE, "count": HUGE}), sparse(BLOCKS)),
+        (LSH | {"chunk_length": HUGE}, LSH | {"chunk_length": MAXIMUM}),
+        ({"kind": "lsh", "chunk_length": HUGE}, {"kind": "lsh", "chunk_length": MAXIMUM}),
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_longer_than_the_text_is_all_of_it(longer: dict[str, Any], whole: dict[str, Any], causal: bool) -> None:
+    ids = some_ids(3, 29)
+    keep = torch.arange(29) < torch.tensor([[29], [17], [1]])
+    found, expected = (build(kind, causal=causal)(ids, attention_mask=keep) for kind in (longer, whole))
+    torch.testing.assert_close(found[keep], expected[keep])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_chunk_longer_than_the_text_is_full_attention(causal: bool, after: int) -> None:
+    ids = some_ids(2, 29)
+    local = build({"kind": "local", "chunk_length": HUGE, "num_chunks_after": after}, causal=causal)
+    full = build({"kind": "full"}, causal=causal, attention_bias=False)
+    full.load_state_dict(local.state_dict())
+    torch.testing.assert_close(local(ids), full(ids))
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (sparse({"kind": "window", "dilation": 9999999999999}), r"dilation=9999999999999 .*=37; give less"),
+        (sparse({"kind": "window", "dilation": [[2, 37], 1]}), "dilation=37 leaves no token another to see"),
+        (sparse({"kind": "permuted_blocks", "blocks": 38}), r"blocks=38 are more parts .*; give 37 or less"),
+        (sparse({"kind": "random_blocks", "size": 19}), "neighbours; give a size of 18 or less, or another pattern"),
+        (sparse({"kind": "random_blocks", "size": HUGE}), "random_blocks leave no token anything to see"),
+        (sparse({"kind": "window"}, first=38), r"everywhere.first=38 are more tokens .*; give 37 or less"),
+        (sparse({"kind": "window"}, positions=[3, 37, 99]), r"positions=\[37, 99\] lie outside .*=37; give 36 or less"),
+        ({"kind": "local", "chunk_length": 13, "num_chunks_before": 4}, "3 chunks of .*=37; give 3 or less"),
+        ({"kind": "lsh", "chunk_length": 13, "num_chunks_after": 4}, "num_chunks_after=4.*; give 3 or less"),
+    ],
+)
+def test_what_means_nothing_is_refused(attention: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        build(attention)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "attention",
+    [
+        sparse({"kind": "window", "dilation": [[2, 36], 1]}),
+        sparse({"kind": "permuted_blocks", "blocks": 37}),
+        sparse({"kind": "random_blocks", "size": 18}),
+        sparse({"kind": "random_blocks", "size": 19}, first=1),
+        sparse({"kind": "window"}, first=37),
+        sparse({"kind": "window"}, positions=[0, 36]),
+        {"kind": "local", "chunk_length": 13, "num_chunks_before": 3},
+        {"kind": "lsh", "chunk_length": 37},
+    ],
+)
+def test_what_just_fits_is_built(attention: dict[str, Any]) -> None:
+    for length in (1, MAXIMUM):
+        assert build(attention)(some_ids(1, length)).isfinite().all()

@@ -1,0 +1,34 @@
+"""The rates of a machine are its own, also where two share a home folder."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from homespun.planning import rates
+from homespun.planning.rates import Rates, keep_base, machine_rates
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """``cpu`` may be set; each measurement is one faster than the one before."""
+    here = {"cpu": "a swift one"}
+    speeds = iter(range(1, 100))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(rates, "describe_environment", lambda: here, raising=False)
+    monkeypatch.setattr(rates, "_processor", lambda: here["cpu"], raising=False)
+    names = [field.name for field in dataclasses.fields(Rates) if field.name != "base"]
+    monkeypatch.setattr(rates, "_measure", lambda *_: Rates(**dict.fromkeys(names, float(next(speeds)))))
+    return here
+
+
+def test_are_measured_once_a_processor(processor: dict[str, str]) -> None:
+    assert machine_rates(CPU).products == machine_rates(CPU).products == 1.0
+    processor["cpu"] = "a slow one"
+    assert machine_rates(CPU).products == 2.0
+    keep_base(CPU, 5.0, machine_rates(CPU))
+    processor["cpu"] = "a swift one"
+    assert (machine_rates(CPU).products, machine_rates(CPU).base) == (1.0, 0.0)
