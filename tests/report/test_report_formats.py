@@ -74,3 +74,11 @@ def test_difference_is_newcombes_and_antisymmetric() -> None:
     assert difference(0.90, 0.91, 1000) == pytest.approx((-high, -low))
     assert low < 0 < high
     assert difference(0.91, 0.90, 100_000)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0"), (0.25, "0.25"), (4000, "4,000"), (20_000, "20k"), (162_500, "162.5k"), (-3e6, "-3M"), (1.25e9, "1.25B")],
+)
+def test_numbers_at_an_axis(value: float, said: str) -> None:
+    assert formats.tick(value) == said

@@ -56,6 +56,14 @@ def count(value: object) -> str:
     return f"{n:,.0f}" if n == int(n) else _three(n)
 
 
+def tick(value: float) -> str:
+    """A number at an axis: ``4,000``, ``20k``, ``1.5M``."""
+    for unit, size, least in (("B", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, 1e4)):
+        if abs(value) >= least:
+            return f"{value / size:,.6g}{unit}"
+    return f"{value:,.6g}"
+
+
 def rate(value: object) -> str:
     """A count a second, without the unit of what is counted: ``12.3k``, ``8.51``."""
     n = number(value)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from homespun.report import formats
 from homespun.report.read import RunRecord, Series, loss_terms
 from homespun.report.tables import words
 
@@ -227,7 +228,7 @@ def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: A
                 ends.append(End(float(vy[-1]), "validation", curve.colour, marker="o"))
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.6g}" if abs(value) < 1e5 else f"{value / 1e3:,.6g}k")
+        axes.xaxis.set_major_formatter(lambda value, _: formats.tick(value))
         axes.margins(x=0.01)
         figure.draw_without_rendering()
         label_ends(axes, ends, height)
