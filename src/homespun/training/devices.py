@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import os
 import shutil
@@ -35,6 +36,8 @@ class Place:
         # accelerate joins processes on a CPU only when told that it is one
         asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
         state = PartialState(cpu=asked or not torch.accelerator.is_available())
+        if state.num_processes > 1:  # threads of a group that is left open may abort the process at its end
+            atexit.register(state.destroy_process_group)
         return cls(state.process_index, state.num_processes, state.device)
 
     @property
