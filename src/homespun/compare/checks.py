@@ -228,10 +228,7 @@ def _passes(recipe: PretrainRecipe, reader: _Reader) -> list[str]:
 def _check_measures(recipe: PretrainRecipe | FinetuneRecipe, measure: str, labels: Labels | None = None) -> None:
     """Refuse what the validation does not measure, to choose a checkpoint by, or settings."""
     check_best_metric(recipe.train.best_metric, recipe.objective.kind, labels)
-    try:
-        check_best_metric(measure or "loss", recipe.objective.kind, labels)
-    except UserError as error:
-        raise UserError(str(error).replace("train.best_metric", "search.measure")) from None
+    check_best_metric(measure or "loss", recipe.objective.kind, labels, key="search.measure")
 
 
 def _finetuned(stage: Stage, begin: Stored, reader: _Reader, measure: str) -> None:

@@ -46,21 +46,27 @@ def lower_is_better(measure: str) -> bool:
 
 
 def check_best_metric(
-    measure: str, objective: str, labels: Labels | None = None, truth: NDArray[Any] | None = None
+    measure: str,
+    objective: str,
+    labels: Labels | None = None,
+    truth: NDArray[Any] | None = None,
+    *,
+    key: str = "train.best_metric",
 ) -> None:
-    """Refuse, before a training, a ``train.best_metric`` that its validation cannot have.
+    """Refuse, before a training, a measure that its validation cannot have.
 
     Args:
-        measure: the best_metric.
+        measure: its name.
         objective: the kind of what is learned.
         labels: the classes, where there are any.
         truth: (rows,) of the validation, its classes or numbers, as far as they are known.
+        key: the setting that names the measure.
 
     Raises:
         UserError: it is no measure of such a validation, or all of the validation is alike.
     """
     there = {"loss", *OF_OBJECTIVE.get(objective, ())}
-    given = f"train.best_metric={measure}"
+    given = f"{key}={measure}"
     if labels is not None and objective in ("classification", "sentence_labels"):
         there -= {"micro_f1"} if not labels.multi_label else set()
         if labels.multi_label or len(labels) != 2:

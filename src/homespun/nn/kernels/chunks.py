@@ -24,10 +24,12 @@ class Neighbours:
     Args:
         source: (batch or 1, rounds * chunks, slots) int64: the chunk.
         wrapped: the same shape, bool: it was come to past an end of the row.
+        chunks: what they are.
     """
 
     source: Tensor
     wrapped: Tensor
+    chunks: Chunks
 
     def windows(self, chunked: Tensor) -> Tensor:
         """(batch or 1, rounds * chunks, heads or 1, length) -> the same for keys: (..., slots * length)."""
@@ -94,7 +96,7 @@ class Chunks:
         source = ring // own * count + ring % own
         source = torch.where(chunk < own, source, turn * count + chunk)  # chunks of padding keep to themselves
         wrapped = ((chunk < own) & ((other < 0) | (other >= own))).expand_as(source)
-        return Neighbours(source.flatten(1, 2), wrapped.flatten(1, 2))
+        return Neighbours(source.flatten(1, 2), wrapped.flatten(1, 2), self)
 
     def split(self, places: Tensor, fill: int) -> Tensor:
         """(batch or 1, rounds, heads or 1, tokens) -> (batch or 1, rounds * chunks, heads or 1, length).

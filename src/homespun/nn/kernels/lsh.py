@@ -203,7 +203,7 @@ class LSH(nn.Module):
         )
         places = chunks.split(order, tokens)  # (batch, rounds * chunks, heads, length)
         windows = neighbours.windows(places)  # (batch, rounds * chunks, heads, slots * length)
-        scores = self._bias(query_key, buckets.gather(-1, order), places, windows, neighbours, chunks, mask)
+        scores = self._bias(query_key, buckets.gather(-1, order), places, windows, neighbours, mask)
         values, total = HashedAttention.apply(  # type: ignore[no-untyped-call]
             as_rows(query_key),
             as_rows(value),
@@ -234,19 +234,12 @@ class LSH(nn.Module):
         return found if mask.keep is None else found.masked_fill(~mask.keep[:, None, None], product)
 
     def _bias(
-        self,
-        vectors: Tensor,
-        buckets: Tensor,
-        places: Tensor,
-        windows: Tensor,
-        neighbours: Neighbours,
-        chunks: Chunks,
-        mask: Mask,
+        self, vectors: Tensor, buckets: Tensor, places: Tensor, windows: Tensor, neighbours: Neighbours, mask: Mask
     ) -> Tensor:
         """What is added to the scores, (batch * rounds * chunks, heads or 1, length, slots * length)."""
-        tokens, rounds = buckets.shape[-1], buckets.shape[1]
+        tokens, rounds, chunks = buckets.shape[-1], buckets.shape[1], neighbours.chunks
         if not self.attend_across_buckets:
-            return self._within_buckets(vectors, buckets, places, windows, neighbours, chunks, mask)
+            return self._within_buckets(vectors, buckets, places, windows, neighbours, mask)
         if rounds == 1 and not mask.causal and mask.documents is None:
             # whatever the order, padding is at its end and a token is at one place: all heads and layers have one table
             def build() -> Tensor:
@@ -260,16 +253,10 @@ class LSH(nn.Module):
         return _table(places, windows, mask, tokens, vectors)
 
     def _within_buckets(
-        self,
-        vectors: Tensor,
-        buckets: Tensor,
-        places: Tensor,
-        windows: Tensor,
-        neighbours: Neighbours,
-        chunks: Chunks,
-        mask: Mask,
+        self, vectors: Tensor, buckets: Tensor, places: Tensor, windows: Tensor, neighbours: Neighbours, mask: Mask
     ) -> Tensor:
         """A token sees those of its bucket that stand at most ``before * length`` places before it."""
+        chunks = neighbours.chunks
         length, before = chunks.length, chunks.before
         step = torch.arange(length, device=places.device)
         away = step[:, None] + before * length - torch.arange(length * chunks.slots, device=places.device)
