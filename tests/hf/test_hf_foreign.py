@@ -212,6 +212,34 @@ def test_weights_of_another_type_are_noted(folder: Path, dtype: torch.dtype, nam
     assert open_any(folder).notes == (f"weights are {name} in the files, and float32 here and in what is written",)
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "key", "kept"),
+    [
+        ("GPT2LMHeadModel", {}, "embd_pdrop", 0.0),
+        ("OpenAIGPTLMHeadModel", {}, "embd_pdrop", 0.0),
+        ("BartModel", _PEGASUS, "activation_dropout", 0.0),
+        ("PegasusModel", _PEGASUS, "encoder_layerdrop", 0.0),
+        ("ProphetNetModel", PROPHETNET, "activation_dropout", 0.0),
+        ("ReformerForMaskedLM", REFORMER, "lsh_attention_probs_dropout_prob", 0.0),
+    ],
+)
+def test_a_dropout_that_is_one_number_here_and_several_there_is_noted(
+    tmp_path: Path, name: str, sizes: dict[str, Any], key: str, kept: float
+) -> None:
+    folder = save(tmp_path / "hf", name, **sizes)
+    before = open_any(folder).notes
+    edit(folder, **{key: 0.25})
+    noted = f"{key} is 0.25 in config.json, and {kept} here and in what is written; it is of training alone"
+    assert open_any(folder).notes == (*before, noted)
+
+
+def test_the_dropout_of_an_attention_that_a_reformer_has_not_is_not_noted(tmp_path: Path) -> None:
+    folder = save(tmp_path / "hf", "ReformerForMaskedLM", **REFORMER | {"attn_layers": ["local"] * 3})
+    before = open_any(folder).notes
+    edit(folder, lsh_attention_probs_dropout_prob=0.25)
+    assert open_any(folder).notes == before
+
+
 def test_prophetnet_as_transformers_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     vocabulary = json.loads(TOKENIZER.content)["model"]["vocab"]

@@ -145,6 +145,27 @@ def test_a_description_of_odd_values(folder: Path, key: str, value: object) -> N
             load_model(folder)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_hidden_layers": 10**9}, r"homespun.json describes 1000000000 layers; there are weights of at most \d+"),
+        ({"num_hidden_layers": 10**9, "num_hidden_groups": 1}, "a model has at most 4096"),
+        ({"positions": {"kind": "sinusoidal"}, "max_position_embeddings": 10**9}, "tables of 14,000,000,000 numbers"),
+        ({"vocab_size": 10**15}, "the model wants"),
+        ({"vocab_size": 10**30}, "larger than any can be"),
+    ],
+)
+def test_a_description_of_endless_size_takes_neither_time_nor_memory(
+    folder: Path, changes: dict[str, object], said: str
+) -> None:
+    tree = json.loads((folder / "homespun.json").read_text())
+    tree["model"]["backbone"] |= changes
+    (folder / "homespun.json").write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=said) as error:
+        load_model(folder)
+    assert "\n" not in str(error.value)
+
+
 def test_a_failed_save_leaves_the_old_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = load_model(folder)
     before = (folder / "model.safetensors").read_bytes()

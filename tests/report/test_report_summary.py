@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from homespun.report import tables
 from homespun.report.read import read_run, read_runs
@@ -62,6 +63,20 @@ def test_losses_of_different_terms_are_not_ranked(tmp_path: Path, pretraining: M
     (words,) = summary(read_runs(paths))
     assert "lowest" not in words
     assert "3.100 (b)" in words
+
+
+@pytest.mark.parametrize("change", [{"data": {"length": 64}}, {"objective": {"masked": 0.4}}])
+def test_losses_on_other_rows_or_of_another_masking_are_not_ranked(
+    tmp_path: Path, pretraining: Make, change: dict[str, dict[str, Any]]
+) -> None:
+    paths = [pretraining(tmp_path / name, steps=53) for name in "ab"]
+    config = yaml.safe_load((paths[1] / "config.yaml").read_text())
+    for part, settings in change.items():
+        config[part] = config.get(part, {}) | settings
+    (paths[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    (words,) = summary(read_runs(paths))
+    assert "lowest" not in words
+    assert "The validation loss at the end is" in words
 
 
 def test_finetuning_says_result_verdict_and_cut_texts(tmp_path: Path, finetuning: Make) -> None:

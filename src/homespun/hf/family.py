@@ -7,7 +7,7 @@ differs is what it cannot say: a setting that some family knows nothing of is ne
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,6 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu_new",
     "swish": "silu",
 }
-MOST_LAYERS = 4096
 # Settings that change what a model computes, with the one value of each that ours has.
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "position_embedding_type": (None, "absolute"),
@@ -119,6 +118,7 @@ class Family:
         fixed: settings that change what a model computes, with the values that ours has, the last one to be named.
         offset: how many rows of the position table come before position 0, from the padding id.
         told: settings that the tensors of the files tell better than their config.json.
+        dropouts: settings, from those of a config.json, that are numbers of their own there and not here.
     """
 
     model_type: str
@@ -133,6 +133,7 @@ class Family:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     offset: Callable[[int], int] = lambda pad_token_id: 0
     told: Callable[[Tree, Mapping[str, Tensor]], Tree] = lambda tree, weights: {}
+    dropouts: Callable[[Tree], Sequence[str]] = lambda settings: ()
 
     @property
     def backbone(self) -> str:
@@ -242,6 +243,16 @@ class Family:
             # a table of one segment, of zeros, is the same model as none
             and not (path == "backbone.type_vocab_size" and (own, other) == (0, 1))
         ]
+
+    def dropout_notes(self, architecture: Architecture, config: ModelConfig, tree: Tree) -> tuple[str, ...]:
+        """Notes on what a model, read from a config.json, drops out otherwise in training: ours has fewer numbers."""
+        here = self.write_config(architecture, config)
+        there = {key: self.defaults[key] if tree.get(key) is None else tree[key] for key in self.dropouts(here)}
+        return tuple(
+            f"{key} is {value} in config.json, and {here[key]} here and in what is written; it is of training alone"
+            for key, value in there.items()
+            if value != here[key]
+        )
 
     def _with_head(self, tree: Tree, head: str | None, source: str) -> Architecture:
         found = [a for a in self.architectures if a.kind == head]

@@ -6,25 +6,24 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from huggingface_hub import snapshot_download
 
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Leftover, Table, Weights, their_name, to_ours
 from homespun.hf.families import FAMILIES
-from homespun.hf.family import MOST_LAYERS, STORED, Family
+from homespun.hf.family import STORED, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modern, read_json, read_weights
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
+from homespun.models.outline import outline
 from homespun.models.store import Stored, build_undrawn, load_model, take_weights, weights_of
 from homespun.text.tokenizer import STAND_INS, Tokenizer
 from homespun.text.vocabulary_files import VOCABULARIES
 
 _NATIVE, _FOREIGN = "homespun.json", "config.json"
-_MOST_COMPUTED = 2**26  # numbers in tables of positions and the like: 65,536 places of width 1,024
 _OF_A_HEAD = "of a head, and the model is opened without"
 
 
@@ -156,7 +155,11 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
         architecture.name,
         _mapped(table, converted, there, config),
         tuple(Leftover(there[left.name], left.reason) for left in leftovers),
-        (*architecture.notes(config.backbone), *_widened(converted)),
+        (
+            *architecture.notes(config.backbone),
+            *family.dropout_notes(architecture, config, tree),
+            *_widened(converted),
+        ),
     )
 
 
@@ -210,15 +213,12 @@ def _family_of(tree: Tree, *, source: str) -> Family:
 
 def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) -> None:
     """That the tensors are those of the config, before memory is taken for it; errors have the names of the file."""
-    layers = config.backbone.own_layers
-    if layers > len(weights):  # before a model of that depth is built
-        raise UserError(f"{source} has weights of at most {len(weights)} layers; config.json describes {layers}")
     if config.backbone.pad_token_id >= config.backbone.vocab_size:
         raise UserError(
             f"{source}: pad_token_id={config.backbone.pad_token_id} is beyond the vocabulary of "
             f"{config.backbone.vocab_size}"
         )
-    wanted = _outline(config, source=source)
+    wanted = weights_of(outline(config, weights, source=f"{source}: config.json"))
     if missing := [their_name(table, name, config.backbone) for name in sorted(wanted.keys() - weights.keys())]:
         raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
     if extra := [their_name(table, name, config.backbone) for name in sorted(weights.keys() - wanted.keys())]:
@@ -229,26 +229,6 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
             raise UserError(
                 f"{source}: {their_name(table, name, config.backbone)} has shape {given}; config.json describes {own}"
             )
-
-
-def _outline(config: ModelConfig, *, source: str) -> Weights:
-    """The weights of a model of this config, as shapes alone."""
-    layers = config.backbone.num_hidden_layers
-    if layers > MOST_LAYERS:
-        raise UserError(f"{source}: config.json describes {layers} layers; a model here has at most {MOST_LAYERS}")
-    try:
-        with torch.device("meta"):
-            model = config.build()
-    except (RuntimeError, TypeError, OverflowError) as error:  # what torch says of a size that no tensor can have
-        raise UserError(f"{source}: config.json describes a tensor larger than any can be") from error
-    kept = model.state_dict().keys()
-    computed = sum(buffer.numel() for name, buffer in model.named_buffers() if name not in kept)
-    if computed > _MOST_COMPUTED:
-        raise UserError(
-            f"{source}: config.json describes tables of {computed:,} numbers beside the weights, to be computed for "
-            f"max_position_embeddings={config.backbone.max_position_embeddings}; there may be {_MOST_COMPUTED:,}"
-        )
-    return weights_of(model)
 
 
 def _download(name: str) -> Path:

@@ -26,6 +26,7 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.models.outline import outline
 from homespun.text.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -198,11 +199,12 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Sto
     tokenizer = Tokenizer.load(folder)
     if tokenizer.fingerprint != description["tokenizer"]:
         raise UserError(f"{folder} holds another tokenizer than its model was made with")
-    model = build_undrawn(config)
     try:
         tensors = load_file(weights)
     except SafetensorError as error:
         raise UserError(f"{weights} cannot be read: {error}") from error
+    _check_fit(weights_of(outline(config, tensors, source=str(path))), tensors, str(weights))
+    model = build_undrawn(config)
     take_weights(model, tensors, source=str(weights))
     labels = None if description["labels"] is None else Labels.from_dict(description["labels"])
     return Stored(model.to(device).eval(), config, tokenizer, labels, description["task"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ from homespun.report.plots import (
     smoothed,
     style,
 )
-from homespun.report.read import Series, Tree, as_list, as_tree, comparable, loss_terms
+from homespun.report.read import Series, Tree, as_list, as_tree, comparable, loss_terms, pretraining_quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,8 +95,7 @@ def groups(comparison: Comparison, stage: str) -> list[list[Variation]]:
     found: dict[str, list[Variation]] = {}
     for terms, group in enumerate(comparable(means)):
         for record in group:
-            settings = [record.config.get(part) for part in ("data", "objective")] if stage == "pretrain" else []
-            quantity = json.dumps([terms, settings], sort_keys=True, default=str)
+            quantity = pretraining_quantity(record) if stage == "pretrain" else str(terms)
             found.setdefault(quantity, []).append(by_name[record.name])
     return list(found.values())
 

@@ -268,6 +268,13 @@ def loss_terms(record: RunRecord) -> list[str]:
     return [term for term in (train | validation) if term != "loss" and not is_share(term)]
 
 
+def pretraining_quantity(record: RunRecord) -> str:
+    """What quantity a loss of pretraining is, as a text that is the same for those that may be ranked: the same terms, on
+    the same held-out rows, under an objective of the same settings."""
+    settings = [record.config.get(part) for part in ("data", "objective")]
+    return json.dumps([sorted(loss_terms(record)), settings], sort_keys=True, default=str)
+
+
 def comparable(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """The runs in groups with the same terms of the loss: only within one are losses the same quantity."""
     groups: dict[tuple[str, ...], list[RunRecord]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from homespun.report import formats, tasks
 from homespun.report.formats import number
 from homespun.report.intervals import difference
-from homespun.report.read import RunRecord, Tree, as_tree, final_losses, loss_terms
+from homespun.report.read import RunRecord, Tree, as_tree, final_losses, pretraining_quantity
 from homespun.report.tables import mean_and_deviation
 
 _SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
@@ -33,8 +33,7 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
     sentences = [f"{each}{_circumstances(records)}."]
     scores = {r.name: loss for r in records if (loss := final_losses(r)[1].get("loss")) is not None}
     # losses of other objectives, or on other texts, are other quantities: only equal ones are ranked
-    alike = {(tuple(loss_terms(record)), _data(record)) for record in records}
-    if len(scores) > 1 and len(alike) == 1:
+    if len(scores) > 1 and len({pretraining_quantity(record) for record in records}) == 1:
         best = min(scores, key=lambda name: scores[name])
         rest = ", ".join(f"{formats.loss(loss)} ({name})" for name, loss in scores.items() if name != best)
         sentences.append(f"The lowest validation loss is that of {best}: {formats.loss(scores[best])}, against {rest}.")

@@ -54,6 +54,7 @@ DEFAULTS: Mapping[str, Any] = {
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
 }
+DROPOUTS = ("activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
 FIXED: Mapping[str, tuple[Any, ...]] = {"is_encoder_decoder": (None, True), "tie_word_embeddings": (None, True)}
 
 
@@ -235,4 +236,5 @@ BART = Family(
     decoder_names=names("decoder"),
     read=_read,
     fixed=FIXED,
+    dropouts=lambda settings: DROPOUTS,
 )

@@ -76,4 +76,5 @@ BIGBIRD_PEGASUS = Family(
     read=_read,
     write=lambda backbone: write_blocks(backbone.encoder.attention),
     fixed=bart.FIXED,
+    dropouts=lambda settings: bart.DROPOUTS,
 )

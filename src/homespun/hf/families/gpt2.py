@@ -152,4 +152,5 @@ GPT2 = Family(
     read=_read,
     write=lambda backbone: {"embd_pdrop": backbone.hidden_dropout_prob},
     fixed={"scale_attn_weights": (None, True), "scale_attn_by_inverse_layer_idx": (None, False)},
+    dropouts=lambda settings: ("embd_pdrop",),
 )

@@ -78,4 +78,5 @@ LED = Family(
     read=_read,
     write=lambda backbone: write_windows(backbone.encoder.attention),
     fixed=bart.FIXED,
+    dropouts=lambda settings: bart.DROPOUTS,
 )

@@ -33,4 +33,5 @@ OPENAI_GPT = Family(
     names=NAMES | {"hidden_act": "afn"},
     read=_read,
     write=_write,
+    dropouts=lambda settings: ("embd_pdrop",),
 )

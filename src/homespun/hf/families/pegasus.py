@@ -70,4 +70,5 @@ PEGASUS = Family(
     decoder_names=bart.names("decoder"),
     read=_read,
     fixed=bart.FIXED,
+    dropouts=lambda settings: bart.DROPOUTS,
 )

@@ -177,4 +177,5 @@ PROPHETNET = Family(
         "tie_word_embeddings": (None, True),
     },
     offset=_after_padding,
+    dropouts=lambda settings: ("activation_dropout",),
 )

@@ -19,12 +19,13 @@ from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Drop, Fill, Rule, Table
 from homespun.hf.families.bert import CAUSAL_FIXED, in_order, learned_positions, question_answering
-from homespun.hf.family import MOST_LAYERS, Architecture, Family, headless
+from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
 from homespun.models.attentions import AlternatingAttentionConfig
 from homespun.models.attentions.local import LocalAttentionConfig
 from homespun.models.attentions.lsh import LSHAttentionConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.outline import MOST_LAYERS
 from homespun.models.positions import AxialPositionsConfig
 
 _LAYER, _OWN = "reformer.encoder.layers.{i}", "backbone.layers.{i}"
@@ -209,4 +210,5 @@ REFORMER = Family(
     read=_read,
     write=_write,
     fixed=CAUSAL_FIXED,
+    dropouts=lambda settings: [f"{kind}_attention_probs_dropout_prob" for kind in sorted({*settings["attn_layers"]})],
 )
