@@ -269,8 +269,8 @@ def loss_terms(record: RunRecord) -> list[str]:
 
 
 def pretraining_quantity(record: RunRecord) -> str:
-    """What quantity a loss of pretraining is, as a text that is the same for those that may be ranked: the same terms, on
-    the same held-out rows, under an objective of the same settings."""
+    """What quantity a loss of pretraining is, as a text: only equal ones may be ranked. It is told by the terms, the
+    held-out rows and the settings of the objective."""
     settings = [record.config.get(part) for part in ("data", "objective")]
     return json.dumps([sorted(loss_terms(record)), settings], sort_keys=True, default=str)
 
