@@ -1,9 +1,9 @@
 """Fine-tuning BERT-mini on AG News: texts a second, against a `transformers` loop that pads to the batch's longest.
 
 Both train the same architecture on the same token ids with the same batch size, learning rate, dropout, clipping and
-AdamW in float32; tokenising is not timed. What differs is what each loop is: ours brings texts of like length
-together, and runs our model, fused AdamW and the trainer with its metrics file; the other is the loop of the
-`transformers` documentation: shuffled batches, a padding collate, `BertForSequenceClassification` and
+AdamW, in float32 or, by autocast, in bfloat16; tokenising is not timed. What differs is what each loop is: ours brings
+texts of like length together, and runs our model, fused AdamW and the trainer with its metrics file; the other is the
+loop of the `transformers` documentation: shuffled batches, a padding collate, `BertForSequenceClassification` and
 `torch.optim.AdamW`.
 
 A round is 64 steps of each, by turns of 8. Within 64 steps ours sorts by length, so that every round sees short and
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Generator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -38,6 +38,8 @@ from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 
 AG_NEWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "ag_news" / "train.csv.gz"
+Precision = Literal["float32", "bf16"]
+
 BATCH_SIZE, LENGTH, LEARNING_RATE, DROPOUT, WARMUP, SLICE = 32, 128, 1e-4, 0.1, 3, 8
 
 
@@ -45,6 +47,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks finetune", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help=f"of {WINDOW} steps of each (default: %(default)s)")
     parser.add_argument("--input", default=str(AG_NEWS), help="csv without header: label, title, description, source")
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of both (%(default)s)")
     options = parser.parse_args(arguments)
 
     texts, names = read_labelled(
@@ -59,8 +62,10 @@ def run(arguments: list[str]) -> dict[str, Any]:
     rows = LabelledRows(texts[:count], names[:count], tokenizer, length=LENGTH, names=labels)
     with tempfile.TemporaryDirectory() as folder:
         loops = {
-            "ours": Stretch(ours(rows, tokenizer, labels, Path(folder), steps=WARMUP + options.rounds * WINDOW)),
-            "peer": Stretch(peer(rows, tokenizer, labels)),
+            "ours": Stretch(
+                ours(rows, tokenizer, labels, Path(folder), options.precision, steps=WARMUP + options.rounds * WINDOW)
+            ),
+            "peer": Stretch(peer(rows, tokenizer, labels, options.precision)),
         }
         for loop in loops.values():
             loop.run(WARMUP)
@@ -107,7 +112,7 @@ class Stretch:
 
 
 def ours(
-    rows: LabelledRows, tokenizer: Tokenizer, labels: Labels, folder: Path, *, steps: int
+    rows: LabelledRows, tokenizer: Tokenizer, labels: Labels, folder: Path, precision: Precision, *, steps: int
 ) -> Generator[Sizes, None, None]:
     """Steps of the trainer over batches bucketed by length."""
     torch.manual_seed(0)
@@ -126,7 +131,7 @@ def ours(
         budget=Budget(steps=steps + 1),
         optimizer=AdamW(learning_rate=LEARNING_RATE),
         schedule=ConstantSchedule(warmup=0.0),
-        precision="float32",
+        precision=precision,
     )
     sizes: list[Sizes] = []
     collate = task.collate(tokenizer.pad_id, labels)
@@ -143,7 +148,9 @@ def ours(
         yield sizes.pop(0)
 
 
-def peer(rows: LabelledRows, tokenizer: Tokenizer, labels: Labels) -> Generator[Sizes, None, None]:
+def peer(
+    rows: LabelledRows, tokenizer: Tokenizer, labels: Labels, precision: Precision
+) -> Generator[Sizes, None, None]:
     """Steps of the `transformers` loop over shuffled batches."""
     import transformers
 
@@ -169,7 +176,8 @@ def peer(rows: LabelledRows, tokenizer: Tokenizer, labels: Labels) -> Generator[
             batch = pad(some, tokenizer.pad_id)
             mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask.long()
             classes = torch.tensor([row.label for row in some])
-            loss = model(input_ids=batch.input_ids, attention_mask=mask, labels=classes).loss
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = model(input_ids=batch.input_ids, attention_mask=mask, labels=classes).loss
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()

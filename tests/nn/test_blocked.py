@@ -71,6 +71,21 @@ def test_blocked_is_dense(
         torch.testing.assert_close(ours, truth)
 
 
+@pytest.mark.parametrize("few", [0, 10**9], ids=["as they are", "widened"])
+def test_half_precision_is_dense_but_for_rounding(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked, "_FEW", few)
+    torch.manual_seed(1)
+    sparse = SPARSE["window and global"]
+    halves = [some(BATCH, HEADS, LENGTH, HEAD_DIM).detach().bfloat16().requires_grad_() for _ in range(3)]
+    exact = [part.detach().double().requires_grad_() for part in halves]
+    upstream = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM).bfloat16()
+    values, truth = Blocked(sparse)(*halves, Mask(KEEP)), DotProduct(sparse)(*exact, Mask(KEEP))
+    gradients = torch.autograd.grad(values, halves, upstream), torch.autograd.grad(truth, exact, upstream.double())
+    for ours, theirs in [(values, truth), *zip(*gradients, strict=True)]:
+        assert ours.dtype == torch.bfloat16
+        assert (ours.double() - theirs).norm() < torch.finfo(torch.bfloat16).eps * theirs.norm()
+
+
 def test_global_places_are_counted_in_each_document() -> None:
     for documents, places in ((None, [[1, 9, 400]] * 2), (DOCUMENTS, [[i for i in range(457) if i % 89 in (1, 9)]])):
         members = Mask(documents=documents).members(Global(positions=(1, 9, 400)), LENGTH, torch.device("cpu"))

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from homespun.errors import UserError
 from homespun.nn.attention import inner_size, split_heads
-from homespun.nn.masks import Mask
+from homespun.nn.fused import attend
+from homespun.nn.masks import Mask, zero_blind
 from homespun.nn.patterns import FULL, Sparse
 
 
@@ -99,10 +99,8 @@ class AddedScores(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if table is not None:  # not -inf, of which a whole row would make NaN
             added = added.masked_fill(~table, torch.finfo(added.dtype).min)
-        values = F.scaled_dot_product_attention(query, key, value, attn_mask=added, dropout_p=dropout, scale=self.scale)
-        if table is None:
-            return values
-        return torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
+        values = attend(query, key, value, table=added, dropout=dropout, scale=self.scale)
+        return zero_blind(values, table)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"

@@ -26,16 +26,21 @@ class Dropout(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """The same shape; unchanged outside training and where ``p`` is 0."""
-        if not self.training or self.p == 0.0:
-            return values
-        if values.device.type != "cpu" or torch.compiler.is_compiling():
-            return F.dropout(values, self.p)
-        dropped = min(round(self.p * _LEVELS), _LEVELS - 1)
-        count = values.numel()
-        draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-        kept = draws.view(torch.int16)[:count].view(values.shape) >= dropped - _LEVELS // 2
-        # not a product: that would first copy the mask to the type of the values
-        return torch.where(kept, values, 0.0) * (_LEVELS / (_LEVELS - dropped))
+        return drop(values, self.p if self.training else 0.0)
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def drop(values: Tensor, p: float) -> Tensor:
+    """`Dropout` in training."""
+    if p == 0.0:
+        return values
+    if values.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(values, p)
+    dropped = min(round(p * _LEVELS), _LEVELS - 1)
+    count = values.numel()
+    draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    kept = draws.view(torch.int16)[:count].view(values.shape) >= dropped - _LEVELS // 2
+    # not a product: that would first copy the mask to the type of the values
+    return torch.where(kept, values, 0.0) * (_LEVELS / (_LEVELS - dropped))

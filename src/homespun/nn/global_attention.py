@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from homespun.nn.attention import split_heads
 from homespun.nn.kernels.blocked import Blocked, Everywhere, find_everywhere, see_all, table_of_all
-from homespun.nn.masks import Mask
+from homespun.nn.masks import Mask, zero_blind
 from homespun.nn.patterns import Sparse
 
 
@@ -82,7 +82,7 @@ class GlobalAttention(nn.Module):
         weights = scores.softmax(-1).to(hidden.dtype).flatten(1, 2)
         seen = (weights @ hidden).view(batch, heads, count, -1) @ values.transpose(-1, -2)
         seen = seen + self.value_global.bias.view(heads, 1, head_dim)
-        return seen if table is None else torch.where(table.any(-1, keepdim=True), seen, seen.new_zeros(()))
+        return zero_blind(seen, table)
 
     def _heads(self, hidden: Tensor) -> Tensor:
         return split_heads(hidden, self.num_attention_heads)

@@ -128,6 +128,19 @@ class Mask:
         return (last >= 0) & (inside // block == last // block)
 
 
+def zero_blind(values: Tensor, table: Tensor | None) -> Tensor:
+    """The values of queries that see something under a `Mask.dense` table, and zeros for the others: kernels differ in
+    what they give for a row with nothing to see."""
+    if table is None:
+        return values
+    sees = table.any(-1, keepdim=True)
+    # padding alone leaves no query blind, as a rule; a GPU would have to be waited for
+    alone = table.shape[-2] == 1 and table.device.type == "cpu" and not torch.compiler.is_compiling()
+    if alone and bool(sees.all()):
+        return values
+    return torch.where(sees, values, values.new_zeros(()))
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """What a decoder reads: the vectors of its encoder, and which of them are of real tokens."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from homespun.nn.masks import Mask
+from homespun.nn.fused import attend
+from homespun.nn.masks import Mask, zero_blind
 from homespun.nn.patterns import FULL
 
 _SCORES = 2**19  # that the backward pass holds at once
@@ -125,11 +126,8 @@ class BiasedDotProduct(nn.Module):
         else:
             if learns:
                 table = _Learned.apply(weight, table, self.bias.between(mask, queries, keys))  # type: ignore[no-untyped-call]
-            values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout, scale=scale)
-        allowed = mask.dense(self.sparse, queries, keys, query.device)
-        if allowed is None:
-            return values
-        return torch.where(allowed.any(-1, keepdim=True), values, values.new_zeros(()))
+            values = attend(query, key, value, table=table, dropout=dropout, scale=scale)
+        return zero_blind(values, mask.dense(self.sparse, queries, keys, query.device))
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, scaled={self.scaled}"

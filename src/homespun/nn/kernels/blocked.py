@@ -19,15 +19,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from homespun.nn.fused import attend
 from homespun.nn.kernels import flex
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.kernels.plan import Plan, make_plan
-from homespun.nn.masks import Mask
+from homespun.nn.masks import Mask, zero_blind
 from homespun.nn.patterns import Sparse
 
 # bytes of gathered keys that are attended to at once, on a CPU. At 4,096 tokens, forward and backward of the attention
 # alone, the peak falls from 1.28 to 0.95 GB against all heads at once, for 3 % of time; half as many save little more
 _AT_ONCE = 2**25
+_FEW = 12288  # numbers of a block's keys of one head, up to which half precision is slower there than float32
 
 
 class Blocked(nn.Module):
@@ -154,7 +156,7 @@ def _in_blocks(
 ) -> Tensor:
     """The values of each block of queries, in the layout of `_query_blocks`."""
     blocks = _blocks(query, key, value, plan, everywhere)
-    return F.scaled_dot_product_attention(*blocks, attn_mask=bias, dropout_p=dropout)
+    return attend(*blocks, table=bias, dropout=dropout)
 
 
 def _blocks(
@@ -203,18 +205,23 @@ class _InBlocks(torch.autograd.Function):
                 blocks = _blocks(inputs[0], inputs[1], inputs[2], own, ctx.everywhere)
             width = values.shape[1] // query.shape[1]
             where = slice(part.start * width, part.stop * width)
+            given = (gradient[:, where], *(block.detach() for block in blocks), values[:, where])
+            given, bias = _widened(given, bias)
             gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                gradient[:, where],
-                *(block.detach() for block in blocks),
-                values[:, where],
-                logsumexp,
-                0.0,
-                False,
-                attn_mask=bias,
+                *given, logsumexp, 0.0, False, attn_mask=bias
             )
+            gradients = [found.to(query.dtype) for found in gradients]
             for total, found in zip(totals, torch.autograd.grad(blocks, inputs, gradients), strict=True):
                 total[:, part] = found
         return *totals, None, None, None
+
+
+def _widened(given: tuple[Tensor, ...], bias: Tensor | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """Float32 in place of half precision, where a block's backward pass takes half as long so: where keys are few."""
+    _, _, key, _, _ = given
+    if key.element_size() > 2 or key.shape[-2] * key.shape[-1] > _FEW:
+        return given, bias
+    return tuple(part.float() for part in given), None if bias is None else bias.float()
 
 
 def _by_heads(
@@ -238,8 +245,8 @@ def _by_heads(
 def see_all(query: Tensor, key: Tensor, value: Tensor, mask: Mask, everywhere: Everywhere, dropout: float) -> Tensor:
     """(batch, heads, n, head_dim): what the tokens everywhere see, of all keys that the data allows."""
     table = table_of_all(mask, everywhere, key.shape[2])
-    values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout)
-    return values if table is None else torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
+    values = attend(query, key, value, table=table, dropout=dropout)
+    return zero_blind(values, table)
 
 
 def table_of_all(mask: Mask, everywhere: Everywhere, keys: int) -> Tensor | None:

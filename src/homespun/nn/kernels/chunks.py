@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.errors import UserError
+from homespun.nn.fused import attend
 from homespun.nn.masks import Mask
 
 
@@ -222,12 +223,12 @@ class LocalAttention(nn.Module):
         batch, heads, tokens, head_dim = query.shape
         places, windows, scores = mask.once(("local", self.chunks, query.dtype), lambda: self._table(query, mask))
         own, window = row_index(places, query), row_index(windows, key)
-        values = F.scaled_dot_product_attention(
+        values = attend(
             take(as_rows(query), own),
             take(as_rows(key), window),
             take(as_rows(value), window),
-            attn_mask=scores,
-            dropout_p=self.dropout if self.training else 0.0,
+            table=scores,
+            dropout=self.dropout if self.training else 0.0,
         )  # (batch * chunks, heads, length, head_dim)
         joined = values.transpose(1, 2).reshape(batch, -1, heads, head_dim)  # (batch, seq and filling, heads, head_dim)
         return joined[:, :tokens].transpose(1, 2)  # (batch, heads, seq, head_dim)

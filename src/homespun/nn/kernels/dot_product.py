@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from homespun.nn.masks import Mask
+from homespun.nn.fused import attend
+from homespun.nn.masks import Mask, zero_blind
 from homespun.nn.patterns import FULL, Sparse
 
 
@@ -34,15 +33,10 @@ class DotProduct(nn.Module):
         dropout = self.dropout if self.training else 0.0
         plain = not self.sparse.patterns and mask.keep is None and mask.documents is None
         if plain and mask.causal and mask.start == 0 and queries == keys:  # SDPA's own causal path needs no table
-            return F.scaled_dot_product_attention(
-                query, key, value, dropout_p=dropout, is_causal=True, scale=self.scale
-            )
+            return attend(query, key, value, dropout=dropout, causal=True, scale=self.scale)
         table = mask.dense(self.sparse, queries, keys, query.device)
-        values = F.scaled_dot_product_attention(query, key, value, attn_mask=table, dropout_p=dropout, scale=self.scale)
-        if table is None:
-            return values
-        # the fused paths differ in what they give for a row with nothing to see
-        return torch.where(table.any(-1, keepdim=True), values, values.new_zeros(()))
+        values = attend(query, key, value, table=table, dropout=dropout, scale=self.scale)
+        return zero_blind(values, table)
 
     def extra_repr(self) -> str:
         return f"{self.sparse}, dropout={self.dropout}"

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from homespun.errors import UserError
 from homespun.nn.attention import MultiHeadAttention, split_heads
+from homespun.nn.fused import attend
 from homespun.nn.masks import Mask
 
 
@@ -138,7 +139,7 @@ class Linformer(nn.Module):
             # where nothing is real the values are zeros, and looking at them all gives zeros rather than NaN
             seen = (seen | ~seen.any(-1, keepdim=True))[:, None, None, :]
         dropout = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, dropout_p=dropout)
+        return attend(query, key, value, table=seen, dropout=dropout)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"
