@@ -171,7 +171,8 @@ def _trial(
         "processor_seconds": None if finished else round(_processor_seconds() - began, 1),
         "peak_bytes": result["peak_bytes"],
         "steps": result["steps"],
-        "vectors_computed": _bytes(cache) - before,  # bytes; next to none where an earlier trial had left them
+        # bytes; next to none where an earlier trial had left them; another process may add others meanwhile
+        "vectors_computed": _bytes(cache) - before if variant.frozen else 0,
         "settings": list(settings),
         "precision": precision,
         "machine": machine() | {"threads": os.environ.get("OMP_NUM_THREADS")},
