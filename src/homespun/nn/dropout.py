@@ -42,5 +42,5 @@ def drop(values: Tensor, p: float) -> Tensor:
     count = values.numel()
     draws = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     kept = draws.view(torch.int16)[:count].view(values.shape) >= dropped - _LEVELS // 2
-    # not a product: that would first copy the mask to the type of the values
-    return torch.where(kept, values, 0.0) * (_LEVELS / (_LEVELS - dropped))
+    # as bytes: PyTorch takes five times as long to choose by truth values, or to multiply by them
+    return values * kept.view(torch.int8) * (_LEVELS / (_LEVELS - dropped))
