@@ -89,7 +89,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 def _words(data: Path, tokens: int, folder: Path) -> WordFile:
     """So many tokens of the three data sets, in equal shares as far as they have them."""
-    corpora = [reading([str(data / name)]) for name in INPUTS]
+    corpora = [reading([str(data / name)], duplicates="keep") for name in INPUTS]
 
     def interleaved() -> Iterator[Document]:
         streams = [corpus.documents() for corpus in corpora]

@@ -14,7 +14,19 @@ from typer.core import TyperGroup
 import homespun
 from homespun.cli import app
 from homespun.compare.recipe import compare_recipe
-from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe, comparison_names, load_recipe, recipe_names
+from homespun.config import Config, override
+from homespun.jobs.recipe import (
+    CorpusData,
+    FinetuneRecipe,
+    PretrainRecipe,
+    comparison_names,
+    load_recipe,
+    recipe_names,
+)
+from homespun.jobs.tasks.classification import LabelledData
+from homespun.models.sequence_heads import SequenceHeadConfig
+from homespun.objectives.config import PretrainingObjective
+from homespun.training.config import AdamW, LinearSchedule, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [path for path in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md") if path.name != "design.md"]
@@ -84,3 +96,95 @@ def test_keys_exist(page: Path) -> None:
 @pytest.mark.parametrize("name", homespun.__all__)
 def test_public_names_are_there(name: str) -> None:
     assert getattr(homespun, name).__doc__
+
+
+def read_page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def defaults(text: str) -> dict[str, str]:
+    """The rows of the tables of keys and defaults."""
+    tables = re.findall(r"^\| key \| default \| meaning \|\n.*\n((?:\|.*\n)+)", text, re.M)
+    rows = [row.split("|") for row in "".join(tables).splitlines()]
+    return {key.strip(" `"): default.strip(" `") for _, key, default, *_ in rows}
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "config"),
+    [
+        ("pretraining.md", "train", TrainConfig),
+        ("pretraining.md", "data", CorpusData),
+        ("finetuning.md", "data", LabelledData),
+    ],
+)
+def test_defaults_are_those_of_the_code(name: str, stage: str, config: type[Config]) -> None:
+    told = {key: value for key, value in defaults(read_page(name)).items() if key.startswith(f"{stage}.")}
+    assert len(told) >= 4
+    for key, value in told.items():
+        changed = override({stage: config().model_dump(mode="json")}, [f"{key}={value}"])
+        assert config.model_validate(changed[stage]) == config(), f"{name}: {key} is not {value}"
+
+
+def test_every_setting_of_a_training_is_told() -> None:
+    told = defaults(read_page("pretraining.md")).keys()
+    parts = {"train.": TrainConfig, "train.optimizer.": AdamW, "train.schedule.": LinearSchedule}
+    every = {prefix + name for prefix, config in parts.items() for name in config.model_fields}
+    assert every - told == {"train.budget", "train.optimizer", "train.schedule"}
+
+
+def kinds(union: object) -> set[str]:
+    members = typing.get_args(typing.get_args(union)[0])
+    return {member.model_fields["kind"].default for member in members}
+
+
+@pytest.mark.parametrize(
+    ("name", "every"),
+    [
+        ("pretraining.md", kinds(PretrainingObjective)),
+        ("finetuning.md", kinds(SequenceHeadConfig)),
+        ("comparing.md", set(comparison_names())),
+    ],
+)
+def test_a_page_has_all_there_are(name: str, every: set[str]) -> None:
+    assert {kind for kind in every if f"`{kind}`" not in read_page(name)} == set()
+
+
+def leaves(command: typing.Any, *path: str) -> Iterator[tuple[str, typing.Any]]:
+    """Every verb that is shown, by its words."""
+    if isinstance(command, TyperGroup):
+        for name, below in command.commands.items():
+            if not below.hidden:
+                yield from leaves(below, *path, name)
+    else:
+        yield " ".join(path), command
+
+
+VERBS = dict(leaves(typer.main.get_command(app)))
+
+
+def test_the_first_page_has_every_verb() -> None:
+    told = set()
+    for row in re.findall(r"^\| `homespun (.+?) \|", read_page("index.md"), re.M):
+        first, *others = row.replace("`", "").split(", ")
+        told |= {first, *(" ".join([*first.split()[:-1], other]) for other in others)}
+    assert told == VERBS.keys()
+
+
+def test_the_first_page_leads_to_every_page() -> None:
+    told = set(re.findall(r"\]\((\w+\.md)\)", read_page("index.md")))
+    assert told | {"index.md"} == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_option_is_on_some_page(verb: str) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
+    for parameter in VERBS[verb].params:
+        names = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]
+        assert not names or any(re.search(rf"{name}(?![\w-])", text) for name in names), f"{verb}: {names}"
+
+
+@pytest.mark.parametrize("name", homespun.__all__)
+def test_the_page_on_python_has_every_public_name(name: str) -> None:
+    there = getattr(homespun, name)
+    assert f"::: {there.__module__}.{there.__qualname__}\n" in read_page("python.md")
+    assert f"`{name}`" in read_page("python.md")

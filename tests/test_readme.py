@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from homespun.compare.checks import check
+from homespun.compare.recipe import compare_recipe
+from homespun.compare.trials import trials
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(Path(__file__).parent / "jobs"))
 
@@ -93,6 +97,16 @@ def test_a_plan_runs(files: Path) -> None:
     assert told["expected"]["epochs"] > 1
 
 
+def test_what_is_compared_can_be_built(files: Path) -> None:
+    for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
+        run(*shlex.split(line)[1:])
+    told = block("sh", "homespun compare").replace("\\\n", "")
+    name, *settings, out, _ = shlex.split(told[told.index("homespun compare") :])[2:]
+    assert out == "--out"
+    recipe = compare_recipe(name, settings)
+    check(recipe, trials(recipe))  # raises, naming what cannot be built or read
+
+
 def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = smaller(block("python", "import homespun")).replace(
         '"data.text=sentence"', '"data.text=sentence", "train.budget.steps=2"'
@@ -105,7 +119,10 @@ def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert callable(namespace["model"])
 
 
-def test_every_folder_of_the_tree_is_there() -> None:
-    tree = (ROOT / "README.md").read_text().split("## The files")[1]
-    for name in re.findall(r"^  (\S+)", tree, re.MULTILINE):
-        assert (ROOT / "src" / "homespun" / name).exists(), name
+def test_the_tree_has_every_room_and_no_other() -> None:
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The files")[1]
+    told = {name.rstrip("/") for name in re.findall(r"^  (\S+)", tree, re.MULTILINE)}
+    package = ROOT / "src" / "homespun"
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert rooms <= told
+    assert all((package / name).exists() for name in told), told

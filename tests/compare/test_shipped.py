@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import trials
 from homespun.jobs.adapt import changes_in
-from homespun.jobs.recipe import PretrainRecipe, comparison_names, load_recipe
+from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe, comparison_names, load_recipe
 
 MEASURED = Path(__file__).resolve().parents[2] / "benchmarks" / "comparisons"
 EVERY = [*comparison_names(), *map(str, sorted(MEASURED.glob("*.yaml")))]
@@ -33,3 +34,14 @@ def test_a_comparison_is_made_of_recipes(name: str) -> None:
                     assert backbone.build().hidden_size > 0
             elif stage.kind == "pretrain":
                 assert set(changes) <= {"attention"}
+
+
+def test_data_that_is_named_is_on_the_hub() -> None:
+    named = set()
+    for name in comparison_names():
+        for stage in (stage for trial in trials(compare_recipe(name)) if trial.seed == 0 for stage in trial.stages):
+            recipe = load_recipe(stage.recipe, stage.settings)
+            if isinstance(recipe, FinetuneRecipe):
+                named |= {recipe.data.train, recipe.data.test} - {""}  # files are the user's to give
+    assert "fancyzhx/ag_news:test" in named
+    assert not [name for name in named if not re.fullmatch(r"[\w.-]+/[\w.-]+(:\w+)?", name)]
