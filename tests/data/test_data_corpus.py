@@ -51,6 +51,9 @@ def test_documents_come_back_in_order(tmp_path, tokenizer, small_shards):
     assert len(corpus) == corpus.num_documents == 101
     assert corpus.num_tokens == sum(map(len, expected)) == corpus.lengths.sum()
     assert corpus.num_bytes == sum(len(d.text.encode()) for d in documents)
+    assert corpus.num_words == sum(len(d.text.split()) for d in documents)
+    counts = np.bincount(np.concatenate(expected), minlength=tokenizer.vocab_size)
+    np.testing.assert_array_equal(corpus.counts(37), counts[37:])
     for i, ids in enumerate(expected):
         np.testing.assert_array_equal(corpus.tokens(i), ids)
         assert corpus.label(i) == documents[i].label
@@ -115,6 +118,7 @@ def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tmp_path, token
     corpus = build_corpus([Document(text), Document("x" * 1000), Document("next")], tokenizer, tmp_path / "c")
     assert max(map(len, seen)) <= 2 * 97
     np.testing.assert_array_equal(corpus.tokens(0), whole)
+    assert corpus.num_words == len(text.split()) + 2
     assert tokenizer.decode(corpus.tokens(1)) == "x" * 1000
     assert tokenizer.decode(corpus.tokens(2)) == "next"
 
@@ -208,6 +212,23 @@ def test_half_a_line_of_the_manifest_is_nothing(tmp_path, tokenizer, small_shard
     ours = contents(tmp_path / "c")
     ours.pop(".tokens-00003.arrow.tmp", None)
     assert ours == contents(tmp_path / "whole")
+
+
+def test_what_was_built_before_words_were_counted_says_so(tmp_path, tokenizer, small_shards):
+    documents = made_up(101)
+    with pytest.raises(Killed):
+        build_corpus(killed_after(documents, 90), tokenizer, tmp_path / "c", workers=1)
+    manifest = tmp_path / "c" / "building.jsonl"
+    job, *lines = map(json.loads, manifest.read_text().splitlines())
+    for line in lines:
+        assert line.pop("words") > 0
+    manifest.write_text("".join(json.dumps(line) + "\n" for line in [job, *lines]))
+    assert build_corpus(documents, tokenizer, tmp_path / "c").num_words is None
+    description = tmp_path / "c" / "corpus.json"
+    tree = json.loads(description.read_text())
+    del tree["words"]
+    description.write_text(json.dumps(tree))
+    assert Corpus.open(tmp_path / "c").num_words is None
 
 
 def test_a_real_kill_leaves_what_can_be_resumed(tmp_path, tokenizer):

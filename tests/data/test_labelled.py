@@ -18,7 +18,8 @@ from homespun.text.tokenizer import Tokenizer
 class Words:
     """A tokenizer in miniature: one id a word, its length and first letter."""
 
-    vocab_size, pad_id, cls_id, sep_id = 500, 0, 2, 3
+    vocab_size, pad_id = 500, 0
+    frame, pair_frame = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([5 + len(word) for word in text.split()], dtype=np.int32) for text in texts]
@@ -83,7 +84,7 @@ class TestRows:
     def test_long_texts_are_cut_and_counted(self) -> None:
         cut = rows(["a " * 9, "a " * 10])
         assert cut.lengths.tolist() == [11, 11]
-        assert cut[1].input_ids[-1] == tokenizer.sep_id
+        assert cut[1].input_ids[-1] == 3
         assert cut.cut.tolist() == [False, True]
         assert cut.truncated == 1
 

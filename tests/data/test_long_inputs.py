@@ -34,7 +34,8 @@ EXAMPLES += [kind(chunks=2) for kind in (ChunkMean, ChunkPool)]
 class Letters:
     """A tokenizer in miniature: one id a letter."""
 
-    vocab_size, pad_id, cls_id, sep_id = 40, 0, 2, 3
+    vocab_size, pad_id = 40, 0
+    frame, pair_frame = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([ord(letter) - 90 for letter in text], dtype=np.int64) for text in texts]

@@ -163,7 +163,8 @@ def test_tokens_that_are_global_here_and_not_there_are_said(first: int, head: An
     transformers = pytest.importorskip("transformers")
     model, config = build(windows(first), head)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
-    assert f"and this model the first {first}: give it" in report.notes[-1]
+    assert f"and this model {f'the first {first}' if first else 'none'}: give it" in report.notes[-1]
+    assert ("that is all 0" in report.notes[-1]) == (first == 0)
     theirs = getattr(transformers, str(report.architecture)).from_pretrained(tmp_path / "hf").eval()
     given = inputs(pad_id=TOKENIZER.pad_id)
     mask = torch.zeros_like(given["input_ids"])
@@ -261,6 +262,22 @@ def test_a_checkpoint_keeps_the_tokens_that_its_config_names(tmp_path: Path) -> 
         tree = json.loads((tmp_path / "back" / "config.json").read_text())
         assert (tree["bos_token_id"], tree["eos_token_id"]) == kept
         assert open_model(tmp_path / "ours").model.special_tokens.eos_token_id == kept[1]
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+@pytest.mark.parametrize("name", ["BigBirdForMaskedLM", "BigBirdPegasusForConditionalGeneration"])
+def test_random_blocks_are_the_same_when_what_was_written_is_read(name: str, seed: int, tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"backbone": SIZES | blocks(2) | {"seed": seed}, "head": {"kind": "masked_lm"}}
+    if "Pegasus" in name:
+        like = {"residual": {"kind": "pre"}, "embedding_norm": False, "type_vocab_size": 0, "layer_norm_eps": 1e-5}
+        backbone = {"kind": "encoder_decoder", "encoder": tree["backbone"] | like}
+        tree = {"backbone": backbone, "head": {"kind": "causal_lm"}}
+    config = ModelConfig.model_validate(tree)
+    model = config.build().eval()
+    assert export_huggingface(tmp_path / "hf", model, config, TOKENIZER).architecture == name
+    given = inputs(pad_id=0, segments=0)
+    with torch.no_grad():
+        torch.testing.assert_close(open_model(tmp_path / "hf").model(**given), model(**given), atol=0, rtol=0)
 
 
 def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Path) -> None:
@@ -383,9 +400,67 @@ def test_an_export_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -> No
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match="holds other things"):
+    with pytest.raises(UserError, match=r"holds other things, such as letter\.txt; give a new"):
         export_huggingface(mine, model, config, TOKENIZER)
     assert (mine / "letter.txt").read_text() == "dear"
+    (folder / "conversion.json").write_text("{}")  # of `homespun convert`
+    export_huggingface(folder, model, config, TOKENIZER)
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        (("config.json", "src/main.py"), "src"),
+        (("config.json", "model.safetensors", "generation.py"), "generation.py"),
+        (("config.json", "model.safetensors", "README.md/main.py"), "README.md"),
+        (("config.json", "README.md"), "README.md"),
+        (("model.safetensors", "tokenizer.json"), "model.safetensors"),
+    ],
+)
+def test_a_folder_that_holds_more_than_a_model_is_not_replaced(
+    files: tuple[str, ...], named: str, tmp_path: Path
+) -> None:
+    model, config = build({})
+    folder = tmp_path / "project"
+    for name in files:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    with pytest.raises(UserError, match=f"project holds other things, such as {named}; give a new or empty folder$"):
+        export_huggingface(folder, model, config, TOKENIZER)
+    assert all((folder / name).read_text() == "mine" for name in files)
+    assert [path.name for path in tmp_path.iterdir()] == ["project"]
+
+
+@pytest.mark.parametrize("segments", [0, 1, 2, 3])
+def test_a_pair_is_told_apart_there_where_the_model_has_segments(segments: int, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, config = build({"type_vocab_size": segments}, {"kind": "pooled", "num_labels": 3})
+    export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
+    texts, others = ["quick fox", "own text"], ["lazy", "numbers turn words"]
+    given = tokenizer(texts, others, padding=True, return_tensors="pt")
+    assert ("token_type_ids" in given) == (segments > 1)
+    for row, (text, other) in enumerate(zip(texts, others, strict=True)):
+        first, second = (ids.tolist() for ids in TOKENIZER.encode_batch([text, other]))
+        ids = [TOKENIZER.cls_id, *first, TOKENIZER.sep_id, *second, TOKENIZER.sep_id]
+        types = torch.tensor([[place >= len(first) + 2 for place in range(len(ids))]]).long()
+        with torch.no_grad():
+            expected = model(torch.tensor([ids]), token_type_ids=types if segments > 1 else None)[0]
+            found = theirs(**given).logits[row]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_card_names_what_was_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, config = build({})
+    (tmp_path / "runs").mkdir()
+    for name, in_front in (("someone/model", True), ("runs/base", False), (tmp_path / "base", False), (None, False)):
+        export_huggingface(tmp_path / "hf", model, config, TOKENIZER, base_model=name)
+        card = (tmp_path / "hf" / "README.md").read_text()
+        front = card.split("---\n")[1]
+        assert (f"base_model: {name}\n" in front, "base_model" in front) == (in_front, in_front)
+        assert (f"Its training went on from `{name}`." in card) == (name is not None)
 
 
 def test_a_write_that_fails_leaves_the_old_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,12 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf import open as opening
 from homespun.hf.export import export_huggingface
-from homespun.hf.open import open_any, open_huggingface, open_model
+from homespun.hf.open import open_any, open_huggingface, open_model, open_to_go_on
 from homespun.models.config import ModelConfig
 from homespun.models.store import save_model, weights_of
 
 TOKENIZER = bert_tokenizer()
+GIVE = "give the folder of a model or of a run"
 WEIGHTS, TORCH = "model.safetensors", "pytorch_model.bin"
 
 
@@ -37,9 +38,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "hf"
 
 
-def logits(source: str | Path) -> torch.Tensor:
+def logits(source: str | Path, segments: int = 2) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = open_model(source).model(**inputs(pad_id=0))
+        found: torch.Tensor = open_model(source).model(**inputs(pad_id=0, segments=segments))
     return found
 
 
@@ -88,6 +89,35 @@ def test_a_file_an_empty_folder_and_nothing_at_all(tmp_path: Path, folder: Path)
     assert "there is no folder" in refused(tmp_path / "absent")
     assert "there is no folder" in refused("../absent")
     assert "there is no folder" in refused("a/b/c")
+    TOKENIZER.save(tmp_path / "tokenizer")
+    assert refused(tmp_path / "tokenizer").endswith("tokenizer holds a tokenizer and no model; " + GIVE)
+
+
+@pytest.mark.parametrize("name", ["./absent", "../absent", "~/absent", "/absent", "a/b/c", "runs/bse", "runs/"])
+def test_a_path_is_not_looked_for_on_the_hub(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(opening, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
+    (tmp_path / "runs" / "base").mkdir(parents=True)
+    if name == "runs/":
+        assert "holds no model" in refused(name)
+    else:
+        assert refused(name).startswith(f"there is no folder {name}, and ")
+        assert ("is a folder here" in refused(name)) == (name == "runs/bse")
+    assert refused("runs/bse").endswith("and runs is a folder here, so it is not looked for on the Hugging Face hub")
+
+
+def test_what_differs_is_said_where_training_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    edit_weights(folder, lambda tensors: tensors.update({name: t.half() for name, t in tensors.items()}))
+    stored = open_to_go_on(folder)
+    note = f"{folder}: weights are float16 in the files, and float32 here and in what is written"
+    assert [record.getMessage() for record in caplog.records] == [note]
+    open_model(folder)
+    assert len(caplog.records) == 1
+    caplog.clear()
+    edit_config(folder, architectures=["BertModel"])
+    assert open_to_go_on(folder).config.head is None
+    assert [record.getMessage() for record in caplog.records] == [note]  # and nothing of a pooler that is not written
+    assert stored.config.head is not None
 
 
 def test_a_hub_name_is_fetched_without_what_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,10 +439,10 @@ def test_gpts_that_are_refused(values: dict[str, Any], words: str, tmp_path: Pat
 
 def test_dropout_of_the_embeddings_of_a_gpt_is_that_of_its_layers(tmp_path: Path) -> None:
     save_hub_folder(tmp_path / "hf", kind="causal_lm", **GPT2)
-    expected = logits(tmp_path / "hf")
+    expected = logits(tmp_path / "hf", segments=0)
     edit_config(tmp_path / "hf", embd_pdrop=0.25, resid_pdrop=0.125)
     assert open_model(tmp_path / "hf").config.backbone.model_dump()["hidden_dropout_prob"] == 0.125
-    torch.testing.assert_close(logits(tmp_path / "hf"), expected, atol=0, rtol=0)
+    torch.testing.assert_close(logits(tmp_path / "hf", segments=0), expected, atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(("end", "pad"), [(7, 7), (50256, 0), (None, 0), ("x", 0)])

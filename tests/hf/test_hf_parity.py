@@ -218,6 +218,31 @@ def test_what_was_left_out_is_said(pair: Pair) -> None:
     check_left_out(pair)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("BertModel", {}),
+        ("GPT2Model", GPT),
+        ("RobertaModel", {"type_vocab_size": 1}),
+        ("RobertaModel", {"type_vocab_size": 1, "pad_token_id": 5}),
+        ("LongformerForMaskedLM", {"attention_window": 4}),
+    ],
+)
+def test_texts_that_are_padded_on_the_left(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Where transformers counts positions from the first token, ours are given them."""
+    theirs = their_model(getattr(transformers, name), **settings)
+    theirs.save_pretrained(tmp_path)
+    bert_tokenizer().save(tmp_path)
+    model = open_huggingface(tmp_path).stored.model
+    given = inputs(pad_id=theirs.config.pad_token_id, segments=0)
+    left = {key: tensor.flip(1) for key, tensor in given.items()}
+    keep = left["attention_mask"]
+    counted = {} if name in ("BertModel", "GPT2Model") else {"position_ids": (keep.cumsum(1) - 1).clamp(min=0)}
+    with torch.no_grad():
+        expected, found = theirs(**left)[0], model(**left, **counted)
+    torch.testing.assert_close(found[keep.bool()], expected[keep.bool()], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("question", [(5,), (2, 7, 4)], ids=["alike", "different"])
 def test_answers_of_bigbird_are_sought_beyond_the_question(question: tuple[int, ...], tmp_path: Path) -> None:
     """Their logits of the question are lowered, but for the first token's; all others are ours."""

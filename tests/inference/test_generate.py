@@ -11,9 +11,11 @@ import torch
 from typer.testing import CliRunner
 
 from homespun.cli import app
+from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.hf.open import load
+from homespun.hf.open import load, open_model
 from homespun.inference.generate import TextGenerator
+from homespun.inference.write import Writing, write_texts
 from homespun.jobs.generate import generator
 from homespun.models.config import ModelConfig
 from homespun.models.store import save_model
@@ -143,6 +145,9 @@ def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:
         ("--prompt", "a", "--out", str(tmp_path / "o.jsonl")): "--out is for --input",
         ("--prompt", "a", "--min-new-tokens", "7", "--max-new-tokens", "5"): "7 tokens at the least",
         ("--prompt", "a", "--num-beams", "2", "--length-penalty", "nan"): "length_penalty",
+        ("--prompt", "a", "--length-penalty", "2"): "length_penalty is for beams; give num_beams=2 or more",
+        ("--prompt", "a", "--num-beams", "2", "--top-p", "0.9"): "top_p and num_beams=2 exclude each other",
+        ("--prompt", "a", "--num-return-sequences", "2"): "in a command --seed",
         ("--input", str(file), "--out", str(tmp_path / "o.txt")): "must end in .jsonl",
         ("--input", str(file), "--out", str(tmp_path / "o.jsonl")): "empty",
         ("--input", str(file), "--out", str(tmp_path / "o.jsonl"), "--batch-size", "0"): "must be 1 or more, not 0",
@@ -155,6 +160,24 @@ def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     wrong = run("summarize", str(folder), "--input", str(file), "--out", str(tmp_path / "o.jsonl"))
     assert "was not fine-tuned to write of texts" in str(wrong.exception)
+
+
+def test_the_penalty_of_a_recipe_waits_for_beams(tmp_path: Path) -> None:
+    """A model fine-tuned with both may be asked for one beam alone: `--writing num_beams=1`."""
+    stored = open_model(str(written_model(tmp_path / "writer", two=True)))
+    sources = [Row(ids) for ids in stored.tokenizer.encode_batch(PROMPTS)]
+    given: dict[str, Any] = {"end_id": 4, "max_new_tokens": 7}
+    one, plain, beams, even = (
+        write_texts(stored.model, sources, stored.tokenizer, writing=writing, **given)
+        for writing in (
+            Writing(length_penalty=5.0),
+            Writing(),
+            Writing(num_beams=3, length_penalty=5.0),
+            Writing(num_beams=3, length_penalty=-5.0),
+        )
+    )
+    assert one == plain
+    assert beams != even
 
 
 def test_a_classifier_does_not_write_and_a_writer_does_not_classify(tmp_path: Path) -> None:

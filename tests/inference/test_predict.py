@@ -23,7 +23,8 @@ LABELS = Labels(("a", "b", "c"))
 class Letters:
     """A tokenizer in miniature: one id a letter."""
 
-    vocab_size, pad_id, cls_id, sep_id = 40, 0, 2, 3
+    vocab_size, pad_id = 40, 0
+    frame, pair_frame = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([5 + ord(letter) % 31 for letter in text], dtype=np.int64) for text in texts]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -11,15 +12,20 @@ import numpy as np
 import pytest
 import torch
 from jobs_world import TINY, World
+from tokenizers import Tokenizer as Engine
 
 import homespun
-from homespun.data.corpus import Corpus
+from homespun.data.corpus import Corpus, build_corpus
 from homespun.errors import UserError
 from homespun.jobs import pretrain as job
-from homespun.jobs.adapt import changes_in, start
+from homespun.jobs.adapt import _tokens_per_word, changes_in, start
 from homespun.models.config import ModelConfig
 from homespun.models.store import save_model, weights_of
 from homespun.objectives.electra import Electra
+from homespun.objectives.masked import MaskedLM
+from homespun.text.extend import extend, new_words
+from homespun.text.sources import Document
+from homespun.text.tokenizer import Kind, Tokenizer
 from homespun.training.trainer import Trainer
 
 STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.length=32")
@@ -55,6 +61,18 @@ def test_the_masked_lm_head_goes_on_too(world: World, masked: Path, tmp_path: Pa
     assert after["adaptation"]["vocabulary"] == {"before": 400, "after": 400, "new_words": 0}
 
 
+def test_what_is_trained_beside_the_model_is_fresh(world: World, tmp_path: Path) -> None:
+    tokenizer = Corpus.open(world.corpus).tokenizer
+    sizes = {"vocab_size": 400, "hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1}
+    config = ModelConfig.model_validate({"backbone": sizes, "head": {"kind": "masked_lm"}})
+    save_model(tmp_path, config.build(), config, tokenizer)
+    begin = start(str(tmp_path), tokenizer, corpus="corpus")
+    assert begin.fill(MaskedLM().build(begin.config, tokenizer)).fresh == ()
+    fresh = begin.fill(MaskedLM(next_sentence=True).build(begin.config, tokenizer)).fresh
+    assert fresh
+    assert all(name.startswith("next_sentence.") for name in fresh)
+
+
 def test_the_causal_head_goes_on_with_its_own_words(world: World, tmp_path: Path) -> None:
     words = (f"data.corpus={world.corpus}", *SMALL, "model.embedding_size=32", "model.num_hidden_layers=2")
     before = world.run("pretrain", "causal-mini", *words, "--out", tmp_path / "base")
@@ -72,7 +90,9 @@ def test_the_causal_head_goes_on_with_its_own_words(world: World, tmp_path: Path
 def test_a_discriminator_goes_on_with_a_fresh_generator_or_a_given_one(world: World, tmp_path: Path) -> None:
     corpus = Corpus.open(world.corpus)
     alone = go_on(world, world.base, tmp_path / "fresh", recipe="electra-tiny")
-    assert alone["adaptation"]["tensors"]["fresh"] == []
+    drawn = alone["adaptation"]["tensors"]["fresh"]
+    assert {"generator.head.transform.weight", "generator.backbone.projection.weight"} < set(drawn)
+    assert all(name.startswith("generator.") and ".embeddings." not in name for name in drawn)
     objective = Electra()
     begin = start(str(world.base), corpus.tokenizer, corpus="corpus")
     small = ModelConfig(backbone=objective.generator(begin.backbone), head=objective_head(objective, begin, corpus))
@@ -80,7 +100,9 @@ def test_a_discriminator_goes_on_with_a_fresh_generator_or_a_given_one(world: Wo
     save_model(tmp_path / "generator", small.build(), small, corpus.tokenizer)
     begin = start(str(world.base), corpus.tokenizer, corpus="corpus", generator=str(tmp_path / "generator"))
     built = objective.build(begin.config, corpus.tokenizer)
-    begin.fill(built)
+    origins = begin.fill(built)
+    assert origins.fresh == ()
+    assert set(drawn) <= set(origins.copied)
     given = weights_of(homespun.load(tmp_path / "generator"))
     taken, kept = built.generator.state_dict(), homespun.load(world.base).state_dict()
     for name, tensor in taken.items():
@@ -117,15 +139,65 @@ def test_new_words_from_the_tokenizer_to_the_report(world: World, masked: Path, 
     assert adaptation["vocabulary"] == {"before": 400, "after": 405, "new_words": 5}
     words, opened = adaptation["tokens_per_word"], Corpus.open(corpus)
     assert words["after"] < words["before"]
-    texts = [opened.tokenizer.decode(opened.tokens(index)) for index in range(len(opened))]
-    assert words["after"] == pytest.approx(opened.num_tokens / sum(len(text.split()) for text in texts))
-    saved = (words["before"] - words["after"]) * sum(len(text.split()) for text in texts)
-    assert round(saved) == told["tokens_saved"]
+    with world.test.open(encoding="utf-8", newline="") as stream:
+        count = sum(len(row["sentence"].split()) for row in csv.DictReader(stream))
+    assert opened.num_words == count
+    assert words["after"] == pytest.approx(opened.num_tokens / count)
+    assert round((words["before"] - words["after"]) * count) == told["tokens_saved"]
     assert list(adaptation["tensors"]["changed"]) == ["backbone.embeddings.words.weight", "head.bias"]
     page = (tmp_path / "run" / "report" / "report.md").read_text()
     for words_ in ("| vocabulary | 400 | 405 |", "tokens per word", "5 words are new", "5 new rows"):
         assert words_ in page
     assert homespun.load(tmp_path / "run").backbone.embeddings.words.num_embeddings == 405
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe"])
+def test_tokens_per_word_are_those_of_the_text(tmp_path: Path, kind: Kind) -> None:
+    known = "the cat sat on the mat, and the dog trusted trees."
+    before = Tokenizer.train([known] * 5, kind=kind, vocab_size={"wordpiece": 53, "bpe": 271}[kind])
+    texts = [
+        f"{known} (it's a so-called mattress; a mattress!) #cat @dog 5.0%",
+        "the mattress\n \u65e5\u672c\u3002 on",
+    ] * 3
+    more = extend(before, texts, 1)[0]
+    corpus = build_corpus([Document(text) for text in texts], more, tmp_path / "corpus")
+    new = new_words(before, more)
+    assert new is not None
+    count = sum(len(text.split()) for text in texts)
+    expected = [sum(map(len, one.encode_batch(texts))) / count for one in (before, more)]
+    assert _tokens_per_word(corpus, new) == pytest.approx(dict(zip(("before", "after"), expected, strict=True)))
+    assert expected[0] > expected[1]
+    same = new_words(more, more)
+    assert same is not None
+    assert _tokens_per_word(corpus, same) == {"before": expected[1], "after": expected[1]}
+
+
+def test_without_the_number_of_words_nothing_is_told_of_them(world: World, masked: Path, tmp_path: Path) -> None:
+    shutil.copytree(world.corpus, tmp_path / "corpus")
+    description = json.loads((tmp_path / "corpus" / "corpus.json").read_text())
+    del description["words"]
+    (tmp_path / "corpus" / "corpus.json").write_text(json.dumps(description))
+    result = go_on(world, masked, tmp_path / "run", f"data.corpus={tmp_path / 'corpus'}")
+    assert result["adaptation"]["tokens_per_word"] is None
+    assert "tokens per word" not in (tmp_path / "run" / "report" / "report.md").read_text()
+
+
+def test_a_token_that_stood_for_nothing_begins_as_the_mean_of_all(world: World, tmp_path: Path) -> None:
+    read = ("--input", world.test, "--text-field", "sentence")
+    made = ("tokenizer", "train", *read, "--kind", "wordpiece", "--vocab-size", "97")
+    world.run(*made, "--out", tmp_path / "tokenizer")
+    world.run("corpus", "build", *read, "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "corpus")
+    before = Tokenizer.load(tmp_path / "tokenizer")
+    engine = Engine.from_str(before.content)
+    engine.add_tokens(["\n"])
+    Tokenizer(engine.to_str(), before.roles).save(tmp_path / "more")
+    world.run("corpus", "build", *read, "--tokenizer", tmp_path / "more", "--out", tmp_path / "new")
+    small = (f"data.corpus={tmp_path / 'corpus'}", *SMALL, "model.num_attention_heads=4")
+    world.run("pretrain", "roberta-mini", *small, "--out", tmp_path / "base")
+    told = go_on(world, tmp_path / "base", tmp_path / "run", f"data.corpus={tmp_path / 'new'}")
+    assert np.isfinite(told["adaptation"]["loss"])
+    how = told["adaptation"]["tensors"]["changed"]["backbone.embeddings.words.weight"]
+    assert how == "1 new rows, each the mean of its pieces; 1 without any, each the mean of all rows"
 
 
 def test_longer_sparser_and_deeper_at_once(world: World, masked: Path, tmp_path: Path) -> None:

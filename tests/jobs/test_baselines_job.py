@@ -7,6 +7,7 @@ from typing import Any, get_args
 import pytest
 from jobs_world import World
 
+from homespun.cli import app
 from homespun.jobs.baselines import _OF_A_MODEL, given_to
 from homespun.jobs.recipe import finetune_recipe
 from homespun.jobs.tasks.config import FinetuneData
@@ -51,3 +52,21 @@ def test_a_result_says_its_version_and_of_what_it_is(world: World, tmp_path: Pat
     written = json.loads((tmp_path / "lines" / "result.json").read_text())
     assert written == told | {"version": 1, "of": given(*settings)}
     assert json.loads((world.classifier / "result.json").read_text())["version"] == 1
+
+
+@pytest.mark.parametrize(("folds", "on"), [(None, "61 examples (test)"), (3, "61 examples (folds)")])
+def test_without_json_they_are_a_table(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str], folds: int | None, on: str
+) -> None:
+    tests = f"data.test={world.test}" if folds is None else f"folds={folds}"
+    words = ["baselines", "classify", f"data.train={world.test}", tests, "data.text=sentence"]
+    app([*words, "--from", str(world.base), "--out", str(tmp_path / "lines")], standalone_mode=False)
+    told = capsys.readouterr().out
+    found = json.loads((tmp_path / "lines" / "result.json").read_text())["baselines"]["majority"]
+    assert f"Baselines on {on}" in told
+    assert "majority class" in told
+    assert "TF-IDF + linear" in told
+    deviation = "" if folds is None else f" ± {found['std']['accuracy']:.3f}"
+    assert f"{found['accuracy']:.3f}{deviation}" in told
+    assert "{" not in told
+    assert max(map(len, told.splitlines())) <= 80 + len(str(tmp_path))

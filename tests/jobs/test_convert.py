@@ -22,6 +22,7 @@ from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_any, open_model
 from homespun.jobs import convert as job
+from homespun.jobs.adapt import start
 from homespun.jobs.convert import compare, convert
 from homespun.models.config import ModelConfig
 from homespun.models.store import save_model, weights_of
@@ -147,7 +148,7 @@ def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds other things"):
         convert(source, other)
     (tmp_path / "file").write_text("dear")
-    with pytest.raises(UserError, match="holds other things"):
+    with pytest.raises(UserError, match="file is a file; give a new or empty folder"):
         convert(source, tmp_path / "file")
     with pytest.raises(UserError, match="--to must be one of homespun, hf, not 'onnx'"):
         app(["convert", str(source), "--out", str(tmp_path / "x"), "--to", "onnx"], standalone_mode=False)
@@ -156,6 +157,45 @@ def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
     for _ in range(2):  # into an empty folder, and over its own work
         convert(source, tmp_path / "empty")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "hf", "other"]
+
+
+@pytest.mark.parametrize(("to", "mark"), [("hf", "config.json"), ("homespun", "homespun.json")])
+def test_a_folder_with_something_of_ours_in_it_keeps_what_is_not(to: Any, mark: str, tmp_path: Path) -> None:
+    source = bert(tmp_path / "hf")
+    convert(source, tmp_path / "model", to=to)
+    convert(source, tmp_path / "model", to=to)
+    (tmp_path / "model" / "notes").mkdir()
+    (tmp_path / "project" / "src").mkdir(parents=True)
+    (tmp_path / "project" / mark).write_text("{}")
+    (tmp_path / "project" / "src" / "main.py").write_text("dear")
+    for name, foreign in (("model", "notes"), ("project", "src")):
+        with pytest.raises(
+            UserError, match=f"{name} holds other things, such as {foreign}; give a new or empty folder"
+        ):
+            convert(source, tmp_path / name, to=to)
+    assert (tmp_path / "project" / "src" / "main.py").read_text() == "dear"
+
+
+def windows(first: int) -> dict[str, Any]:
+    everywhere = {"first": first, "projections": True}
+    return {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}], "everywhere": everywhere}}
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+@pytest.mark.parametrize("head", [None, "masked_lm", "pooled", "token_classification", "question_answering", "led"])
+def test_global_tokens_that_the_files_do_not_say_are_given_to_both(first: int, head: Any, tmp_path: Path) -> None:
+    tree: dict[str, Any] = {"backbone": SIZES | windows(first), "head": None if head is None else {"kind": head}}
+    if head == "led":
+        encoder = tree["backbone"] | {"type_vocab_size": 0, "layer_norm_eps": 1e-5}
+        tree = SEQ2SEQ | {"backbone": SEQ2SEQ["backbone"] | {"encoder": encoder}}
+    config = ModelConfig.model_validate(tree)
+    torch.manual_seed(17)
+    save_model(tmp_path / "model", config.build(), config, TOKENIZER)
+    told = convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    assert told["architecture"]["to"].startswith("LED" if head == "led" else "Longformer")
+    assert told["check"]["largest_difference"] == 0.0
+    said = [note for note in told["notes"] if "makes none" in note or "makes the first" in note]
+    assert len(said) == (head != "question_answering" and first != (head == "pooled"))
 
 
 def test_a_model_that_comes_back_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +253,18 @@ def test_half_precision_is_noted_in_the_report(tmp_path: Path) -> None:
     for out, to in (("ours", "homespun"), ("theirs", "hf")):
         told = convert(source, tmp_path / out, to=to)  # type: ignore[arg-type]
         assert "weights are float16 in the files, and float32 here and in what is written" in told["notes"]
+
+
+def test_what_a_checkpoint_to_go_on_from_differs_in_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = bert(tmp_path / "hf")
+    half = {name: tensor.half() for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(half, source / "model.safetensors")
+    start(str(source), TOKENIZER, corpus="none")
+    assert [record.getMessage().partition(" in the")[0] for record in caplog.records] == [
+        f"{source}: weights are float16"
+    ]
 
 
 def test_the_printed_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

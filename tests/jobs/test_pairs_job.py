@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from jobs_world import COMMON, WORDS, World
+from safetensors.torch import load_file, save_file
 
 import homespun
 from homespun.data.document_sentences import LabelledDocument
@@ -99,6 +102,30 @@ def test_pairs_are_classified(folder: Path, tmp_path: Path, world: World) -> Non
     assert written == [line["predicted"] for line in lines_of(run / "predictions/model.jsonl")]
     with pytest.raises(UserError, match="give --text-field twice, not 1 times"):
         world.run("evaluate", run, "--data", folder / "pairs-test.csv", "--text-field", "one")
+
+
+def test_what_transformers_says_of_pairs_is_what_is_predicted(
+    folder: Path, tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    run, base = tmp_path / "run", tmp_path / "half"
+    shutil.copytree(world.base / "hf", base)
+    weights = {name: tensor.half() for name, tensor in load_file(base / "model.safetensors").items()}
+    save_file(weights, base / "model.safetensors")
+    others = ("data.length=31", "train.budget.epochs=1", "objective.head.kind=ffn", "baselines=false")
+    world.run("finetune", "pairs", *of_pairs(folder, "same", *others), "--from", base, "--out", run)
+    assert [r.getMessage().partition(" in the")[0] for r in caplog.records] == [f"{base}: weights are float16"]
+    world.run("predict", run, "--input", folder / "pairs-test.csv", "--out", tmp_path / "out.jsonl")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(run / "hf").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(run / "hf")
+    told = lines_of(tmp_path / "out.jsonl")
+    given = tokenizer([line["one"] for line in told], [line["two"] for line in told], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        found = model(**given).logits.softmax(-1)
+    assert given["input_ids"].shape[1] <= 31  # nothing is cut
+    expected = torch.tensor([[line["probabilities"][name] for name in model.config.label2id] for line in told])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert f"`{base}`" in (run / "hf" / "README.md").read_text()
 
 
 def test_numbers_are_told_on_their_own_scale(folder: Path, tmp_path: Path, world: World) -> None:

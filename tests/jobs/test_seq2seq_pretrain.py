@@ -116,6 +116,35 @@ def test_it_goes_on_from_its_checkpoint(run: tuple[str, Path], world: World, pre
     assert exported["adaptation"]["loss"] == pytest.approx(before["validation"]["loss"], abs=1e-5)
 
 
+def test_both_stacks_are_told_of(world: World, prepared: Path, tmp_path: Path) -> None:
+    pretrain(world, prepared, "bart-tiny", tmp_path / "bart", "model.encoder.max_position_embeddings=32")
+    changes = ("model.decoder.max_position_embeddings=53", "model.decoder.num_hidden_layers=3")
+    told = pretrain(world, prepared, "bart-tiny", tmp_path / "run", "--from", tmp_path / "bart", *changes)["adaptation"]
+    assert told["num_hidden_layers"] == {"before": 1, "after": 1}
+    assert told["decoder"] == {
+        "num_hidden_layers": {"before": 1, "after": 3},
+        "max_position_embeddings": {"before": 32, "after": 53},
+        "attention": {"before": "full", "after": "full"},
+    }
+    assert told["layers"] == [0, 0, 0, 0]
+    read, written = told["moved"]
+    assert (read["stack"], written["stack"]) == ("encoder", "decoder")
+    assert read["relative_distance"] == pytest.approx(0, abs=1e-6)
+    assert written["relative_distance"] > 1e-3
+    page = (tmp_path / "run" / "report" / "report.md").read_text()
+    for row in ("| layers of the decoder | 1 | 3 |", "| longest text of the decoder | 32 | 53 |", "| stack |"):
+        assert row in page
+    changes = tuple(f"model.{stack}.max_position_embeddings=61" for stack in ("encoder", "decoder"))
+    longer = pretrain(
+        world, prepared, "bart-tiny", tmp_path / "long", "--from", tmp_path / "bart", *changes, "data.length=61"
+    )
+    for stack in ("encoder", "decoder"):
+        own, new = (row for row in longer["adaptation"]["moved"] if row["stack"] == stack)
+        assert (own["tokens"], own["pieces"], new["pieces"]) == (32, 1, 2)
+        assert 32 < new["tokens"] <= 61
+        assert own["relative_distance"] < 1e-6 < 1e-4 < new["relative_distance"]
+
+
 def test_one_objective_goes_on_from_the_other(world: World, prepared: Path, tmp_path: Path) -> None:
     pretrain(world, prepared, "bart-tiny", tmp_path / "bart")
     told = pretrain(world, prepared, "t5-tiny", tmp_path / "t5", "--from", tmp_path / "bart")

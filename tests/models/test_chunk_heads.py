@@ -194,7 +194,8 @@ def test_compiles_without_a_break(long_inputs: Any) -> None:
 class Numbers:
     """A tokenizer in miniature: a text is its ids, in decimal."""
 
-    vocab_size, pad_id, cls_id, sep_id = 53, 0, 2, 3
+    vocab_size, pad_id = 53, 0
+    frame, pair_frame = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, given: list[str]) -> list[np.ndarray]:
         return [np.array(text.split(), dtype=np.int64) for text in given]

@@ -324,6 +324,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "cold": ("full", {"temperature": 0.5}, "temperature is for drawing tokens; give do_sample=True"),
     "least": ("full", {"min_new_tokens": 9, "max_new_tokens": 8}, "are more than the 8 at the most"),
     "penalty": ("full", {"num_beams": 2, "length_penalty": float("nan")}, "length_penalty: Input should be a finite"),
+    "penalty alone": ("full", {"length_penalty": 2.0}, "length_penalty is for beams; give num_beams=2 or more, or"),
+    "drawn from few": (
+        "full",
+        {"do_sample": True, "num_beams": 2, "top_p": 0.9},
+        "top_p and num_beams=2 exclude each other; leave one out",
+    ),
     "drawn beams": ("full", {"do_sample": True, "num_beams": 2}, "exclude each other"),
     "many": ("full", {"num_return_sequences": 2}, "there are as many texts as beams"),
     "wide": ("full", {"num_beams": 22}, "of a vocabulary of 43; take at most half as many"),

@@ -244,3 +244,20 @@ def test_what_a_gpt2_adds_to_its_stream_begins_smaller(groups: int) -> None:
             writes = name.endswith(("output", "outer"))
             expected = 0.02 / 12**0.5 if writes else 0.02  # two sublayers of each of six layers write
             assert float(module.weight.std().detach()) == pytest.approx(expected, rel=0.02), name
+
+
+@pytest.mark.parametrize("segments", [0, 1])
+@pytest.mark.parametrize("stacks", [1, 2])
+def test_segments_that_a_model_has_not_are_refused_by_name(segments: int, stacks: int) -> None:
+    sizes = {"vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
+    stack = sizes | {"intermediate_size": 17, "max_position_embeddings": 11, "type_vocab_size": segments}
+    backbone = stack if stacks == 1 else {"kind": "encoder_decoder", "encoder": stack}
+    model = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "causal_lm"}}).build().eval()
+    ids, types = torch.tensor([[7, 5, 9]]), torch.tensor([[0, 0, 1]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids, token_type_ids=types * 0), model(ids), atol=0, rtol=0)
+    told = rf"token_type_ids has a 1, and this model tells no segments apart \(type_vocab_size={segments}\)"
+    with pytest.raises(UserError, match=told):
+        model(ids, token_type_ids=types)
+    with pytest.raises(UserError, match=told):
+        model.generate(ids, token_type_ids=types)

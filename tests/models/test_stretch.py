@@ -108,6 +108,27 @@ def test_positions_are_copied_over_and_over_or_cut(tokenizer: Tokenizer, kind: s
         stretched.model(ids(longer + 1))
 
 
+LATE = {"attention": {"kind": "disentangled", "max_relative_positions": 7}, "positions": {"kind": "none"}}
+
+
+@pytest.mark.parametrize("longer", [61, 13])
+@pytest.mark.parametrize("changes", [{}, {"attention": {"pos_att_type": ["c2p"]}}], ids=["alone", "other attention"])
+def test_the_mask_decoders_positions_are_copied_over_and_over_or_cut(
+    tokenizer: Tokenizer, changes: dict[str, Any], longer: int
+) -> None:
+    stored = made(tokenizer, **LATE, enhanced_mask_decoder=True)
+    stretched, origins = carried(stored, changes | {"max_position_embeddings": longer})
+    name = "backbone.embeddings.late.embedding.weight"
+    old, new = stored.model.state_dict()[name], stretched.model.state_dict()[name]
+    assert torch.equal(new, old[torch.arange(longer) % 23])
+    assert name in origins.changed
+    assert origins.fresh == ()
+    if not changes:
+        short = min(longer, 23)
+        assert torch.equal(stretched.model(ids(short)), stored.model(ids(short)))
+    stretched.model(ids(longer))
+
+
 @pytest.mark.parametrize("attention", [WINDOW, GLOBAL], ids=["window", "global"])
 def test_a_window_over_the_whole_text_is_full_attention_to_rounding(
     tokenizer: Tokenizer, attention: dict[str, Any]
@@ -217,6 +238,7 @@ def test_another_depth_has_the_checkpoints_layers(tokenizer: Tokenizer) -> None:
 def test_repeated_layers_stay_repeated(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer, num_hidden_layers=4, num_hidden_groups=2)
     deeper, _ = carried(stored, {"num_hidden_layers": 6})
+    assert carried(stored, {"num_hidden_layers": 2})[1].left == ()  # the second is layer 3, which is layer 2
     layers, own = deeper.model.backbone.layers, stored.model.backbone.layers
     assert layers[0] is layers[2]
     for layer, origin in ((0, 0), (5, 3)):
@@ -226,8 +248,8 @@ def test_repeated_layers_stay_repeated(tokenizer: Tokenizer) -> None:
 
 def test_new_words_are_the_mean_of_their_pieces(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer)  # 13 rows for 12 tokens: padded, as released checkpoints are
-    words = NewWords(12, ((5, 7, 11), (6,)))
-    backbone = stored.config.one_stack("this test").with_tokens(14, 0)
+    words = NewWords(12, ((5, 7, 11), (6,), ()))
+    backbone = stored.config.one_stack("this test").with_tokens(15, 0)
     config = stored.config.model_copy(update={"backbone": backbone})
     model = config.build().eval()
     origins = carry(stored, model, config, words=words)
@@ -236,7 +258,8 @@ def test_new_words_are_the_mean_of_their_pieces(tokenizer: Tokenizer) -> None:
         assert torch.equal(new[name][:12], old[name][:12])
         torch.testing.assert_close(new[name][12], old[name][[5, 7, 11]].mean(0))
         assert torch.equal(new[name][13], old[name][6])
-        assert "2 new rows" in origins.changed[name]
+        torch.testing.assert_close(new[name][14], old[name][:12].mean(0))
+        assert origins.changed[name].startswith("3 new rows, each the mean of its pieces; 1 without any, each the mean")
     assert torch.equal(model(ids(9))[..., :12], stored.model(ids(9))[..., :12])
 
 
@@ -256,6 +279,16 @@ MISTAKES = {
         NOWHERE | {"attention": {"kind": "relative_bias"}},
         {"max_position_embeddings": 61, "attention": {"kind": "performer"}},
         r"\(positions none, attention performer\) has nothing to stretch; keep max_position_embeddings=23",
+    ),
+    "no places any more": (
+        NOWHERE | {"attention": {"kind": "disentangled"}},
+        {"attention": {"kind": "full"}},
+        r"model.attention=full takes .* where a token stands \(positions none, attention disentangled\); keep that",
+    ),
+    "no places any more in a cycle": (
+        NOWHERE | {"attention": {"kind": "alternating", "cycle": [{"kind": "full"}, {"kind": "relative_bias"}]}},
+        {"max_position_embeddings": 13, "attention": {"kind": "alternating", "cycle": [{"kind": "full"}]}},
+        r"\(positions none, attention alternating\); keep that attention, or set model.attention to another",
     ),
     "windows alone": (NOWHERE | {"attention": WINDOW}, {"max_position_embeddings": 61}, "has nothing to stretch"),
     "a width": ({}, {"hidden_size": 44}, "model.hidden_size cannot be set beside a checkpoint"),

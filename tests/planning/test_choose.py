@@ -58,6 +58,19 @@ def test_the_first_limit_reached_is_named() -> None:
     assert outlook(Budget(time=6.0), Text(None, None), batch_size=2, row_tokens=3.0, step_seconds=2.0).steps == 3
 
 
+@pytest.mark.parametrize(("rows", "row_tokens"), [(33, 7.0), (145, 127.5), (5, 11.0), (64, 3.0)])
+def test_a_plan_has_one_number_of_epochs(rows: int, row_tokens: float) -> None:
+    """Where the last steps of an epoch are small ones too; and of tokens counted on two sides."""
+    budget, text = Budget(tokens=10**7), Text(rows, 17)
+    found = outlook(budget, text, batch_size=32, row_tokens=row_tokens, step_seconds=1.0)
+    told = short_of_text(budget, text.counted(row_tokens))
+    assert told is not None
+    epochs = 10**7 / (rows * row_tokens)
+    assert f"means {epochs:,.1f} epochs" in told
+    assert found.epochs == pytest.approx(epochs, abs=0.5 * 32 / rows)  # to the nearest step
+    assert found.tokens == pytest.approx(10**7, abs=0.5 * 32 * row_tokens)
+
+
 def test_more_tokens_than_there_are_mean_epochs() -> None:
     message = short_of_text(Budget(tokens=1000), Text(10, 400))
     assert message is not None

@@ -569,6 +569,11 @@ def test_the_command_makes_the_page(tmp_path: Path, undrawn: None) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.output) == {"report": str(path / "report" / "index.html")}
     assert (path / "comparison.json").is_file()
+    for options in (["--out", str(tmp_path / "mine")], ["--title", "Mine"], ["--title", ""]):
+        refused = CliRunner().invoke(app, ["report", str(path), *options])
+        assert isinstance(refused.exception, UserError)
+        assert "leave out --out and --title" in str(refused.exception)
+    assert not (tmp_path / "mine").exists()
 
 
 def test_crossovers_by_hand() -> None:

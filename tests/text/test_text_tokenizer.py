@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models, pre_tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError
@@ -281,11 +281,70 @@ def test_gpt2_like_lacks_roles_only_when_asked(tmp_path: Path) -> None:
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     tokenizer = Tokenizer.load(write(tmp_path, byte_level(["<|endoftext|>"]), names))
     assert tokenizer.cls_id == tokenizer.sep_id == tokenizer.unk_id == 0
-    for role in ("mask", "pad"):
-        with pytest.raises(UserError, match=rf"no {role} token \(it has .*<\|endoftext\|>.*{role}_token"):
-            getattr(tokenizer, f"{role}_id")
+    with pytest.raises(UserError, match=r"no mask token \(it has .*<\|endoftext\|>.*mask_token"):
+        _ = tokenizer.mask_id
     tokenizer.save(tmp_path / "again")
     assert Tokenizer.load(tmp_path / "again").sep_id == 0
+
+
+@pytest.mark.parametrize(
+    ("special", "named", "padding"),
+    [
+        (["<unk>", "<|endoftext|>"], {"eos_token": "<|endoftext|>"}, 1),
+        (["<eos>", "<unk>"], {"unk_token": "<unk>"}, 0),
+        (["<other>", "<unk>"], {"unk_token": "<unk>"}, 1),  # GPT's
+        (["<eos>", "<pad>"], {"eos_token": "<eos>"}, 1),
+    ],
+)
+def test_what_pads_where_nothing_is_named(
+    special: list[str], named: dict[str, str], padding: int, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, byte_level(special), named))
+    assert tokenizer.pad_id == padding
+    assert tokenizer.for_transformers().roles["pad"] == special[padding]
+
+
+def test_a_tokenizer_without_any_end_has_no_padding(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write(tmp_path, byte_level(["<other>"])))
+    with pytest.raises(UserError, match="no pad token"):
+        _ = tokenizer.pad_id
+
+
+TEMPLATE = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 2)])
+ROBERTA = processors.RobertaProcessing(("</s>", 2), ("<s>", 1))
+NAMES = {"cls_token": "<s>", "sep_token": "</s>"}
+ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize(
+    ("template", "named", "frame", "pair"),
+    [
+        (ROBERTA, NAMES, ([1], [2]), ([1], [2, 2], [2])),
+        (TEMPLATE, NAMES, ([], [2]), ([], [2], [2])),
+        (TEMPLATE, {}, ([], [2]), ([], [2], [2])),
+        (None, NAMES, ([1], [2]), ([1], [2], [2])),  # as one that is made here
+        (None, {}, ([1], [2]), ([1], [2], [2])),
+        (None, ENDS, ([], []), ([], [], [])),  # GPT-2's, whatever its tokens are called
+        (processors.ByteLevel(), ENDS, ([], []), ([], [], [])),
+        (processors.ByteLevel(), NAMES, ([1], [2]), ([1], [2], [2])),
+    ],
+)
+def test_the_frame_is_the_templates_or_that_of_its_own_tokens(
+    template: Any, named: dict[str, str], frame: Any, pair: Any, tmp_path: Path
+) -> None:
+    engine = byte_level(["<pad>", "<s>", "</s>"])
+    if template is not None:
+        engine.post_processor = template
+    tokenizer = Tokenizer.load(write(tmp_path / "given", engine, named))
+    tokenizer.save(tmp_path / "ours")
+    told = tokenizer.for_transformers()
+    for again in (tokenizer, Tokenizer.load(tmp_path / "ours"), told, told.for_transformers()):
+        assert (again.frame, again.pair_frame) == (frame, pair)
+    theirs = Engine.from_str(told.content)
+    one, two = (ids.tolist() for ids in tokenizer.encode_batch(["wool", "yarn is"]))
+    assert theirs.encode("wool").ids == [*frame[0], *one, *frame[1]]
+    assert theirs.encode("wool", "yarn is").ids == [*pair[0], *one, *pair[1], *two, *pair[2]]
+    assert (told.fingerprint == tokenizer.fingerprint) == (theirs.encode("wool").ids == engine.encode("wool").ids)
 
 
 def test_t5_like(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -25,6 +26,7 @@ from homespun.cli.options import (
     Overrides,
     Resume,
     StartingVectors,
+    Verbs,
     Writing,
     assigned,
     parts,
@@ -42,6 +44,7 @@ from homespun.errors import UserError
 
 app = typer.Typer(
     name="homespun",
+    cls=Verbs,
     help="Spin small language models from your own text, on your own machine, and see the evidence.",
     no_args_is_help=True,
     add_completion=False,
@@ -54,16 +57,35 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
 app.add_typer(distill_app, name="distill")
 app.add_typer(vectors_app, name="vectors")
-app.command()(convert)
-app.command()(export)
+app.command(short_help="Write a model in another form, and check it.")(convert)
+app.command(short_help="Write a model as an ONNX file, and check it.")(export)
 app.command()(generate)
-app.command()(summarize)
-app.command()(plan)
-app.command()(prompt)
-app.command()(senses)
+app.command(short_help="Summarise texts with a model that was fine-tuned to.")(summarize)
+app.command(short_help="What a recipe will take in memory and time, before it runs.")(plan)
+app.command(short_help="Zero-, one- and few-shot: a task told by a prompt.")(prompt)
+app.command(short_help="Show where else a word is used as it is here.")(senses)
 app.command()(compare)
-app.command()(measure)
+app.command(short_help="Measure what a model costs in use: seconds and memory.")(measure)
 app.command()(baselines)
+
+Model = Annotated[
+    str, typer.Argument(help="Run, model folder, Hugging Face folder or hub name of a model that was fine-tuned.")
+]
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"homespun {version('homespun')}")
+        raise typer.Exit
+
+
+@app.callback()
+def homespun(
+    asked: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """What stands before a verb."""
 
 
 @app.command()
@@ -102,7 +124,7 @@ def pretrain(
     tell_run(result, out, as_json)
 
 
-@app.command()
+@app.command(short_help="Fine-tune a pretrained model on labelled texts.")
 def finetune(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe such as classify, or a .yaml file.")],
     overrides: Overrides = None,
@@ -127,7 +149,7 @@ def finetune(
 
 @app.command()
 def evaluate(
-    run: Annotated[str, typer.Argument(help="A fine-tuned run or model folder.")],
+    run: Model,
     data: Annotated[list[str], typer.Option("--data", help="Labelled file, glob, folder or hub name; repeatable.")],
     text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
     label: Annotated[str | None, typer.Option("--label-field", help="As in training where not given.")] = None,
@@ -152,7 +174,7 @@ def evaluate(
 
 @app.command()
 def predict(
-    run: Annotated[str, typer.Argument(help="A fine-tuned run or model folder.")],
+    run: Model,
     inputs: Input,
     out: Annotated[Path, typer.Option("--out", help="A .jsonl or .csv file to write.")],
     text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
@@ -188,21 +210,29 @@ def predict(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, one or several, or the folder of one comparison.")],
-    out: Out = Path("report"),
-    title: Annotated[str, typer.Option(help="Of the page.")] = "Report",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; report by default.")] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page; Report by default.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one page about one run, or comparing several; that of a comparison stands in its own folder."""
+    """Write one page about one run, or comparing several.
+
+    That of a comparison stands in its own folder, under its own name: it takes neither --out nor --title.
+    """
     from homespun.report.comparison import is_comparison, write_comparison
     from homespun.report.page import write_report
 
     if len(runs) == 1 and is_comparison(runs[0]):
+        if out is not None or title is not None:
+            raise UserError(
+                f"the report of a comparison is written to {runs[0] / 'report'} and has its name; leave out --out and "
+                f"--title"
+            )
         tell({"report": str(write_comparison(runs[0]))}, as_json)
         return
-    tell({"report": str(write_report(runs, out, title=title))}, as_json)
+    tell({"report": str(write_report(runs, out or Path("report"), title=title or "Report"))}, as_json)
 
 
-@app.command()
+@app.command(short_help="The whole job, on documentation that is installed here.")
 def quickstart(
     out: Out = Path("runs/quickstart"),
     minutes: Annotated[float, typer.Option(help="For the whole of it, on this machine.")] = 5.5,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from homespun.cli.options import Json, Out, Overrides, Resume, parts, tell
 from homespun.errors import UserError
+
+if TYPE_CHECKING:
+    from homespun.report.table import Table
 
 
 def compare(
@@ -16,7 +20,8 @@ def compare(
     overrides: Overrides = None,
     out: Out = Path("runs/compare"),
     slots: Annotated[
-        int | None, typer.Option("--slots", help="Trials under way at a time, sharing the threads.")
+        int | None,
+        typer.Option("--slots", help="Trials under way at a time, sharing the threads; by default the recipe's, or 1."),
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run trials again that failed.")] = False,
     on_ray: Annotated[bool, typer.Option("--ray", help="On a Ray cluster (RAY_ADDRESS), or a local one.")] = False,
@@ -91,4 +96,37 @@ def baselines(
 
     if not start_from:
         raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")
-    tell(job(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume), as_json)
+    result = job(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume)
+    if as_json:
+        tell(result, as_json)
+        return
+    from homespun.report.console import print_tables
+
+    print_tables(_lines(result))
+    typer.echo(f"written: {out / 'result.json'}")
+
+
+def _lines(result: Mapping[str, Any]) -> Table:
+    """The measures of each baseline; over folds their means, with deviations."""
+    from homespun.report import formats
+    from homespun.report.table import Column, Table
+    from homespun.report.tables import BASELINES
+    from homespun.report.tasks import title
+
+    lines: dict[str, dict[str, Any]] = result["baselines"]
+    floats = (name for line in lines.values() for name, value in line.items() if isinstance(value, float))
+    measures = [name for name in dict.fromkeys(floats) if name != "seconds"]
+    columns = (
+        Column("baseline", numeric=False),
+        *(Column(title(name), formats.share_spread, parts=("mean", "deviation")) for name in measures),
+    )
+    rows = tuple(
+        (BASELINES.get(baseline, baseline), *(_spread(line, name) for name in measures))
+        for baseline, line in lines.items()
+    )
+    on = f"{result['rows']:,} examples ({result['measured_on']})"
+    return Table("baselines", f"Baselines on {on}", columns, rows)
+
+
+def _spread(line: dict[str, Any], name: str) -> tuple[float, float | None] | None:
+    return (line[name], line.get("std", {}).get(name)) if name in line else None

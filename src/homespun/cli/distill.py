@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Json, Out, Overrides, Resume, parts, tell_run
+from homespun.cli.options import Json, Out, Overrides, Resume, Verbs, parts, tell_run
 from homespun.errors import UserError
 
 distill_app = typer.Typer(
-    help="Teach a smaller model what a larger one knows.", no_args_is_help=True, rich_markup_mode=None
+    cls=Verbs, help="Teach a smaller model what a larger one knows.", no_args_is_help=True, rich_markup_mode=None
 )
 Taught = Annotated[str, typer.Option("--teacher", help="Run or model to learn from, of the student's tokenizer.")]
 Student = Annotated[
@@ -22,7 +22,7 @@ Layers = Annotated[
 ]
 
 
-@distill_app.command("pretrain")
+@distill_app.command("pretrain", short_help="On a corpus, as DistilBERT was.")
 def distill_pretrain(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe such as distil-mini, or a .yaml file.")],
     teacher: Taught,
@@ -58,7 +58,7 @@ def distill_pretrain(
     tell_run(result, out, as_json)
 
 
-@distill_app.command("finetune")
+@distill_app.command("finetune", short_help="On labelled texts, with what a teacher says of each.")
 def distill_finetune(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe such as distil-classify, or a .yaml file.")],
     teacher: Taught,

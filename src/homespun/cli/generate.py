@@ -28,7 +28,9 @@ def generate(
     num_beams: Annotated[
         int | None, typer.Option(help="Texts held at a time; 1: the likeliest token is taken.")
     ] = None,
-    length_penalty: Annotated[float | None, typer.Option(help="Above 0, longer beams are preferred.")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="With --num-beams; above 0, longer beams are preferred.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="Draw tokens, from scores divided by it.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Draw from the so many likeliest.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest with this share.")] = None,

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from homespun.errors import UserError
+from homespun.errors import UserError, nearest
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Input = Annotated[list[str], typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")]
 TextFields = Annotated[
-    list[str] | None, typer.Option("--text-field", help="Column of the text; repeatable, joined with a space.")
+    list[str] | None,
+    typer.Option("--text-field", help="Column of the text, text by default; repeatable, joined with a space."),
 ]
 LabelField = Annotated[str | None, typer.Option("--label-field", help="Column of a label to keep.")]
 Encoding = Annotated[str | None, typer.Option("--encoding", help="Of text files; detected where not given.")]
@@ -34,6 +36,20 @@ Writing = Annotated[
 StartingVectors = Annotated[
     Path | None, typer.Option("--vectors", help="Word vectors that the embeddings begin with: folder, .txt or .bin.")
 ]
+
+
+class Verbs(TyperGroup):
+    """A command of commands; one that there is not is a mistake in one line, which says what there is."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first of ``args`` names, and what it is given.
+
+        Raises:
+            UserError: there is none of that name.
+        """
+        if args[0] not in self.commands:
+            raise UserError(f"{ctx.command_path} has no command {args[0]!r}{nearest(args[0], self.commands)}")
+        return super().resolve_command(ctx, args)
 
 
 def parts(value: str | None) -> list[str] | None:

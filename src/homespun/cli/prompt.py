@@ -17,7 +17,9 @@ def prompt(
     test: Annotated[
         list[str] | None, typer.Option("--test", help="Texts to ask about; of --data if not given.")
     ] = None,
-    text: Annotated[list[str] | None, typer.Option("--text-field", help="Column of the text; repeatable.")] = None,
+    text: Annotated[
+        list[str] | None, typer.Option("--text-field", help="Column of the text, text by default; repeatable.")
+    ] = None,
     label: Annotated[str, typer.Option("--label-field", help="Column of the label.")] = "label",
     shots: Annotated[str, typer.Option("--shots", help="Examples in the prompt, such as 0,1,4.")] = "0,1,4",
     draws: Annotated[int, typer.Option("--draws", help="Times that examples are drawn, of each number.")] = 3,

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Json, Overrides, tell
+from homespun.cli.options import Json, Overrides, Verbs, tell
 
-recipes_app = typer.Typer(no_args_is_help=True, help="The shipped recipes.")
+recipes_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="The shipped recipes.")
 
 
 @recipes_app.command("list")

@@ -8,12 +8,13 @@ from typing import Annotated
 
 import typer
 
+from homespun.cli.options import Verbs
 from homespun.errors import UserError
 
-show_app = typer.Typer(no_args_is_help=True, help="Draw what a model does.")
+show_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Draw what a model does.")
 
 
-@show_app.command("attention")
+@show_app.command("attention", short_help="Draw which token sees which, in each layer and head.")
 def show_attention(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a .yaml file, a run or a model.")],
     overrides: Annotated[
@@ -51,7 +52,7 @@ def show_attention(
     print_facts(facts)
 
 
-@show_app.command("alignment")
+@show_app.command("alignment", short_help="Draw which tokens are looked at while others are written.")
 def show_alignment(
     run: Annotated[str, typer.Argument(help="A run or a model that writes through additive attention.")],
     source: Annotated[str, typer.Option(help="The text to be read.")],

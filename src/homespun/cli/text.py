@@ -17,14 +17,15 @@ from homespun.cli.options import (
     Normalise,
     Out,
     TextFields,
+    Verbs,
     choice,
     parts,
     tell,
 )
 from homespun.errors import UserError
 
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer, or extend one.")
-corpus_app = typer.Typer(no_args_is_help=True, help="Build a corpus of tokens, and look at it.")
+tokenizer_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Train a tokenizer, or extend one.")
+corpus_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Build a corpus of tokens, and look at it.")
 
 
 @tokenizer_app.command("train")
@@ -49,7 +50,12 @@ def tokenizer_train(
     from homespun.text.tokenizer import KINDS
 
     what = reading(
-        inputs, text_fields=text_fields or ("text",), encoding=encoding, columns=parts(columns), normalise=normalise
+        inputs,
+        text_fields=text_fields or ("text",),
+        encoding=encoding,
+        columns=parts(columns),
+        normalise=normalise,
+        duplicates="keep",
     )
     meter = Meter(inputs)
     with Display(json=as_json) as display:
@@ -74,7 +80,7 @@ def tokenizer_train(
     )
 
 
-@tokenizer_app.command("extend")
+@tokenizer_app.command("extend", short_help="Add words of your text, or sentinels, to a tokenizer.")
 def tokenizer_extend(
     source: Annotated[str, typer.Argument(help="Run or model whose tokenizer to extend, or a tokenizer's folder.")],
     out: Out,
@@ -104,6 +110,7 @@ def tokenizer_extend(
             encoding=encoding,
             columns=parts(columns),
             normalise=normalise,
+            duplicates="keep",
         )
     meter = Meter(inputs or [])
     with Display(json=as_json) as display:
@@ -176,7 +183,7 @@ def corpus_build(
     tell(describe_corpus(corpus, out), as_json)
 
 
-@corpus_app.command("lengths")
+@corpus_app.command("lengths", short_help="Lengths in tokens by class and split.")
 def corpus_lengths(
     corpus: Annotated[Path | None, typer.Argument(help="Corpus folder; or give --input with a tokenizer.")] = None,
     inputs: Annotated[list[str] | None, typer.Option("--input", help="Labelled files, one split each.")] = None,

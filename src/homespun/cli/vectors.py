@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Out, Overrides, parts, tell
+from homespun.cli.options import Json, Out, Overrides, Verbs, parts, tell
 
-vectors_app = typer.Typer(no_args_is_help=True, help="Train word vectors, ask them, measure them, draw them.")
+vectors_app = typer.Typer(
+    cls=Verbs, no_args_is_help=True, help="Train word vectors, ask them, measure them, draw them."
+)
 Vectors = Annotated[Path, typer.Argument(help="Folder of word vectors, or a .txt, .vec or .bin file of word2vec.")]
 Count = Annotated[int, typer.Option("--count", help="How many words to show.")]
 
@@ -32,7 +34,7 @@ def vectors_train(
     tell(result, as_json)
 
 
-@vectors_app.command("similar")
+@vectors_app.command("similar", short_help="The words nearest to a word, with their cosines.")
 def vectors_similar(
     vectors: Vectors,
     word: Annotated[str, typer.Argument(help="Whose neighbours to show.")],
@@ -60,7 +62,7 @@ def vectors_analogy(
     _tell_words(open_vectors(vectors).analogy(a, b, c, count), as_json)
 
 
-@vectors_app.command("evaluate")
+@vectors_app.command("evaluate", short_help="Measure them by analogies and similarities.")
 def vectors_evaluate(
     vectors: Vectors,
     data: Annotated[Path, typer.Option("--data", help="Lists of analogies and similarities: a file or a folder.")],
@@ -105,7 +107,7 @@ def vectors_map(
     )
 
 
-@vectors_app.command("convert")
+@vectors_app.command("convert", short_help="Write word vectors in another form.")
 def vectors_convert(
     vectors: Vectors,
     out: Annotated[Path, typer.Option("--out", help="Folder, or a .txt, .vec or .bin file of word2vec.")],
@@ -119,7 +121,7 @@ def vectors_convert(
     tell({"vectors": str(out), "words": len(opened), "size": opened.size}, as_json)
 
 
-@vectors_app.command("begin")
+@vectors_app.command("begin", short_help="Write an untrained model that begins with word vectors.")
 def vectors_begin(
     recipe: Annotated[str, typer.Argument(help="A recipe of pretraining, whose model is taken, or a .yaml file.")],
     vectors: Annotated[Path, typer.Option("--vectors", help="Word vectors for its embeddings.")],

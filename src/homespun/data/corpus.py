@@ -48,6 +48,7 @@ class Corpus:
         self.num_documents: int = description["documents"]
         self.num_tokens: int = description["tokens"]
         self.num_bytes: int = description["bytes"]  # UTF-8 bytes of the raw text
+        self.num_words: int | None = description.get("words")  # between white space; None: built before it was counted
         self.label_counts: dict[str, int] = description["labels"]
         self.has_sentences: bool = description["sentences"]
         self._tokenizer: dict[str, Any] = description["tokenizer"]
@@ -136,6 +137,13 @@ class Corpus:
         if ends is None:
             raise UserError(f"corpus {self.path} was built without sentence ends; build it again with sentences=True")
         return ends
+
+    def counts(self, first: int) -> np.ndarray:
+        """(vocabulary - first,) int64: how often each token from ``first`` on is in it."""
+        counts = np.zeros(self._tokenizer["vocab_size"] - first, np.int64)
+        for shard in self._shards:
+            counts += np.bincount(shard.ids[shard.ids >= first] - first, minlength=len(counts))
+        return counts
 
     def split(self, validation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Document indices (ascending int64) for training and for validation; at least one on each side.
@@ -239,11 +247,12 @@ class _Building:
     """The folder on its way: the shards in it, as its manifest says, and the one in memory."""
 
     def __init__(self, folder: Path, written: list[dict[str, Any]], *, sentences: bool) -> None:
-        last: dict[str, Any] = written[-1] if written else {"consumed": 0, "bytes": 0, "labels": {}}
+        last: dict[str, Any] = written[-1] if written else {"consumed": 0, "bytes": 0, "words": 0, "labels": {}}
         self.folder, self.sentences = folder, sentences
         self.shards = [ShardRecord(**line["shard"]) for line in written]
         self.consumed: int = last["consumed"]  # documents of the stream, with those that had no token
         self.num_bytes: int = last["bytes"]
+        self.num_words: int | None = last.get("words")  # None: begun before they were counted
         self.labels = Counter[str](last["labels"])
         self._buffer = ShardBuffer()
 
@@ -252,6 +261,8 @@ class _Building:
         if not document.pieces:
             return
         self.num_bytes += document.num_bytes
+        if self.num_words is not None:
+            self.num_words += document.num_words
         if document.label is not None:
             self.labels[document.label] += 1
         self._buffer.add(document.pieces, document.label, sentences=self.sentences)
@@ -262,8 +273,8 @@ class _Building:
         if not self._buffer.tokens:
             return
         shard = self._buffer.write(self.folder, f"tokens-{len(self.shards):05}.arrow", sentences=self.sentences)
-        line = {"shard": asdict(shard), "consumed": self.consumed, "bytes": self.num_bytes, "labels": self.labels}
-        _append(self.folder, line)
+        totals = {"bytes": self.num_bytes, "words": self.num_words, "labels": self.labels}
+        _append(self.folder, {"shard": asdict(shard), "consumed": self.consumed} | totals)
         self.shards.append(shard)
         self._buffer = ShardBuffer()
 
@@ -320,6 +331,7 @@ def _finish(building: _Building, tokenizer: Tokenizer) -> None:
         "documents": sum(shard.documents for shard in building.shards),
         "tokens": sum(shard.tokens for shard in building.shards),
         "bytes": building.num_bytes,
+        "words": building.num_words,
         "sentences": building.sentences,
         "tokenizer": _facts(tokenizer),
         "labels": dict(sorted(building.labels.items())),

@@ -28,9 +28,11 @@ class Encoded:
     pieces: list[np.ndarray]  # its token ids, in order; the sentences, where they were asked for
     label: str | None
     num_bytes: int  # UTF-8 bytes of its text
+    num_words: int  # what of its text stands between white space
 
 
-_Piece = tuple[str, tuple[str | None, int] | None]  # a text; label and bytes of the document that it is the last of
+_Facts = tuple[str | None, int, int]  # label, bytes and words of a document
+_Piece = tuple[str, _Facts | None]  # a text, with the facts of the document that it is the last of
 
 
 def encode_documents(
@@ -60,9 +62,10 @@ def _batches(documents: Iterable[Document], *, sentences: bool) -> Iterator[list
     for document in documents:
         text, num_bytes = _valid(document.text)
         label = None if document.label is None else without_surrogates(document.label)
+        facts = (label, num_bytes, sum(1 for _ in _WORD.finditer(text)))
         start = 0
         for end in _cuts(text, sentences=sentences):
-            batch.append((text[start:end], (label, num_bytes) if end == len(text) else None))
+            batch.append((text[start:end], facts if end == len(text) else None))
             characters += end - start
             start = end
             if characters >= BATCH_CHARACTERS:
@@ -82,6 +85,7 @@ def _valid(text: str) -> tuple[str, int]:
 
 
 _SPACE = re.compile(r"(?<=\S)\s")
+_WORD = re.compile(r"\S+")
 
 
 def _cuts(text: str, *, sentences: bool) -> Iterator[int]:

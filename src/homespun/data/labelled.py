@@ -109,9 +109,11 @@ def _number_or_name(name: str) -> tuple[bool, float, str]:
 class LabelledRows:
     """One row a text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
 
-    What is read of a longer text is for ``long_inputs`` to say. Where that is chunks, the row is ``[CLS] chunk [SEP]
-    [CLS] chunk [SEP] ...`` and its ``documents`` number them. Of a pair, the longer text is cut first. Token ids lie in
-    one flat array, 2 or 4 bytes a token, whatever the number of texts. An empty text is the row ``[CLS] [SEP]``.
+    The special tokens are those of the tokenizer's `Tokenizer.frame` and `Tokenizer.pair_frame`, if any. What is read
+    of a longer text is for ``long_inputs`` to say. Where that is chunks, the row is ``[CLS] chunk [SEP] [CLS] chunk
+    [SEP] ...`` and its ``documents`` number them. Of a pair, the longer text is cut first. Token ids lie in one flat
+    array, 2 or 4 bytes a token, whatever the number of texts. An empty text is the row ``[CLS] [SEP]``, and a token of
+    padding where there are none around it.
 
     Args:
         texts: the texts, ``pairs`` their second texts where a row is a pair.
@@ -144,7 +146,8 @@ class LabelledRows:
         pairs: Sequence[str] | None = None,
         segments: bool = True,
     ) -> None:
-        room = length - (2 if pairs is None else 3)
+        frame = tokenizer.frame if pairs is None else tokenizer.pair_frame
+        room = length - sum(map(len, frame))
         if room < (1 if pairs is None else 2):
             raise UserError(f"a length of {length} tokens leaves no room between the special tokens; give 16 or more")
         if pairs is not None and long_inputs != TRUNCATE:
@@ -162,7 +165,8 @@ class LabelledRows:
         reach = long_inputs.reach(room)
 
         kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-        cls, sep = np.array([tokenizer.cls_id], kind), np.array([tokenizer.sep_id], kind)
+        begin, *between, end = (np.array(ids, kind) for ids in frame)
+        nothing = np.array([tokenizer.pad_id], kind)
         pieces: list[NDArray[Any]] = [np.empty(0, kind)]
         lengths, firsts, cut, one_sided, self.empty = [], [], [], [], 0
         for start in range(0, len(texts), _CHUNK):
@@ -177,10 +181,11 @@ class LabelledRows:
                 one_sided.append(other is not None and not (len(ids) and len(other)))
                 if other is None:
                     pieces_of_text = long_inputs.pieces(ids, room)
-                    row = [ids for piece in pieces_of_text for ids in (cls, piece.astype(kind), sep)]
+                    row = [ids for piece in pieces_of_text for ids in (begin, piece.astype(kind), end)]
                 else:
                     keep, keep_other = _cut_longer(len(ids), len(other), room)
-                    row = [cls, ids[:keep].astype(kind), sep, other[:keep_other].astype(kind), sep]
+                    row = [begin, ids[:keep].astype(kind), *between, other[:keep_other].astype(kind), end]
+                row = row if any(map(len, row)) else [nothing]
                 lengths.append(sum(map(len, row)))
                 firsts.append(sum(map(len, row[:3])))
                 pieces += row

@@ -181,9 +181,9 @@ class Window:
 class QuestionRows:
     """A row a window of a question's text, ``[CLS] question [SEP] window [SEP]``; windows overlap by ``stride`` tokens.
 
-    ``label`` are the places of the first and the last token of the first answer, and those of ``[CLS]`` where the
-    window does not hold all of it (Devlin et al. 2019, section 4.3). ``sentence_ends`` tell where the question ends.
-    Questions about an empty text have no row.
+    The special tokens are those of `Tokenizer.pair_frame`. ``label`` are the places of the first and the last token of
+    the first answer, and those of the row's first where the window does not hold all of it (Devlin et al. 2019, section
+    4.3). ``sentence_ends`` tell where the question ends. Questions about an empty text have no row.
 
     Args:
         questions: the questions.
@@ -208,9 +208,11 @@ class QuestionRows:
     ) -> None:
         self._segments = segments
         self.questions = questions
-        self._cls, self._sep = tokenizer.cls_id, tokenizer.sep_id
+        self._frame = tokenizer.pair_frame
+        before, between, after = map(len, self._frame)
+        special = before + between + after
         asked, self.cut = _heads(tokenizer, [one.question for one in questions], question_length)
-        room = length - 3 - max((len(ids) for ids in asked), default=0)
+        room = length - special - max((len(ids) for ids in asked), default=0)
         if room - stride < 1:
             raise UserError(
                 f"data.length={length} leaves {max(room, 0)} tokens for a text beside the longest question, and "
@@ -227,10 +229,11 @@ class QuestionRows:
         for number, one in enumerate(questions):
             ids, _ = self._texts[one.context]
             if not one.is_empty and len(ids):
-                room = length - 3 - len(asked[number])
+                place = before + len(asked[number]) + between
+                room = length - place - after
                 for begin in window_starts(len(ids), room, room - stride).tolist():
-                    self.windows.append(Window(number, begin, len(ids[begin : begin + room]), len(asked[number]) + 2))
-        self.lengths: NDArray[np.int64] = np.array([w.place + w.tokens + 1 for w in self.windows], dtype=np.int64)
+                    self.windows.append(Window(number, begin, len(ids[begin : begin + room]), place))
+        self.lengths: NDArray[np.int64] = np.array([w.place + w.tokens + after for w in self.windows], dtype=np.int64)
         first = np.array([window.question for window in self.windows], dtype=np.int64)
         self.counts: dict[str, int] = {
             "empty_contexts": sum(one.is_empty for one in questions),
@@ -273,7 +276,8 @@ class QuestionRows:
         window = self.windows[index]
         ids, _ = self._texts[self.questions[window.question].context]
         piece = ids[window.start : window.start + window.tokens]
-        parts = ([self._cls], self._asked[window.question], [self._sep], piece, [self._sep])
+        before, between, after = self._frame
+        parts = (before, self._asked[window.question], between, piece, after)
         input_ids = np.concatenate(parts, dtype=np.int64, casting="unsafe")
         label = np.zeros(2, dtype=np.int64)
         answer = self._answers[window.question]

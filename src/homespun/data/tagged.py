@@ -99,9 +99,9 @@ def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
 class TaggedRows:
     """A row a sentence, ``[CLS] pieces [SEP]``, or several where it is longer than ``length``: windows that overlap.
 
-    The words are joined by a space and cut into pieces as any text is; the first piece of a word carries its tag
-    (Devlin et al. 2019, section 5.3). In windows that overlap, a word belongs to that in which it has the most text on
-    both sides, and to no other.
+    The special tokens are those of `Tokenizer.frame`. The words are joined by a space and cut into pieces as any text
+    is; the first piece of a word carries its tag (Devlin et al. 2019, section 5.3). In windows that overlap, a word
+    belongs to that in which it has the most text on both sides, and to no other.
 
     Args:
         sentences: words and tags; without tags where they are to be told.
@@ -116,13 +116,14 @@ class TaggedRows:
     def __init__(
         self, sentences: Sequence[TaggedWords], tokenizer: Tokenizer, *, length: int, stride: int, names: Labels
     ) -> None:
-        room = length - 2
+        self._frame = tokenizer.frame
+        self._first, special = len(self._frame[0]), sum(map(len, self._frame))
+        room = length - special
         if room - stride < 1:
             raise UserError(
                 f"data.length={length} leaves no room for data.stride={stride} and more; give a smaller stride"
             )
         self.sentences = sentences
-        self._cls, self._sep = tokenizer.cls_id, tokenizer.sep_id
         self._numbers = {name: number for number, name in enumerate(names.names)}
         self._rows: list[tuple[int, NDArray[Any], NDArray[np.int64], NDArray[np.int64]]] = []
         self.counts = {"empty_sentences": 0, "words_without_pieces": 0, "windowed": 0, "unseen_tags": 0}
@@ -131,7 +132,7 @@ class TaggedRows:
             encoded = tokenizer.encode_with_offsets([" ".join(sentence.words) for sentence in part])
             for place, (ids, offsets) in enumerate(encoded, start=start):
                 self._add(place, ids, offsets, room, room - stride)
-        self.lengths: NDArray[np.int64] = np.array([len(ids) + 2 for _, ids, _, _ in self._rows], dtype=np.int64)
+        self.lengths: NDArray[np.int64] = np.array([len(ids) + special for _, ids, _, _ in self._rows], dtype=np.int64)
 
     def _add(self, sentence: int, ids: NDArray[Any], offsets: NDArray[np.int64], room: int, step: int) -> None:
         words, tags = self.sentences[sentence].words, self.sentences[sentence].tags
@@ -146,7 +147,7 @@ class TaggedRows:
         owners = owner_of(places, starts, len(ids), room)
         for number, start in enumerate(starts.tolist()):
             own = owners == number
-            self._rows.append((sentence, ids[start : start + room], places[own] - start + 1, of_word[own]))
+            self._rows.append((sentence, ids[start : start + room], places[own] - start + self._first, of_word[own]))
 
     def owner(self, index: int) -> int:
         """The number of the sentence that a row is of."""
@@ -163,7 +164,8 @@ class TaggedRows:
     def __getitem__(self, index: int) -> Row:
         """``label`` is (tokens,), with `NONE` where there is none; the row of a sentence without tags has none."""
         sentence, ids, places, words = self._rows[index]
-        input_ids = np.concatenate([[self._cls], ids, [self._sep]], dtype=np.int64, casting="unsafe")
+        before, after = self._frame
+        input_ids = np.concatenate([before, ids, after], dtype=np.int64, casting="unsafe")
         tags = self.sentences[sentence].tags
         if not tags:
             return Row(input_ids)

@@ -17,6 +17,7 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.convert import to_theirs
 from homespun.hf.family import Architecture
+from homespun.hf.open import is_hub_name
 from homespun.hf.place import find_place
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.model import Model
@@ -24,6 +25,10 @@ from homespun.models.store import weights_of
 from homespun.text.tokenizer import Tokenizer
 
 OFFER = "`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library"
+CONFIG, CARD = "config.json", "README.md"
+REPORT = "conversion.json"  # beside a model that `homespun convert` wrote, in any form
+_WEIGHTS = "model.safetensors"
+_BESIDE = frozenset({_WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
 
 
 @dataclass(frozen=True)
@@ -48,11 +53,12 @@ def export_huggingface(
     tokenizer: Tokenizer,
     *,
     labels: Labels | None = None,
+    base_model: str | Path | None = None,
 ) -> ExportReport:
     """Write ``folder`` whole or not at all: weights, config.json, tokenizer, model card. It replaces an older export.
 
     A model that no family has, such as one with Linformer's attention, is not written; a head that none has is left
-    out, and the backbone written alone. The report says so.
+    out, and the backbone written alone. The report says so. The card names the ``base_model`` that was gone on from.
 
     Raises:
         UserError: ``folder`` holds something else than an export; the tokenizer or the labels are of another model.
@@ -63,8 +69,7 @@ def export_huggingface(
             f"the tokenizer has {tokenizer.vocab_size} tokens and the model embeds {config.backbone.vocab_size}; "
             f"export a model with its own tokenizer"
         )
-    if folder.exists() and not (folder.is_dir() and ((folder / "config.json").is_file() or not any(folder.iterdir()))):
-        raise UserError(f"{folder} holds other things; export into a new or empty folder")
+    check_replaceable(folder, CONFIG, CARD)
     # transformers finds padding by its id, so the id is the tokenizer's, which made the texts
     config = config.model_copy(
         update={"backbone": config.backbone.with_tokens(config.backbone.vocab_size, tokenizer.pad_id)}
@@ -97,12 +102,13 @@ def export_huggingface(
         made.mkdir()
         # "format" is what transformers tells safetensors of torch by
         tensors = {name: tensor.cpu().contiguous() for name, tensor in theirs.items()}
-        save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-        tokenizer.save(made)
+        save_file(tensors, made / _WEIGHTS, metadata={"format": "pt"})
+        tokenizer.for_transformers().save(made)
         _complete_tokenizer(made / "tokenizer_config.json", config.backbone)
-        (made / "config.json").write_text(_json(tree), encoding="utf-8")
+        (made / CONFIG).write_text(_json(tree), encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in theirs.values())
-        (made / "README.md").write_text(_card(architecture, config, parameters, notes), encoding="utf-8")
+        card = _card(architecture, config, parameters, notes, base_model)
+        (made / CARD).write_text(card, encoding="utf-8")
         for path in made.iterdir():
             with path.open("rb") as stream:
                 os.fsync(stream.fileno())
@@ -112,14 +118,46 @@ def export_huggingface(
     return ExportReport(str(folder), architecture.name, notes)
 
 
+def check_replaceable(folder: Path, description: str, *others: str) -> None:
+    """That nothing is lost where a model in ``folder`` is replaced: it is new, or empty, or holds a model and no more.
+
+    Args:
+        folder: where the model is to be.
+        description: the file in it that says what model it is.
+        others: names of files that may be there, beside those of weights and tokenizer.
+
+    Raises:
+        UserError: it holds something else, which is named.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file; give a new or empty folder")
+    found = sorted(folder.iterdir())
+    known = {description, *others, *_BESIDE}
+    foreign = [path for path in found if path.name not in known or not path.is_file()]
+    if not {description, _WEIGHTS} <= {path.name for path in found}:  # a few files of such names are no model
+        foreign = foreign or found
+    if foreign:
+        raise UserError(f"{folder} holds other things, such as {foreign[0].name}; give a new or empty folder")
+
+
 def export_beside(
-    run: str | Path, model: Model, config: ModelConfig, tokenizer: Tokenizer, *, labels: Labels | None = None
+    run: str | Path,
+    model: Model,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    labels: Labels | None = None,
+    base_model: str | Path | None = None,
 ) -> dict[str, Any]:
     """`export_huggingface` into ``hf/`` of a run directory; the report as plain values, for ``result.json``.
 
     Where no family has the model, the notes offer another way out.
     """
-    report = asdict(export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels))
+    report = asdict(
+        export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels, base_model=base_model)
+    )
     return report if report["folder"] is not None else report | {"notes": (*report["notes"], OFFER)}
 
 
@@ -127,14 +165,23 @@ def _complete_tokenizer(path: Path, backbone: BackboneConfig) -> None:
     """What transformers must know of the model when it makes its inputs: the length, and whether it has segments."""
     tree = json.loads(path.read_text(encoding="utf-8"))
     tree["model_max_length"] = backbone.max_position_embeddings
-    if backbone.type_vocab_size < 2:  # the tokenizer marks second texts as segment 1, which this model does not have
-        tree["model_input_names"] = ["input_ids", "attention_mask"]
+    # which of them it leaves out by itself differs from version to version
+    segments = ["token_type_ids"] if backbone.type_vocab_size > 1 else []
+    tree["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     path.write_text(_json(tree), encoding="utf-8")
 
 
-def _card(architecture: Architecture, config: ModelConfig, parameters: int, notes: tuple[str, ...]) -> str:
+def _card(
+    architecture: Architecture,
+    config: ModelConfig,
+    parameters: int,
+    notes: tuple[str, ...],
+    base_model: str | Path | None,
+) -> str:
     backbone = config.backbone
     front = ["---", "library_name: transformers"]
+    # there, where the card may be read, a folder of this machine is no model
+    front += [f"base_model: {base_model}"] if base_model is not None and is_hub_name(str(base_model)) else []
     front += [f"pipeline_tag: {architecture.pipeline}"] if architecture.pipeline else []
     front += ["tags:", "- homespun", "---"]
     body = [
@@ -152,6 +199,7 @@ def _card(architecture: Architecture, config: ModelConfig, parameters: int, note
         f'model = {architecture.name}.from_pretrained("path/to/this/folder")',
         "```",
     ]
+    body += ["", f"Its training went on from `{base_model}`."] if base_model is not None else []
     body += ["", "What to know:", "", *(f"- {note}" for note in notes)] if notes else []
     body += ["", "Its training data and its quality are not recorded in this folder."]
     return "\n".join([*front, "", *body]) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +13,19 @@ from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Leftover, Table, Weights, their_name, to_ours
 from homespun.hf.families import FAMILIES
-from homespun.hf.family import STORED, Family
+from homespun.hf.families.bert import no_pooler
+from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modern, read_json, read_weights
-from homespun.models.config import ModelConfig
+from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.outline import outline
 from homespun.models.store import Stored, build_undrawn, load_model, take_weights, weights_of
-from homespun.text.tokenizer import STAND_INS, Tokenizer
+from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_files import VOCABULARIES
+
+logger = logging.getLogger(__name__)
 
 _NATIVE, _FOREIGN = "homespun.json", "config.json"
 _OF_A_HEAD = "of a head, and the model is opened without"
@@ -48,7 +52,18 @@ class Opened:
 
 def open_model(source: str | Path, *, head: str | None = STORED) -> Stored:
     """The model in ``source``, in evaluation mode, on the CPU; see `open_any`."""
-    stored = open_any(source, head=head).stored
+    return _with_end(open_any(source, head=head).stored)
+
+
+def open_to_go_on(source: str | Path) -> Stored:
+    """`open_model`, to be trained further: what differs from the model in the files is said, in a warning each."""
+    opened = open_any(source)
+    for note in opened.notes:
+        logger.warning("%s: %s", source, note)
+    return _with_end(opened.stored)
+
+
+def _with_end(stored: Stored) -> Stored:
     tokens, roles = stored.model.special_tokens, stored.tokenizer.roles
     if tokens.eos_token_id is None and ("sep" in roles or "eos" in roles):  # what the config leaves to the tokenizer
         stored.model.special_tokens = replace(tokens, eos_token_id=stored.tokenizer.sep_id)
@@ -84,6 +99,8 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> Opened:
         raise UserError(f"{folder} is a checkpoint, which only --resume reads; give the run, {run}, once it has ended")
     if has_weights(folder):
         raise UserError(f"{folder} has weights but no {_FOREIGN}, which says what model they are of")
+    if (folder / "tokenizer.json").is_file():
+        raise UserError(f"{folder} holds a tokenizer and no model; give the folder of a model or of a run")
     raise UserError(f"{folder} holds no model: neither model/, nor {_NATIVE}, nor {_FOREIGN} of Hugging Face")
 
 
@@ -156,11 +173,17 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
         _mapped(table, converted, there, config),
         tuple(Leftover(there[left.name], left.reason) for left in leftovers),
         (
-            *architecture.notes(config.backbone),
+            *_of_files(architecture, config.backbone),
             *family.dropout_notes(architecture, config, tree),
             *_widened(converted),
         ),
     )
+
+
+def _of_files(architecture: Architecture, backbone: BackboneConfig) -> tuple[str, ...]:
+    """The notes on a class, without those on what transformers adds to it when it is opened there."""
+    added = no_pooler(backbone) if isinstance(backbone, EncoderConfig) else ()
+    return tuple(note for note in architecture.notes(backbone) if note not in added)
 
 
 def _widened(weights: Weights) -> tuple[str, ...]:
@@ -174,14 +197,15 @@ def _widened(weights: Weights) -> tuple[str, ...]:
 def _with_named_ends(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
     """The tokenizer, with the special tokens that config.json names to begin and end a text: some have several."""
     roles = tokenizer.roles
-    for role, key in (("cls", "bos_token_id"), ("sep", "eos_token_id")):
-        token = tree.get(key)
+    for role, stand_in in (("cls", "bos"), ("sep", "eos")):
+        token = tree.get(f"{stand_in}_token_id")
         if not isinstance(token, int) or not 0 <= token < tokenizer.vocab_size:
             continue
         # many configs name GPT-2's own 50256 whatever the vocabulary, in which it may be a word
         name = tokenizer.tokens[token] if tokenizer.special_mask[token] else ""
-        if name and name != roles.get(role, roles.get(STAND_INS[role])):
-            roles[role] = name
+        if name and name != roles.get(role, roles.get(stand_in)):
+            roles.pop(role, None)
+            roles[stand_in] = name
     return tokenizer if roles == tokenizer.roles else Tokenizer(tokenizer.content, roles)
 
 
@@ -231,10 +255,22 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
             )
 
 
+def is_hub_name(source: str) -> bool:
+    """Whether it may name a model of the hub: it is of its form, and does not begin with a folder that is here."""
+    return _reads_as_name(source) and not Path(source.partition("/")[0]).is_dir()
+
+
+def _reads_as_name(source: str) -> bool:
+    return bool(re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source)) and ".." not in source
+
+
 def _download(name: str) -> Path:
     """The folder of a model of the hub, fetched or found in the cache."""
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith(".") or ".." in name:
-        raise UserError(f"there is no folder {name}, and it is not a name on the Hugging Face hub either")
+    if not is_hub_name(name):
+        why = "it is not a name on the Hugging Face hub either"
+        if _reads_as_name(name):
+            why = f"{Path(name).parent} is a folder here, so it is not looked for on the Hugging Face hub"
+        raise UserError(f"there is no folder {name}, and {why}")
     try:
         # none but the files that are read, and the torch file only where there is nothing better
         best, *others = FILES

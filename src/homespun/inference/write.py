@@ -10,6 +10,7 @@ from homespun.config import Config
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.models.backbone import EncoderDecoder
+from homespun.models.generation.settings import GenerationArguments
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
@@ -40,6 +41,16 @@ def write_texts(
     The longest go first, so that too large a batch fails at once.
     """
     device = next(model.parameters()).device
+    arguments: GenerationArguments = {
+        "max_new_tokens": max_new_tokens,
+        "eos_token_id": end_id,
+        "pad_token_id": tokenizer.pad_id,
+        "num_beams": writing.num_beams,
+        "no_repeat_ngram_size": writing.no_repeat_ngram_size,
+        "min_new_tokens": writing.min_new_tokens,
+    }
+    if writing.num_beams > 1:
+        arguments["length_penalty"] = writing.length_penalty
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index].input_ids))
     texts = [""] * len(sources)
     for start in range(0, len(order), batch_size):
@@ -50,13 +61,7 @@ def write_texts(
             batch.attention_mask,
             documents=batch.documents,
             position_ids=batch.position_ids,
-            max_new_tokens=max_new_tokens,
-            eos_token_id=end_id,
-            pad_token_id=tokenizer.pad_id,
-            num_beams=writing.num_beams,
-            length_penalty=writing.length_penalty,
-            no_repeat_ngram_size=writing.no_repeat_ngram_size,
-            min_new_tokens=writing.min_new_tokens,
+            **arguments,
         )
         shown = 1 if isinstance(model.backbone, EncoderDecoder) else batch.input_ids.shape[1]
         for index, row in zip(chosen, ids[:, shown:].tolist(), strict=True):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +21,7 @@ from homespun.data.corpus import Corpus, Progress
 from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
-from homespun.hf.open import open_model
+from homespun.hf.open import open_model, open_to_go_on
 from homespun.jobs.prepare import Reading, tokenizer_folder
 from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
 from homespun.models.characters import spell
@@ -43,7 +43,6 @@ from homespun.training.validation import Evaluation
 FILE = "adaptation.json"
 _ROWS = 16  # held-out rows on which outputs are compared: 16 of 512 tokens fix a mean cosine to three digits
 _AT_ONCE = 4
-_SAMPLE_TOKENS = 200_000  # of held-out text, to count its words
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,17 @@ class Start:
         return self.stored.config.model_copy(update={"backbone": self.backbone})
 
     def fill(self, objective: Any) -> Origins:
-        """Give the model of an objective, just built, what it can take of the checkpoint.
+        """Give an objective, just built, what it can take of the checkpoint: its model, and ELECTRA's generator.
+
+        What the objective trains besides, such as a head for next sentences, is among the fresh.
 
         Raises:
             UserError: a generator that does not fit, or a length that a tensor cannot follow.
         """
         model, config = objective.product()
         origins = carry(self.stored, model, config, words=self.words)
-        if self.generator is not None:
-            _take_generator(objective, self.generator, self.words)
-        return origins
+        given = Origins() if self.generator is None else _take_generator(objective, self.generator, self.words)
+        return _with_rest(origins, given, objective, model)
 
 
 def changes_in(overrides: Sequence[str]) -> tuple[list[str], Tree]:
@@ -105,13 +105,13 @@ def start(
         UserError: no checkpoint; a tokenizer that is neither its own nor an extension of it;
             changes that cannot be made.
     """
-    stored = open_model(source)
+    stored = open_to_go_on(source)
     words = _beyond(stored, tokenizer, source, corpus)
     backbone = changed_stacks(stored.config.backbone, changes or {})
     backbone = backbone.with_tokens(max(backbone.vocab_size, tokenizer.vocab_size), tokenizer.pad_id)
     given = None
     if generator is not None:
-        given = open_model(generator)
+        given = open_to_go_on(generator)
         given.config.one_stack("a generator")
         if given.tokenizer.fingerprint != stored.tokenizer.fingerprint:
             raise UserError(f"{generator} has another tokenizer than {source}; a generator shares the words")
@@ -129,7 +129,7 @@ def _beyond(stored: Stored, tokenizer: Tokenizer, source: str, corpus: str) -> N
     return words
 
 
-def _take_generator(objective: Any, given: Stored, words: NewWords) -> None:
+def _take_generator(objective: Any, given: Stored, words: NewWords) -> Origins:
     if not isinstance(objective, ElectraObjective):
         raise UserError("--generator is for objective electra, which has one")
     wanted = objective.generator_config
@@ -145,8 +145,27 @@ def _take_generator(objective: Any, given: Stored, words: NewWords) -> None:
             )
     # its embeddings are the discriminator's, which has taken its own: they stay
     shared = {name: t.clone() for name, t in objective.discriminator.backbone.embeddings.state_dict().items()}
-    carry(given, objective.generator, wanted, words=words)
+    origins = carry(given, objective.generator, wanted, words=words)
     objective.discriminator.backbone.embeddings.load_state_dict(shared)
+    return origins
+
+
+def _with_rest(origins: Origins, generator: Origins, objective: torch.nn.Module, model: Model) -> Origins:
+    """With what the objective trains beside the model that it keeps.
+
+    Args:
+        generator: where ELECTRA's came from, if one was given.
+    """
+    kept = {id(parameter) for parameter in model.parameters()}
+    rest = [name for name, parameter in objective.named_parameters() if id(parameter) not in kept]
+    copied = {f"generator.{name}" for name in generator.copied}
+    changed = {f"generator.{name}": how for name, how in generator.changed.items()}
+    return dataclasses.replace(
+        origins,
+        copied=(*origins.copied, *(name for name in rest if name in copied)),
+        changed={**origins.changed, **{name: changed[name] for name in rest if name in changed}},
+        fresh=(*origins.fresh, *(name for name in rest if name not in copied and name not in changed)),
+    )
 
 
 def extend_tokenizer(
@@ -213,11 +232,9 @@ def record(
         "loss": loss.loss,
         "losses": loss.losses,
         "vocabulary": _pair(before.vocab_size, begin.backbone.vocab_size) | {"new_words": len(begin.words.pieces)},
-        "tokens_per_word": _tokens_per_word(corpus, begin.stored.tokenizer),
-        "num_hidden_layers": _pair(before.num_hidden_layers, begin.backbone.num_hidden_layers),
+        "tokens_per_word": _tokens_per_word(corpus, begin.words),
         "layers": list(origins.layers),
-        "max_position_embeddings": _pair(before.max_position_embeddings, begin.backbone.max_position_embeddings),
-        "attention": _pair(before.attention.kind, begin.backbone.attention.kind),
+        **_shapes(before, begin.backbone),
         "moved": _moved(begin, model.backbone, held_out, corpus.tokenizer),
         "tensors": told_of(origins),
     }
@@ -239,46 +256,63 @@ def _pair(before: Any, after: Any) -> Tree:
     return {"before": before, "after": after}
 
 
-def _tokens_per_word(corpus: Corpus, before: Tokenizer) -> Tree:
-    """Over the beginning of the corpus: tokens a word (between white space) with either tokenizer."""
-    after = corpus.tokenizer
-    counts: Counter[str] = Counter()
-    for index in range(len(corpus)):
-        ids = corpus.tokens(index)
-        text = after.decode(ids)
-        counts["words"] += len(text.split())
-        counts["after"] += len(ids)
-        counts["before"] += len(before.encode_batch([text])[0])
-        if counts["after"] >= _SAMPLE_TOKENS:
-            break
-    words = max(1, counts["words"])
-    return _pair(counts["before"] / words, counts["after"] / words)
+def _tokens_per_word(corpus: Corpus, words: NewWords) -> Tree | None:
+    """Tokens a word (between white space) of the whole corpus, and with the pieces in place of the new words.
+
+    None where the words were not counted: by a corpus built before they were.
+    """
+    if not corpus.num_words:
+        return None
+    saved = 0
+    if words.pieces:
+        more = np.array([len(pieces) - 1 for pieces in words.pieces])
+        saved = int(more @ corpus.counts(words.first))
+    return _pair((corpus.num_tokens + saved) / corpus.num_words, corpus.num_tokens / corpus.num_words)
+
+
+def _shapes(before: BackboneConfig, after: BackboneConfig) -> Tree:
+    """Depth, length and attention, before and after: of two stacks those of the encoder, with the decoder's beside."""
+    told = _shape(_reading(before), _reading(after))
+    if isinstance(before, EncoderDecoderConfig) and isinstance(after, EncoderDecoderConfig):
+        told["decoder"] = _shape(before.decoder, after.decoder)
+    return told
+
+
+def _shape(before: EncoderConfig | RecurrentConfig, after: EncoderConfig | RecurrentConfig) -> Tree:
+    return {
+        "num_hidden_layers": _pair(before.num_hidden_layers, after.num_hidden_layers),
+        "max_position_embeddings": _pair(before.max_position_embeddings, after.max_position_embeddings),
+        "attention": _pair(before.attention.kind, after.attention.kind),
+    }
 
 
 def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) -> list[Tree]:
     """How far the hidden states are from the checkpoint's: at its own length, and at the new one, where the checkpoint
     reads one piece after the other. Empty where nothing but the vocabulary changed.
+
+    Of two stacks also those of the decoder, which goes over the text that the encoder reads.
     """
-    checkpoint = begin.stored.config.backbone
-    old, new = _reading(checkpoint), _reading(begin.backbone)
-    if new.with_tokens(old.vocab_size, old.pad_token_id) == old:
+    checkpoint, changed = begin.stored.config.backbone, begin.backbone
+    if changed.with_tokens(checkpoint.vocab_size, checkpoint.pad_token_id) == checkpoint:
         return []
     # new words cannot be read by the checkpoint as it is: it gets them too, and nothing else
-    config = ModelConfig(backbone=checkpoint.with_tokens(new.vocab_size, new.pad_token_id))
+    config = ModelConfig(backbone=checkpoint.with_tokens(changed.vocab_size, changed.pad_token_id))
     with torch.random.fork_rng(devices=[]):
         before = config.build()
     spell(before, tokenizer)
     carry(begin.stored, before, config, words=begin.words)
+    old, new = _reading(checkpoint), _reading(changed)
     apart = old.attention.separates_documents and new.attention.separates_documents
     rows = [_plain(held_out[index], apart) for index in range(min(_ROWS, len(held_out)))]
-    longest = max(len(row.input_ids) for row in rows)
-    own = min(longest, old.max_position_embeddings, new.max_position_embeddings)
-    first, second = _reader(before.backbone), _reader(after)
-    told = []
-    for length in sorted({own, min(longest, new.max_position_embeddings)}):
-        piece = min(length, old.max_position_embeddings)
-        told.append({"tokens": length, "pieces": -(-length // piece)} | _distance(first, second, rows, length, piece))
-    return told
+    reach = old.max_position_embeddings, new.max_position_embeddings
+    told = _distances(_reader(before.backbone), _reader(after), rows, *reach)
+    if not isinstance(checkpoint, EncoderDecoderConfig) or not isinstance(changed, EncoderDecoderConfig):
+        return told
+    both = [
+        min(whole.max_position_embeddings, whole.decoder.max_position_embeddings) for whole in (checkpoint, changed)
+    ]
+    written = _distances(before.backbone, after, rows, *both)
+    return [{"stack": "encoder"} | row for row in told] + [{"stack": "decoder"} | row for row in written]
 
 
 def _reading(backbone: BackboneConfig) -> EncoderConfig | RecurrentConfig:
@@ -291,12 +325,22 @@ def _reader(backbone: Backbone) -> Encoder:
     return backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
 
 
+def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int, new: int) -> list[Tree]:
+    """At the length that both read, and at that which ``after`` does; they read ``old`` and ``new`` tokens at most."""
+    longest = max(len(row.input_ids) for row in rows)
+    told = []
+    for length in sorted({min(longest, old, new), min(longest, new)}):
+        piece = min(length, old)
+        told.append({"tokens": length, "pieces": -(-length // piece)} | _distance(before, after, rows, length, piece))
+    return told
+
+
 def _plain(row: Row, apart: bool) -> Row:
     return row if apart else dataclasses.replace(row, documents=None)
 
 
 @torch.no_grad()
-def _distance(before: Encoder, after: Encoder, rows: Sequence[Row], length: int, piece: int) -> Tree:
+def _distance(before: Backbone, after: Backbone, rows: Sequence[Row], length: int, piece: int) -> Tree:
     was_training = after.training
     device = next(after.parameters()).device
     before.to(device).eval()
@@ -326,7 +370,7 @@ def _cut(row: Row, begin: int, end: int) -> Row:
     )
 
 
-def _read(backbone: Encoder, rows: Sequence[Row], device: torch.device) -> list[Tensor]:
+def _read(backbone: Backbone, rows: Sequence[Row], device: torch.device) -> list[Tensor]:
     """The hidden states of each row, (tokens, hidden)."""
     batch = pad(rows, 0).to(device)
     hidden = backbone(batch.input_ids, **batch.context).double()

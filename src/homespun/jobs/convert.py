@@ -15,18 +15,22 @@ import torch
 from torch import Tensor
 
 from homespun.errors import UserError
-from homespun.hf.export import OFFER, export_huggingface
+from homespun.hf.export import CARD, CONFIG, OFFER, REPORT, check_replaceable, export_huggingface
 from homespun.hf.family import STORED
 from homespun.hf.open import Opened, open_any
 from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.inference.export import export_onnx
+from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig
+from homespun.models.config import BackboneConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.models.store import Stored, save_model, weights_of
 
 Form = Literal["homespun", "hf"]
 FORMS: tuple[Form, ...] = ("homespun", "hf")
-REPORT = "conversion.json"
-_MARKS = {"homespun": "homespun.json", "hf": "config.json"}  # the file that tells a folder of each form
+# what a folder of each form has beside weights and tokenizer: first the file that says what model it is
+_FILES = {"homespun": ("homespun.json",), "hf": (CONFIG, CARD)}
 _TOLERANCE = 1e-5  # of the largest value: maps that multiply a tensor and divide it again may round
 
 
@@ -91,7 +95,8 @@ def export(source: str | Path, out: str | Path, *, head: str | None = STORED) ->
 def compare(one: Stored, other: Stored, *, names: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, Any]:
     """The largest difference of two models on two texts of random tokens, the second one padded.
 
-    Where only one has a head, the hidden states are compared. ``names`` are those of the first one's files, and ours of
+    Where only one has a head, the hidden states are compared. Where they make other tokens global by themselves, which
+    Longformer's files do not say, both are given the same. ``names`` are those of the first one's files, and ours of
     what each holds.
 
     Raises:
@@ -99,6 +104,10 @@ def compare(one: Stored, other: Stored, *, names: Mapping[str, tuple[str, ...]] 
         RuntimeError: they are not the same model.
     """
     given = small_batch(one.model, one.config)
+    own = [_global_by_itself(stored.config.backbone) for stored in (one, other)]
+    if own[0] != own[1]:
+        places = torch.arange(given["input_ids"].shape[1])
+        given["global_attention_mask"] = (places < max(own)).long().expand_as(given["input_ids"])
     headless = one.config.head is None or other.config.head is None
     with torch.no_grad():
         results = [_hidden(m, given) if headless else m(**given) for m in (one.model, other.model)]
@@ -113,6 +122,14 @@ def compare(one: Stored, other: Stored, *, names: Mapping[str, tuple[str, ...]] 
         )
     lengths = given["attention_mask"].sum(1).tolist()
     return {"compared": what, "lengths": lengths, "largest_difference": difference}
+
+
+def _global_by_itself(backbone: BackboneConfig) -> int:
+    """How many tokens at the start of a text see all and are seen by all, whatever is asked for."""
+    match backbone.encoder if isinstance(backbone, EncoderDecoderConfig) else backbone:
+        case EncoderConfig(attention=SparseAttentionConfig(everywhere=GlobalConfig(first=first))):
+            return first
+    return 0
 
 
 def _not_finite(stored: Stored, names: Mapping[str, tuple[str, ...]], what: str) -> str:
@@ -152,9 +169,7 @@ def _refuse_other_things(out: Path, source: Path, to: Form) -> None:
         raise UserError(f"--to must be one of {', '.join(FORMS)}, not {to!r}")
     if out.exists() and source.exists() and (out.samefile(source) or out.resolve() in source.resolve().parents):
         raise UserError(f"{out} holds the model itself; give another folder")
-    empty = not out.exists() or (out.is_dir() and not any(out.iterdir()))
-    if not empty and not (out / _MARKS[to]).is_file():
-        raise UserError(f"{out} holds other things; give a new or empty folder")
+    check_replaceable(out, *_FILES[to])
 
 
 def _tensors(opened: Opened, back: Opened) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from homespun.data.loader import Loader
 from homespun.hf.export import export_beside
 from homespun.hf.heads import head_left_out
-from homespun.hf.open import open_model
+from homespun.hf.open import open_to_go_on
 from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
 from homespun.jobs.doubts import most_wrong, shared, told_of, warning
 from homespun.jobs.lengths import task_lengths
@@ -69,7 +69,7 @@ def finetune(
     data = recipe.data
     everything = data.read("train")
     assert everything is not None
-    stored = open_model(start_from)
+    stored = open_to_go_on(start_from)
     opened = None if vectors is None else open_vectors(vectors)
     beginning = {"--from": given_model(start_from, stored), "--vectors": given_vectors(vectors, opened)}
     begun = None
@@ -99,7 +99,8 @@ def finetune(
             results.append(json.loads(finished.read_text(encoding="utf-8")))
             continue
         ready = ready or _ready(recipe, trial, task, stored, display)
-        results.append(_train(trial_recipe, trial, task, stored.tokenizer, ready, trial_run, place, display))
+        trained = _train(trial_recipe, trial, task, stored.tokenizer, ready, trial_run, place, display, start_from)
+        results.append(trained)
         ready = None
         if not alone:
             trial_run.write_result(results[-1])
@@ -179,6 +180,7 @@ def _train(
     run: Run,
     place: Place,
     display: Display,
+    start_from: str,
 ) -> dict[str, Any]:
     config, planned, parts, lesson = ready.config, ready.planned, ready.parts, ready.lesson
     validation, objective = parts[1], lesson.objective
@@ -218,7 +220,7 @@ def _train(
     if lesson.tune is not None and trial.test is not None:
         tuned = lesson.tune(validation, recipe.tuning, rows_that_fit())
     save_model(run.path / "model", model, model_config, tokenizer, labels=task.labels, task=tuned.task.describe())
-    exported = export_beside(run.path, model, model_config, tokenizer, labels=task.labels)
+    exported = export_beside(run.path, model, model_config, tokenizer, labels=task.labels, base_model=start_from)
     chosen = validate()
     measured = tuned.task.measure(lesson.model, parts[-1], batch_size=rows_that_fit())
     write_predictions(run.path, "model", trial.measured_rows, measured.predictions)

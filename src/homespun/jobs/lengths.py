@@ -42,7 +42,12 @@ def file_lengths(
     for entry in inputs:
         start = len(lengths)
         documents = reading(
-            [entry], text_fields=text_fields, label_field=label_field, encoding=encoding, columns=columns
+            [entry],
+            text_fields=text_fields,
+            label_field=label_field,
+            encoding=encoding,
+            columns=columns,
+            duplicates="keep",
         ).documents()
         batch: list[str] = []
         for document in documents:

@@ -150,7 +150,7 @@ def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> 
     names = {"forward": prediction.flops_forward, "backward": prediction.flops_backward}
     per_token = {name: value / tokens for name, value in names.items()}
     expected, *others = _expected(budget, work, prediction, choice.step_seconds)
-    warnings = [short_of_text(budget, work.text), short_of_step(budget, expected)]
+    warnings = [short_of_text(budget, work.text.counted(prediction.tokens)), short_of_step(budget, expected)]
     return {
         "kind": recipe.kind,
         "device": machine.device.type,

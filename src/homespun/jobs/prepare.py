@@ -30,7 +30,8 @@ class Reading:
         encoding: of text files; detected where not given.
         columns: names of the columns of a csv without a header.
         normalise: Unicode NFC, control characters and surplus white space out.
-        duplicates: `exact` drops texts seen before, `near` those that share most of their word sequences too.
+        duplicates: `exact` drops texts seen before, `near` those that share most of their word sequences too, `keep`
+            none.
     """
 
     inputs: tuple[str, ...]
@@ -39,7 +40,7 @@ class Reading:
     encoding: str | None = None
     columns: tuple[str, ...] | None = None
     normalise: bool = True
-    duplicates: Duplicates = "keep"
+    duplicates: Duplicates = "exact"
 
     def documents(self, meter: Meter | None = None) -> Iterator[Document]:
         """The documents, cleaned as asked, in the order of the inputs; ``meter`` is told how far the reading is."""
@@ -172,6 +173,7 @@ def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, Any]:
         "documents": len(corpus),
         "tokens": corpus.num_tokens,
         "bytes": corpus.num_bytes,
+        "words": corpus.num_words,
         "bytes_per_token": corpus.num_bytes / max(1, corpus.num_tokens),
         "vocab_size": corpus.tokenizer.vocab_size,
         "tokenizer": corpus.tokenizer.fingerprint,
@@ -186,7 +188,7 @@ def reading(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     normalise: bool = True,
-    duplicates: Duplicates = "keep",
+    duplicates: Duplicates = "exact",
 ) -> Reading:
     """A `Reading` from plain lists.
 

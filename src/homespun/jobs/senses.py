@@ -124,7 +124,8 @@ def _occurrences(stored: Stored, word: str, texts: Iterable[str]) -> Iterator[_O
     pattern = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
     limit = stored.config.backbone.max_position_embeddings
     length = stored.task.get("length")
-    room = min(length if isinstance(length, int) else _LENGTH, limit) - 2
+    before, after = tokenizer.frame
+    room = min(length if isinstance(length, int) else _LENGTH, limit) - len(before) - len(after)
     for text in texts:
         places = [match.span() for match in pattern.finditer(text)]
         if not places:
@@ -137,10 +138,10 @@ def _occurrences(stored: Stored, word: str, texts: Iterable[str]) -> Iterator[_O
             first, last = int(pieces[0]), int(pieces[-1])
             begin = max(0, min((first + last + 1 - room) // 2, len(ids) - room))
             read = ids[begin : begin + room].astype(np.int64)
-            framed = np.concatenate([[tokenizer.cls_id], read, [tokenizer.sep_id]])
-            stand = min(last + 1 - begin, len(read))
+            framed = np.concatenate([before, read, after], dtype=np.int64, casting="unsafe")
+            stand = len(before) + min(last + 1 - begin, len(read))
             known = tokenizer.unk_id is None or bool((ids[pieces] != tokenizer.unk_id).any())
-            yield _Occurrence(known, _shown(text, start, end), framed, max(first - begin, 0) + 1, stand + 1)
+            yield _Occurrence(known, _shown(text, start, end), framed, len(before) + max(first - begin, 0), stand)
 
 
 def _shown(text: str, start: int, end: int) -> str:

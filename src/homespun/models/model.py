@@ -7,7 +7,8 @@ from typing import Protocol, Unpack
 
 from torch import Tensor, nn
 
-from homespun.models.backbone import Backbone, Encoder
+from homespun.errors import UserError
+from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
 from homespun.models.context import Context
 from homespun.models.generation.settings import GenerationArguments, SpecialTokens
 
@@ -76,7 +77,15 @@ class Model(nn.Module):
 
         An encoder-decoder gives logits of ``decoder_input_ids`` (batch, target), or of the text itself. With ``chunks``
         (`Batch.chunks`) a head over whole texts gives logits (texts, labels).
+
+        Positions that are not given are those of the columns, on whichever side a text is padded. A RoBERTa or
+        Longformer that is to read texts padded on the left as transformers does, which counts from the first token,
+        wants ``position_ids=(attention_mask.cumsum(1) - 1).clamp(min=0)``.
+
+        Raises:
+            UserError: a text is too long, context is of another shape, or names a segment that the model has not.
         """
+        self._check_segments(token_type_ids)
         given = {
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
@@ -98,6 +107,16 @@ class Model(nn.Module):
         """(batch, seq) ids and what goes with them (`Batch.context`) -> the vectors that the head is given."""
         # each backbone takes what it knows of, and refuses the rest by name
         return self.reader(self.backbone, input_ids, **{name: t for name, t in context.items() if t is not None})
+
+    def _check_segments(self, token_type_ids: Tensor | None) -> None:
+        reads = self.backbone.encoder if isinstance(self.backbone, EncoderDecoder) else self.backbone
+        segments = reads.embeddings.segments
+        known = 0 if segments is None else segments.num_embeddings
+        if token_type_ids is not None and known < 2 and bool(token_type_ids.any()):
+            raise UserError(
+                f"token_type_ids has a {int(token_type_ids.max())}, and this model tells no segments apart "
+                f"(type_vocab_size={known}); leave token_type_ids out"
+            )
 
     def generate(
         self,
@@ -122,10 +141,12 @@ class Model(nn.Module):
             and the new tokens, padded on the right.
 
         Raises:
-            UserError: the model does not write, an argument is none, a prompt is empty or longer than the model.
+            UserError: the model does not write, an argument is none, a prompt is empty or longer than the model, or its
+                context names a segment that the model has not.
         """
         from homespun.models.generation.write import generate  # which is about models
 
+        self._check_segments(token_type_ids)
         context = Context(
             token_type_ids=token_type_ids,
             position_ids=position_ids,

@@ -54,7 +54,7 @@ _RAREST = re.compile(r"head\.softmax\.network\.tail\.\d+\.1\.weight")  # of an a
 _RELATIVE = re.compile(r".+\.attention\.sublayer\.(kernel\.bias\.embedding|relative(\.embedding)?)\.weight")
 _TELL_PLACES = frozenset({"disentangled", "relative_bias", "ngram", "linformer"})  # kinds of attention
 _SPELLED = "backbone.embeddings.characters"
-_POSITIONS = "embeddings.positions."
+_LEARNED = ("embeddings.positions.embedding.weight", "embeddings.late.embedding.weight")  # late: DeBERTa's
 _LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
 
 
@@ -142,7 +142,8 @@ def changed_backbone(
     """The config with ``changes``. Settings of an attention of the same kind are changed singly.
 
     Raises:
-        UserError: something that a checkpoint's weights decide, or a value that is not allowed.
+        UserError: something that a checkpoint's weights decide, a value that is not allowed, or an attention that
+            takes from the model what tells it where a token stands.
     """
     if wrong := [name for name in changes if name not in CHANGEABLE]:
         known = nearest(wrong[0], CHANGEABLE) if wrong[0] not in EncoderConfig.model_fields else ""
@@ -171,6 +172,12 @@ def changed_backbone(
             f"(positions none, attention {changed.attention.kind}) has nothing to stretch; keep "
             f"max_position_embeddings={backbone.max_position_embeddings}, or set model.attention to one of relative "
             f"positions, such as {{kind: relative_bias}}"
+        )
+    if _knows_places(backbone) and not _knows_places(changed):
+        raise UserError(
+            f"model.attention={changed.attention.kind} takes from the model what tells it where a token stands "
+            f"(positions none, attention {backbone.attention.kind}); keep that attention, or set model.attention to "
+            f"another of relative positions, such as {{kind: relative_bias}}"
         )
     return changed
 
@@ -205,7 +212,7 @@ def carry(
 
     Args:
         words: new ones of the vocabulary; each begins as the mean of the pieces it was made of, in the embeddings and
-            in the output.
+            in the output, or of all the old ones where it has no pieces.
 
     Raises:
         UserError: one stack where the other model has two; another length that a tensor of the model cannot follow.
@@ -213,15 +220,16 @@ def carry(
     stacks = _pairs_of_stacks(stored.config, config)
     kinds = [None if c.head is None else c.head.kind for c in (stored.config, config)]
     source = {
-        name: tensor.detach()
-        for name, tensor in stored.model.state_dict().items()
+        name: tensor
+        for name, tensor in stored.model.state_dict(keep_vars=True).items()
         if kinds[0] == kinds[1] or not name.startswith("head.")
     }
     chosen = {
         prefix: tuple(layers or layers_of(before.num_hidden_layers, after.num_hidden_layers))
         for prefix, (before, after) in stacks.items()
     }
-    copied, changed, fresh, used = [], {}, [], set()
+    copied, changed, fresh = [], {}, []
+    used: set[int] = set()  # by identity: one tensor can have several names
     with torch.no_grad():
         for name, tensor in weights_of(model).items():
             prefix = next((prefix for prefix in stacks if name.startswith(prefix)), next(iter(stacks)))
@@ -232,7 +240,7 @@ def carry(
             if origin is None:
                 fresh.append(name)
                 continue
-            used.add(origin)
+            used.add(id(source[origin]))
             if name == _SPELLED and len(source[origin]) < len(tensor):
                 tensor[: len(source[origin])].copy_(source[origin])
                 changed[name] = f"{len(tensor) - len(source[origin])} new rows, as the new words are spelled"
@@ -255,7 +263,7 @@ def carry(
                 changed[name] = ", ".join(told)
             else:
                 copied.append(name)
-    left = [name for name in weights_of(stored.model) if name not in used]
+    left = [name for name in weights_of(stored.model) if name not in source or id(source[name]) not in used]
     return Origins(tuple(copied), changed, tuple(fresh), tuple(left), tuple(chain(*chosen.values())))
 
 
@@ -293,17 +301,17 @@ def _fitted(
 ) -> tuple[Tensor, str]:
     """The tensor in its new shape where that can be had, and how; other shapes are left as they are."""
     if _WORDS.fullmatch(name) and words is not None and words.pieces and len(tensor) == before.vocab_size:
-        return _with_words(tensor, shape[0], words), f"{len(words.pieces)} new rows, each the mean of its pieces"
+        return _with_words(tensor, shape[0], words), _told_of_words(words)
     if tensor.shape == shape:
         return tensor, ""
     if _RAREST.fullmatch(name) and words is not None and tensor.shape[1:] == shape[1:] and len(tensor) < shape[0]:
         rows = tensor.double().mean(0).to(tensor.dtype).expand(shape[0] - len(tensor), -1)
         return torch.cat([tensor, rows]), f"{len(rows)} new rows, each the mean of the rarest words"
-    if name.endswith(f"{_POSITIONS}embedding.weight") and before.positions.kind == "learned":
-        offset = before.positions.offset
+    if name.endswith(_LEARNED):
+        offset = before.positions.offset if before.positions.kind == "learned" else 0
         made = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])
         return made, _told(len(tensor) - offset, shape[0] - offset, "positions")
-    if name.endswith(f"{_POSITIONS}row.weight"):
+    if name.endswith("embeddings.positions.row.weight"):
         return _repeated(tensor, shape[0]), _told(len(tensor), shape[0], "rows")
     if name.endswith("_projection.weight") and ".kernel." in name and tensor.shape[:-1] == shape[:-1]:
         made = _repeated(tensor.transpose(0, -1), shape[-1]).transpose(0, -1)
@@ -332,5 +340,12 @@ def _with_words(rows: Tensor, count: int, words: NewWords) -> Tensor:
     made = rows.new_zeros((count, *rows.shape[1:]))
     made[: len(rows)] = rows
     for number, pieces in enumerate(words.pieces, start=words.first):
-        made[number] = rows[list(pieces)].double().mean(0).to(rows.dtype)
+        begins = rows[list(pieces)] if pieces else rows[: words.first]
+        made[number] = begins.double().mean(0).to(rows.dtype)
     return made
+
+
+def _told_of_words(words: NewWords) -> str:
+    alone = sum(1 for pieces in words.pieces if not pieces)
+    told = f"{len(words.pieces)} new rows, each the mean of its pieces"
+    return f"{told}; {alone} without any, each the mean of all rows" if alone else told

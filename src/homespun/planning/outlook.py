@@ -20,6 +20,10 @@ class Text:
         """So much of it."""
         return Text(*(None if whole is None else max(1, round(part * whole)) for whole in (self.rows, self.tokens)))
 
+    def counted(self, row_tokens: float) -> Text:
+        """The same rows, of so many tokens each: as a training counts them, in what it reads and in what it writes."""
+        return Text(self.rows, None if self.rows is None else round(self.rows * row_tokens))
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -36,7 +40,8 @@ def outlook(budget: Budget, text: Text, *, batch_size: int, row_tokens: float, s
     """What ``budget`` ends in, at this pace; of its validations nothing is counted."""
     per_epoch = None if text.rows is None else -(-text.rows // batch_size)
     limits = Limits.of(budget, steps_per_epoch=per_epoch or 1)
-    step_tokens = row_tokens * min(batch_size, text.rows or batch_size)
+    # the last steps of an epoch share what is left
+    step_tokens = row_tokens * (batch_size if text.rows is None or per_epoch is None else text.rows / per_epoch)
     ends = {"time": limits.seconds / step_seconds, "tokens": limits.tokens / step_tokens}
     if budget.steps is not None:
         ends["steps"] = float(budget.steps)
@@ -70,5 +75,5 @@ def short_of_text(budget: Budget, text: Text) -> str | None:
     epochs = budget.tokens / text.tokens
     return (
         f"train.budget.tokens={budget.tokens:,} of a corpus with {text.tokens:,} tokens to train on means "
-        f"{epochs:.1f} epochs: every token is seen that often; give more text, or ask for fewer tokens"
+        f"{epochs:,.1f} epochs: every token is seen that often; give more text, or ask for fewer tokens"
     )

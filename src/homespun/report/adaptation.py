@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from homespun.report import formats
 from homespun.report.formats import number
-from homespun.report.read import RunRecord, Tree, as_list, as_tree, final_losses
+from homespun.report.read import RunRecord, Tree, as_list, as_tree, final_losses, is_share
 from homespun.report.table import Column, Table
+from homespun.report.tables import words
 
 
 def adaptation(record: RunRecord, end: str = "") -> list[Table]:
@@ -27,45 +28,67 @@ def adaptation(record: RunRecord, end: str = "") -> list[Table]:
 
 
 def _changes(record: RunRecord, told: Tree, end: str) -> Table:
-    after = final_losses(record)[1]
-    losses: dict[str, Any] = {"loss": told.get("loss"), **as_tree(told.get("losses"))}
-    rows: list[tuple[Any, ...]] = [
-        (f"held-out {name.replace('_', ' ')}", formats.loss(value), formats.loss(after.get(name)))
-        for name, value in losses.items()
-        if len(losses) != 2 or name != "loss"
-    ]
-    sizes = {"vocabulary": "vocabulary", "num_hidden_layers": "layers", "max_position_embeddings": "longest text"}
-    rows += [_row(label, as_tree(told.get(key)), formats.whole) for key, label in sizes.items()]
-    rows.append(_row("tokens per word", as_tree(told.get("tokens_per_word")), formats.loss))
-    rows.append(_row("attention", as_tree(told.get("attention")), formats.text))
+    rows = [*_losses(told, final_losses(record)[1]), _row("vocabulary", as_tree(told.get("vocabulary")), formats.whole)]
+    note = "Losses before training are those of the changed model, not of the checkpoint."
+    new = number(as_tree(told.get("vocabulary")).get("new_words"))
+    if new:
+        note += f" {formats.whole(new)} words are new; with the tensors it is told what they began as."
+    per_word = as_tree(told.get("tokens_per_word"))
+    if per_word:
+        rows.append(_row("tokens per word", per_word, formats.loss))
+        note += (
+            " A word is what stands between white space: in a script without spaces, such as Japanese, a whole clause."
+        )
+    decoder = as_tree(told.get("decoder"))
+    rows += _shape(told, " of the encoder" if decoder else "")
+    if decoder:
+        rows += _shape(decoder, " of the decoder")
     columns = (Column("", numeric=False), Column("before"), Column("after"))
     source = formats.text(told.get("start_from"))
-    note = "Losses before are those of the changed model on the held-out text, before any training."
-    words = number(as_tree(told.get("vocabulary")).get("new_words"))
-    if words:
-        note += f" {formats.whole(words)} words are new; each began as the mean of the pieces it replaces."
     return Table(f"adaptation{end}", f"{record.name}, from {source}", columns, tuple(rows), note)
 
 
-def _row(label: str, pair: Tree, write: Any) -> tuple[str, str, str]:
+def _losses(told: Tree, after: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    before: Tree = {"loss": told.get("loss"), **as_tree(told.get("losses"))}
+    terms = [term for term in before if term != "loss" and not is_share(term)]
+    # the one term of a plain objective is its whole loss
+    shown = [term for term in before if len(terms) > 1 or term not in terms]
+    return [
+        _row(
+            f"held-out {words(term)}, before and after training",
+            {"before": before[term], "after": after.get(term)},
+            formats.percent if is_share(term) else formats.loss,
+        )
+        for term in shown
+    ]
+
+
+def _shape(told: Tree, of: str) -> list[tuple[str, str, str]]:
+    sizes = {"num_hidden_layers": "layers", "max_position_embeddings": "longest text"}
+    rows = [_row(f"{label}{of}", as_tree(told.get(key)), formats.whole) for key, label in sizes.items()]
+    return [*rows, _row(f"attention{of}", as_tree(told.get("attention")), formats.text)]
+
+
+def _row(label: str, pair: Tree, write: Callable[[object], str]) -> tuple[str, str, str]:
     return label, write(pair.get("before")), write(pair.get("after"))
 
 
 def _moved(told: Tree, end: str) -> Table:
     columns = (
+        Column("stack", numeric=False),
         Column("tokens", formats.whole),
         Column("in pieces", formats.whole),
         Column("mean cosine", formats.share),
         Column("relative distance", formats.share),
         Column("rows", formats.whole),
     )
-    keys = ("tokens", "pieces", "cosine", "relative_distance", "rows")
+    keys = ("stack", "tokens", "pieces", "cosine", "relative_distance", "rows")
     rows = tuple(tuple(as_tree(row).get(key) for key in keys) for row in as_list(told.get("moved")))
     note = (
         "Hidden states of held-out rows against the checkpoint's, before any training. "
         "A text longer than the checkpoint reads was read by it in so many pieces."
     )
-    return Table(f"moved{end}", "How far the outputs moved", columns, rows, note)
+    return Table(f"moved{end}", "How far the outputs moved", columns, rows, note).without_empty_columns()
 
 
 def _tensors(told: Tree, end: str) -> Table:

@@ -39,7 +39,10 @@ class Word:
 
 @dataclass(frozen=True)
 class NewWords:
-    """What one tokenizer has beyond another: ids from ``first`` on, each with the ids of its ``pieces``."""
+    """What one tokenizer has beyond another: ids from ``first`` on, each with the ids of its ``pieces``.
+
+    A token has no pieces where the other tokenizer makes nothing of it, as WordPiece of a line's end.
+    """
 
     first: int
     pieces: tuple[tuple[int, ...], ...] = ()

@@ -18,18 +18,14 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, first_line, nearest
-from homespun.text.foreign import read_json
+from homespun.text.framing import Framing
+from homespun.text.roles import ROLES, roles_of, token_of
 from homespun.text.sentencepiece_families import is_sentencepiece, tokenizer_of_pieces
 from homespun.text.surrogates import without_surrogates
 from homespun.text.vocabularies import (
-    CLS,
     KINDS,
     LEARN,
-    MASK,
-    PAD,
-    SEP,
     SPECIAL_TOKENS,
-    UNK,
     WORD_START,
     Kind,
     TextStream,
@@ -37,21 +33,6 @@ from homespun.text.vocabularies import (
 from homespun.text.vocabulary_files import engine_from_files, refuse_duplicates, with_special_tokens
 
 __all__ = ["KINDS", "SPECIAL_TOKENS", "Kind", "Tokenizer"]
-
-ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
-
-# What the token of a role is usually called, for a tokenizer.json that comes without a word about it.
-USUAL_NAMES = {
-    "pad": (PAD, "<pad>", "<|pad|>", "<|padding|>"),
-    "unk": (UNK, "<unk>"),
-    "cls": (CLS, "<s>", "<cls>"),
-    "sep": (SEP, "</s>", "<sep>"),
-    "mask": (MASK, "<mask>"),
-    "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
-    "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
-}
-# A model that has no [CLS] or [SEP] begins and ends its sequences with these instead.
-STAND_INS = {"cls": "bos", "sep": "eos"}
 
 
 def sentinel(number: int) -> str:
@@ -153,12 +134,15 @@ class Tokenizer:
         if not file.is_file():
             older = engine_from_files(path) if path.is_dir() else None
             if older is not None:
-                roles = _roles_of(json.loads(older.engine.to_str()), older.engine.get_vocab(), path)
+                roles = roles_of(json.loads(older.engine.to_str()), older.engine.get_vocab(), path)
                 return cls(with_special_tokens(older, roles), roles)
             if path.is_dir() and is_sentencepiece(path):
                 content, roles = tokenizer_of_pieces(path)
                 vocabulary = Engine.from_str(content).get_vocab(with_added_tokens=True)
-                return cls(content, _roles_of(json.loads(content), vocabulary, path) | roles)
+                others = roles_of(json.loads(content), vocabulary, path)
+                if "cls" not in roles:  # a family that begins texts with a token says with which
+                    others.pop("cls", None)
+                return cls(content, others | roles)
             what = "a folder without tokenizer.json" if path.is_dir() else "no such file or folder"
             raise UserError(
                 f"cannot load a tokenizer from {path}: {what}; "
@@ -171,7 +155,7 @@ class Tokenizer:
         except Exception as error:  # `tokenizers` raises bare Exception for a file that it does not understand
             raise UserError(f"{file} is not a tokenizer.json: {first_line(error)}") from error
         refuse_duplicates(content, engine, source=str(file))
-        return cls(content, _roles_of(tree, engine.get_vocab(with_added_tokens=True), file.parent))
+        return cls(content, roles_of(tree, engine.get_vocab(with_added_tokens=True), file.parent))
 
     def save(self, folder: str | Path) -> None:
         """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
@@ -249,6 +233,7 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
+        """Pads a batch: ``[PAD]``, or the end-of-text token where there is none, or what is unknown."""
         return self._role_id("pad")
 
     @property
@@ -271,13 +256,29 @@ class Tokenizer:
     def mask_id(self) -> int:
         return self._role_id("mask")
 
-    @cached_property
+    @property
     def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that its tokenizer.json puts before a text and after it, where it says any."""
-        encoding = self._engine.encode("a", add_special_tokens=True)
-        text = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
-        first, last = (text[0], text[-1]) if text else (0, -1)
-        return encoding.ids[:first], encoding.ids[last + 1 :]
+        """The special tokens before a text and after it: its template's, or else its own cls and sep, or none."""
+        return self._framing.single
+
+    @property
+    def pair_frame(self) -> tuple[list[int], list[int], list[int]]:
+        """The special tokens before the first text of a pair, between both, and after the second; see `frame`."""
+        return self._framing.pair
+
+    @cached_property
+    def _framing(self) -> Framing:
+        said = Framing.of(self._engine)
+        if said == Framing() and {"cls", "sep"} <= self._roles.keys():
+            return Framing.between(self.cls_id, self.sep_id)
+        return said
+
+    def for_transformers(self) -> Tokenizer:
+        """The same with what transformers cannot know by itself: its frame as a template, its padding by name."""
+        tree = json.loads(self._content)
+        if self._framing != Framing.of(self._engine):
+            self._framing.put_into(tree, self.tokens)
+        return Tokenizer(json.dumps(tree, ensure_ascii=False), self._roles | {"pad": self.tokens[self.pad_id]})
 
     @cached_property
     def sentinel_ids(self) -> NDArray[np.int64]:
@@ -316,7 +317,7 @@ class Tokenizer:
         return starts
 
     def _role_id(self, role: str) -> int:
-        token = self._roles.get(role) or self._roles.get(STAND_INS.get(role, ""))
+        token = token_of(role, self._roles)
         if token is None:
             have = ", ".join(f"{name}_token {value}" for name, value in self._roles.items()) or "no special token"
             raise UserError(
@@ -343,44 +344,6 @@ def _kind_of(tree: dict[str, Any]) -> Kind:
         return "bpe" if '"ByteLevel"' in steps else "bpe-characters"
     kinds: dict[str, Kind] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "words"}
     return kinds[name]
-
-
-def _roles_of(tree: dict[str, Any], vocabulary: Mapping[str, int], folder: Path) -> dict[str, str]:
-    """The token of each role that the vocabulary has: the one that is named, or the one with a usual name."""
-    named = _named_roles(folder)
-    roles = {}
-    for role in ROLES:
-        candidates = [named[role]] if role in named else [*USUAL_NAMES[role], *_model_unknown(role, tree)]
-        present = [token for token in candidates if token in vocabulary]
-        if present:
-            roles[role] = present[0]
-    return roles
-
-
-def _named_roles(folder: Path) -> dict[str, str]:
-    """The roles that the files beside a tokenizer.json name: values are the token, or an object with its content."""
-    roles: dict[str, str] = {}
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        file = folder / name
-        if not file.is_file():
-            continue
-        config = read_json(file)
-        for role in ROLES:
-            value = config.get(f"{role}_token") if isinstance(config, dict) else None
-            token = value.get("content") if isinstance(value, dict) else value
-            if isinstance(token, str):
-                roles.setdefault(role, token)
-    return roles
-
-
-def _model_unknown(role: str, tree: dict[str, Any]) -> list[str]:
-    """The token that the model itself falls back on, for the role ``unk``."""
-    model = tree["model"]
-    if role != "unk":
-        return []
-    if model.get("unk_id") is not None:
-        return [model["vocab"][model["unk_id"]][0]]
-    return [model["unk_token"]] if model.get("unk_token") else []
 
 
 def _write(path: Path, text: str) -> None:

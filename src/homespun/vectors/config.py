@@ -35,7 +35,7 @@ class Word2VecConfig(Config):
         default=1e-3, ge=0, description="words more frequent than that are left out at times; 0: no"
     )
     epochs: int = Field(default=10, ge=1)
-    learning_rate: float = Field(default=0.025, gt=0, description="at the begin; it falls in a line")
+    learning_rate: float = Field(default=0.025, gt=0, description="at the start; it falls linearly")
 
 
 class GloveConfig(Config):

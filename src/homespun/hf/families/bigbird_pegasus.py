@@ -69,6 +69,7 @@ BIGBIRD_PEGASUS = Family(
         "attention_type": "block_sparse",
         "block_size": 64,
         "num_random_blocks": 3,
+        "seed": 0,  # as in BigBird
         "use_bias": False,
     },
     names=bart.names("encoder") | {"attention_bias": "use_bias"},

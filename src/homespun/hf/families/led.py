@@ -10,9 +10,9 @@ from homespun.config import Tree
 from homespun.hf.convert import Rule, Table, in_stack
 from homespun.hf.families import bart
 from homespun.hf.families.bert import question_answering
-from homespun.hf.families.longformer import read_windows, write_windows
+from homespun.hf.families.longformer import first_tokens, read_windows, write_windows
 from homespun.hf.family import Family, headless
-from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
 _LAYER, _OWN = "led.encoder.layers.{i}", "backbone.layers.{i}.attention"
@@ -27,13 +27,7 @@ def _read(settings: Tree, kind: str | None) -> Tree:
 
 
 def _first_tokens(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
-    match backbone.encoder.attention:
-        case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first:
-            return (
-                f"transformers makes no token of a text global by itself and this model the first {first}: give it a "
-                f"global_attention_mask with 1 at the first {first}",
-            )
-    return ()
+    return first_tokens(backbone.encoder.attention, 0) if isinstance(backbone.encoder, EncoderConfig) else ()
 
 
 LED = Family(

@@ -69,19 +69,24 @@ def _read(settings: Tree, kind: str | None) -> Tree:
     return {"attention": read_windows(settings, first=1 if kind == "pooled" else 0)}
 
 
-def _first_tokens(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
-    """What is to be said where this model makes other tokens global by itself than the ``own`` first ones."""
+def first_tokens(attention: AttentionConfig, own: int) -> tuple[str, ...]:
+    """What is to be said where a model makes other tokens global by itself than the ``own`` first ones of its class."""
+    match attention:
+        case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first != own:
+            mask = f"with 1 at the first {first} and 0 at the others" if first else "that is all 0"
+            return (
+                f"of the tokens of a text transformers makes {_so_many(own)} global by itself and this model "
+                f"{_so_many(first)}: give it a global_attention_mask {mask}",
+            )
+    return ()
 
-    def notes(backbone: EncoderConfig) -> tuple[str, ...]:
-        match backbone.attention:
-            case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first != own:
-                return (
-                    f"transformers makes the first {own} tokens of a text global by itself and this model the first "
-                    f"{first}: give it a global_attention_mask with 1 at the first {first} and 0 at the others",
-                )
-        return ()
 
-    return notes
+def _so_many(first: int) -> str:
+    return f"the first {first}" if first else "none"
+
+
+def _with_first(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
+    return lambda backbone: first_tokens(backbone.attention, own)
 
 
 def _question(backbone: EncoderConfig) -> tuple[str, ...]:
@@ -106,9 +111,9 @@ LONGFORMER = Family(
             "longformer.",
             drop_pooler("longformer"),
             unsaid=_FIRST,
-            notes=lambda backbone: no_pooler(backbone) + _first_tokens(0)(backbone),
+            notes=lambda backbone: no_pooler(backbone) + _with_first(0)(backbone),
         ),
-        pooler("LongformerModel", "longformer.pooler.dense", unsaid=_FIRST, notes=_first_tokens(0)),
+        pooler("LongformerModel", "longformer.pooler.dense", unsaid=_FIRST, notes=_with_first(0)),
         Architecture(
             "LongformerForMaskedLM",
             kind="masked_lm",
@@ -116,7 +121,7 @@ LONGFORMER = Family(
             head=gelu_masked_lm,
             pipeline="fill-mask",
             unsaid=_FIRST,
-            notes=_first_tokens(0),
+            notes=_with_first(0),
         ),
         Architecture(
             "LongformerForSequenceClassification",
@@ -125,13 +130,13 @@ LONGFORMER = Family(
             head=pooled_classification,
             pipeline="text-classification",
             unsaid=_FIRST,
-            notes=_first_tokens(1),
+            notes=_with_first(1),
         ),
         token_classification(
             "LongformerForTokenClassification",
             Table(drops=(drop_pooler("longformer"),)),
             unsaid=_FIRST,
-            notes=_first_tokens(0),
+            notes=_with_first(0),
         ),
         question_answering(
             "LongformerForQuestionAnswering",

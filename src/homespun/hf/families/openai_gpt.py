@@ -1,4 +1,7 @@
-"""GPT (Radford et al. 2018): GPT-2's layers normalised after the sum, as BERT's are."""
+"""GPT (Radford et al. 2018): GPT-2's layers normalised after the sum, as BERT's are.
+
+Its own tokenizer names no end of text either: it pads with what is unknown.
+"""
 
 from __future__ import annotations
 

@@ -101,11 +101,14 @@ class GenerationConfig(Config):
         if drawing and not self.do_sample:
             raise ValueError(f"{drawing[0]} is for drawing tokens; give do_sample=True, or leave it out")
         if self.do_sample and self.num_beams > 1:
-            raise ValueError(f"do_sample and num_beams={self.num_beams} exclude each other; leave one out")
+            named = ", ".join(drawing) or "do_sample"
+            raise ValueError(f"{named} and num_beams={self.num_beams} exclude each other; leave one out")
+        if self.num_beams == 1 and "length_penalty" in self.model_fields_set:
+            raise ValueError("length_penalty is for beams; give num_beams=2 or more, or leave it out")
         if not self.do_sample and self.num_return_sequences > self.num_beams:
             raise ValueError(
                 f"num_return_sequences={self.num_return_sequences} of num_beams={self.num_beams}; there are as many "
-                f"texts as beams, or give do_sample=True"
+                f"texts as beams, or draw them: do_sample=True, or in a command --seed"
             )
         if self.max_new_tokens is not None and self.max_length is not None:
             raise ValueError("max_new_tokens and max_length say the same; give one")

@@ -1,0 +1,49 @@
+"""What an adapted run began with, as tables: each number once, and written as what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from homespun.report.adaptation import adaptation
+from homespun.report.read import read_run
+
+ONE = {"mlm": 6.5, "mlm_accuracy": 0.031}
+TWO = {"generator": 4.25, "generator_accuracy": 0.17, "discriminator": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (ONE, {"mlm": 2.5, "mlm_accuracy": 0.479}, [("loss", "6.500", "2.500"), ("mlm accuracy", "3.1 %", "47.9 %")]),
+        (
+            TWO,
+            {"generator": 3.5, "generator_accuracy": 0.29, "discriminator": 0.25},
+            [
+                ("loss", "6.500", "2.500"),
+                ("generator", "4.250", "3.500"),
+                ("generator accuracy", "17.0 %", "29.0 %"),
+                ("discriminator", "0.500", "0.250"),
+            ],
+        ),
+    ],
+    ids=["one term", "two terms"],
+)
+def test_losses_stand_once_and_shares_are_shares(
+    pretraining: Callable[..., Path],
+    tmp_path: Path,
+    before: dict[str, float],
+    after: dict[str, float],
+    expected: list[tuple[str, str, str]],
+) -> None:
+    told: dict[str, Any] = {"loss": 6.5, "losses": before, "start_from": "runs/base"}
+    result = {"adaptation": told, "validation": {"loss": 2.5, "losses": after}}
+    record = replace(read_run(pretraining(tmp_path / "run")), result=result, validation={})
+    held_out, when = "held-out ", ", before and after training"
+    rows = [row for row in adaptation(record)[0].cells() if row[0].startswith(held_out)]
+    assert all(name.endswith(when) for name, *_ in rows)
+    assert [(name.removeprefix(held_out).removesuffix(when), *values) for name, *values in rows] == expected

@@ -1,0 +1,101 @@
+"""The commands as they are named: what of them Python has, and what is said of them, and of one that there is not."""
+
+import importlib.util
+from collections.abc import Iterator
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+import typer
+from typer.core import TyperGroup
+from typer.testing import CliRunner
+
+import homespun
+from homespun.cli import app
+from homespun.errors import UserError
+
+# of those whose function has not the name of the command: `homespun.NAME` may be a room, or say too little
+FUNCTIONS = {
+    "baselines": "measure_baselines",
+    "compare": "run_comparison",
+    "corpus build": "make_corpus",
+    "corpus lengths": "corpus_lengths",
+    "distill finetune": "distill",
+    "distill pretrain": "distill",
+    "recipes show": "load_recipe",
+    "report": "write_report",
+    "show alignment": "show_alignment",
+    "show attention": "show_attention",
+    "tokenizer extend": "extend_tokenizer",
+    "tokenizer train": "train_tokenizer",
+    "vectors begin": "begin_model",
+    "vectors convert": "save_vectors",
+    "vectors evaluate": "measure_vectors",
+    "vectors map": "map_vectors",
+    "vectors train": "train_vectors",
+}
+WITHOUT = {
+    "recipes list": "names of files in the package; a function takes any of them",
+    "recipes schema": "for editors",
+    "vectors analogy": "a method of what `open_vectors` gives",
+    "vectors similar": "a method of what `open_vectors` gives",
+}
+
+
+def commands(group: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command with the words that name it, groups among them."""
+    for name, command in group.commands.items():
+        yield f"{path}{name}", command
+        if isinstance(command, TyperGroup):
+            yield from commands(command, f"{path}{name} ")
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+VERBS = [name for name, command in COMMANDS.items() if not isinstance(command, TyperGroup)]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb not in WITHOUT])
+def test_every_command_has_its_function(verb: str) -> None:
+    name = FUNCTIONS.get(verb, verb)
+    assert name in homespun.__all__
+    assert callable(getattr(homespun, name))
+
+
+def test_the_tables_name_commands() -> None:
+    assert {*FUNCTIONS, *WITHOUT} <= set(VERBS)
+    assert not FUNCTIONS.keys() & WITHOUT.keys()
+
+
+@pytest.mark.parametrize("name", homespun.__all__)
+def test_no_function_has_the_name_of_a_room(name: str) -> None:
+    """Which would take its place as soon as it is imported."""
+    assert importlib.util.find_spec(f"homespun.{name}") is None
+
+
+@pytest.mark.parametrize("group", ["", *(name for name in COMMANDS if name not in VERBS)])
+def test_no_description_is_cut(group: str) -> None:
+    told = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "80"})
+    assert told.exit_code == 0
+    listed = told.output.partition("\nCommands:\n")[2]
+    assert listed
+    assert "..." not in listed
+
+
+def test_the_version_is_told() -> None:
+    told = CliRunner().invoke(app, ["--version"])
+    assert (told.exit_code, told.output) == (0, f"homespun {version('homespun')}\n")
+    assert version("homespun") == homespun.__version__
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pretain"], "has no command 'pretain'; did you mean 'pretrain'?"),
+        (["corpus", "bild"], "corpus has no command 'bild'; did you mean 'build'?"),
+        (["corpus", "qqq"], "corpus has no command 'qqq'; there are: build, lengths"),
+    ],
+)
+def test_a_command_that_there_is_not(words: list[str], said: str) -> None:
+    told = CliRunner().invoke(app, words)
+    assert isinstance(told.exception, UserError)
+    assert str(told.exception).endswith(said)
