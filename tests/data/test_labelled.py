@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Engine
+from tokenizers import models, pre_tokenizers
 
 from homespun.data.labelled import LabelledRows, Labels, labelled_records, read_labelled
 from homespun.errors import UserError
@@ -104,6 +107,16 @@ class TestRows:
         assert row.input_ids.tolist() == expected
         assert row.token_type_ids is not None
         assert row.token_type_ids.tolist() == [0] * (kept[0] + 2) + [1] * (kept[1] + 1)
+
+    @pytest.mark.parametrize("length", [9, 10])  # with a token left over, and without
+    def test_a_pair_is_cut_as_transformers_does_it(self, length: int) -> None:
+        theirs = Engine(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+        theirs.pre_tokenizer = pre_tokenizers.Whitespace()
+        theirs.enable_truncation(length - 3, strategy="longest_first")
+        for first, second in itertools.product(range(9), repeat=2):
+            row = rows(["a " * first], pairs=["bb " * second], length=length)[0]
+            kept = theirs.encode("a " * first, "b " * second).sequence_ids
+            assert [row.input_ids.tolist().count(6), row.input_ids.tolist().count(7)] == [kept.count(0), kept.count(1)]
 
     def test_pairs_with_an_empty_side_are_known_and_segments_are_for_those_that_have_two(self) -> None:
         made = rows(["a", "", " ", "a"], pairs=["bb", "bb", "", " "])

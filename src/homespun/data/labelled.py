@@ -234,13 +234,15 @@ class LabelledRows:
 
 
 def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each text to keep so that both fit into ``room``, taking from the longer one."""
+    """How many tokens of each text to keep so that both fit into ``room``, taking from the longer one. An odd token is
+    the longer's, or the second's, as transformers' ``longest_first`` has it.
+    """
+    half = room // 2
     if first + second <= room:
         return first, second
-    if second <= room // 2:
-        return room - second, second
-    keep = min(first, room - room // 2)
-    return keep, room - keep
+    if min(first, second) <= half:
+        return (first, room - first) if first < second else (room - second, second)
+    return (room - half, half) if first > second else (half, room - half)
 
 
 def read_labelled(

@@ -199,7 +199,10 @@ def _card(
         f'model = {architecture.name}.from_pretrained("path/to/this/folder")',
         "```",
     ]
-    body += ["", f"Its training went on from `{base_model}`."] if base_model is not None else []
+    if base_model is not None:
+        # the card may be read elsewhere: not by whom or where on this machine it was made
+        told = Path(base_model).name if Path(base_model).is_absolute() else base_model
+        body += ["", f"Its training went on from `{told}`."]
     body += ["", "What to know:", "", *(f"- {note}" for note in notes)] if notes else []
     body += ["", "Its training data and its quality are not recorded in this folder."]
     return "\n".join([*front, "", *body]) + "\n"
