@@ -125,7 +125,7 @@ def test_what_transformers_says_of_pairs_is_what_is_predicted(
     assert given["input_ids"].shape[1] <= 31  # nothing is cut
     expected = torch.tensor([[line["probabilities"][name] for name in model.config.label2id] for line in told])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    assert f"`{base}`" in (run / "hf" / "README.md").read_text()
+    assert f"`{base.name}`" in (run / "hf" / "README.md").read_text()
 
 
 def test_numbers_are_told_on_their_own_scale(folder: Path, tmp_path: Path, world: World) -> None:
