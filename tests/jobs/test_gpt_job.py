@@ -13,6 +13,11 @@ from jobs_world import TINY, World
 from tokenizers import Tokenizer as Engine
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from homespun.errors import UserError
+from homespun.jobs.pretrain import fitted
+from homespun.models.encoder import EncoderConfig
+from homespun.text.tokenizer import Tokenizer
+
 
 def test_from_pretraining_to_labels_and_prompts(world: World, tmp_path: Path) -> None:
     small = [word for word in TINY if "embedding_size" not in word]
@@ -38,6 +43,15 @@ def test_from_pretraining_to_labels_and_prompts(world: World, tmp_path: Path) ->
     asked = ["--data", world.train, "--text-field", "sentence", "--limit", "5", "--shots", "0,1", "--draws", "1"]
     answers = world.run("prompt", tmp_path / "gpt", *asked, "--out", tmp_path / "prompt")
     assert [found["shots"] for found in answers["shots"]] == [0, 1]
+
+
+def test_a_model_that_reads_both_ways_wants_padding_of_its_own(world: World) -> None:
+    whole = Tokenizer.load(world.base / "model")
+    bare = Tokenizer(whole.content, {role: token for role, token in whole.roles.items() if role != "pad"})
+    with pytest.raises(UserError, match="names no padding, which a model that reads both ways needs"):
+        fitted(EncoderConfig(), bare, 31)
+    assert fitted(EncoderConfig(causal=True), bare, 31).pad_token_id == bare.pad_id
+    assert fitted(EncoderConfig(), whole, 31).pad_token_id == whole.pad_id
 
 
 END = "<|endoftext|>"

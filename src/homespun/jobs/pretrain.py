@@ -21,6 +21,7 @@ from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.jobs.workload import Work, seeded, typical, work_of
 from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import save_model
@@ -258,8 +259,14 @@ def fitted(backbone: BackboneConfig, tokenizer: Tokenizer, length: int, *, targe
         target_length: tokens that its decoder is to write, at the most.
 
     Raises:
-        UserError: rows longer than the model, or a vocabulary smaller than the tokenizer's.
+        UserError: rows longer than the model, a vocabulary smaller than the tokenizer's, or no padding of its own for a
+            model that reads both ways: the token in its place would not be learned.
     """
+    if isinstance(backbone, EncoderConfig) and not backbone.causal and "pad" not in tokenizer.roles:
+        raise UserError(
+            "the tokenizer names no padding, which a model that reads both ways needs; name one as pad_token in its "
+            "tokenizer_config.json"
+        )
     if 0 < backbone.vocab_size < tokenizer.vocab_size:
         raise UserError(
             f"model.vocab_size={backbone.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens; leave it out"
