@@ -219,3 +219,33 @@ def test_under_autocast() -> None:
         for gradient, expected in zip(gradients, truth, strict=True):
             assert gradient.dtype == torch.float32
             assert float((gradient - expected).norm() / expected.norm()) < 0.03
+
+
+class Products(TorchDispatchMode):
+    """Remembers the types that matrices were multiplied in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.split(".")[0] in ("mm", "addmm", "addmm_"):
+            self.types |= {tensor.dtype for tensor in args if isinstance(tensor, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+def test_autocast_reaches_every_product() -> None:
+    hidden, weight, bias, labels = given(11, 16, 53, torch.float32)
+    with Products() as spy, torch.autocast("cpu", torch.bfloat16):
+        predict_tokens(hidden, weight, bias, labels).loss.backward()
+    assert spy.types == {torch.bfloat16}
+
+
+def test_what_many_chunks_give_in_bfloat16_is_summed_in_float32() -> None:
+    """4,096 targets of one token, each of which pulls alike: in bfloat16 a sum stops growing at 256 of its parts."""
+    targets = 16 * vocabulary._ROWS
+    hidden, labels = torch.ones(targets, 4, dtype=torch.bfloat16), torch.zeros(targets, dtype=torch.int64)
+    weight, bias = torch.zeros(64, 4, requires_grad=True), torch.zeros(64, requires_grad=True)
+    predict_tokens(hidden, weight, bias, labels).loss.backward()
+    assert weight.grad is not None
+    torch.testing.assert_close(weight.grad[0], torch.full((4,), -targets * 63 / 64), rtol=1e-3, atol=0)

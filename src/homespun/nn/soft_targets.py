@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from homespun.nn.vocabulary import logits_of
+from homespun.nn.vocabulary import add_product, as_in_autocast, logits_of
 
 _CHUNK = 4 * 2**20  # logits held at once, of each of three tables
 
@@ -46,8 +46,8 @@ def soft_tokens(student: Words, teacher: Words, *, temperature: float) -> Tensor
     student, teacher = student.first(words), teacher.first(words)
     enabled = torch.is_grad_enabled()  # inside the function it is always off
     loss: Tensor = _SoftTokens.apply(  # type: ignore[no-untyped-call]
-        *(student.features, student.weight, student.bias),
-        *(teacher.features.detach(), teacher.weight.detach(), teacher.bias.detach()),
+        *(as_in_autocast(student.features), student.weight, student.bias),
+        *(as_in_autocast(teacher.features.detach()), teacher.weight.detach(), teacher.bias.detach()),
         temperature,
         enabled,
     )
@@ -84,11 +84,12 @@ class _SoftTokens(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wanted else None
         grad_weight = torch.zeros_like(weight) if wanted else None
         grad_bias = torch.zeros_like(bias) if wanted else None
+        narrow_weight, narrow_bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
         rows = max(1, _CHUNK // len(weight))
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             chunk = hidden[part]
-            told = _log_softmax(logits_of(chunk, weight, bias).to(kind).div_(temperature))  # (rows, vocab)
+            told = _log_softmax(logits_of(chunk, narrow_weight, narrow_bias).to(kind).div_(temperature))  # (rows, vocab)
             truth = logits_of(teacher_hidden[part], teacher_weight, teacher_bias).to(kind).div_(temperature)
             truth = _log_softmax(truth)
             share = truth.exp()
@@ -98,8 +99,8 @@ class _SoftTokens(torch.autograd.Function):
                 gradient = told.exp_().sub_(share).mul_(temperature)
                 grad_bias += gradient.sum(0)
                 gradient = gradient.to(chunk.dtype)
-                grad_hidden[part] = gradient @ weight.to(chunk.dtype)
-                grad_weight.addmm_(gradient.to(grad_weight.dtype).T, chunk.to(grad_weight.dtype))
+                grad_hidden[part] = gradient @ narrow_weight
+                add_product(grad_weight, gradient, chunk)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         return loss
 

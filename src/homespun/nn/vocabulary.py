@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from homespun.nn.repeats import alike
 
-_CHUNK = 12 * 2**20  # logits held at once: 48 MB in float32; with fewer rows the products below are slower
+_CHUNK = 12 * 2**20  # logits held at once: 48 MB in float32
+_ROWS = 256  # of targets, at once on a CPU: more leave its cache between two passes, fewer make the products slower
 _BLOCK = 512  # of the vocabulary, in one product on a CPU: a product as wide as all of it takes 1.6 times as long
 
 
@@ -49,6 +50,7 @@ def predict_tokens(
         label_smoothing: share of the truth that is spread evenly over the vocabulary, as in
             `torch.nn.functional.cross_entropy` (Szegedy et al. 2016).
     """
+    hidden = as_in_autocast(hidden)
     enabled = torch.is_grad_enabled()  # inside the function it is always off, and what is needed never says so
     loss, correct, samples = _PredictTokens.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, labels, uniforms, label_smoothing, enabled
@@ -75,12 +77,15 @@ class _PredictTokens(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wanted else None
         grad_weight = torch.zeros_like(weight) if wanted else None
         grad_bias = torch.zeros_like(bias) if wanted else None
-        rows = max(1, _CHUNK // weight.shape[0])
+        narrow_weight, narrow_bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
+        rows = max(1, _CHUNK // len(weight))
+        if hidden.device.type == "cpu":
+            rows = min(rows, _ROWS)
         for start in alike(range(0, len(labels), rows)):
             part = slice(start, start + rows)
             chunk, truth = hidden[part], labels[part][:, None]
             labelled, truth = truth >= 0, truth.clamp(min=0)
-            logits = logits_of(chunk, weight, bias).to(loss.dtype)  # (rows, vocab)
+            logits = logits_of(chunk, narrow_weight, narrow_bias).to(loss.dtype)  # (rows, vocab)
             top = logits.amax(-1, keepdim=True)
             label_logit = logits.gather(-1, truth)
             wanted_logit = label_logit
@@ -101,8 +106,8 @@ class _PredictTokens(torch.autograd.Function):
                 gradient.scatter_add_(-1, truth, share * (smoothing - 1))
                 grad_bias += gradient.sum(0)
                 gradient = gradient.to(chunk.dtype)
-                grad_hidden[part] = gradient @ weight.to(chunk.dtype)
-                grad_weight.addmm_(gradient.to(grad_weight.dtype).T, chunk.to(grad_weight.dtype))
+                grad_hidden[part] = gradient @ narrow_weight
+                add_product(grad_weight, gradient, chunk)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.mark_non_differentiable(correct, samples)
         return loss, correct, samples
@@ -120,6 +125,28 @@ class _PredictTokens(torch.autograd.Function):
             None,
             None,
         )
+
+
+def as_in_autocast(hidden: Tensor) -> Tensor:
+    """What autocast would make of it for a linear layer, if that is bfloat16: it reaches into no function of our own.
+
+    What comes out of a norm, or of a sum with the embeddings, is float32 otherwise. Float16 is left alone, whose range
+    small gradients leave.
+    """
+    device = hidden.device.type
+    narrow = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.bfloat16
+    return hidden.bfloat16() if narrow and hidden.dtype == torch.float32 else hidden
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += left^T right``, in bfloat16 where both are: each product is rounded, as in autocast, their sum is not.
+
+    What is narrower in any other way is multiplied in the type of ``total``.
+    """
+    if left.dtype == torch.bfloat16:
+        total += left.T @ right
+    else:
+        total.addmm_(left.to(total.dtype).T, right.to(total.dtype))
 
 
 def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
