@@ -156,6 +156,16 @@ def test_a_run_of_time_ends_annealed_and_within_one_step_of_it(tmp_path, validat
     assert [s.validation is not None for s in steps].count(True) == (4 if validation else 0)
 
 
+def test_slow_validations_leave_most_of_a_budget_of_time_to_training(tmp_path):
+    clock = Clock(validation=8.0)
+    config = train_config(budget=Budget(time=120.0), validate_every=0.05)  # every 6 s, if they took none
+    steps = list(make_trainer(tmp_path, config, objective=clock.objective(), clock=clock, validate=clock.validate))
+    validated = [step.validation is not None for step in steps]
+    assert sum(step.seconds for step in steps) > 0.7 * 120
+    assert validated.count(True) == 4  # the first, two after 32 s of training each, and the last; with no rest: 12
+    assert validated[-1]
+
+
 def test_a_run_of_time_goes_on_with_the_time_it_had_left(tmp_path):
     clock = Clock()
     config = train_config(budget=Budget(time=20.0))

@@ -89,7 +89,8 @@ class _SoftTokens(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             chunk = hidden[part]
-            told = _log_softmax(logits_of(chunk, narrow_weight, narrow_bias).to(kind).div_(temperature))  # (rows, vocab)
+            told = logits_of(chunk, narrow_weight, narrow_bias).to(kind).div_(temperature)  # (rows, vocab)
+            told = _log_softmax(told)
             truth = logits_of(teacher_hidden[part], teacher_weight, teacher_bias).to(kind).div_(temperature)
             truth = _log_softmax(truth)
             share = truth.exp()

@@ -199,7 +199,12 @@ class TrainConfig(Config):
     gradient_checkpointing: bool = Field(
         default=False, description="recompute layers in the backward pass: less memory, a third more time"
     )
-    validate_every: float = Field(default=0.1, gt=0, le=1, description="share of the budget between validations")
+    validate_every: float = Field(
+        default=0.1,
+        gt=0,
+        le=1,
+        description="share of the budget between validations, which take a fifth of a budget of time at most",
+    )
     checkpoint_every: Duration = Field(default=600.0, description="seconds, or 10m, between checkpoints")
     keep_checkpoints: int = Field(default=2, ge=1, description="last checkpoints kept, besides the best")
     best_metric: str = Field(

@@ -33,6 +33,7 @@ from homespun.training.validation import Evaluation
 logger = logging.getLogger(__name__)
 
 _RECENT = 20  # steps over which the pace is taken
+_REST = 4  # a budget of time: times as long as a validation took, until the next one
 
 
 class Interrupted(UserError):
@@ -123,6 +124,7 @@ class Trainer:
         self._best: float | None = None
         self._since_best = 0
         self._validations = 0  # how many were due so far
+        self._validated = 0.0  # when the last one ended
         self._score: float | None = None  # of the validation at the last step, where there was one
         self._started = self._saved = 0.0
 
@@ -169,7 +171,7 @@ class Trainer:
             self._learner.load(checkpoint)
             self.progress = Progress(**state["progress"])
             self._best, self._since_best, self._score = state["best"], state["since_best"], state["score"]
-            self._validations = self._validations_due()
+            self._validations, self._validated = self._validations_due(), self.progress.seconds
             self.peak_bytes = max(self.peak_bytes, state.get("peak_bytes", 0))  # not in checkpoints of before
             if state["micro_batch_size"] != self.loader.micro_batch_size:
                 self.loader = self.loader.with_micro_batch_size(state["micro_batch_size"])
@@ -286,13 +288,19 @@ class Trainer:
     def _validations_due(self) -> int:
         return math.floor(self.limits.share(self.progress) / self.config.validate_every + 1e-9)
 
+    def _too_soon(self) -> bool:
+        """Whether the last validation is so near, by its own length, that a budget of time would go to them."""
+        since = self.progress.seconds - self._validated
+        return math.isfinite(self.limits.seconds) and since < _REST * self.progress.closing_seconds
+
     def _validation(self) -> Evaluation | None:
         """Validate where a multiple of ``validate_every`` was passed, and after the last step."""
         self._score = None
         passed = self._validations_due()
-        due, self._validations = passed > self._validations, max(passed, self._validations)
+        due = passed > self._validations and not self._too_soon()
         if self._validate is None or not (due or self.limits.is_over(self.progress)):
             return None
+        self._validations = max(passed, self._validations)
         began = self._seconds()
         try:
             with self._learner.autocast():
@@ -306,6 +314,7 @@ class Trainer:
             self._since_best += 1
         ended, seconds = self._time(began)
         self.progress = dataclasses.replace(self.progress, seconds=ended, closing_seconds=seconds)
+        self._validated = ended
         self.run.log(
             "validation",
             time=ended,
