@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.peer_loop import fit
+
 HEADER = ("first", "second", "label")
 Rows = Sequence[Sequence[str]]
 
@@ -82,7 +84,6 @@ def _trained(
     # the classes of transformers tell of no types
     automatic: Any = transformers.AutoModelForSequenceClassification
     tokens: Any = transformers.AutoTokenizer
-    linear: Any = transformers.get_linear_schedule_with_warmup
     tokenizer = tokens.from_pretrained(str(model))
     network = automatic.from_pretrained(str(model), num_labels=num_labels)
     network.bert.pooler.dense.reset_parameters()  # a new head, as ours
@@ -100,30 +101,12 @@ def _trained(
             return_tensors="pt",
         )
 
-    rows = parts["train"]
-    steps = round(training.epochs * -(-len(rows) // training.batch_size))
-    decayed = [p for p in network.parameters() if p.ndim > 1]
-    plain = [p for p in network.parameters() if p.ndim < 2]
-    groups = [
-        {"params": decayed, "weight_decay": training.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, eps=training.eps)
-    schedule = linear(optimizer, round(training.warmup * steps), steps)
-    network.train()
-    done = 0
-    while done < steps:
-        order = torch.randperm(len(rows)).tolist()
-        for start in range(0, len(order), training.batch_size):
-            some = [rows[index] for index in order[start : start + training.batch_size]]
-            labels = torch.tensor([label for _, _, label in some])
-            network(**batch(some), labels=labels).loss.backward()
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            done += 1
-    network.eval()
+    def loss(rows: Sequence[tuple[str, str, Any]]) -> torch.Tensor:
+        labels = torch.tensor([label for _, _, label in rows])
+        found: torch.Tensor = network(**batch(rows), labels=labels).loss
+        return found
+
+    fit(network, parts["train"], loss, training)
     test = parts["test"]
     with torch.no_grad():
         logits = [network(**batch(test[start : start + 64])).logits for start in range(0, len(test), 64)]

@@ -1,10 +1,10 @@
 """Tasks from the MiniLM checkpoint against a plain `transformers` loop with the same settings; every trial is kept.
 
 Both start from the same checkpoint with a new head of the same form, and learn from the same rows with the same number
-of epochs, batch size, AdamW, linear schedule, clipping and dropout in float32; what is measured is the model at the
-end, on the same test rows. What differs is what each loop is: ours is `homespun finetune` (rows of like length
-together, numbers learned in units of their spread, its own model), the other is shuffled batches, a padding collate and
-the classes of `transformers`.
+of epochs, batch size, AdamW, linear schedule, clipping, dropout and precision; what is measured is the model at the
+end, in float32, on the same test rows. What differs is what each loop is: ours is `homespun finetune` (rows of like
+length together, numbers learned in units of their spread, its own model), the other is shuffled batches, a padding
+collate and the classes of `transformers`.
 
 A trial that stands in ``--results`` is not run again. ``--rehearse ROWS`` takes the first rows and one epoch, to see
 that it runs; its results go elsewhere.
@@ -45,13 +45,14 @@ class Training:
     eps: float = 1e-6
     warmup: float = 0.1
     epochs: float = 3.0
+    precision: str = "float32"
     seed: int = 0
 
     @property
     def settings(self) -> tuple[str, ...]:
         """The same for ours."""
         return (
-            "train.precision=float32",
+            f"train.precision={self.precision}",
             "train.validate_every=1.0",  # once, at the end: the last weights are the best
             "train.optimizer.layer_decay=1.0",
             f"train.optimizer.learning_rate={self.learning_rate}",
@@ -137,6 +138,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks tasks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=CONTESTS, default=list(CONTESTS), metavar="TASK")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of both sides' training")
     parser.add_argument("--data", type=Path, default=SHARED, help="folder with mrpc/, stsb/, ...")
     parser.add_argument("--out", type=Path, default=Path("runs/tasks"), help="where the runs go")
     parser.add_argument("--results", type=Path, default=ROOT / "results" / "tasks.json")
@@ -152,7 +154,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         contest = CONTESTS[name]
         files = contest.prepare(options.data, out, options.rehearse)
         for seed in options.seeds:
-            training = replace(contest.training, seed=seed)
+            training = replace(contest.training, seed=seed, precision=options.precision)
             training = replace(training, epochs=1.0) if options.rehearse else training
             for side in SIDES:
                 trials = read(results)

@@ -7,12 +7,14 @@ import random
 import re
 import string
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from benchmarks.peer_loop import fit
 
 Sentence = tuple[list[str], list[str]]
 _IGNORED = -100  # a label that is none, in torch and transformers
@@ -96,7 +98,7 @@ def peer_of_tags(model: Path, files: Mapping[str, Path], training: Any) -> float
         found: torch.Tensor = network(**told, labels=labels).loss
         return found
 
-    _fit(network, parts["train"], loss, training)
+    fit(network, parts["train"], loss, training)
     said = []
     for start in range(0, len(parts["test"]), 64):
         some = parts["test"][start : start + 64]
@@ -143,7 +145,7 @@ def peer_of_answers(model: Path, files: Mapping[str, Path], training: Any) -> fl
         found: torch.Tensor = network(**_padded(tokenizer, rows), **ends).loss
         return found
 
-    _fit(network, windows, loss, training)
+    fit(network, windows, loss, training)
     best: dict[int, tuple[float, str]] = {}
     tested = _windows(tokenizer, asked, training.length)
     for begin in range(0, len(tested), 32):
@@ -219,29 +221,3 @@ def _plain(text: str) -> str:
     """As SQuAD's script has it."""
     bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
-
-
-def _fit(network: Any, rows: Sequence[Any], loss: Callable[[Sequence[Any]], torch.Tensor], training: Any) -> None:
-    """The loop of the documentation of `transformers`: shuffled batches, AdamW, a linear schedule, clipping."""
-    import transformers
-
-    steps = round(training.epochs * -(-len(rows) // training.batch_size))
-    groups = [
-        {"params": [p for p in network.parameters() if p.ndim > 1], "weight_decay": training.weight_decay},
-        {"params": [p for p in network.parameters() if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, eps=training.eps)
-    linear: Any = transformers.get_linear_schedule_with_warmup
-    schedule = linear(optimizer, round(training.warmup * steps), steps)
-    network.train()
-    done = 0
-    while done < steps:
-        order = torch.randperm(len(rows)).tolist()
-        for start in range(0, len(order), training.batch_size):
-            loss([rows[index] for index in order[start : start + training.batch_size]]).backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            done += 1
-    network.eval()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks import pair_contests, tasks
+from benchmarks.peer_loop import fit
+from torch import nn
 
 
 def trial(score: float, seed: int = 0, **fields: Any) -> dict[str, Any]:
@@ -60,7 +64,23 @@ def test_files_have_one_form(tmp_path: Path) -> None:
 
 
 def test_both_sides_are_told_the_same() -> None:
-    told = tasks.Training(seed=7, epochs=2.0).settings
+    told = tasks.Training(seed=7, epochs=2.0, precision="bf16").settings
     assert "train.seed=7" in told
+    assert "train.precision=bf16" in told
     assert "train.budget.epochs=2.0" in told
     assert "train.optimizer.layer_decay=1.0" in told
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
+def test_the_loop_beside_ours_learns_in_the_precision_that_it_is_told(precision: str, kind: torch.dtype) -> None:
+    network, seen = nn.Linear(3, 1), []
+
+    def loss(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = network(torch.stack(list(rows)))
+        seen.append(found.dtype)
+        return (found.float() - 1.0).square().mean()
+
+    before = network.weight.detach().clone()
+    fit(network, list(torch.randn(8, 3)), loss, tasks.Training(batch_size=4, epochs=2.0, precision=precision))
+    assert seen == [kind] * 4
+    assert not torch.equal(before, network.weight)
