@@ -73,6 +73,7 @@ def test_both_sides_are_told_the_same() -> None:
 
 @pytest.mark.parametrize(("precision", "kind"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
 def test_the_loop_beside_ours_learns_in_the_precision_that_it_is_told(precision: str, kind: torch.dtype) -> None:
+    pytest.importorskip("transformers")
     network, seen = nn.Linear(3, 1), []
 
     def loss(rows: Sequence[torch.Tensor]) -> torch.Tensor:
