@@ -94,6 +94,36 @@ def test_gaps_are_of_the_measure_that_is_shown(tmp_path: Path) -> None:
     assert "rarer than 5 % by chance with other texts" not in text
 
 
+def test_another_measure_that_has_another_at_its_head_is_told(tmp_path: Path) -> None:
+    """Of few spoilers accuracy says little: who orders texts best is shown, and said where it is none of the best."""
+    right, wrong = [{"predicted": 1}] * 90 + [{}] * 10, [{"predicted": 1}] * 20 + [{}] * 80
+    folder = tmp_path / "spoilers"
+    compared(folder, "accuracy", {"neural": [(0.90, right)] * 3, "other": [(0.2, wrong)] * 3}, {"tfidf": (0.2, wrong)})
+
+    def give(file: Path, areas: Mapping[str, float]) -> None:
+        result = json.loads(file.read_text())
+        for name, area in areas.items():
+            (result["test"] if name == "test" else result["baselines"][name])["roc_auc"] = area
+        file.write_text(json.dumps(result))
+
+    for seed, area in enumerate((0.80, 0.81, 0.82)):
+        give(folder / f"trials/neural/seed-{seed}/sts/result.json", {"test": area})
+        give(folder / f"trials/other/seed-{seed}/sts/result.json", {"test": 0.70})
+    give(folder / "baselines/sts/result.json", {"tfidf": 0.88})
+    comparison = read_comparison(folder)
+    (task,) = judge(comparison)
+    assert task.title == "accuracy"
+    assert (
+        "By ROC AUC, of which chance was not tested, TF-IDF + linear is the highest: 0.880, against 0.810 ± 0.010 of "
+        "neural."
+    ) in told(comparison)
+    quality = tables.quality(task)
+    column = [column.title for column in quality.columns].index("ROC AUC")
+    assert [row[column] and row[column][0] for row in quality.rows] == pytest.approx([0.81, 0.70, 0.88])
+    give(folder / "baselines/sts/result.json", {"tfidf": 0.5})
+    assert "By ROC AUC" not in told(read_comparison(folder))
+
+
 def test_a_row_is_compared_by_the_measure_and_not_by_its_score(tmp_path: Path) -> None:
     def lines(exact: Sequence[int], f1: float) -> list[Line]:
         return [{"score": f1, "exact_match": float(one), "f1": f1} for one in exact]

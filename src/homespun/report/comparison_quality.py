@@ -38,6 +38,9 @@ MEASURES = {
 """How measures are called: greater is better, and 1 the most. The first of a task's own ``measures`` decides; where a
 result does not name them, the first of these that its tests have."""
 
+BESIDE = ("macro_f1", "roc_auc")
+"""Measures that are shown beside the one that decides: how right rare classes are, and how well texts are ordered."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -56,7 +59,7 @@ class Contender:
     kind: str  # "model" or "baseline"
     beside: str  # the same for models and the baselines that were given the same examples
     values: Sequence[float]  # of the measure, one a training
-    macro_f1: Sequence[float] = ()
+    others: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of `BESIDE`, one a training
     log_loss: Sequence[float] = ()
     rows: Rows | None = None  # None: no row has a score by the measure
     texts: float | None = None  # that it was measured on
@@ -198,7 +201,7 @@ def _model(variation: Variation, task: str, measure: str, troubles: list[str]) -
         kind="model",
         beside=variation.beside(task) or task,
         values=_values(records, measure),
-        macro_f1=_values(records, "macro_f1"),
+        others={other: _values(records, other) for other in BESIDE if other != measure},
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", measure, f"{variation.name}, {task}", troubles),
         texts=next((texts for record in records if (texts := _texts(record))), None),
@@ -260,14 +263,17 @@ def _baselines(
     texts = next((texts for record in records if (texts := _texts(record))), None)
     for key, values in metrics.items():
         title = f"{BASELINES.get(key, key)}{measured.of}"
-        known = {what: [n] if (n := _mean_of(values.get(what))) is not None else [] for what in (measure, "macro_f1")}
+        known = {
+            what: [n] if (n := _mean_of(values.get(what))) is not None else []
+            for what in dict.fromkeys([measure, *BESIDE])
+        }
         rows = _rows([path], key, measure, f"{title}, {task}", troubles)
         yield Contender(
             name=title,
             kind="baseline",
             beside=measured.name,
-            values=known[measure],
-            macro_f1=known["macro_f1"],
+            values=known.pop(measure),
+            others=known,
             rows=rows,
             texts=texts,
             state="baseline",

@@ -10,7 +10,7 @@ from typing import Any
 
 from homespun.report import formats
 from homespun.report.comparison_plots import Ablation
-from homespun.report.comparison_quality import Contender, Task, spread
+from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task, spread
 from homespun.report.comparison_read import Comparison, Trial, Variation
 from homespun.report.crossovers import ByLength, Crossover
 from homespun.report.formats import number
@@ -47,7 +47,7 @@ def quality(task: Task) -> Table:
                 verdict and verdict.trainings,
                 verdict and verdict.adjusted,
                 *_to_own_baseline(task, contender),
-                spread(contender.macro_f1) if task.measure != "macro_f1" else None,
+                *(spread(contender.others.get(other, ())) for other in BESIDE),
                 log_loss and log_loss[0],
                 len(contender.values) if contender.kind == "model" and contender.values else None,
                 contender.texts,
@@ -65,7 +65,7 @@ def quality(task: Task) -> Table:
         Column("p, adjusted", formats.probability),
         Column("its own baselines", numeric=False),
         Column("to the highest of them, points", formats.points),
-        Column("macro F1", formats.share_spread, parts=_PAIR),
+        *(Column(MEASURES[other], formats.share_spread, parts=_PAIR) for other in BESIDE),
         Column("log loss", formats.loss),
         Column("trainings", formats.whole),
         Column(f"{task.part} texts", formats.whole),

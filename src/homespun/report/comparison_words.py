@@ -7,7 +7,7 @@ from statistics import fmean
 
 from homespun.report import formats, statistics
 from homespun.report.comparison_plots import groups
-from homespun.report.comparison_quality import Contender, Task, Verdict, spread
+from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task, Verdict, spread
 from homespun.report.comparison_read import STATES, Comparison, Variation
 from homespun.report.formats import number
 from homespun.report.read import as_tree, final_losses
@@ -58,7 +58,7 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
     if best.kind == "baseline":
         what = _alike_words(task, models) if models else "every model that was trained here is below it"
         shown = f"{task.name}: no model is shown to be better than {best.name}, {figures}; {what}."
-        return " ".join([shown, *_beside_others(task, best), *([same] if same else [])])
+        return " ".join([shown, *_beside_others(task, best), *_by_other_measures(task), *([same] if same else [])])
     sentences = [f"{task.name}: train {_choice(models, seconds)}."]
     others = [c for c in models if c is not best]
     if others:
@@ -76,6 +76,7 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
     baselines = [c for c in task.contenders if c.kind == "baseline" and c.values and c.beside == best.beside]
     sentences += [_against("It", baseline, task.verdicts[baseline.name]) for baseline in baselines]
     sentences += _beside_others(task, best)
+    sentences += _by_other_measures(task)
     sentences += [same] if same else []
     return " ".join(sentences)
 
@@ -111,6 +112,25 @@ def _beside_others(task: Task, best: Contender) -> list[str]:
         for baseline in task.contenders
         if baseline.name in task.own.get(model.name, {})
     ]
+
+
+def _by_other_measures(task: Task) -> list[str]:
+    """Where another measure has somebody highest who is not among the best: that is not tested, and told."""
+    said = []
+    for other in BESIDE:
+        levels = [(fmean(values), c) for c in task.contenders if (values := c.others.get(other))]
+        names = {c.name for c in task.alike}
+        among = [level for level in levels if level[1].name in names]
+        if not among:
+            continue
+        (_, highest), (_, ours) = (max(some, key=lambda level: level[0]) for some in (levels, among))
+        if highest.name not in names:
+            told = [formats.share_spread(spread(c.others[other])) for c in (highest, ours)]
+            said.append(
+                f"By {MEASURES[other]}, of which chance was not tested, {highest.name} is the highest: "
+                f"{told[0]}, against {told[1]} of {ours.name}."
+            )
+    return said
 
 
 def _against(who: str, baseline: Contender, verdict: Verdict) -> str:
