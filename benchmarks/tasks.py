@@ -235,7 +235,7 @@ def summary(trials: Mapping[str, Any]) -> dict[str, Any]:
         told: dict[str, Any] = {side: _spread(values) for side, values in sides.items()}
         gap = told["ours"]["mean"] - told["peer"]["mean"]
         deviation = max(told[side]["std"] or 0.0 for side in SIDES)
-        found[name] = told | {"difference": gap, "reached": gap >= -deviation if len(sides["ours"]) > 1 else None}
+        found[name] = told | {"difference": gap, "reached": gap >= -deviation if min(map(len, sides.values())) > 1 else None}
     return found
 
 
