@@ -235,7 +235,8 @@ def summary(trials: Mapping[str, Any]) -> dict[str, Any]:
         told: dict[str, Any] = {side: _spread(values) for side, values in sides.items()}
         gap = told["ours"]["mean"] - told["peer"]["mean"]
         deviation = max(told[side]["std"] or 0.0 for side in SIDES)
-        found[name] = told | {"difference": gap, "reached": gap >= -deviation if min(map(len, sides.values())) > 1 else None}
+        known = min(len(values) for values in sides.values()) > 1
+        found[name] = told | {"difference": gap, "reached": gap >= -deviation if known else None}
     return found
 
 
