@@ -203,8 +203,8 @@ class TrainConfig(Config):
         default=0.1,
         gt=0,
         le=1,
-        description="share of the budget between validations; of a budget of time they take a fifth at most, besides the "
-        "first and the last",
+        description="share of the budget between validations; of a budget of time they take a fifth at most, besides "
+        "the first and the last",
     )
     checkpoint_every: Duration = Field(default=600.0, description="seconds, or 10m, between checkpoints")
     keep_checkpoints: int = Field(default=2, ge=1, description="last checkpoints kept, besides the best")
