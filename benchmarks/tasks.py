@@ -177,11 +177,12 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 def _ours(folder: Path, model: Path, contest: Contest, files: Files, training: Training) -> dict[str, Any]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    resumed = folder.is_dir()
     if not (folder / "result.json").is_file():
         given = [f"data.{part}={path}" for part, path in files.items()]
         words = ["finetune", contest.recipe, *given, f"data.length={training.length}", *contest.settings]
         words += [*training.settings, "--from", str(model), "--out", str(folder), "--json"]
-        words += ["--resume"] if folder.is_dir() else []
+        words += ["--resume"] if resumed else []
         subprocess.run([sys.executable, "-m", "homespun", *words], stdout=subprocess.DEVNULL, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -192,7 +193,9 @@ def _ours(folder: Path, model: Path, contest: Contest, files: Files, training: T
         except (KeyError, TypeError):  # a constant has no correlation
             continue
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"score": contest.score(result["test"]), "baselines": lines, "processor_seconds": round(used, 1)}
+    # what a stopped process took is not known
+    took = None if resumed else round(used, 1)
+    return {"score": contest.score(result["test"]), "baselines": lines, "processor_seconds": took}
 
 
 def _peer(model: Path, contest: Contest, files: Files, training: Training) -> dict[str, Any]:

@@ -45,6 +45,15 @@ def test_one_seed_says_nothing_and_a_missing_side_is_left_out(tmp_path: Path) ->
     assert (tmp_path / "tasks.md").is_file()
 
 
+def test_the_time_of_a_trial_that_was_stopped_is_not_told(tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"test": {"f1": 0.9}}', encoding="utf-8")
+    found = tasks._ours(tmp_path, tmp_path, tasks.CONTESTS["mrpc"], {}, tasks.Training())
+    assert found == {"score": 0.9, "baselines": {}, "processor_seconds": None}
+    made = both([0.9, 0.91], [0.9, 0.91])
+    made["mrpc-ours-0"] |= found
+    assert "a trial, ours: 30 to 30." in tasks.page(made)
+
+
 def test_files_have_one_form(tmp_path: Path) -> None:
     folder = tmp_path / "mrpc"
     folder.mkdir()
