@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from homespun.planning.trace import Operation
 from homespun.training.environment import describe_environment
+from homespun.training.memory import keep_freed_memory
 
 Clock = Callable[[], float]
 
@@ -31,10 +32,12 @@ _FAMILIES = {
     "sorted": r"sort|argsort|topk",
 }
 _BY_ELEMENT = ("unary", "drawn", "sorted")
-_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}  # operator: where its factors begin
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_": 1}  # where their factors begin
 # whole layers at once, on a CPU, a GPU and a Mac; where there is none, PyTorch puts them together of products
 _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps", "lstm_mps")
 _ATTENTION = "_scaled_dot_product"
+_LARGE = 2**24  # numbers, more than caches hold
+_FORM = 2  # of the measurements: those of another form are made anew
 
 
 @dataclass(frozen=True)
@@ -135,14 +138,14 @@ def attention_flops(operation: Operation) -> float:
 
 
 def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fresh: bool = False) -> Rates:
-    """Measured in about a second, or read from the user's cache folder where they were measured before.
+    """Measured in about two seconds, or read from the user's cache folder where they were measured before.
 
     Args:
         device: where training would run.
         clock: seconds.
         fresh: measure again.
     """
-    file = _cache() / f"rates-{_machine(device)}.json"
+    file = _file(device)
     if not fresh and (kept := _read(file)) is not None:
         return kept
     rates = _measure(device, clock)
@@ -153,11 +156,14 @@ def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fre
 def keep_base(device: torch.device, base: float, rates: Rates) -> Rates:
     """The rates with what a process takes beside its tensors, kept for the next time."""
     whole = Rates(**(asdict(rates) | {"base": base}))
-    _write(_cache() / f"rates-{_machine(device)}.json", json.dumps(asdict(whole), indent=2))
+    _write(_file(device), json.dumps(asdict(whole), indent=2))
     return whole
 
 
 def _measure(device: torch.device, clock: Clock) -> Rates:
+    if device.type == "cpu":
+        keep_freed_memory()  # as trainings do
+
     def seconds(call: Callable[[], object], *, repeats: int = 5) -> float:
         call()
         found = []
@@ -172,25 +178,33 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device=device)
 
+    def small_steps() -> None:
+        value = one.requires_grad_()
+        for _ in range(100):
+            value = value * other
+        torch.autograd.backward(value, other)
+
     wide, tall, small = normal(1024, 1024), normal(2048, 1024), normal(512, 64, 64)
     half_wide, half_tall = wide.bfloat16(), tall.bfloat16()
-    flat, one = normal(2**20), normal(8)
+    product = 2.0 * math.prod(tall.shape) * wide.shape[1]
     query = normal(8, 4, 256, 64)
     pairs = 4.0 * math.prod(query.shape) * query.shape[-2]
-    index = torch.randint(4096, (8192,), device=device)
-    table = normal(4096, 256)
-    product = 2.0 * math.prod(tall.shape) * wide.shape[1]
+    # a step comes back to a tensor when it is no longer in any cache, and to memory that is there
+    left, right, made = (normal(_LARGE) for _ in range(3))
+    drawn, rows = made[: _LARGE // 4], made.view(-1, 256)
+    table, index = normal(4096, 256), torch.randint(4096, (len(rows),), device=device)
+    one, other, flat = normal(8), normal(8), normal(2**20)
     return Rates(
         products=product / seconds(lambda: tall @ wide),
         small_products=2.0 * math.prod(small.shape) * 64 / seconds(lambda: small @ small),
         half_products=product / seconds(lambda: half_tall @ half_wide, repeats=3),
         attention=pairs / seconds(lambda: F.scaled_dot_product_attention(query, query, query)),
-        moved=12.0 * flat.numel() / seconds(lambda: flat + flat),
-        unary=flat.numel() / seconds(lambda: F.gelu(flat)),
-        drawn=flat.numel() / seconds(lambda: flat.clone().uniform_()),
-        gathered=8.0 * index.numel() * 256 / seconds(lambda: table.index_select(0, index)),
+        moved=12.0 * _LARGE / seconds(lambda: torch.add(left, right, out=made)),
+        unary=_LARGE / seconds(lambda: torch.ops.aten.gelu(left, out=made)),
+        drawn=drawn.numel() / seconds(lambda: drawn.uniform_()),
+        gathered=8.0 * _LARGE / seconds(lambda: torch.index_select(table, 0, index, out=rows)),
         sorted=flat.numel() / seconds(lambda: flat.argsort(), repeats=2),
-        call=seconds(lambda: [one + one for _ in range(100)]) / 100,
+        call=seconds(small_steps) / 200,  # forward and backward
     )
 
 
@@ -199,8 +213,9 @@ def _wait(device: torch.device) -> None:
         torch.accelerator.synchronize()
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "homespun"
+def _file(device: torch.device) -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "homespun" / f"rates-{_FORM}-{_machine(device)}.json"
 
 
 def _machine(device: torch.device) -> str:
