@@ -271,7 +271,8 @@ def page(trials: Mapping[str, Any]) -> str:
             f"| {'–' if line is None else f'{100 * line:.2f}'} |"
         )
     training = sorted({json.dumps({k: v for k, v in t["training"].items() if k != "seed"}) for t in trials.values()})
-    lines += ["", "In percent; ± is the deviation over the seeds.", "", *(f"Settings: `{line}`" for line in training)]
+    lines += ["", "In percent; ± is the deviation over the seeds."]
+    lines += [text for line in training for text in ("", f"Settings: `{line}`")]
     for side in SIDES:
         used = [t["processor_seconds"] for key, t in trials.items() if f"-{side}-" in key and t["processor_seconds"]]
         if used:
