@@ -51,6 +51,14 @@ def test_flops_are_counted_forward_and_backward() -> None:
     assert backward == 2 * 11 * 13 * 17  # of the weights alone: the values do not learn
 
 
+def test_where_a_tensor_is_takes_no_time() -> None:
+    with Shadow() as shadow:
+        values = torch.zeros(3)
+        with shadow.span("step"):
+            values[:1].sum()
+    assert {operation.name for operation in shadow.spans["step"].operations} == {"slice", "sum"}
+
+
 def test_no_memory_is_taken_for_what_is_large() -> None:
     with Shadow() as shadow:
         huge = torch.zeros(2**20, 2**20)

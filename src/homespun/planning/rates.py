@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from homespun.planning.trace import Operation
 from homespun.training.environment import describe_environment
-from homespun.training.memory import keep_freed_memory
+from homespun.training.memory import give_back_freed_memory, keep_freed_memory
 
 Clock = Callable[[], float]
 
@@ -149,6 +149,8 @@ def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fre
     if not fresh and (kept := _read(file)) is not None:
         return kept
     rates = _measure(device, clock)
+    if device.type == "cpu":
+        give_back_freed_memory()
     _write(file, json.dumps(asdict(rates), indent=2))
     return rates
 
