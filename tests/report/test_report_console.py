@@ -59,6 +59,15 @@ def test_a_resumed_share_is_not_taken_for_speed(clock: Clock) -> None:
     assert out.getvalue().replace("\u00a0", " ") == "pretrain: 80 %, 12.3k tokens/s, 20.0 s, 20.0 s left\n"
 
 
+def test_what_the_work_knows_of_the_time_left_is_shown(clock: Clock) -> None:
+    out = io.StringIO()
+    with Display(stream=out) as display:
+        task = display.task("pretrain", total=1.0)
+        clock.now += 20.0  # a resumed run reads its state before it reports
+        task.update(0.6, left=95.0)
+    assert out.getvalue().replace("\u00a0", " ") == "pretrain: 60 %, 20.0 s, 1 m 35 s left\n"
+
+
 def test_an_unknown_total_shows_an_amount(clock: Clock) -> None:
     out = io.StringIO()
     with Display(stream=out) as display:

@@ -22,7 +22,8 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
         if step.validation is not None:
             validated = f", validation {formats.loss(step.validation.loss)}"
         note = f"step {step.number:,}, loss {formats.loss(step.loss)}{validated}"
-        task.update(step.share, rate=f"{formats.count(round(step.tokens_per_second))} tokens/s", note=note)
+        rate = f"{formats.count(round(step.tokens_per_second))} tokens/s"
+        task.update(step.share, rate=rate, left=step.eta_seconds, note=note)
 
 
 def summarise(path: Path, *, kind: str, parameters: int, flops_per_token: float | None = None) -> dict[str, Any]:

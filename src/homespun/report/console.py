@@ -69,8 +69,9 @@ def _on_its_side(table: Table) -> Table:
 class Task(Protocol):
     """A piece of long work that tells how far it is."""
 
-    def update(self, done: float, *, note: str = "", rate: str | None = None) -> None:
-        """``done`` of the total so far. ``rate`` replaces the rate computed from it, where the total is a share."""
+    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
+        """``done`` of the total so far. ``rate`` and ``left`` (seconds) replace what is computed from it, where the
+        total is a share, and where the work knows better what is left of it."""
 
 
 class Display:
@@ -111,7 +112,7 @@ class _Clock:
         self.begun = time.monotonic()
         self.first: tuple[float, float] | None = None
 
-    def words(self, done: float, rate: str | None) -> tuple[str, str]:
+    def words(self, done: float, rate: str | None, left: float | None) -> tuple[str, str]:
         """The rate and the time left, empty where not yet known."""
         now = time.monotonic()
         if self.first is None:
@@ -121,9 +122,9 @@ class _Clock:
         speed = (done - before) / (now - then) if now > then and done > before else 0.0
         if rate is None:
             rate = f"{formats.rate(speed)} {self.unit}/s" if speed and self.unit else ""
-        if not speed or self.total is None:
-            return rate, ""
-        return rate, f"{formats.duration(max(0.0, self.total - done) / speed)} left"
+        if left is None and speed and self.total is not None:
+            left = max(0.0, self.total - done) / speed
+        return rate, "" if left is None else f"{formats.duration(left)} left"
 
     def share(self, done: float) -> str:
         """How far: percent, or an amount where the total is not known."""
@@ -168,10 +169,12 @@ class _Bar:
     def __init__(self, progress: Progress, number: TaskID, clock: _Clock) -> None:
         self.progress, self.number, self.clock = progress, number, clock
 
-    def update(self, done: float, *, note: str = "", rate: str | None = None) -> None:
-        rate, left = self.clock.words(done, rate)
+    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
+        rate, remaining = self.clock.words(done, rate, left)
         share = self.clock.share(done)
-        self.progress.update(self.number, completed=done, share=share, rate=_plain(rate), left=left, note=_plain(note))
+        self.progress.update(
+            self.number, completed=done, share=share, rate=_plain(rate), left=remaining, note=_plain(note)
+        )
 
 
 class _Lines:
@@ -194,15 +197,15 @@ class _Line:
         self.printed = time.monotonic()
         self.finished = False
 
-    def update(self, done: float, *, note: str = "", rate: str | None = None) -> None:
-        rate, left = self.clock.words(done, rate)
+    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
+        rate, remaining = self.clock.words(done, rate, left)
         now = time.monotonic()
         whole = self.clock.total is not None and done >= self.clock.total
         if (now - self.printed < _EVERY and not whole) or self.finished:
             return
         self.printed, self.finished = now, whole
         elapsed = formats.duration(now - self.clock.begun)
-        parts = [self.clock.share(done), rate, elapsed, "" if whole else left, note]
+        parts = [self.clock.share(done), rate, elapsed, "" if whole else remaining, note]
         print(f"{self.description}: {', '.join(_plain(part) for part in parts if part)}", file=self.stream, flush=True)
 
 
@@ -218,7 +221,7 @@ class _Nothing:
 
 
 class _Silence:
-    def update(self, done: float, *, note: str = "", rate: str | None = None) -> None:
+    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
         pass
 
 

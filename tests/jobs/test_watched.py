@@ -1,0 +1,38 @@
+"""What is shown of a run while it trains."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from typing import cast
+
+from homespun.jobs.result import watch
+from homespun.report import console
+from homespun.report.console import Display
+from homespun.training.trainer import Step, Trainer
+
+STEP = Step(
+    number=61,
+    epoch=1.0,
+    tokens=61_000,
+    share=0.61,
+    learning_rate=1e-3,
+    seconds=1.0,
+    loss=2.5,
+    losses={},
+    gradient_norm=1.0,
+    validation=None,
+    tokens_per_second=1000.0,
+    eta_seconds=39.0,
+)
+
+
+def test_a_resumed_run_has_the_time_left_that_its_budget_has(monkeypatch):
+    monkeypatch.setattr(console, "_EVERY", 0.0)
+    out = io.StringIO()
+    steps = [STEP, replace(STEP, number=62, share=0.62, eta_seconds=38.0)]
+    watch(cast(Trainer, steps), Display(stream=out), "pretrain")
+    assert [line.split(", ")[-3] for line in out.getvalue().replace("\u00a0", " ").splitlines()] == [
+        "39.0 s left",
+        "38.0 s left",
+    ]
