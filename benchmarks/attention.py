@@ -4,8 +4,9 @@ One text goes forward, the mean of what comes out is the loss, and backward, and
 sides; the vocabulary is small, so that the layers are what is measured. Peers are as they come: `transformers` drops a
 tenth of the attention probabilities and of the hidden states, `linformer` and `performer-pytorch` drop nothing. Ours
 drops as much of the hidden states as the peer, and no attention probabilities. Each runs in a process of its own. Ours
-keeps freed memory for the next step, as our trainer does, where a plain loop gets fresh pages for every large tensor; a
-``careful_peer`` that keeps it too runs beside, but not of full attention: what it keeps leaves no room for the peer.
+keeps freed memory for the next step, in a heap that sets nothing aside, as our trainer does, where a plain loop gets
+fresh pages for every large tensor; a ``careful_peer`` that does so too runs beside, but not of full attention: what it
+keeps leaves no room for the peer.
 
 ``--alone`` measures the attention module alone, forward and backward. ``--by-length`` measures ours from short to long,
 where nothing but the attention differs: how time and memory of each grow, and from which length on each beats our full
@@ -30,10 +31,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.attention_peers import ALONE, PEERS
-from benchmarks.measure import Apart, by_turns, peak_bytes, peak_memory, seconds
+from benchmarks.measure import Apart, as_trainings, by_turns, peak_bytes, peak_memory, seconds
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
-from homespun.training.memory import keep_freed_memory
+from homespun.training.malloc import keep_freed_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE, SHORT = 1000, 64
@@ -124,7 +125,10 @@ def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str,
     results: dict[str, dict[str, Any]] = {side: {} for side in (*sides, "ratios")}
     for name in [options.only] if options.only else [*ALONE] if options.alone else NAMES:
         there = {side: of for side, of in sides.items() if (name, side) != ("full", "careful_peer")}
-        contestants = {side: Apart(_seconds, make, name, settings, keep) for side, (make, keep) in there.items()}
+        contestants = {}
+        for side, (make, keep) in there.items():
+            with as_trainings() if keep else contextlib.nullcontext():
+                contestants[side] = Apart(_seconds, make, name, settings, keep)
         times = by_turns(contestants, options.rounds)
         for side, contestant in contestants.items():
             contestant.close()
@@ -314,7 +318,8 @@ def _by_length(name: str, lengths: Sequence[int], settings: Settings, rounds: in
     found: dict[str, list[float]] = {"seconds": [], "peak_bytes": [], "added_bytes": []}
     for length in lengths:
         there = replace(settings, length=length)
-        seconds_a_step, short, peak = peak_memory(_at_length, name, there, rounds).result
+        with as_trainings():
+            seconds_a_step, short, peak = peak_memory(_at_length, name, there, rounds).result
         print(f"{name} {length}: {seconds_a_step:.4g} s, {peak / 1e9:.3g} GB", file=sys.stderr, flush=True)
         for values, value in zip(found.values(), (round(seconds_a_step, 5), peak, peak - short), strict=True):
             values.append(value)

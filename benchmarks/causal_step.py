@@ -13,6 +13,7 @@ besides, ``--clock processor`` counts the seconds of the processor in place of t
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -22,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import Apart, by_turns
+from benchmarks.measure import Apart, as_trainings, by_turns
 from homespun.batch import Batch, Draw
 from homespun.data.rows import Row
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.objectives.causal import CausalLMObjective, NextTokens
-from homespun.training.memory import keep_freed_memory
+from homespun.training.malloc import keep_freed_memory
 from homespun.training.optim import adamw, parameter_groups
 
 VOCAB_SIZE, LAYERS, LEARNING_RATE, MAX_NORM, WARMUP = 50_257, 4, 5e-4, 1.0, 2
@@ -44,7 +45,10 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--threads", type=int, default=2, help="of the processor (default: %(default)s)")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what a second is (default: %(default)s)")
     settings = vars(parser.parse_args(arguments))
-    contestants = {name: Apart(turns, name, settings) for name in CONTESTANTS}
+    contestants = {}
+    for name in CONTESTANTS:
+        with as_trainings() if name == "ours" else contextlib.nullcontext():
+            contestants[name] = Apart(turns, name, settings)
     try:
         rates = by_turns(contestants, settings["rounds"])
         peaks = {name: apart.peak for name, apart in contestants.items()}

@@ -24,7 +24,7 @@ from homespun.batch import Batch
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.streamed import StreamedObjective
-from homespun.training.memory import keep_freed_memory
+from homespun.training.malloc import keep_freed_memory
 from homespun.training.optim import adamw, parameter_groups
 
 LEARNING_RATE, MAX_NORM, DROPOUT = 1e-3, 0.25, 0.1

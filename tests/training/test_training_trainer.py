@@ -16,7 +16,8 @@ from homespun.models.encoder import EncoderConfig
 from homespun.training.budget import Limits
 from homespun.training.config import Budget, LinearSchedule
 from homespun.training.devices import is_worth_compiling, number_type
-from homespun.training.memory import PeakMemory, give_back_freed_memory
+from homespun.training.malloc import give_back_freed_memory
+from homespun.training.memory import PeakMemory
 from homespun.training.validation import Evaluation, evaluate_loss
 
 CPU = torch.device("cpu")

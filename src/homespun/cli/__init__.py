@@ -41,6 +41,9 @@ from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
 from homespun.errors import UserError
+from homespun.training.malloc import begin_anew_to_train
+
+_TRAINING = ("pretrain", "finetune", "distill", "quickstart")  # verbs
 
 app = typer.Typer(
     name="homespun",
@@ -301,7 +304,8 @@ def doctor(as_json: Json = False) -> None:
 def main() -> NoReturn:
     """Run the command line: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # see homespun.training.memory; torch reads it once
+    if sys.argv[1:2] and sys.argv[1] in _TRAINING:
+        begin_anew_to_train()
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         app(standalone_mode=True)

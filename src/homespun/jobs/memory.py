@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from homespun.report import formats
 from homespun.report.console import Display
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place
+from homespun.training.malloc import training_environment
 
 _PROBE_SECONDS = 600
 _SMALL = {
@@ -113,7 +115,13 @@ def run_probe(job: dict[str, Any]) -> dict[str, Any]:
     command = [sys.executable, "-m", "homespun.jobs.probe"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(job), capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
+            command,
+            input=json.dumps(job),
+            env=training_environment(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise UserError(f"the probe took more than {_PROBE_SECONDS} s; plan without --probe") from error

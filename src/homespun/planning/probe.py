@@ -14,7 +14,8 @@ from homespun.errors import UserError
 from homespun.planning.predict import Workload
 from homespun.training.devices import Place
 from homespun.training.learner import Learner
-from homespun.training.memory import PeakMemory, keep_freed_memory
+from homespun.training.malloc import keep_freed_memory
+from homespun.training.memory import PeakMemory
 
 _SECONDS = 20.0  # after which no further step is begun
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}

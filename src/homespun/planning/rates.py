@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from homespun.planning.trace import Operation
 from homespun.training.environment import describe_environment
-from homespun.training.memory import give_back_freed_memory, keep_freed_memory
+from homespun.training.malloc import give_back_freed_memory, keep_freed_memory
 
 Clock = Callable[[], float]
 
@@ -37,7 +37,7 @@ _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_
 _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps", "lstm_mps")
 _ATTENTION = "_scaled_dot_product"
 _LARGE = 2**24  # numbers, more than caches hold
-_FORM = 2  # of the measurements: those of another form are made anew
+_FORM = 3  # of the measurements: those of another form are made anew
 
 
 @dataclass(frozen=True)

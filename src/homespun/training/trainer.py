@@ -25,7 +25,8 @@ from homespun.training.config import TrainConfig
 from homespun.training.devices import Place, is_faster_in_bf16, is_worth_compiling
 from homespun.training.interruption import Interruption
 from homespun.training.learner import Learner, Update
-from homespun.training.memory import PeakMemory, keep_freed_memory
+from homespun.training.malloc import keep_freed_memory
+from homespun.training.memory import PeakMemory
 from homespun.training.run import Run
 from homespun.training.tensorboard import TensorBoard
 from homespun.training.validation import Evaluation
