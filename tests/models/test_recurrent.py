@@ -20,6 +20,7 @@ from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
+from homespun.nn import recurrent
 from homespun.nn.additive_attention import AdditiveAttention, AlignedLayer
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
@@ -84,6 +85,27 @@ def test_packed_documents_do_not_see_each_other(config: RecurrentConfig) -> None
         for row, start, length in ((0, 0, 3), (0, 3, 7), (0, 10, 3), (1, 0, 5)):
             alone = encoder(ids[row : row + 1, start : start + length])
             torch.testing.assert_close(hidden[row, start : start + length], alone[0], rtol=1e-5, atol=1e-5)
+
+
+@those_apart_too
+@pytest.mark.parametrize("padding", ["right", "left", "between documents"])
+def test_texts_in_rows_of_their_own_are_packed_texts(
+    config: RecurrentConfig, padding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = torch.arange(SEQ) < torch.tensor([SEQ, 7, 4, 11])[:, None]
+    keep = keep.flip(1) if padding == "left" else keep
+    documents = None
+    if padding == "between documents":
+        documents = torch.tensor([0] * 6 + [1] * 7).expand(4, -1).masked_fill(~keep, -1)
+    found = []
+    for places in (9.0, 0.0):  # always, and never
+        monkeypatch.setattr(recurrent.RecurrentLayer, "_most_places", lambda layer, places=places: places)
+        encoder = build(config).double()
+        hidden = encoder(some_ids(4, SEQ), attention_mask=keep, documents=documents)
+        weight = torch.linspace(-1.0, 1.0, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
+        (hidden * weight).sum().backward()
+        found.append((hidden, {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}))
+    torch.testing.assert_close(*found)
 
 
 @those_apart_too

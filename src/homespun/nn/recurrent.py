@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,10 @@ CELLS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "lstm": nn.LSTM, "
 (Cho et al. 2014)."""
 STATES = {"rnn": 1, "lstm": 2, "gru": 1}
 """Vectors that a cell hands on: of an LSTM its output and its memory."""
+
+_READ: dict[str, Callable[..., Any]] = {"RNN_TANH": torch.rnn_tanh, "LSTM": torch.lstm, "GRU": torch.gru}
+_EMPTY = 1.5  # times as many places as tokens, up to which rows of their own are worth it
+_EMPTY_FUSED = 2.0  # the same where oneDNN reads them
 
 State = tuple[Tensor, ...]
 
@@ -60,8 +66,8 @@ class RecurrentLayer(nn.Module):
     """One layer of an RNN, an LSTM or a GRU, in one direction or in both, and dropout.
 
     Padding is never read: where a row has some before or between its tokens, where documents are packed into it, or
-    where it is read from its end, the tokens of each text are packed (`torch.nn.utils.rnn.PackedSequence`). What stands
-    at the places of padding is zero.
+    where it is read from its end, each text gets a row of its own (`OwnRows`), or its tokens are packed
+    (`torch.nn.utils.rnn.PackedSequence`). What stands at the places of padding is zero.
 
     Args:
         input_size: width of what enters.
@@ -103,17 +109,30 @@ class RecurrentLayer(nn.Module):
         before = self._before(mask, len(hidden))
         seq = hidden.shape[1]
         keep = None if mask.keep is None else mask.keep[:, -seq:]  # that of a cache has the tokens before too
-        plan = mask.once(("packing", seq), lambda: _plan(keep, mask, read_back=self.bidirectional))
-        if plan is None:
-            vectors, after = self._run(hidden, before)
-        else:
-            vectors, after = plan.run(self._run, hidden, before)
+        places = self._most_places() if hidden.device.type == "cpu" and before is None and mask.cache is None else 0.0
+        plan = mask.once(("texts", seq, places), lambda: _plan(keep, mask, read_back=self.bidirectional, places=places))
+        after: State = ()
+        with self._as_it_is_made():
+            if plan is None:
+                vectors, after = self._run(hidden, before)
+            elif isinstance(plan, OwnRows):
+                vectors = plan.run(self._read, hidden, both=self.bidirectional)
+            else:
+                vectors, after = plan.run(self._run, hidden, before)
         if keep is not None and plan is None:
             vectors = vectors.masked_fill(~keep[..., None], 0.0)
         if mask.cache is not None:
             mask.cache.keep_state(self, after)
         dropped: Tensor = self.dropout(vectors)
         return dropped
+
+    def _most_places(self) -> float:
+        return _EMPTY_FUSED if self.network.mode == "LSTM" and not self.network.proj_size else _EMPTY
+
+    def _as_it_is_made(self) -> AbstractContextManager[None]:
+        if not self.network.proj_size:
+            return nullcontext()
+        return warnings.catch_warnings(action="ignore", category=UserWarning)  # that oneDNN has no projections
 
     def _before(self, mask: Mask, rows: int) -> State | None:
         known = None if mask.cache is None else mask.cache.state(self)
@@ -128,14 +147,53 @@ class RecurrentLayer(nn.Module):
         if state is not None:
             parts = tuple(part.unsqueeze(0).contiguous() for part in state)
             given = parts if self.states == 2 else parts[0]
-        if self.network.proj_size:
-            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that oneDNN has no projections
-                outputs, after = self.network(inputs, given)
-        else:
-            outputs, after = self.network(inputs, given)
+        outputs, after = self.network(inputs, given)
         vectors = outputs.data if isinstance(outputs, PackedSequence) else outputs
         ends = after if self.states == 2 else (after,)
         return vectors, tuple(end[-1] for end in ends)
+
+    def _read(self, inputs: Tensor, direction: int) -> Tensor:
+        """(texts, seq, input) -> (texts, seq, width): what one direction alone makes of rows, from their beginnings."""
+        states = tuple(inputs.new_zeros(1, len(inputs), width) for width in self.state_sizes)
+        given = states if self.states == 2 else states[0]
+        weights = self.network.all_weights[direction]
+        outputs: Tensor = _READ[self.network.mode](inputs, given, weights, True, 1, 0.0, self.training, False, True)[0]
+        return outputs
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRows:
+    """Each text in a row of its own, from its first token on; what the row has behind it is read last, and not kept.
+
+    On a CPU far faster than packed texts: the gradient of every step of those is as large as all of them together, so
+    that going backward takes the square of the length, and oneDNN's LSTM does not read them.
+
+    Args:
+        places: (texts * longest,) int64 into batch * seq.
+        turned: (texts * longest,) int64 into the same: whose vector comes here when each text is turned round.
+        cells: (tokens,) int64 into texts * longest.
+        tokens: (tokens,) int64 into batch * seq.
+        longest: tokens of the longest text.
+    """
+
+    places: Tensor
+    turned: Tensor
+    cells: Tensor
+    tokens: Tensor
+    longest: int
+
+    def run(self, read: Callable[[Tensor, int], Tensor], hidden: Tensor, *, both: bool) -> Tensor:
+        """(batch, seq, input) -> (batch, seq, size), zero where no text stands."""
+        batch, seq = hidden.shape[:2]
+        texts = hidden.flatten(0, 1).index_select(0, self.places)
+        shape = (-1, self.longest, hidden.shape[-1])
+        vectors = read(texts.view(shape), 0).flatten(0, 1)
+        if both:
+            back = read(texts.index_select(0, self.turned).view(shape), 1).flatten(0, 1)
+            vectors = torch.cat([vectors, back.index_select(0, self.turned)], -1)
+        kept = vectors.index_select(0, self.cells)
+        spread = kept.new_zeros(batch * seq, kept.shape[-1]).index_copy(0, self.tokens, kept)
+        return spread.view(batch, seq, -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,8 +235,11 @@ class Packing:
         return spread.view(batch, seq, -1), tuple(after)
 
 
-def _plan(keep: Tensor | None, mask: Mask, *, read_back: bool) -> Packing | None:
-    """How to pack, or ``None`` where reading the rows as they stand is the same."""
+def _plan(keep: Tensor | None, mask: Mask, *, read_back: bool, places: float) -> OwnRows | Packing | None:
+    """How to read the texts, or ``None`` where reading the rows as they stand is the same.
+
+    In rows of their own, where these have no more than ``places`` places a token.
+    """
     documents = mask.documents
     if documents is None and (keep is None or bool(keep.all())):
         return None
@@ -197,9 +258,14 @@ def _plan(keep: Tensor | None, mask: Mask, *, read_back: bool) -> Packing | None
     lengths = torch.bincount(which)
     begins = lengths.cumsum(0) - lengths
     step = torch.arange(len(row), device=row.device) - begins[which]
+    stands = row * tokens.shape[1] + column
+    longest = int(lengths.amax()) if places and len(lengths) else 0
+    if 0 < longest * len(lengths) <= places * len(row):
+        cells, every = which * longest + step, torch.arange(longest * len(lengths))
+        turned = every.index_copy(0, cells, which * longest + lengths[which] - 1 - step)
+        return OwnRows(torch.zeros_like(every).index_copy(0, cells, stands), turned, cells, stands, longest)
     by_length = lengths.argsort(descending=True, stable=True)
     rank = torch.empty_like(by_length).scatter_(0, by_length, torch.arange(len(by_length), device=row.device))
     reading = (step * max(len(lengths), 1) + rank[which]).argsort()
-    places = (row * tokens.shape[1] + column)[reading]
     batch_sizes = torch.bincount(step).cpu() if len(step) else step.cpu()
-    return Packing(places, batch_sizes, row[begins][by_length])
+    return Packing(stands[reading], batch_sizes, row[begins][by_length])
