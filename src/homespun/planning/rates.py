@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from homespun.planning.trace import Operation
@@ -37,7 +38,7 @@ _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_
 _RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps", "lstm_mps")
 _ATTENTION = "_scaled_dot_product"
 _LARGE = 2**24  # numbers, more than caches hold
-_FORM = 3  # of the measurements: those of another form are made anew
+_FORM = 4  # of the measurements: those of another form are made anew
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Rates:
     small_products: float  # of many matrices of 64 x 64
     half_products: float  # of large matrices in bf16
     attention: float  # FLOPs a second, of fused attention
+    recurrent: float  # the same, of whole recurrent layers
     moved: float  # bytes a second, read and written
     unary: float  # elements a second, of exponentials and their like
     drawn: float  # random numbers a second
@@ -65,6 +67,8 @@ class Rates:
         moved = operation.moved / self.moved
         if name.startswith(_ATTENTION):
             work = attention_flops(operation) / self.attention
+        elif name.removesuffix("_backward") in _RECURRENT:
+            work = matrix_flops(operation) / self.recurrent
         elif flops := matrix_flops(operation):
             work = flops / self._products(operation)
         else:
@@ -191,6 +195,9 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
     product = 2.0 * math.prod(tall.shape) * wide.shape[1]
     query = normal(8, 4, 256, 64)
     pairs = 4.0 * math.prod(query.shape) * query.shape[-2]
+    network = nn.LSTM(256, 256, device=device)
+    steps = normal(32, 32, 256)
+    recurrent = 16.0 * steps[..., 0].numel() * 256 * 256
     # a step comes back to a tensor when it is no longer in any cache, and to memory that is there
     left, right, made = (normal(_LARGE) for _ in range(3))
     drawn, rows = made[: _LARGE // 4], made.view(-1, 256)
@@ -201,6 +208,7 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
         small_products=2.0 * math.prod(small.shape) * 64 / seconds(lambda: small @ small),
         half_products=product / seconds(lambda: half_tall @ half_wide, repeats=3),
         attention=pairs / seconds(lambda: F.scaled_dot_product_attention(query, query, query)),
+        recurrent=recurrent / seconds(lambda: network(steps)),
         moved=12.0 * _LARGE / seconds(lambda: torch.add(left, right, out=made)),
         unary=_LARGE / seconds(lambda: torch.ops.aten.gelu(left, out=made)),
         drawn=drawn.numel() / seconds(lambda: drawn.uniform_()),
