@@ -11,6 +11,11 @@ from homespun.jobs import doctor
 from homespun.jobs.doctor import Check, examine
 
 
+@pytest.fixture(autouse=True)
+def no_rates_of_a_busy_machine_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
 def only(check: Iterator[Check]) -> Check:
     (found,) = check
     return found

@@ -32,3 +32,10 @@ def test_are_measured_once_a_processor(processor: dict[str, str]) -> None:
     keep_base(CPU, 5.0, machine_rates(CPU))
     processor["cpu"] = "a swift one"
     assert (machine_rates(CPU).products, machine_rates(CPU).base) == (1.0, 0.0)
+
+
+def test_fresh_ones_keep_what_a_process_takes(processor: dict[str, str]) -> None:
+    keep_base(CPU, 5.0, machine_rates(CPU))
+    fresh = machine_rates(CPU, fresh=True)
+    assert (fresh.products, fresh.base) == (2.0, 5.0)
+    assert machine_rates(CPU) == fresh

@@ -52,7 +52,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """All checks, in the order in which they matter; about two seconds besides the import of torch."""
+    """All checks, in the order in which they matter; about five seconds besides the import of torch."""
     checks: list[Check] = []
     for name, look in _CHECKS.items():
         try:
@@ -199,6 +199,16 @@ def _rate(dtype: torch.dtype, size: int) -> float:
     return 2 * size**3 * rounds / seconds / 1e9
 
 
+def _rates() -> Iterator[Check]:
+    from homespun.planning.rates import machine_rates
+    from homespun.training.devices import Place
+
+    rates = machine_rates(Place.here().device, fresh=True)
+    products, moved, call = rates.products / 1e9, rates.moved / 1e9, 1e6 * rates.call
+    measured = f"{products:.0f} GFLOP/s of products, {moved:.0f} GB/s of memory, {call:.1f} µs a call"
+    yield Check("plans", "ok", f"go by what was measured now: {measured}")
+
+
 def _attention() -> Iterator[Check]:
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -243,6 +253,7 @@ _CHECKS: dict[str, Callable[[], Iterator[Check]]] = {
     "compiler": _compiler,
     "extras": _extras,
     "matmul": _matmul,
+    "plans": _rates,
     "attention": _attention,
     "files": _files,
 }

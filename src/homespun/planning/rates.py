@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
@@ -147,12 +147,13 @@ def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fre
     Args:
         device: where training would run.
         clock: seconds.
-        fresh: measure again.
+        fresh: measure again; ``base`` stays.
     """
     file = _file(device)
-    if not fresh and (kept := _read(file)) is not None:
+    kept = _read(file)
+    if kept is not None and not fresh:
         return kept
-    rates = _measure(device, clock)
+    rates = replace(_measure(device, clock), base=0.0 if kept is None else kept.base)
     if device.type == "cpu":
         give_back_freed_memory()
     _write(file, json.dumps(asdict(rates), indent=2))
@@ -161,7 +162,7 @@ def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fre
 
 def keep_base(device: torch.device, base: float, rates: Rates) -> Rates:
     """The rates with what a process takes beside its tensors, kept for the next time."""
-    whole = Rates(**(asdict(rates) | {"base": base}))
+    whole = replace(rates, base=base)
     _write(_file(device), json.dumps(asdict(whole), indent=2))
     return whole
 
