@@ -43,7 +43,7 @@ from homespun.cli.vectors import vectors_app
 from homespun.errors import UserError
 from homespun.training.malloc import begin_anew_to_train
 
-_TRAINING = ("pretrain", "finetune", "distill", "quickstart")  # verbs
+_TRAINING = ("pretrain", "finetune", "distill", "quickstart", "arena")  # verbs
 
 app = typer.Typer(
     name="homespun",
