@@ -51,7 +51,8 @@ def keep_freed_memory() -> None:
     touched. Measured on a CPU: 4 % of the time of a small ELECTRA step (23,000 page faults to none), a quarter of that
     of BigBird attention at 4,096 tokens; the same peak within 2 %. Does nothing where the C library is not glibc.
 
-    What can still be told of a `training_environment` to a process that runs is told as well.
+    And set none of the smallest blocks aside, which is the part of a `training_environment` that a running process may
+    still be told.
     """
     mallopt = _glibc("mallopt")
     if mallopt is not None:
