@@ -45,6 +45,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--vocab-size", type=int, default=10_000, help="words (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=1, help="of the processor (default: %(default)s)")
     parser.add_argument("--padded", action="store_true", help="a layer over rows that end in padding")
+    parser.add_argument("--shortest", type=int, help="of --padded: fewest tokens of a text (default: half of --length)")
     parser.add_argument("--bf16", action="store_true", help="of --padded: mixed precision")
     settings = vars(parser.parse_args(arguments))
     torch.set_num_threads(settings["threads"])
@@ -52,7 +53,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     padded = settings.pop("padded")
     if padded:
         return _padded(settings)
-    settings.pop("bf16")
+    del settings["bf16"], settings["shortest"]
     trainings = {name: make(settings) for name, make in CONTESTANTS.items()}
     for training in trainings.values():
         next(training)
@@ -80,10 +81,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 
 def _padded(settings: dict[str, Any]) -> dict[str, Any]:
-    """Times that ours is faster, by cell. Rows have half their length at the least, of which all are drawn alike."""
+    """Times that ours is faster, by cell. Lengths are drawn alike from the shortest on."""
     rows, length, size = settings["streams"], settings["length"], settings["hidden_size"]
+    settings["shortest"] = settings["shortest"] or length // 2
     torch.manual_seed(0)
-    lengths = torch.randint(length // 2, length + 1, (rows,))
+    lengths = torch.randint(settings["shortest"], length + 1, (rows,))
     lengths[0] = length
     keep = torch.arange(length) < lengths[:, None]
     hidden = torch.randn(rows, length, size)

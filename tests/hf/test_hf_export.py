@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
-from homespun.hf.export import export_beside, export_huggingface
+from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
 from homespun.jobs.convert import convert
 from homespun.models.config import ModelConfig
@@ -330,10 +330,9 @@ def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Pa
 )
 def test_what_no_family_has_is_not_written(backbone: dict[str, Any], word: str, tmp_path: Path) -> None:
     model, config = build(backbone)
-    report = export_beside(tmp_path, model, config, TOKENIZER)
-    assert report["folder"] is None
-    assert word in report["notes"][0]
-    assert "--to onnx" in report["notes"][1]
+    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert report.folder is None
+    assert word in report.notes[0]
     assert not list(tmp_path.iterdir())
 
 

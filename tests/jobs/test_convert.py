@@ -23,6 +23,7 @@ from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_any, open_model
 from homespun.jobs import convert as job
 from homespun.jobs.adapt import start
+from homespun.jobs.beside import export_beside
 from homespun.jobs.convert import compare, convert
 from homespun.models.config import ModelConfig
 from homespun.models.store import save_model, weights_of
@@ -127,6 +128,17 @@ def test_a_head_is_opened_by_its_kind(tmp_path: Path) -> None:
     told = run("convert", source, "--out", tmp_path / "bare", "--head", "none")
     assert told["architecture"]["from"] == "BertModel"
     assert open_model(tmp_path / "bare").config.head is None
+
+
+def test_what_no_program_can_hold_is_offered_nothing(tmp_path: Path) -> None:
+    backbone = {"kind": "recurrent", "vocab_size": TOKENIZER.vocab_size, "hidden_size": 8, "num_hidden_layers": 1}
+    config = ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "mean", "num_labels": 2}})
+    report = export_beside(tmp_path, config.build(), config, TOKENIZER)
+    assert report["folder"] is None
+    assert len(report["notes"]) == 1
+    config = ModelConfig.model_validate({"backbone": SIZES | {"attention": {"kind": "performer", "num_features": 7}}})
+    assert "--to onnx" in export_beside(tmp_path, config.build(), config, TOKENIZER)["notes"][-1]
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_no_family_has_is_one_line_that_offers_onnx(tmp_path: Path) -> None:

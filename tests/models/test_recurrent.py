@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -98,14 +99,29 @@ def test_texts_in_rows_of_their_own_are_packed_texts(
     if padding == "between documents":
         documents = torch.tensor([0] * 6 + [1] * 7).expand(4, -1).masked_fill(~keep, -1)
     found = []
-    for places in (9.0, 0.0):  # always, and never
-        monkeypatch.setattr(recurrent.RecurrentLayer, "_most_places", lambda layer, places=places: places)
+    ways: list[Callable[[list[int]], recurrent.Groups]] = [
+        lambda lengths: (),  # packed
+        lambda lengths: ((len(lengths), lengths[0]),),
+        lambda lengths: ((1, lengths[0]), (len(lengths) - 1, lengths[1])),
+        recurrent._alike,
+    ]
+    for together in ways:
+        monkeypatch.setattr(recurrent, "_alike", together)
+        monkeypatch.setattr(recurrent, "_all_together", together)
         encoder = build(config).double()
         hidden = encoder(some_ids(4, SEQ), attention_mask=keep, documents=documents)
         weight = torch.linspace(-1.0, 1.0, hidden.numel(), dtype=hidden.dtype).view_as(hidden)
         (hidden * weight).sum().backward()
         found.append((hidden, {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}))
-    torch.testing.assert_close(*found)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_texts_of_about_one_length_are_read_together() -> None:
+    assert recurrent._alike([40, 20, 19, 10, 9, 1]) == ((2, 40), (2, 19), (1, 9), (1, 1))
+    assert recurrent._alike([]) == recurrent._all_together([]) == ()
+    assert recurrent._all_together([15, 15, 6]) == ((3, 15),)
+    assert recurrent._all_together([15, 6, 6]) == ()
 
 
 @those_apart_too

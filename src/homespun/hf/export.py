@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 
@@ -24,7 +23,6 @@ from homespun.models.model import Model
 from homespun.models.store import weights_of
 from homespun.text.tokenizer import Tokenizer
 
-OFFER = "`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library"
 CONFIG, CARD = "config.json", "README.md"
 REPORT = "conversion.json"  # beside a model that `homespun convert` wrote, in any form
 _WEIGHTS = "model.safetensors"
@@ -140,25 +138,6 @@ def check_replaceable(folder: Path, description: str, *others: str) -> None:
         foreign = foreign or found
     if foreign:
         raise UserError(f"{folder} holds other things, such as {foreign[0].name}; give a new or empty folder")
-
-
-def export_beside(
-    run: str | Path,
-    model: Model,
-    config: ModelConfig,
-    tokenizer: Tokenizer,
-    *,
-    labels: Labels | None = None,
-    base_model: str | Path | None = None,
-) -> dict[str, Any]:
-    """`export_huggingface` into ``hf/`` of a run directory; the report as plain values, for ``result.json``.
-
-    Where no family has the model, the notes offer another way out.
-    """
-    report = asdict(
-        export_huggingface(Path(run) / "hf", model, config, tokenizer, labels=labels, base_model=base_model)
-    )
-    return report if report["folder"] is not None else report | {"notes": (*report["notes"], OFFER)}
 
 
 def _complete_tokenizer(path: Path, backbone: BackboneConfig) -> None:

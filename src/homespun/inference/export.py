@@ -85,9 +85,8 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
     path = Path(path)
     if path.suffix != ".onnx":
         raise UserError(f"--out must end in .onnx, not {path.name!r}")
-    for module in model.modules():
-        if found := _UNWRITABLE.get(type(module)):
-            raise UserError(f"{found[0]} cannot be written as ONNX: {found[1]}, or homespun itself")
+    if why := why_no_onnx(model):
+        raise UserError(why)
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise UserError(f"ONNX needs {missing[0]}, which is not installed: pip install 'homespun[export]'")
     size = sum(tensor.nbytes for tensor in model.parameters())
@@ -120,6 +119,12 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
         os.replace(made, path)
     inputs = tuple(_batch(model, config, _TRIED[1]))
     return OnnxReport(str(path), inputs, output, length, longest, checked, tuple(notes))
+
+
+def why_no_onnx(model: Model) -> str:
+    """Which of its layers no file can hold, and what to do; nothing where there is none."""
+    found = next((_UNWRITABLE[type(module)] for module in model.modules() if type(module) in _UNWRITABLE), None)
+    return f"{found[0]} cannot be written as ONNX: {found[1]}, or homespun itself" if found else ""
 
 
 class _GlobalWrittenOut(nn.Module):

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from homespun.errors import UserError
-from homespun.hf.export import CARD, CONFIG, OFFER, REPORT, check_replaceable, export_huggingface
+from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface
 from homespun.hf.family import STORED
 from homespun.hf.open import Opened, open_any
 from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.inference.export import export_onnx
+from homespun.jobs.beside import another_way
 from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig
 from homespun.models.config import BackboneConfig
 from homespun.models.encoder import EncoderConfig
@@ -151,7 +152,7 @@ def _write(folder: Path, stored: Stored, to: Form) -> tuple[str, ...]:
         return ()
     report = export_huggingface(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels)
     if report.folder is None:
-        raise UserError(f"{report.notes[0]}; {OFFER}")
+        raise UserError("; ".join((report.notes[0], *another_way(stored.model))))
     return report.notes
 
 

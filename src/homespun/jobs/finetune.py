@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from homespun.data.loader import Loader
-from homespun.hf.export import export_beside
 from homespun.hf.heads import head_left_out
 from homespun.hf.open import open_to_go_on
 from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
+from homespun.jobs.beside import export_beside
 from homespun.jobs.doubts import most_wrong, shared, told_of, warning
 from homespun.jobs.lengths import task_lengths
 from homespun.jobs.memory import within_memory

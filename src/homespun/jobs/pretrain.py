@@ -13,9 +13,9 @@ from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader, Order
 from homespun.data.rows import JoinedRows, Rows
 from homespun.errors import UserError
-from homespun.hf.export import export_beside
 from homespun.jobs.adapt import Start, record, start
 from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
+from homespun.jobs.beside import export_beside
 from homespun.jobs.memory import within_memory
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch

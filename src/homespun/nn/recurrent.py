@@ -28,10 +28,12 @@ STATES = {"rnn": 1, "lstm": 2, "gru": 1}
 """Vectors that a cell hands on: of an LSTM its output and its memory."""
 
 _READ: dict[str, Callable[..., Any]] = {"RNN_TANH": torch.rnn_tanh, "LSTM": torch.lstm, "GRU": torch.gru}
-_EMPTY = 1.5  # times as many places as tokens, up to which rows of their own are worth it
-_EMPTY_FUSED = 2.0  # the same where oneDNN reads them
+_ALIKE = 2.0  # oneDNN's LSTM reads those texts together whose lengths differ by no more than this factor
+_EMPTY = 1.5  # times as many places as tokens, up to which other networks read all texts together
 
 State = tuple[Tensor, ...]
+Groups = tuple[tuple[int, int], ...]
+"""Texts that are read together, and tokens of the longest of them, for each group in turn."""
 
 
 class Bridge(nn.Module):
@@ -109,8 +111,12 @@ class RecurrentLayer(nn.Module):
         before = self._before(mask, len(hidden))
         seq = hidden.shape[1]
         keep = None if mask.keep is None else mask.keep[:, -seq:]  # that of a cache has the tokens before too
-        places = self._most_places() if hidden.device.type == "cpu" and before is None and mask.cache is None else 0.0
-        plan = mask.once(("texts", seq, places), lambda: _plan(keep, mask, read_back=self.bidirectional, places=places))
+        together: Callable[[list[int]], Groups] = _no_groups
+        if hidden.device.type == "cpu" and before is None and mask.cache is None:
+            together = _alike if self.network.mode == "LSTM" and not self.network.proj_size else _all_together
+        plan = mask.once(
+            ("texts", seq, together), lambda: _plan(keep, mask, read_back=self.bidirectional, together=together)
+        )
         after: State = ()
         with self._as_it_is_made():
             if plan is None:
@@ -125,9 +131,6 @@ class RecurrentLayer(nn.Module):
             mask.cache.keep_state(self, after)
         dropped: Tensor = self.dropout(vectors)
         return dropped
-
-    def _most_places(self) -> float:
-        return _EMPTY_FUSED if self.network.mode == "LSTM" and not self.network.proj_size else _EMPTY
 
     def _as_it_is_made(self) -> AbstractContextManager[None]:
         if not self.network.proj_size:
@@ -165,35 +168,42 @@ class RecurrentLayer(nn.Module):
 class OwnRows:
     """Each text in a row of its own, from its first token on; what the row has behind it is read last, and not kept.
 
-    On a CPU far faster than packed texts: the gradient of every step of those is as large as all of them together, so
-    that going backward takes the square of the length, and oneDNN's LSTM does not read them.
+    Texts of about one length are read together. On a CPU far faster than packed texts: the gradient of every step of
+    those is as large as all of them together, so that going backward takes the square of the length, and oneDNN's LSTM
+    does not read them.
 
     Args:
-        places: (texts * longest,) int64 into batch * seq.
-        turned: (texts * longest,) int64 into the same: whose vector comes here when each text is turned round.
-        cells: (tokens,) int64 into texts * longest.
+        groups: which texts are read together.
+        places: (rows,) int64 into batch * seq, of all groups; as many rows as all their texts have places.
+        turned: (rows,) int64 into the same rows: whose vector comes here when each text is turned round.
+        cells: (tokens,) int64 into the rows.
         tokens: (tokens,) int64 into batch * seq.
-        longest: tokens of the longest text.
     """
 
+    groups: Groups
     places: Tensor
     turned: Tensor
     cells: Tensor
     tokens: Tensor
-    longest: int
 
     def run(self, read: Callable[[Tensor, int], Tensor], hidden: Tensor, *, both: bool) -> Tensor:
         """(batch, seq, input) -> (batch, seq, size), zero where no text stands."""
         batch, seq = hidden.shape[:2]
         texts = hidden.flatten(0, 1).index_select(0, self.places)
-        shape = (-1, self.longest, hidden.shape[-1])
-        vectors = read(texts.view(shape), 0).flatten(0, 1)
+        vectors = self._read(read, texts, 0)
         if both:
-            back = read(texts.index_select(0, self.turned).view(shape), 1).flatten(0, 1)
+            back = self._read(read, texts.index_select(0, self.turned), 1)
             vectors = torch.cat([vectors, back.index_select(0, self.turned)], -1)
         kept = vectors.index_select(0, self.cells)
         spread = kept.new_zeros(batch * seq, kept.shape[-1]).index_copy(0, self.tokens, kept)
         return spread.view(batch, seq, -1)
+
+    def _read(self, read: Callable[[Tensor, int], Tensor], texts: Tensor, direction: int) -> Tensor:
+        parts = torch.split(texts, [count * longest for count, longest in self.groups])
+        read_parts = [
+            read(part.view(*group, -1), direction).flatten(0, 1) for part, group in zip(parts, self.groups, strict=True)
+        ]
+        return torch.cat(read_parts) if len(read_parts) > 1 else read_parts[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,10 +245,13 @@ class Packing:
         return spread.view(batch, seq, -1), tuple(after)
 
 
-def _plan(keep: Tensor | None, mask: Mask, *, read_back: bool, places: float) -> OwnRows | Packing | None:
+def _plan(
+    keep: Tensor | None, mask: Mask, *, read_back: bool, together: Callable[[list[int]], Groups]
+) -> OwnRows | Packing | None:
     """How to read the texts, or ``None`` where reading the rows as they stand is the same.
 
-    In rows of their own, where these have no more than ``places`` places a token.
+    ``together`` tells of their lengths, the longest first, which are read together in rows of their own; none: they are
+    packed.
     """
     documents = mask.documents
     if documents is None and (keep is None or bool(keep.all())):
@@ -259,13 +272,34 @@ def _plan(keep: Tensor | None, mask: Mask, *, read_back: bool, places: float) ->
     begins = lengths.cumsum(0) - lengths
     step = torch.arange(len(row), device=row.device) - begins[which]
     stands = row * tokens.shape[1] + column
-    longest = int(lengths.amax()) if places and len(lengths) else 0
-    if 0 < longest * len(lengths) <= places * len(row):
-        cells, every = which * longest + step, torch.arange(longest * len(lengths))
-        turned = every.index_copy(0, cells, which * longest + lengths[which] - 1 - step)
-        return OwnRows(torch.zeros_like(every).index_copy(0, cells, stands), turned, cells, stands, longest)
     by_length = lengths.argsort(descending=True, stable=True)
+    if groups := together(lengths[by_length].tolist()):
+        longest = torch.cat([lengths.new_full((count,), most) for count, most in groups])
+        rows = torch.empty_like(by_length).index_copy(0, by_length, longest.cumsum(0) - longest)  # where each begins
+        cells, every = rows[which] + step, torch.arange(int(longest.sum()))
+        turned = every.index_copy(0, cells, rows[which] + lengths[which] - 1 - step)
+        return OwnRows(groups, torch.zeros_like(every).index_copy(0, cells, stands), turned, cells, stands)
     rank = torch.empty_like(by_length).scatter_(0, by_length, torch.arange(len(by_length), device=row.device))
     reading = (step * max(len(lengths), 1) + rank[which]).argsort()
     batch_sizes = torch.bincount(step).cpu() if len(step) else step.cpu()
     return Packing(stands[reading], batch_sizes, row[begins][by_length])
+
+
+def _no_groups(_: list[int]) -> Groups:
+    return ()
+
+
+def _all_together(lengths: list[int]) -> Groups:
+    if not lengths or len(lengths) * lengths[0] > _EMPTY * sum(lengths):
+        return ()
+    return ((len(lengths), lengths[0]),)
+
+
+def _alike(lengths: list[int]) -> Groups:
+    groups: list[tuple[int, int]] = []
+    for length in lengths:
+        if groups and groups[-1][1] <= _ALIKE * length:
+            groups[-1] = (groups[-1][0] + 1, groups[-1][1])
+        else:
+            groups.append((1, length))
+    return tuple(groups)
