@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from homespun.report import tables
+from homespun.report.frequencies import beyond_frequencies
 from homespun.report.read import read_run, read_runs
 from homespun.report.summary import summary, troubles, verdict
 
@@ -54,6 +55,22 @@ def test_pretraining_names_text_budget_and_the_lowest_loss(tmp_path: Path, pretr
     words = words.replace("\u00a0", " ")
     assert "a and b were trained on runs/quickstart/corpus, each with a budget of 1 m 30 s" in words
     assert "The lowest validation loss is that of b" in words
+
+
+def test_what_learned_no_more_than_frequencies_is_named(tmp_path: Path, pretraining: Make) -> None:
+    paths = [pretraining(tmp_path / name, steps=53, level=level) for name, level in (("a", 1.0), ("b", 0.8))]
+    for path in paths:
+        result = json.loads((path / "result.json").read_text()) | {"frequencies": {"generator": 6.26}}
+        (path / "result.json").write_text(json.dumps(result))
+    records = read_runs(paths)
+    (words,) = summary(records)
+    assert words.endswith(
+        "Guessed by how often tokens are, a token of the generator costs 6.260 nats on held-out text. "
+        "More than that was learned by b (5.007). Hardly more, so nothing yet of the context, was learned by a (6.259)."
+    )
+    # the mean of several trainings
+    assert beyond_frequencies({"both": records})[0].endswith("More than that was learned by both (5.633).")
+    assert beyond_frequencies({"none": []}) == []
 
 
 def test_losses_of_different_terms_are_not_ranked(tmp_path: Path, pretraining: Make) -> None:

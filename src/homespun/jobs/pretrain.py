@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader, Order
@@ -27,6 +28,7 @@ from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import save_model
 from homespun.objectives.bilm import BiLM
 from homespun.objectives.config import PretrainingObjective
+from homespun.objectives.frequencies import frequency_losses
 from homespun.objectives.streamed import StreamedCausalLM
 from homespun.planning.count import flops_per_token
 from homespun.planning.outlook import Text, short_of_text
@@ -161,6 +163,9 @@ def pretrain(
     result |= {
         "trained_parameters": sum(p.numel() for p in objective.parameters()),
         "export": exported,
+        "frequencies": frequency_losses(
+            recipe.objective, torch.from_numpy(corpus.counts(0)), held_out.once(), tokenizer
+        ),
         "corpus": {
             "documents": len(corpus),
             "tokens": corpus.num_tokens,

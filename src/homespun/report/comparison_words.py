@@ -10,6 +10,7 @@ from homespun.report.comparison_plots import groups
 from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task, Verdict, spread
 from homespun.report.comparison_read import STATES, Comparison, Variation
 from homespun.report.formats import number
+from homespun.report.frequencies import beyond_frequencies
 from homespun.report.read import as_tree, final_losses
 from homespun.report.tasks import always_the_same
 
@@ -30,6 +31,7 @@ def advice(comparison: Comparison, tasks: Sequence[Task], seconds: Mapping[str, 
         alike = groups(comparison, "pretrain")
         by_loss = [_by_loss(group, alone=len(alike) == 1) for group in alike]
         paragraphs = [text for text in by_loss if text]
+    paragraphs += beyond_frequencies({v.name: v.records("pretrain") for v in comparison.variations})
     return paragraphs or ["No trial has run to its end yet: there is nothing to tell."]
 
 
@@ -38,7 +40,7 @@ def _over_all(tasks: Sequence[Task], which: str) -> str:
     everywhere = [name for name in first if all(name in names for names in others)]
     if everywhere:
         be = "is" if len(everywhere) == 1 else "are"
-        return f"Over {which} {_listed(everywhere)} {be} the best or not told from it in each."
+        return f"Over {which} {formats.listed(everywhere)} {be} the best or not told from it in each."
     if not any([first, *others]):
         return "No variation is among the best in any task."
     return f"No variation is among the best in {which}: what to train depends on the task."
@@ -62,7 +64,7 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
     sentences = [f"{task.name}: train {_choice(models, seconds)}."]
     others = [c for c in models if c is not best]
     if others:
-        listed = _listed([f"{c.name} ({formats.spread(c.spread)})" for c in others])
+        listed = formats.listed([f"{c.name} ({formats.spread(c.spread)})" for c in others])
         sentences.append(f"The highest is {best.name}, {figures}; not told from it: {listed}.")
         if (cheapest := _cheapest(models, seconds)) is not None:
             least, most = (formats.duration(pick(seconds[c.name] for c in models)) for pick in (min, max))
@@ -71,7 +73,7 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
         sentences.append(f"It reaches {figures}.")
     below = [c for c in task.trained if c not in models]
     if below:
-        listed = _listed([f"{c.name} ({formats.points(task.verdicts[c.name].gap)} points)" for c in below])
+        listed = formats.listed([f"{c.name} ({formats.points(task.verdicts[c.name].gap)} points)" for c in below])
         sentences.append(f"Below it: {listed}.")
     baselines = [c for c in task.contenders if c.kind == "baseline" and c.values and c.beside == best.beside]
     sentences += [_against("It", baseline, task.verdicts[baseline.name]) for baseline in baselines]
@@ -85,8 +87,8 @@ def _choice(models: Sequence[Contender], seconds: Mapping[str, float]) -> str:
     if len(models) == 1:
         return models[0].name
     if (cheapest := _cheapest(models, seconds)) is not None:
-        return f"{cheapest}, or any of {_listed([c.name for c in models if c.name != cheapest])}"
-    return f"any of {_listed([c.name for c in models])}"
+        return f"{cheapest}, or any of {formats.listed([c.name for c in models if c.name != cheapest])}"
+    return f"any of {formats.listed([c.name for c in models])}"
 
 
 def _cheapest(models: Sequence[Contender], seconds: Mapping[str, float]) -> str | None:
@@ -97,7 +99,7 @@ def _cheapest(models: Sequence[Contender], seconds: Mapping[str, float]) -> str 
 
 
 def _alike_words(task: Task, models: Sequence[Contender]) -> str:
-    return f"not told from it: {_listed([f'{c.name} ({formats.spread(c.spread)})' for c in models])}"
+    return f"not told from it: {formats.listed([f'{c.name} ({formats.spread(c.spread)})' for c in models])}"
 
 
 def _beside_others(task: Task, best: Contender) -> list[str]:
@@ -165,19 +167,19 @@ def _by_loss(group: Sequence[Variation], *, alone: bool) -> str:
     if len(order) == 1:
         other = "" if alone else ", and no other's is the same quantity"
         return f"The validation loss of {best} is {_loss(found[best])}{other}."
-    among = "The" if alone else f"Of {_listed(list(found))}, whose losses are the same quantity, the"
+    among = "The" if alone else f"Of {formats.listed(list(found))}, whose losses are the same quantity, the"
     said = f"{among} lowest validation loss is that of {best}: {_loss(found[best])}."
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
     luck = [statistics.trainings(found[a], found[b], pooled) for a, b in pairs]
     if any(p is None for p in luck):
-        rest = _listed([f"{name} ({_loss(found[name])})" for name in order[1:]])
+        rest = formats.listed([f"{name} ({_loss(found[name])})" for name in order[1:]])
         return f"{said} The others: {rest}. Each was trained once: whether other seeds would change that is not known."
     adjusted = dict(zip(pairs, statistics.holm([p for p in luck if p is not None]), strict=True))
     alike = [name for name in order[1:] if adjusted[best, name] > statistics.LEVEL]
     above = [name for name in order[1:] if name not in alike]
     for names, words in ((alike, "Not told from it, over trainings"), (above, "Above it")):
         if names:
-            said += f" {words}: {_listed([f'{name} ({_loss(found[name])})' for name in names])}."
+            said += f" {words}: {formats.listed([f'{name} ({_loss(found[name])})' for name in names])}."
     return said
 
 
@@ -212,7 +214,9 @@ def certainty(comparison: Comparison, tasks: Sequence[Task]) -> str:
     few = [task.name for task in judged if task.best and task.best.texts and task.best.texts < 500]
     if few:
         be = "is" if len(few) == 1 else "are"
-        sentences.append(f"{_listed(few)} {be} measured on few texts (under 500): only large differences can be told.")
+        sentences.append(
+            f"{formats.listed(few)} {be} measured on few texts (under 500): only large differences can be told."
+        )
     return " ".join(sentences)
 
 
@@ -230,7 +234,7 @@ def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
     missing: list[str] = []
     lost = {v.name: v for v in comparison.variations if len(v.done) < len(v.trials)}
     if lost:
-        missing.append(f"what is missing of {_listed([f'{name} ({v.state})' for name, v in lost.items()])}")
+        missing.append(f"what is missing of {formats.listed([f'{name} ({v.state})' for name, v in lost.items()])}")
     asked = number(comparison.recipe.get("seeds"))
     if asked is not None and any(len(v.trials) < asked for v in comparison.variations):
         missing.append(f"all {asked:.0f} seeds of every variation")
@@ -261,7 +265,7 @@ def _without_baselines(task: Task) -> list[str]:
     bare = [c.name for c in task.trained if c.beside not in beside]
     if not bare:
         return []
-    return [f"{task.name} of {_listed(bare)}" if beside else task.name]
+    return [f"{task.name} of {formats.listed(bare)}" if beside else task.name]
 
 
 def _searched(comparison: Comparison) -> str | None:
@@ -273,7 +277,7 @@ def _searched(comparison: Comparison) -> str | None:
 def shared(comparison: Comparison) -> str:
     """Which variations have one pretraining; nothing where each has its own."""
     return " ".join(
-        f"{_listed(names)} share one pretraining: what it took stands in the row of each."
+        f"{formats.listed(names)} share one pretraining: what it took stands in the row of each."
         for names in comparison.sharing("pretrain")
     )
 
@@ -287,7 +291,3 @@ def progress(comparison: Comparison) -> str | None:
     told = {**STATES, "unreadable": "cannot be read"}
     parts = [f"{count} {told[status]}" for status, count in counts.items() if count]
     return f"Of {total} trials {', '.join(parts) or 'none is there yet'}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

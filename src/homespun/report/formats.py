@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 DASH = "–"
@@ -167,6 +168,11 @@ def interval(value: Any) -> str:
     """A pair of shares as ``90.9 – 92.1 %``."""
     low, high = (None, None) if value is None else (number(value[0]), number(value[1]))
     return DASH if low is None or high is None else f"{100 * low:.1f}{NB}–{NB}{100 * high:.1f}{NB}%"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a, b and c``; there is one at the least."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def _three(n: float) -> str:

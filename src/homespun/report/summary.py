@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from homespun.report import formats, tasks
 from homespun.report.formats import number
+from homespun.report.frequencies import beyond_frequencies
 from homespun.report.intervals import difference
 from homespun.report.read import RunRecord, Tree, as_tree, final_losses, pretraining_quantity
 from homespun.report.tables import mean_and_deviation
@@ -27,7 +28,7 @@ def troubles(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _pretraining(records: Sequence[RunRecord]) -> str:
-    names = _listed([record.name for record in records])
+    names = formats.listed([record.name for record in records])
     many = len(records) > 1
     each = f"The models {names} were trained" if many else f"{names} was trained"
     sentences = [f"{each}{_circumstances(records)}."]
@@ -38,9 +39,11 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
         rest = ", ".join(f"{formats.loss(loss)} ({name})" for name, loss in scores.items() if name != best)
         sentences.append(f"The lowest validation loss is that of {best}: {formats.loss(scores[best])}, against {rest}.")
     elif scores:
-        told = _listed([f"{formats.loss(loss)}" + (f" ({name})" if many else "") for name, loss in scores.items()])
+        told = formats.listed(
+            [f"{formats.loss(loss)}" + (f" ({name})" if many else "") for name, loss in scores.items()]
+        )
         sentences.append(f"The validation loss at the end is {told}.")
-    return " ".join(sentences)
+    return " ".join([*sentences, *beyond_frequencies({record.name: [record] for record in records})])
 
 
 def _begun(record: RunRecord) -> str:
@@ -156,7 +159,3 @@ def _budget(record: RunRecord) -> str | None:
         if (value := number(budget.get(key))) is not None
     ]
     return " and ".join(parts) or None
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
