@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader, Order
@@ -163,9 +162,7 @@ def pretrain(
     result |= {
         "trained_parameters": sum(p.numel() for p in objective.parameters()),
         "export": exported,
-        "frequencies": frequency_losses(
-            recipe.objective, torch.from_numpy(corpus.counts(0)), held_out.once(), tokenizer
-        ),
+        "frequencies": frequency_losses(recipe.objective, lambda: corpus.counts(0), held_out.once(), tokenizer),
         "corpus": {
             "documents": len(corpus),
             "tokens": corpus.num_tokens,

@@ -5,8 +5,9 @@ Masked objectives stay at it for long where a network has first to find out whic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from homespun.text.tokenizer import Tokenizer
 
 
 def frequency_losses(
-    objective: PretrainingObjective, counts: Tensor, held_out: Iterable[Batch], tokenizer: Tokenizer
+    objective: PretrainingObjective, counts: Callable[[], np.ndarray], held_out: Iterable[Batch], tokenizer: Tokenizer
 ) -> dict[str, float]:
     """Nats a predicted token by term, of the best guess from frequencies alone; nothing for objectives with a decoder.
 
@@ -29,8 +30,8 @@ def frequency_losses(
 
     Args:
         objective: what is trained.
-        counts: (vocabulary,) how often each token is in the training text; special ones, which texts are framed with,
-            are as frequent as in ``held_out``.
+        counts: tells (vocabulary,) how often each token is in the training text, which is read only where a guess
+            is made; special ones, which texts are framed with, are as frequent as in ``held_out``.
         held_out: the batches of the validation loss.
         tokenizer: of the text.
     """
@@ -46,7 +47,7 @@ def frequency_losses(
     labels, seen = _told(held_out)
     special = torch.from_numpy(tokenizer.special_mask)
     framing = torch.bincount(labels[special[labels]], minlength=len(special)) / max(int((~special[labels]).sum()), 1)
-    count = (counts.double() + 1.0).masked_fill(special, 0.0)
+    count = (torch.from_numpy(counts()).double() + 1.0).masked_fill(special, 0.0)
     count += framing * count.sum()
     share = count / count.sum()
     if term == "causal":
