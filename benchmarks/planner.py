@@ -1,6 +1,7 @@
 """Plans beside what they plan: memory and time of small models of many kinds, predicted, probed and measured.
 
-Options: ``--only "NAME;NAME"``; ``--wall`` to time by the clock (on a quiet machine), else by the processor's time.
+Options: ``--only "NAME;NAME"``; ``--times N``: so many times the rows; ``--wall`` to time by the clock (on a quiet
+machine), else by the processor's time.
 
 Each case is a small recipe on made-up text: a kind of attention, of network or of wiring. It is predicted from its
 config alone; then probed with micro-batches of a quarter and of half its size, in processes of their own; then measured
@@ -75,9 +76,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
 }
 
 
-def recipe_of(name: str) -> PretrainRecipe:
-    """The recipe of a case."""
+def recipe_of(name: str, times: int = 1) -> PretrainRecipe:
+    """The recipe of a case, of so many times its rows."""
     model, objective, length, rows = CASES[name]
+    rows *= times
     train = {"batch_size": rows, "micro_batch_size": rows, "budget": {"steps": 10}}
     tree = {"data": {"length": length}, "model": model, "objective": objective, "train": train}
     tree["train"] = train | {"gradient_checkpointing": name == "checkpointed"}
@@ -88,11 +90,12 @@ def run(arguments: list[str]) -> dict[str, Any]:
     """The cases, and the deviations over them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks planner")
     parser.add_argument("--only", default="")
+    parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--wall", action="store_true")
     options = parser.parse_args(arguments)
     clock = "wall" if options.wall else "process"
     names = [part.strip() for part in options.only.split(";") if part.strip()] or list(CASES)
-    recipes = {name: recipe_of(name) for name in names}  # all of them before the first is measured
+    recipes = {name: recipe_of(name, options.times) for name in names}  # all of them before the first is measured
     cases = []
     for name, recipe in recipes.items():
         cases.append(_case(name, recipe, clock))

@@ -22,9 +22,8 @@ from jobs_world import run, sentence, write_table  # noqa: E402
 
 WORDS = ["team", "bank", "league", "market", "player", "trader", "coach", "broker", "goal", "share", "cup"]
 SMALL = {
-    "16_000": "300",
-    "16000": "300",
-    "electra-small": "electra-tiny",
+    "8_000": "300",
+    "8000": "300",
     "bart-mini": "bart-tiny",
     "train.budget.time=2h": "train.budget.steps=2",
 }

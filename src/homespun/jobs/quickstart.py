@@ -167,10 +167,10 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
 def next_commands() -> list[str]:
     """The commands to do the same with one's own files."""
     return [
-        "homespun tokenizer train --input 'texts/*.jsonl.gz' --text-field text --vocab-size 16000 --out tok && "
+        "homespun tokenizer train --input 'texts/*.jsonl.gz' --text-field text --vocab-size 8000 --out tok && "
         "homespun corpus build --input 'texts/*.jsonl.gz' --text-field text --tokenizer tok --out corpus",
-        "homespun pretrain electra-small data.corpus=corpus train.budget.time=2h --out runs/base",
-        "homespun finetune classify data.train=train.csv data.text=sentence data.label=label --from runs/base "
+        "homespun pretrain causal-mini data.corpus=corpus train.budget.time=2h --out runs/base",
+        "homespun finetune classify-cnn data.train=train.csv data.text=sentence data.label=label --from runs/base "
         "--out runs/mine",
     ]
 

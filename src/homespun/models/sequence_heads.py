@@ -360,3 +360,10 @@ SequenceHeadConfig = Annotated[
     | BiLSTMHeadConfig,
     Field(discriminator="kind"),
 ]
+
+
+def reads_first(head: SequenceHeadConfig) -> bool:
+    """Whether all that a head is given is the vector of the first token."""
+    if isinstance(head, PooledHeadConfig):
+        return head.token == "first"
+    return isinstance(head, LinearHeadConfig | FeedForwardHeadConfig)

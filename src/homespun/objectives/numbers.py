@@ -21,15 +21,14 @@ from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
-from homespun.models.encoder import initialise
 from homespun.models.last_layers import LayerCount
 from homespun.models.model import Model
-from homespun.models.scalar_mix import Layers, on_layers
+from homespun.models.scalar_mix import Layers
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import TERM, AdversarialObjective, Adversary, check_not_frozen
 from homespun.objectives.answer import Answer, Counted
+from homespun.objectives.new_head import new_head
 from homespun.objectives.number_heads import Cumulative, Scaled, classifier_of
 
 Outside = Literal["refuse", "leave_out"]
@@ -175,14 +174,9 @@ def _stand(
     objective: Regression | Ratings, model: Model, config: ModelConfig, long_inputs: LongInputs
 ) -> tuple[nn.Module, ModelConfig]:
     """A new head of one score, and the config of the model with it."""
-    own: SequenceHeadConfig = objective.head.model_copy(update={"num_labels": 1})
-    chunks, above = long_inputs.chunks, long_inputs.layers
-    pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=above) if above else own
-    head_config = on_layers(pooled, objective.layers, objective.last_layers)
-    built = head_config.build(model.backbone)
-    initialise(built.modules(), config.backbone.initializer_range)
+    built, config = new_head(objective, model, config, 1, long_inputs)
     classifier_of(built)  # refuses now what could not be stored then
-    return built, config.model_copy(update={"head": head_config})
+    return built, config
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.model import Model
+from homespun.objectives.new_head import check_first_token
 
 
 class Retrieval(Config):
@@ -33,7 +34,12 @@ class Retrieval(Config):
         return RetrievalCollate(pad_id)
 
     def build(self, model: Model, config: ModelConfig, labels: Labels) -> RetrievalObjective:
-        """A new head on the encoder of ``model``, which is taken over, not copied; ``config`` is its config."""
+        """A new head on the encoder of ``model``, which is taken over, not copied; ``config`` is its config.
+
+        Raises:
+            UserError: the stack is causal.
+        """
+        check_first_token("objective.kind=retrieval", config, way_out="take one that reads in both directions")
         head = TwoTowerHead(model.backbone.hidden_size, self.hidden_size, len(labels))
         initialise(head.modules(), config.backbone.initializer_range)
         return RetrievalObjective(Model(model.backbone, head), config)

@@ -20,13 +20,11 @@ from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError, nearest
-from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
-from homespun.models.encoder import initialise
 from homespun.models.last_layers import LayerCount
 from homespun.models.model import Model
 from homespun.models.remembered import Remembered
-from homespun.models.scalar_mix import Layers, layers_mixed, on_layers
+from homespun.models.scalar_mix import Layers, layers_mixed
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives import adversarial
 from homespun.objectives.adversarial import (
@@ -39,6 +37,7 @@ from homespun.objectives.adversarial import (
 from homespun.objectives.answer import Answer, Answering, Counted
 from homespun.objectives.auxiliary import TERM, AuxiliaryLM, WithNextTokens
 from homespun.objectives.distill import LabelTeacher
+from homespun.objectives.new_head import new_head
 from homespun.text.tokenizer import Tokenizer
 
 ClassWeight = Annotated[float, Field(gt=0)]
@@ -152,15 +151,12 @@ class Classification(Config):
         """A new head on the encoder of ``model``, which is taken over, not copied; ``config`` is its config.
 
         ``long_inputs`` is how the texts are read: its layers over chunks, where it has any, become part of the head.
+
+        Raises:
+            UserError: the head goes by the first token, and the stack is causal.
         """
-        own: SequenceHeadConfig = self.head.model_copy(update={"num_labels": len(labels)})
-        chunks, layers = long_inputs.chunks, long_inputs.layers
-        pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=layers) if layers else own
-        head_config = on_layers(pooled, self.layers, self.last_layers)
         auxiliary = AuxiliaryLM.of(model, config, self.auxiliary_lm) if self.auxiliary_lm else None
-        head = head_config.build(model.backbone)
-        initialise(head.modules(), config.backbone.initializer_range)
-        config = config.model_copy(update={"head": head_config})
+        head, config = new_head(self, model, config, len(labels), long_inputs)
         reader = config.reader
         if self.cache:
             count = self.last_layers if self.layers == "last" else layers_mixed(model.backbone)

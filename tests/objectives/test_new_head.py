@@ -1,0 +1,70 @@
+"""A head that would be given the same vector of every text is refused, and no other."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from homespun.data.labelled import Labels
+from homespun.errors import UserError
+from homespun.models.config import ModelConfig
+from homespun.models.model import Model
+from homespun.models.sequence_heads import MeanHeadConfig, PooledHeadConfig, SequenceHeadConfig, reads_first
+from homespun.objectives.numbers import Regression
+from homespun.objectives.retrieval import Retrieval
+from homespun.objectives.supervised import Classification
+
+SIZES = {"vocab_size": 37, "hidden_size": 14, "num_hidden_layers": 2}
+WIDE = {"num_attention_heads": 2, "intermediate_size": 22, "max_position_embeddings": 19}
+STACKS: dict[str, dict[str, Any]] = {
+    "encoder": {"kind": "encoder", **SIZES, **WIDE},
+    "causal": {"kind": "encoder", "causal": True, **SIZES, **WIDE},
+    "lstm": {"kind": "recurrent", "bidirectional": False, **SIZES},
+    "bilstm": {"kind": "recurrent", "bidirectional": True, **SIZES},
+}
+ONE_WAY = ("causal", "lstm")
+LABELS = Labels(("a", "b", "c"))
+HEADS = [*(head() for head in get_args(get_args(SequenceHeadConfig)[0])), PooledHeadConfig(token="last")]
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda head: f"{head.kind}-{getattr(head, 'token', '')}")
+@pytest.mark.parametrize("stack", STACKS)
+def test_refused_is_what_says_the_same_of_every_text(stack: str, head: Any) -> None:
+    torch.manual_seed(0)
+    config = ModelConfig.model_validate({"backbone": STACKS[stack]})
+    model = config.build()
+    texts = torch.randint(5, 37, (6, 11))
+    texts[:, 0] = 2  # [CLS]
+    built = head.build(model.backbone).eval()
+    with torch.no_grad():
+        told = Model(model.backbone, built, reader=config.reader).eval()(texts)
+    says_nothing = torch.allclose(told, told[:1].expand_as(told), atol=1e-6)
+    assert says_nothing == (stack in ONE_WAY and reads_first(head))
+    if says_nothing:
+        with pytest.raises(UserError, match=re.escape(f"objective.head.kind={head.kind} goes by the vector of [CLS]")):
+            Classification(head=head).build(model, config, LABELS)
+    else:
+        Classification(head=head).build(model, config, LABELS)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_numbers_have_the_same_heads(stack: str) -> None:
+    config = ModelConfig.model_validate({"backbone": STACKS[stack]})
+    if stack in ONE_WAY:
+        with pytest.raises(UserError, match="or take the recipe classify-cnn"):
+            Regression().build(config.build(), config, np.array([1.0, 2.0, 3.0]))
+    Regression(head=MeanHeadConfig()).build(config.build(), config, np.array([1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_two_towers_go_by_first_vectors(stack: str) -> None:
+    config = ModelConfig.model_validate({"backbone": STACKS[stack]})
+    if stack in ONE_WAY:
+        with pytest.raises(UserError, match="take one that reads in both directions"):
+            Retrieval().build(config.build(), config, LABELS)
+    else:
+        Retrieval().build(config.build(), config, LABELS)
