@@ -73,6 +73,29 @@ def test_what_learned_no_more_than_frequencies_is_named(tmp_path: Path, pretrain
     assert beyond_frequencies({"none": []}) == []
 
 
+@pytest.mark.parametrize(
+    ("loss", "right", "found", "blind"),
+    [
+        (0.3774, 0.8747, 0.0, True),  # BERT in results/financial.md
+        (0.3774, 0.8747, 0.2, False),
+        (0.33, 0.8747, 0.0, False),  # it tells them apart, if none is sure enough
+        (0.0, 1.0, 0.0, False),
+    ],
+)
+def test_a_discriminator_that_finds_nothing_is_named(
+    tmp_path: Path, loss: float, right: float, found: float, blind: bool
+) -> None:
+    losses = {"generator": 5.1, "discriminator": loss, "discriminator_accuracy": right, "replaced_recall": found}
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "result.json").write_text(json.dumps({"validation": {"loss": 24.0, "losses": losses}}))
+    records = read_runs([tmp_path / "a", tmp_path / "b"])
+    words = beyond_frequencies({"one": records[:1], "two": records, "none": []})
+    assert [text.split(" finds hardly any replaced token")[0] for text in words] == (
+        ["The discriminator of one and two"] if blind else []
+    )
+
+
 def test_losses_of_different_terms_are_not_ranked(tmp_path: Path, pretraining: Make) -> None:
     paths = [pretraining(tmp_path / "a", steps=53), tmp_path / "b"]
     paths[1].mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -10,11 +11,13 @@ from homespun.report.formats import number
 from homespun.report.read import RunRecord, as_tree, final_losses
 
 _ALIKE = 0.97  # of the loss of the guess: what the subject of a text gives away lies above it
+_HARDLY = 0.01  # of the replaced tokens
 _TOLD = {"mlm": "a masked token", "generator": "a token of the generator", "causal": "the next token"}
 
 
 def beyond_frequencies(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
-    """A paragraph for every guess that runs were measured by: who has learned more, and who has not.
+    """A paragraph for every guess that runs were measured by: who has learned more, and who has not; and one for
+    ELECTRA's discriminators that know no more than how many tokens are replaced.
 
     Args:
         runs: of each name, one or more trainings, whose losses are averaged.
@@ -31,7 +34,22 @@ def beyond_frequencies(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
             if pairs:
                 loss, guess = (fmean(values) for values in zip(*pairs, strict=True))
                 losses.setdefault((what, formats.loss(guess)), {})[name] = loss, guess
-    return [_paragraph(what, told, named) for (what, told), named in losses.items()]
+    paragraphs = [_paragraph(what, told, named) for (what, told), named in losses.items()]
+    if blind := [name for name, records in runs.items() if records and all(_finds_none(r) for r in records)]:
+        paragraphs.append(
+            f"The discriminator of {formats.listed(blind)} finds hardly any replaced token, and knows no more than how "
+            f"many there are: its vectors may say less of a text than those of a network as it was drawn."
+        )
+    return paragraphs
+
+
+def _finds_none(record: RunRecord) -> bool:
+    losses = final_losses(record)[1]
+    loss, right, found = (losses.get(term) for term in ("discriminator", "discriminator_accuracy", "replaced_recall"))
+    if loss is None or right is None or found is None or found >= _HARDLY or not 0.0 < right < 1.0:
+        return False
+    # of who calls every token an original, what is not right is the share of the replaced ones
+    return loss >= -_ALIKE * (right * math.log(right) + (1.0 - right) * math.log(1.0 - right))
 
 
 def _paragraph(what: str, told: str, named: Mapping[str, tuple[float, float]]) -> str:
