@@ -32,7 +32,7 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
 
     data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=31"]
     fine = [*data, "baselines=false", "train.budget={steps: 3}", "train.batch_size=8", "--from", tmp_path / "lm"]
-    with pytest.raises(UserError, match="reads the first token, which in a causal model has seen no other"):
+    with pytest.raises(UserError, match="a causal model has read nothing of the text; set objective"):
         world.run("finetune", "classify", *fine, "objective.head.kind=ffn", "--out", tmp_path / "no")
     told = world.run("finetune", "classify", *fine, "objective.head={kind: last}", "--out", tmp_path / "told")
     assert told["test"]["rows"] > 0

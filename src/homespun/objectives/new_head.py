@@ -36,9 +36,7 @@ def new_head(
     Raises:
         UserError: the head goes by the first token, of which the model makes nothing.
     """
-    if reads_first(objective.head):
-        way_out = "set objective.head.kind to last, mean, cnn or bilstm, or take the recipe classify-cnn"
-        check_first_token(f"objective.head.kind={objective.head.kind}", config, way_out=way_out)
+    check_head(objective.head, config)
     own: SequenceHeadConfig = objective.head.model_copy(update={"num_labels": num_labels})
     chunks, above = long_inputs.chunks, long_inputs.layers
     pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=above) if above else own
@@ -46,6 +44,17 @@ def new_head(
     head = head_config.build(model.backbone)
     initialise(head.modules(), config.backbone.initializer_range)
     return head, config.model_copy(update={"head": head_config})
+
+
+def check_head(head: SequenceHeadConfig, config: ModelConfig) -> None:
+    """Whether what a head goes by can say anything of a text.
+
+    Raises:
+        UserError: see `check_first_token`.
+    """
+    if reads_first(head):
+        way_out = "set objective.head.kind to last, mean, cnn or bilstm, or take the recipe classify-cnn"
+        check_first_token(f"objective.head.kind={head.kind}", config, way_out=way_out)
 
 
 def check_first_token(what: str, config: ModelConfig, *, way_out: str) -> None:

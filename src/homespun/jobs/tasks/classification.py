@@ -24,7 +24,6 @@ from homespun.jobs.tasks.task import Lesson, Measured, Part, Task, Tuned
 from homespun.jobs.tasks.texts import (
     LabelledText,
     TextsData,
-    check_head,
     check_length,
     labels_of,
     predicted_in_parts,
@@ -37,6 +36,7 @@ from homespun.jobs.tasks.tuning import Tuning, decide
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
 from homespun.models.store import Stored
+from homespun.objectives.new_head import check_head
 from homespun.objectives.supervised import Classification
 from homespun.training.calibration import calibration, row_losses
 from homespun.training.evaluate import classification_metrics, classify

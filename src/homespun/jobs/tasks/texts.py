@@ -15,9 +15,6 @@ from homespun.data.numbers import ChosenRows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.jobs.tasks.task import TaskData
-from homespun.models.config import ModelConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.sequence_heads import FeedForwardHeadConfig, LinearHeadConfig, PooledHeadConfig
 from homespun.models.store import Stored
 
 _AHEAD = 4096  # records read ahead in prediction, and sorted by length together
@@ -122,20 +119,4 @@ def check_length(data: TextsData, stored: Stored) -> None:
         chunks = ", and read longer texts with data.long_inputs.kind=chunk_mean" if data.kind == "texts" else ""
         raise UserError(
             f"data.length={data.length} exceeds the model's max_position_embeddings={limit}; lower it{chunks}"
-        )
-
-
-def check_head(head: Any, config: ModelConfig) -> None:
-    """Refuse a head that reads the first token of a causal model.
-
-    Raises:
-        UserError: naming heads that can be.
-    """
-    backbone = config.backbone
-    onwards = not isinstance(backbone, EncoderDecoderConfig) and backbone.causal
-    plain = isinstance(head, LinearHeadConfig | FeedForwardHeadConfig)
-    if onwards and (plain or (isinstance(head, PooledHeadConfig) and head.token == "first")):
-        raise UserError(
-            f"head {head.kind} reads the first token, which in a causal model has seen no other; set "
-            f"objective.head.kind=last, or mean"
         )
