@@ -53,7 +53,7 @@ def check_head(head: SequenceHeadConfig, config: ModelConfig) -> None:
         UserError: see `check_first_token`.
     """
     if reads_first(head):
-        way_out = "set objective.head.kind to last, mean, cnn or bilstm, or take the recipe classify-cnn"
+        way_out = "set objective.head.kind=last, mean, cnn or bilstm, or take the recipe classify-cnn"
         check_first_token(f"objective.head.kind={head.kind}", config, way_out=way_out)
 
 
