@@ -114,6 +114,13 @@ def items(data: Path, out: Path) -> None:
         _table(out / f"items-{split}.csv", (row for row in part if counts[row["label"]] >= _FEWEST))
 
 
+def patents(data: Path, out: Path) -> None:
+    """Title and abstract of patents, and their section of the classification: each once, a fifth of them the test."""
+    with gzip.open(data / "patents_ipc" / "patents.csv.gz", "rt", encoding="utf-8", newline="") as file:
+        rows = ((f"{row['title']}. {row['abstract']}", row["section"]) for row in csv.DictReader(file))
+        _once(out / "patents", rows)
+
+
 def bullets(data: Path, out: Path) -> None:
     """Earnings calls, and the bullets that a news agency wrote of each."""
     _pairs(data / "ectsum", out / "bullets", ("train", "val", "test"), "document", "summary")
@@ -145,15 +152,21 @@ def agnews(data: Path, out: Path) -> None:
 def tweets(data: Path, out: Path) -> None:
     """Tweets on a series, and whether they give something away: each once, a fifth of them the test."""
     with (data / "spoiler_tweets" / "tweet_data.csv").open(encoding="utf-8", newline="") as file:
-        read = ((" ".join(html.unescape(row[0]).split()), row[1].strip()) for row in csv.reader(file) if len(row) > 1)
-        once = {text.casefold(): (text, label) for text, label in read if text and label in ("s", "ns")}
+        read = ((html.unescape(row[0]), row[1].strip()) for row in csv.reader(file) if len(row) > 1)
+        _once(out / "tweets", (row for row in read if row[1] in ("s", "ns")))
+    _lineage(out, "tweets", words=8_000)
+
+
+def _once(made: Path, rows: Iterable[tuple[str, str]]) -> None:
+    """``MADE-train.csv`` and ``MADE-test.csv``: every text once, in the one or the other by what it says."""
+    told = ((" ".join(text.split()), label) for text, label in rows)
+    once = {text.casefold(): (text, label) for text, label in told if text}
     parts: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
     for key, (text, label) in once.items():
         part = "test" if hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % 5 == 0 else "train"
         parts[part].append({"text": text, "label": label})
-    for split, rows in parts.items():
-        _table(out / f"tweets-{split}.csv", rows)
-    _lineage(out, "tweets", words=8_000)
+    for split, part_rows in parts.items():
+        _table(made.with_name(f"{made.name}-{split}.csv"), part_rows)
 
 
 def _lineage(out: Path, name: str, *, words: int) -> None:
@@ -174,6 +187,7 @@ MADE: Mapping[str, Callable[[Path, Path], None]] = {
     "topics": topics,
     "newsgroups": newsgroups,
     "items": items,
+    "patents": patents,
     "agnews": agnews,
     "tweets": tweets,
     "bullets": bullets,

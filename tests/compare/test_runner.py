@@ -15,7 +15,7 @@ from comparing import FAKE, calls, comparison, records, run, runner_of
 from homespun.compare import folder
 from homespun.compare import run as run_module
 from homespun.compare.folder import Lock, open_records
-from homespun.compare.progress import share_of_run
+from homespun.compare.progress import seconds_left, share_of_run, share_of_trial
 from homespun.compare.run import run_comparison
 from homespun.compare.sharing import Baselines
 from homespun.compare.stage import Command, Here, Process, reason, shares
@@ -481,6 +481,19 @@ def test_no_slots_are_refused(tmp_path: Path) -> None:
         run_comparison(of("good"), tmp_path, slots=0)
 
 
+def test_a_report_that_fails_on_the_way_costs_nobody_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_module, "_FIRST_REPORT", 0.0)
+    runner = runner_of(of("good"), tmp_path)
+    runner._write_report = lambda out: Path(str(out / "none")).resolve(strict=True)
+    runner.run()
+    assert records(tmp_path)["good/seed-0"]["status"] == "done"
+    assert "the report could not be written" in caplog.text
+    with pytest.raises(FileNotFoundError):
+        runner.close()
+
+
 def test_how_far_a_run_is(tmp_path: Path) -> None:
     assert share_of_run(tmp_path) == 0.0
     lines = [json.dumps({"event": "step", "share": n / 700, "note": "x" * 30}) for n in range(700)]
@@ -495,3 +508,49 @@ def test_how_far_a_run_of_several_trainings_is(tmp_path: Path) -> None:
         (tmp_path / "trials" / name / "metrics.jsonl").write_text(json.dumps({"event": "step", "share": share}))
     (tmp_path / "trials" / "first" / "result.json").write_text("{}")
     assert share_of_run(tmp_path) == pytest.approx(1.25 / 6)
+
+
+def write_step(run: Path, share: float) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "metrics.jsonl").write_text(json.dumps({"event": "step", "share": share}))
+
+
+def test_how_long_a_comparison_has_still_to_go(tmp_path: Path) -> None:
+    recipe = of("first", "second", "third")
+    first, second, third = found = open_records(tmp_path, recipe, trials(recipe))
+    assert seconds_left(found, slots=1) == (None, ["pretrain", "topics"])
+    first.stage("pretrain")["seconds"] = 10.0
+    write_step(first.path_of("pretrain"), 0.01)  # too early to tell
+    assert seconds_left(found, slots=1) == (None, ["pretrain", "topics"])
+    write_step(first.path_of("pretrain"), 0.1)
+    assert share_of_trial(first) == pytest.approx(0.05)
+    left, without = seconds_left(found, slots=1)
+    assert (left, without) == (pytest.approx(90 + 100 + 100), ["topics"])
+    first.stage("pretrain").update(finished=True, seconds=100.0)
+    second.stage("pretrain")["seconds"] = 30.0  # and was stopped before it told how far it was
+    assert share_of_trial(first) == 0.5  # while the baselines of topics are measured, too
+    first.stage("topics")["seconds"] = 20.0
+    write_step(first.path_of("topics"), 0.5)
+    assert seconds_left(found, slots=1) == (pytest.approx(20 + (70 + 40) + (100 + 40)), [])
+    assert seconds_left(found, slots=2) == (pytest.approx(140), [])  # one trial after the other is no shorter
+    assert seconds_left(found, slots=1, to_come=2) == (pytest.approx(270 + 2 * 140), [])
+    second.values["status"] = "failed"
+    third.stage("pretrain").update(shared_with="first/seed-0", path="../../first/seed-0/pretrain")
+    assert seconds_left(found, slots=1) == (pytest.approx(20 + 40), [])
+    for record in found:
+        record.values["status"] = "done"
+    assert seconds_left(found, slots=1) == (0.0, [])
+
+
+def test_what_is_told_of_a_comparison_under_way(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+
+    class Heard:
+        def update(self, done: float, **more: Any) -> None:
+            told.append({"done": done, **more})
+
+    recipe = of("good", "bad")
+    runner = runner_of(recipe, tmp_path)
+    runner.run()
+    runner._show(Heard(), 2)
+    assert told == [{"done": 2, "note": "1 done; 1 failed", "rate": "", "left": 0.0}]

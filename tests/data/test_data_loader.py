@@ -116,6 +116,7 @@ def test_another_micro_batch_size_is_the_same_step():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # torch, where there is one core
 def test_steps_go_on_from_anywhere(workers):
     ours = loader(order="bucketed", workers=workers, micro_batch_size=3)
     expected = [ours.step(number) for number in range(20, 31)]

@@ -237,6 +237,24 @@ def test_along_a_line_all_else_is_alike(tmp_path: Path) -> None:
     assert lines_of(path) == {"pretrain.model.attention.radius": lines}
 
 
+def test_what_is_given_as_a_whole_is_looked_into(tmp_path: Path) -> None:
+    more = [replace(SMALL, name="full"), replace(SMALL, name="random-3"), replace(SMALL, name="lists")]
+    path = make_comparison(tmp_path / "whole", everyone=(SMALL, WIDE, *more), seeds=1, failed=False, rows=37)
+    blocks = "model.attention={kind: sparse, patterns: [{kind: blocks, size: 16}, {kind: random, count: %s}]}"
+    given = {
+        "window-16": [blocks % 1],
+        "window-128": [blocks % 5],
+        "random-3": [blocks % "[3, {of: 4}]"],  # a mistake of somebody's is drawn as it is
+        "full": ["model.attention={kind: full}"],
+        "lists": ["model.attention={}"],
+    }
+    for name, settings in given.items():
+        change_trial(path / "trials" / name / "seed-0", settings={"pretrain": settings, "phrasebank": []})
+    ((setting, lines),) = lines_of(path).items()
+    assert (setting, *lines.values()) == ("pretrain.model.attention.patterns.1.count", [1, 5])
+    write_comparison(path)
+
+
 def test_equal_settings_of_two_stages_are_not_alike(tmp_path: Path) -> None:
     path = make_comparison(tmp_path / "stages", everyone=(SMALL, WIDE), seeds=1, failed=False, rows=37)
     for name, stage, radius in (("window-16", "pretrain", 16), ("window-128", "phrasebank", 128)):

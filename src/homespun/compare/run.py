@@ -14,7 +14,7 @@ from typing import Any
 from homespun.compare.checks import check
 from homespun.compare.folder import Lock, Record, check_folder, open_folder, open_records
 from homespun.compare.plans import plans
-from homespun.compare.progress import share_of_run
+from homespun.compare.progress import seconds_left, share_of_trial
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.sharing import Baselines, Sharing
 from homespun.compare.stage import Command, Here, Outcome, Places, Running, last_object
@@ -162,16 +162,18 @@ class Runner:
         """Trials under way at a time."""
         return self._places.slots
 
-    def run(self, feed: Callable[[], bool] = lambda: False) -> None:
+    def run(self, feed: Callable[[], bool] = lambda: False, *, total: int | None = None) -> None:
         """Until no trial waits.
 
         Args:
             feed: called between steps; may add trials, and says whether it waits for any.
+            total: trials that there will be with those; None: as many as there are.
 
         Raises:
             UserError: Ctrl-C or SIGTERM; what was under way has written its checkpoint.
         """
-        task = self._display.task(self.out.name, total=len(self._records), unit="trials")
+        total = len(self._records) if total is None else total
+        task = self._display.task(self.out.name, total=total, unit="trials")
         looked = 0.0
         try:
             with Interruption() as interruption:
@@ -186,11 +188,11 @@ class Runner:
                     if time.monotonic() - looked > _LOOK:
                         looked = time.monotonic()
                         self._write_time()
-                        self._show(task)
+                        self._show(task, total)
                     time.sleep(_POLL)
         finally:
             self._kill()
-        self._show(task)
+        self._show(task, total)
         if interruption.asked:
             raise UserError(
                 f"stopped, with {self._counts()['done']} of {len(self._records)} trials done; give the same command "
@@ -384,17 +386,24 @@ class Runner:
     def _counts(self) -> Counter[str]:
         return Counter(record.status for record in self._records)
 
-    def _show(self, task: Task) -> None:
+    def _show(self, task: Task, total: int) -> None:
         counts = self._counts()
         doing = ", ".join(job.what for job in self._jobs)
-        parts = [f"{counts['done']} done", f"{counts['failed']} failed" if counts["failed"] else "", doing]
-        share = sum(_share_of(job) for job in self._jobs)
-        task.update(counts["done"] + counts["failed"] + share, note="; ".join(part for part in parts if part))
+        left, without = seconds_left(self._records, slots=self.slots, to_come=max(0, total - len(self._records)))
+        parts = [f"besides {', '.join(without)}, not timed yet" if without else "", f"{counts['done']} done"]
+        parts += [f"{counts['failed']} failed" if counts["failed"] else "", doing]
+        done = sum(map(share_of_trial, self._records))
+        task.update(done, note="; ".join(part for part in parts if part), rate="", left=left)
 
     def _report_on_the_way(self) -> None:
         """A report now and then, so that writing them stays cheap however many trials there are."""
-        if self._report_cost <= _REPORT_SHARE * (time.monotonic() - self._reported):
+        if self._report_cost > _REPORT_SHARE * (time.monotonic() - self._reported):
+            return
+        try:
             self._report()
+        except Exception:  # hours of training are worth more; the last report fails aloud
+            self._reported = time.monotonic()
+            logger.exception("the report could not be written; the trials go on")
 
     def _report(self) -> Path:
         begun = time.monotonic()
@@ -406,14 +415,3 @@ class Runner:
 
 def _no_report(out: Path) -> Path:
     return out
-
-
-def _share_of(job: Job) -> float:
-    """How far a trial is, 0 to 1."""
-    if job.record is None:
-        return 0.0
-    names = [stage.name for stage in job.record.trial.stages]
-    if job.stage is None:
-        return 1.0
-    within = share_of_run(job.record.path_of(job.stage.name))
-    return min(0.99, (names.index(job.stage.name) + within) / len(names))

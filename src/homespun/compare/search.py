@@ -249,7 +249,8 @@ def found_by(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = Fals
                 runner.add([record])
             return searching.open > 0 or searching.wait()
 
-        runner.run(feed)
+        left = len(lines(recipe)) - len(known)
+        runner.run(feed, total=left * searching.search.trials)
         write_file(path, json.dumps(known | searching.found(), indent=1))
         known = _known(recipe, path)
     return {name: dict(told["settings"]) for name, told in known.items()}

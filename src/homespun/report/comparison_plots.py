@@ -235,7 +235,7 @@ class Ablation:
 
 def ablation_plot(found: Ablation, title: str, name: str, write: Callable[[float], str]) -> Plot:
     """Quality along one setting, with deviations."""
-    values = list(dict.fromkeys(value for line in found.lines.values() for value, *_ in line))
+    values = list({repr(value): value for line in found.lines.values() for value, *_ in line}.values())
     numeric = all(number(value) is not None for value in values)
     if numeric:
         values.sort()

@@ -327,8 +327,15 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
 
 def _settings(trial: Trial, stages: Sequence[str]) -> dict[str, Any]:
     """The settings of these stages but for the seed, in which the trials of a variation differ."""
-    given = {f"{stage}.{key}": value for stage in stages for key, value in trial.settings.get(stage, {}).items()}
+    given = flatten(_by_place({stage: trial.settings[stage] for stage in stages if stage in trial.settings}))
     return {key: value for key, value in given.items() if not key.endswith(".train.seed")}
+
+
+def _by_place(value: Any) -> Any:
+    """Lists of mappings as mappings, so that `flatten` reaches into them: the radius of the first pattern of two."""
+    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        value = {str(place): item for place, item in enumerate(value)}
+    return {key: _by_place(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 def _begins(trial: Trial, stages: Sequence[str]) -> dict[str, Any]:
