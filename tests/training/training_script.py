@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import time
 from pathlib import Path
@@ -15,9 +16,15 @@ from homespun.training.config import Budget
 from homespun.training.devices import Place
 
 
+def say_threads() -> None:
+    names = [file.read_text().strip() for file in Path("/proc/self/task").glob("*/comm")]
+    print("threads", *names, flush=True)
+
+
 def main() -> None:
     folder, steps, dropout, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     torch.set_num_threads(1)
+    atexit.register(say_threads)  # called after what is registered later
     place = Place.here()
     config = train_config(budget=Budget(steps=steps), checkpoint_every=1e-9, validate_every=0.2)
     torch.manual_seed(5)

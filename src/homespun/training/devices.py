@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import gc
+import importlib
 import importlib.util
 import os
 import shutil
@@ -33,11 +35,13 @@ class Place:
 
         The device is the best there is; ``ACCELERATE_USE_CPU=true`` makes it the CPU.
         """
+        if torch.distributed.is_available():  # functions there hold on to the group they find when imported
+            importlib.import_module("torch.distributed.nn.functional")
         # accelerate joins processes on a CPU only when told that it is one
         asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
         state = PartialState(cpu=asked or not torch.accelerator.is_available())
-        if state.num_processes > 1:  # threads of a group that is left open may abort the process at its end
-            atexit.register(state.destroy_process_group)
+        if state.num_processes > 1:
+            atexit.register(_leave, state)
         return cls(state.process_index, state.num_processes, state.device)
 
     @property
@@ -48,6 +52,12 @@ class Place:
     def wait(self) -> None:
         """Until every process is here."""
         PartialState().wait_for_everyone()
+
+
+def _leave(state: PartialState) -> None:
+    """Ends the threads of the group, which may abort the process if they outlive the interpreter."""
+    state.destroy_process_group()
+    gc.collect()  # who lets go of the group last joins its threads, and may be in a cycle that nobody has any more
 
 
 def number_type(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
