@@ -100,5 +100,5 @@ def test_where_bfloat16_is_faster_that_is_said(monkeypatch: pytest.MonkeyPatch, 
     rates = {torch.float32: 100.0, torch.bfloat16: half}
     monkeypatch.setattr(doctor, "_rate", lambda dtype, size: rates[dtype])
     detail = only(doctor._matmul()).detail
-    assert f"100 GFLOP/s in float32 on the CPU (1024 x 1024), {half:.0f} in bfloat16" in detail
+    assert f"100 GFLOP/s in float32 on the CPU (1024 x 1024), {half / 100:.2f} times that in bfloat16" in detail
     assert ("train.precision=bf16" in detail) is told

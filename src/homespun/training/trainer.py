@@ -22,7 +22,7 @@ from homespun.errors import NotFinite, UserError
 from homespun.nn.kernels.performer import redraw
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place, is_faster_in_bf16, is_worth_compiling
+from homespun.training.devices import Place, advice_on_precision, is_worth_compiling
 from homespun.training.interruption import Interruption
 from homespun.training.learner import Learner, Update
 from homespun.training.malloc import keep_freed_memory
@@ -118,8 +118,8 @@ class Trainer:
         self._memory = PeakMemory(self.device)
         self._validate, self._clock = validate, clock
         compiled = is_worth_compiling(self.device, self.limits) if config.compile == "auto" else config.compile
-        if place.is_main and config.precision == "auto" and is_faster_in_bf16(self.device, self.limits):
-            logger.warning("this processor has bfloat16: train.precision=bf16 may train up to twice as fast")
+        if place.is_main and (advice := advice_on_precision(config.precision, self.device, self.limits)):
+            logger.warning(advice)
         self._learner = Learner(objective, config, self.accelerator, compiled=compiled)
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best: float | None = None
