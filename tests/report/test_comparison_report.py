@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import sys
@@ -140,6 +141,16 @@ def test_the_tests_are_those_of_the_rows(folder: Path, told: Told) -> None:
     assert by_name["reformer"]["gap"] == pytest.approx(gap.mean())
     normal = 1.96 * gap.std(ddof=1) / np.sqrt(len(gap))
     assert by_name["reformer"]["interval"] == pytest.approx([gap.mean() - normal, gap.mean() + normal], abs=0.002)
+
+    pairs = {(row["higher"], row["lower"]): row for row in rows_of(folder, "pairs-phrasebank")}
+    assert len(pairs) == 20  # of five models and two baselines all but the two baselines
+    ranked = [row["name"] for row in task["contenders"] if row["mean"] is not None]
+    for higher, lower in itertools.combinations([name for name in ranked if by_name[name]["kind"] == "model"], 2):
+        gap = right(lower) - right(higher)
+        row = pairs[higher, lower]
+        assert float(row["difference, points"]) == pytest.approx(gap.mean(), abs=1e-9)
+        assert (row["the lower is"] == "below") == (float(row["p, adjusted"]) <= 0.05)
+    assert pairs[task["best"], "reformer"]["p, adjusted"] == str(by_name["reformer"]["adjusted"])
 
 
 def test_a_failed_variation_is_a_row_that_says_why(folder: Path, told: Told) -> None:

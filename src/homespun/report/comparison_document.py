@@ -112,7 +112,11 @@ class Report:
         ]
 
     def _quality(self) -> list[Content]:
-        contents: list[Content] = [Tabular(tables.quality(task)) for task in self.tasks if task.contenders]
+        contents: list[Content] = []
+        for task in (task for task in self.tasks if task.contenders):
+            contents.append(Tabular(tables.quality(task)))
+            if (pairs := tables.pairs(task)) is not None:
+                contents.append(Folded(f"{task.name}: every pair", [Tabular(pairs)]))
         listed = Tabular(tables.trials(self.comparison))
         return [*contents, Folded("Every trial, and what became of it", [listed])]
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -80,10 +81,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A contender against the best of its task; all but ``alike`` is ``None`` for the best itself."""
+    """A contender against a higher one, or the best itself, for which all but ``alike`` is ``None``."""
 
-    alike: bool  # the best, or not told from it
-    gap: float | None = None  # its measure less that of the best: on the same rows, or of the means
+    alike: bool  # the best, or not told from the higher one
+    gap: float | None = None  # its measure less that of the higher one: on the same rows, or of the means
     interval: tuple[float, float] | None = None  # of the gap on the same rows; None: it is that of the means
     texts: float | None = None  # probabilities: over other texts,
     trainings: float | None = None  # over other trainings,
@@ -102,8 +103,7 @@ class Task:
     name: str
     measure: str
     contenders: Sequence[Contender]
-    verdicts: Mapping[str, Verdict]
-    pairs: int  # compared
+    between: Mapping[tuple[str, str], Verdict]  # of every pair that was compared: the lower against the higher
     troubles: Sequence[str]
     own: Mapping[str, Mapping[str, Verdict]]  # by model, each of its baselines against it; where not all have the same
     luck: bool  # whether something was trained more than once
@@ -113,6 +113,20 @@ class Task:
     def title(self) -> str:
         """The measure as people read it."""
         return MEASURES.get(self.measure, self.measure)
+
+    @property
+    def pairs(self) -> int:
+        """How many were tested, for all of which probabilities are adjusted."""
+        return sum(verdict.adjusted is not None for verdict in self.between.values())
+
+    @cached_property
+    def verdicts(self) -> dict[str, Verdict]:
+        """Of each that has a result against the best."""
+        best = self.best
+        if best is None:
+            return {}
+        others = {lower: verdict for (higher, lower), verdict in self.between.items() if higher == best.name}
+        return {best.name: Verdict(alike=True)} | others
 
     @property
     def best(self) -> Contender | None:
@@ -158,11 +172,11 @@ def _task(comparison: Comparison, name: str) -> Task:
     for one in measured:
         contenders += _baselines(comparison, name, measure, one, troubles)
     ranked = sorted(contenders, key=lambda c: -math.inf if c.mean is None else c.mean, reverse=True)
-    verdicts, own, pairs = _verdicts([c for c in ranked if c.values], troubles)
+    between, own = _verdicts([c for c in ranked if c.values], troubles)
     luck = any(len(c.values) > 1 for c in ranked)
     results = [*(one.result for one in measured), *(record.result for record in records)]
     part = "validation" if any(result.get("measured_on") == "validation" for result in results) else "test"
-    return Task(name, measure, ranked, verdicts, pairs, list(dict.fromkeys(troubles)), own, luck, part)
+    return Task(name, measure, ranked, between, list(dict.fromkeys(troubles)), own, luck, part)
 
 
 def _measure(records: Sequence[RunRecord]) -> str:
@@ -359,49 +373,43 @@ def _differences(first: Contender, second: Contender, troubles: list[str]) -> tu
 
 def _verdicts(
     ranked: Sequence[Contender], troubles: list[str]
-) -> tuple[dict[str, Verdict], dict[str, dict[str, Verdict]], int]:
-    """The best against every other; where not all have the same baselines, every model against its own (`Task.own`);
-    and how many pairs were compared.
+) -> tuple[dict[tuple[str, str], Verdict], dict[str, dict[str, Verdict]]]:
+    """Every pair, the lower against the higher, with an interval against the best alone; and where not all have the
+    same baselines, every model against its own (`Task.own`).
 
     Which one is the best is known from the same numbers, so that the pairs with it are chosen among all pairs, and the
     probabilities are adjusted for all of them: with those against the best alone, ten equal models would be told apart
     three times as often as claimed.
     """
-    if not ranked:
-        return {}, {}, 0
     several = len({c.beside for c in ranked}) > 1
     spread = statistics.pooled([c.values for c in ranked if c.kind == "model"])
-    tested: dict[tuple[str, str], tuple[float | None, float | None, float]] = {}
-    on_rows: dict[tuple[str, str], tuple[float, tuple[float, float]]] = {}
+    between: dict[tuple[str, str], Verdict] = {}
     own_pairs: list[tuple[Contender, Contender]] = []
+    tested: dict[tuple[str, str], float] = {}
     for first, second in itertools.combinations(ranked, 2):
         paired = _differences(first, second, troubles)
         texts = None if paired is None else statistics.permutation(*paired)
         certain = first.kind == "baseline", second.kind == "baseline"
         luck = None if all(certain) else statistics.trainings(first.values, second.values, spread, certain=certain)
+        pair = first.name, second.name
         if (p := statistics.both(texts, luck)) is not None:
-            tested[first.name, second.name] = texts, luck, p
+            tested[pair] = p
         is_own = several and first.kind != second.kind and first.beside == second.beside
         own_pairs += [(first, second)] * is_own
-        if (is_own or first is ranked[0]) and paired is not None:
-            low, high = statistics.bootstrap(*paired)
-            on_rows[first.name, second.name] = -float(paired[0].mean()), (-high, -low)
-    adjusted = dict(zip(tested, statistics.holm([p for *_, p in tested.values()]), strict=True))
-
-    def verdict(first: Contender, second: Contender) -> Verdict:
-        pair = first.name, second.name
-        gap, interval = on_rows.get(pair, (fmean(second.values) - fmean(first.values), None))
-        texts, luck, _ = tested.get(pair, (None, None, 1.0))
-        p = adjusted.get(pair)
-        return Verdict(p is None or p > statistics.LEVEL, gap, interval, texts, luck, p)
-
-    best = ranked[0]
-    verdicts = {best.name: Verdict(alike=True)} | {other.name: verdict(best, other) for other in ranked[1:]}
+        gap, interval = fmean(second.values) - fmean(first.values), None
+        if paired is not None:
+            gap = -float(paired[0].mean())
+            if is_own or first is ranked[0]:
+                low, high = statistics.bootstrap(*paired)
+                interval = -high, -low
+        between[pair] = Verdict(True, gap, interval, texts, luck)
+    for pair, p in zip(tested, statistics.holm(list(tested.values())), strict=True):
+        between[pair] = replace(between[pair], alike=p > statistics.LEVEL, adjusted=p)
     own: dict[str, dict[str, Verdict]] = {}
     for first, second in own_pairs:
-        found = verdict(first, second)
+        found = between[first.name, second.name]
         if first.kind == "model":
             own.setdefault(first.name, {})[second.name] = found
         else:
             own.setdefault(second.name, {})[first.name] = found.turned()
-    return verdicts, own, len(tested)
+    return between, own

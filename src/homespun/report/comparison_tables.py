@@ -82,6 +82,29 @@ def quality(task: Task) -> Table:
     return table.without_empty_columns()
 
 
+def pairs(task: Task) -> Table | None:
+    """Every model against every other contender, those furthest apart first; ``None`` where `quality` has said it."""
+    baselines = {contender.name for contender in task.contenders if contender.kind == "baseline"}
+    found = {names: verdict for names, verdict in task.between.items() if not baselines.issuperset(names)}
+    if len(found) < 3:
+        return None
+    rows = [
+        (*names, v.gap, v.texts, v.trainings, v.adjusted, "not told apart" if v.alike else "below")
+        for names, v in sorted(found.items(), key=lambda item: item[1].gap or 0.0)
+    ]
+    columns = (
+        Column("higher", numeric=False),
+        Column("lower", numeric=False),
+        Column("difference, points", formats.points),
+        Column("p, other texts", formats.probability),
+        Column("p, other trainings", formats.probability),
+        Column("p, adjusted", formats.probability),
+        Column("the lower is", numeric=False),
+    )
+    note = "Probabilities as in the table above: adjusted for all pairs of this task."
+    return Table(f"pairs-{slug(task.name)}", task.name, columns, tuple(rows), note).without_empty_columns()
+
+
 def _to_own_baseline(task: Task, contender: Contender) -> tuple[str | None, float | None]:
     """Where not all have the same baselines: whether it is above the highest of them, and by how much."""
     own = task.own.get(contender.name, {})
