@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from homespun.data.corpus import build_corpus
-from homespun.data.labelled import LabelledRows, Labels
 from homespun.errors import UserError
-from homespun.inference.features import mean_features
 from homespun.jobs.finetune import finetune
 from homespun.jobs.prepare import cleaned
 from homespun.jobs.pretrain import pretrain
 from homespun.jobs.recipe import finetune_recipe, pretrain_recipe
-from homespun.models.store import load_model
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.document import Section
@@ -76,8 +73,8 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
         display: where progress is shown.
 
     Returns:
-        ``page`` and ``classifier`` (paths), ``accuracy``, ``baselines`` {name: accuracy}, ``chosen``, ``probe``
-        {candidate: validation accuracy of a linear probe}, ``seconds``, ``next`` (the commands for one's own files).
+        ``page`` and ``classifier`` (paths), ``accuracy``, ``baselines`` {name: accuracy}, ``chosen``, ``losses``
+        {candidate: held-out loss, nats a token}, ``seconds``, ``next`` (the commands for one's own files).
 
     Raises:
         UserError: ``out`` is not a new folder, or there is too little time or documentation.
@@ -110,10 +107,11 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     if left < 30:
         raise UserError(f"preparation left {left:.0f} s for pretraining; give --minutes more")
     share = 0.12 * left
+    losses: dict[str, float] = {}
     for name, changes in CANDIDATES.items():
-        pretrain(_recipe(out, changes, share), out / name, display=display)
-    probe = _probe([out / name for name in CANDIDATES], passages["train"], display)
-    chosen = max(probe, key=lambda name: probe[name])
+        result = pretrain(_recipe(out, changes, share), out / name, display=display)
+        losses[name] = result["validation"]["loss"]
+    chosen = min(losses, key=lambda name: losses[name])
     left = seconds - (time.monotonic() - began) - AFTER + 15
     grown = share + max(left, 10.0)
     pretrain(_recipe(out, CANDIDATES[chosen], grown), out / chosen, resume=True, display=display)
@@ -127,8 +125,8 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
             f"data.length={LENGTH}",
             f"train.budget.time={FINETUNING * 0.75}",
             "train.budget.epochs=8",
-            # after so little pretraining [CLS] says nothing yet, and every layer still has most to learn
             "objective.head.kind=mean",
+            # after so little pretraining every layer still has most to learn
             "train.optimizer.learning_rate=1e-3",
             "train.optimizer.layer_decay=1.0",
         ],
@@ -141,10 +139,10 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
             f"The documentation of the Python packages in this environment was collected: {len(documents):,} texts, "
             f"{formats.memory(corpus.num_bytes)} without the test documents, repeated ones dropped. A tokenizer and a "
             f"corpus were made of it. {len(CANDIDATES)} architectures ({', '.join(CANDIDATES)}) were pretrained for "
-            f"{formats.duration(share)} each, too short a time to tell them apart for good. "
-            f"A linear probe on their frozen features names the right package of "
-            + ", ".join(f"{formats.percent(accuracy)} ({name})" for name, accuracy in probe.items())
-            + f" of held-out training passages, so {chosen} went on to {formats.duration(grown)} in all and was "
+            f"{formats.duration(share)} each to tell the next token, too short a time to tell them apart for good. "
+            f"Their losses on held-out text are "
+            + ", ".join(f"{loss:.2f} ({name})" for name, loss in losses.items())
+            + f" nats a token, so {chosen} went on to {formats.duration(grown)} in all and was "
             f"fine-tuned to say which of {CLASSES} packages a passage documents. The packages' own names are hidden "
             f"in the passages, and no test document was in the corpus.",
         ),
@@ -156,7 +154,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
         "page": str(page),
         "classifier": str(out / "classifier"),
         "chosen": chosen,
-        "probe": probe,
+        "losses": losses,
         "accuracy": result["test"]["accuracy"],
         "baselines": {name: metrics["accuracy"] for name, metrics in result["baselines"].items()},
         "seconds": time.monotonic() - began,
@@ -215,8 +213,9 @@ def _collect(display: Display) -> list[Document]:
 
 def _recipe(out: Path, changes: Sequence[str], seconds: float) -> Any:
     return pretrain_recipe(
-        "electra-tiny",
+        "causal-mini",
         [
+            "model.preset=bert-tiny",
             *changes,
             f"data.corpus={out / 'corpus'}",
             f"train.budget.time={seconds:.0f}",
@@ -225,30 +224,6 @@ def _recipe(out: Path, changes: Sequence[str], seconds: float) -> Any:
             "data.validation_rows=128",
         ],
     )
-
-
-def _probe(runs: Iterable[Path], passages: Sequence[dict[str, str]], display: Display) -> dict[str, float]:
-    """Validation accuracy of a logistic regression on each model's frozen features: three quarters against the rest."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    chosen = sorted(passages, key=lambda row: _digest(row["source"]))[:2400]
-    names = [row["package"] for row in chosen]
-    labels = Labels.collect(names)
-    cut = len(chosen) * 3 // 4
-    accuracies = {}
-    for run in runs:
-        task = display.task(f"linear probe of {run.name}", total=1.0)
-        stored = load_model(run / "model")
-        rows = LabelledRows([row["text"] for row in chosen], None, stored.tokenizer, length=LENGTH)
-        features = mean_features(stored.model, rows, pad_id=stored.tokenizer.pad_id)
-        targets = labels.encode(names)
-        probe = make_pipeline(StandardScaler(), LogisticRegression(C=0.1, max_iter=300))
-        probe.fit(features[:cut], targets[:cut])
-        accuracies[run.name] = float(probe.score(features[cut:], targets[cut:]))
-        task.update(1.0, note=f"accuracy {formats.percent(accuracies[run.name])}")
-    return accuracies
 
 
 def _names(packages: Iterable[str]) -> re.Pattern[str]:
