@@ -29,14 +29,14 @@ from homespun.text.tokenizer import Tokenizer
 from homespun.training.checkpoint import write_file
 
 CANDIDATES = {
-    "bert": [],
+    "full": [],
     "longformer": ["model.attention={kind: sparse, patterns: [{kind: window, radius: 16}], everywhere: {first: 1}}"],
     "bigbird": [
         "model.attention={kind: sparse, everywhere: {first: 0, block: 16}, "
         "patterns: [{kind: blocks, size: 16}, {kind: random_blocks, size: 16, count: 1}]}"
     ],
     "performer": ["model.attention={kind: performer, num_features: 64}"],
-    "reversible-dilated-bert": [
+    "reversible-dilated": [
         "model.attention={kind: sparse, patterns: [{kind: window, radius: 8, dilation: 2}], everywhere: {first: 1}}",
         "model.positions.kind=sinusoidal",
         "model.residual.kind=reversible",
@@ -65,7 +65,7 @@ _ALIASES = {
 
 
 def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | None = None) -> dict[str, Any]:
-    """Collect, tokenize, pretrain architectures for equal times, go on with the best, fine-tune, compare, report.
+    """Collect, tokenize, pretrain five attentions for equal times, go on with the best, fine-tune, compare, report.
 
     Args:
         out: a new folder.
@@ -138,7 +138,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
             "What was done",
             f"The documentation of the Python packages in this environment was collected: {len(documents):,} texts, "
             f"{formats.memory(corpus.num_bytes)} without the test documents, repeated ones dropped. A tokenizer and a "
-            f"corpus were made of it. {len(CANDIDATES)} architectures ({', '.join(CANDIDATES)}) were pretrained for "
+            f"corpus were made of it. {len(CANDIDATES)} attentions ({', '.join(CANDIDATES)}) were pretrained for "
             f"{formats.duration(share)} each to tell the next token, too short a time to tell them apart for good. "
             f"Their losses on held-out text are "
             + ", ".join(f"{loss:.2f} ({name})" for name, loss in losses.items())
