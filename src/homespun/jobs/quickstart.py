@@ -138,8 +138,8 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
             "What was done",
             f"The documentation of the Python packages in this environment was collected: {len(documents):,} texts, "
             f"{formats.memory(corpus.num_bytes)} without the test documents, repeated ones dropped. A tokenizer and a "
-            f"corpus were made of it. {len(CANDIDATES)} attentions ({', '.join(CANDIDATES)}) were pretrained for "
-            f"{formats.duration(share)} each to tell the next token, too short a time to tell them apart for good. "
+            f"corpus were made of it. Models with {len(CANDIDATES)} attentions ({', '.join(CANDIDATES)}) were trained "
+            f"for {formats.duration(share)} each to tell the next token, too short a time to tell them apart for good. "
             f"Their losses on held-out text are "
             + ", ".join(f"{loss:.2f} ({name})" for name, loss in losses.items())
             + f" nats a token, so {chosen} went on to {formats.duration(grown)} in all and was "
