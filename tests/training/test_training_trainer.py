@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
+from contextlib import nullcontext
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from homespun.errors import NotFinite, UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.training.budget import Limits
 from homespun.training.config import Budget, LinearSchedule
-from homespun.training.devices import is_worth_compiling, number_type
+from homespun.training.devices import has_lstm, is_worth_compiling, number_type
 from homespun.training.malloc import give_back_freed_memory
 from homespun.training.memory import PeakMemory
 from homespun.training.validation import Evaluation, evaluate_loss
@@ -537,6 +538,26 @@ def test_what_a_processor_makes_of_bf16_is_said(tmp_path, monkeypatch, caplog, c
     budget = {"steps": limits.get("steps", 10_000), "time": limits.get("seconds")}
     make_trainer(tmp_path, train_config(precision=precision, budget=budget))
     assert said in caplog.text if said else "bf16" not in caplog.text
+
+
+def test_an_lstm_in_bf16_is_refused_where_torch_has_none(tmp_path, monkeypatch):
+    def trained(name):
+        objective = Objective()
+        objective.lstm = nn.LSTM(4, 4)
+        return make_trainer(tmp_path / name, train_config(precision="bf16"), objective=objective)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16), nullcontext() if has_lstm(torch.bfloat16, CPU) else refused():
+        nn.LSTM(4, 4)(torch.zeros(2, 3, 4))
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    trained("known")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert has_lstm(torch.float32, CPU)
+    with pytest.raises(UserError, match=r"no LSTM in bfloat16 on this processor; set train.precision=float32"):
+        trained("unknown")
+
+
+def refused():
+    return pytest.raises(RuntimeError, match="LSTM")
 
 
 def test_a_cpu_is_not_worth_compiling_for():

@@ -77,6 +77,12 @@ def number_type(precision: Literal["auto", "float32", "bf16", "fp16"], device: t
     return {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
+def has_lstm(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether torch has an LSTM in these numbers there: in bfloat16 oneDNN's takes a processor that knows them."""
+    on_onednn = device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return dtype != torch.bfloat16 or not on_onednn or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def advice_on_precision(precision: str, device: torch.device, limits: Limits) -> str | None:
     """What to say of ``train.precision`` on a CPU, by whether it multiplies bfloat16 by itself.
 

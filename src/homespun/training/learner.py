@@ -22,7 +22,7 @@ from homespun.training.checkpoint import (
     optimizer_tensors,
 )
 from homespun.training.config import TrainConfig
-from homespun.training.devices import number_type
+from homespun.training.devices import has_lstm, number_type
 from homespun.training.optim import set_learning_rate
 
 
@@ -62,6 +62,8 @@ class Learner:
         self.device: torch.device = accelerator.device
         self._dtype = number_type(config.precision, self.device)
         for module in objective.modules():
+            if isinstance(module, nn.LSTM) and not has_lstm(self._dtype, self.device):
+                raise UserError("torch has no LSTM in bfloat16 on this processor; set train.precision=float32")
             if isinstance(module, Encoder):
                 module.gradient_checkpointing = config.gradient_checkpointing
         objective.train()
