@@ -528,6 +528,7 @@ def test_bf16_trains_float32_weights(tmp_path):
         ({"avx512_bf16": False}, {}, "float32", None),
         (None, {}, "auto", None),
         (None, {}, "bf16", None),
+        ({}, {}, "bf16", None),
     ],
 )
 def test_what_a_processor_makes_of_bf16_is_said(tmp_path, monkeypatch, caplog, can, limits, precision, said):

@@ -87,10 +87,10 @@ def advice_on_precision(precision: str, device: torch.device, limits: Limits) ->
     """What to say of ``train.precision`` on a CPU, by whether it multiplies bfloat16 by itself.
 
     Where it does, steps of small models took 0.4 to 0.7 of the time of those in float32, which is said of a training
-    that is long enough; where it does not, products took 58 times as long. `homespun doctor` measures them.
+    that is long enough; where it does not, products took 58 to 100 times as long. `homespun doctor` measures them.
     """
-    can: dict[str, object] | None = getattr(torch.cpu, "get_capabilities", lambda: None)()  # not in the oldest torch
-    if device.type != "cpu" or can is None:
+    can: dict[str, object] | None = getattr(torch.cpu, "get_capabilities", lambda: None)()  # none: not known
+    if device.type != "cpu" or not can:
         return None
     has_it = any(can.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     if precision == "bf16" and not has_it:
