@@ -148,7 +148,7 @@ def test_the_tests_are_those_of_the_rows(folder: Path, told: Told) -> None:
     for higher, lower in itertools.combinations([name for name in ranked if by_name[name]["kind"] == "model"], 2):
         gap = right(lower) - right(higher)
         row = pairs[higher, lower]
-        assert float(row["difference, points"]) == pytest.approx(gap.mean(), abs=1e-9)
+        assert float(row["difference"]) == pytest.approx(gap.mean(), abs=1e-9)
         assert (row["the lower is"] == "below") == (float(row["p, adjusted"]) <= 0.05)
     assert pairs[task["best"], "reformer"]["p, adjusted"] == str(by_name["reformer"]["adjusted"])
 
@@ -446,7 +446,7 @@ def test_every_variation_is_set_beside_its_own_baselines(folder: Path, tmp_path:
     assert f"causal beats {names[1]}" in advice  # the highest of those that have it
     quality = {row["model"]: row for row in rows_of(path, "quality-phrasebank")}
     above = means["reformer"] - means[names[1]]
-    assert float(quality["reformer"]["to the highest of them, points"]) == pytest.approx(above)
+    assert float(quality["reformer"]["to the highest of them"]) == pytest.approx(above)
     assert quality["reformer"]["its own baselines"] == "above"
     assert "phrasebank against a baseline" not in advice
 

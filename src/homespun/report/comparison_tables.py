@@ -58,13 +58,13 @@ def quality(task: Task) -> Table:
         Column("model", numeric=False),
         Column(task.title, formats.spread, parts=_PAIR),
         Column("verdict", numeric=False),
-        Column("to the best, points", formats.points),
+        Column("to the best", formats.points),
         Column("95 % interval", formats.points_interval, parts=("low", "high")),
         Column("p, other texts", formats.probability),
         Column("p, other trainings", formats.probability),
         Column("p, adjusted", formats.probability),
         Column("its own baselines", numeric=False),
-        Column("to the highest of them, points", formats.points),
+        Column("to the highest of them", formats.points),
         *(Column(MEASURES[other], formats.share_spread, parts=_PAIR) for other in BESIDE),
         Column("log loss", formats.loss),
         Column("trainings", formats.whole),
@@ -73,10 +73,10 @@ def quality(task: Task) -> Table:
     )
     note = (
         f"Among the best, and marked alike: the highest, and all that are not told from it at 5 %. ± is the deviation "
-        f"over trainings. The difference to the best is on the same rows, trainings averaged, where it has an interval "
-        f"(paired bootstrap), else that of the means. p over other texts: paired permutation test; over other "
-        f"trainings: Student's t, the variance pooled; adjusted: the larger of the two, by Holm for all {task.pairs} "
-        f"pairs."
+        f"over trainings. The difference to the best, in percentage points, is on the same rows, trainings averaged, "
+        f"where it has an interval (paired bootstrap), else that of the means. p over other texts: paired permutation "
+        f"test; over other trainings: Student's t, the variance pooled; adjusted: the larger of the two, by Holm for "
+        f"all {task.pairs} pairs."
     )
     table = Table(f"quality-{slug(task.name)}", task.name, columns, tuple(rows), note, frozenset(marked))
     return table.without_empty_columns()
@@ -95,13 +95,13 @@ def pairs(task: Task) -> Table | None:
     columns = (
         Column("higher", numeric=False),
         Column("lower", numeric=False),
-        Column("difference, points", formats.points),
+        Column("difference", formats.points),
         Column("p, other texts", formats.probability),
         Column("p, other trainings", formats.probability),
         Column("p, adjusted", formats.probability),
         Column("the lower is", numeric=False),
     )
-    note = "Probabilities as in the table above: adjusted for all pairs of this task."
+    note = "Differences in percentage points; probabilities as in the table above, adjusted for all pairs of this task."
     return Table(f"pairs-{slug(task.name)}", task.name, columns, tuple(rows), note).without_empty_columns()
 
 
