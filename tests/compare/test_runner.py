@@ -494,6 +494,23 @@ def test_a_report_that_fails_on_the_way_costs_nobody_the_trials(
         runner.close()
 
 
+def test_a_report_that_came_too_soon_is_written_later(tmp_path: Path) -> None:
+    """Not with the end of the next stage, which may be hours off."""
+    runner, reports = runner_of(of("good", "slow"), tmp_path), []
+    runner._write_report = lambda out: reports.append(out) or out
+    try:
+        while "slow" not in "".join(job.what for job in runner._jobs):
+            runner.step()
+            time.sleep(0.01)
+        assert reports == []
+        runner._reported -= 3600.0
+        runner.step()
+        runner.step()
+        assert reports == [tmp_path]
+    finally:
+        runner._kill()
+
+
 def test_how_far_a_run_is(tmp_path: Path) -> None:
     assert share_of_run(tmp_path) == 0.0
     lines = [json.dumps({"event": "step", "share": n / 700, "note": "x" * 30}) for n in range(700)]

@@ -144,6 +144,7 @@ class Runner:
         self._baselines = Baselines(out / "baselines")
         self._counted = begun  # processor time of this process, up to which it is in a record
         self._reported, self._report_cost = time.monotonic(), _FIRST_REPORT
+        self._untold = False  # whether something has ended since the last report
 
     def add(self, records: Sequence[Record], *, retry_failed: bool = False) -> None:
         """More trials to run. One that would pretrain as another does is given that one's run."""
@@ -205,7 +206,8 @@ class Runner:
         for job, outcome in ended:
             self._jobs.remove(job)
             self._take(job, outcome, stopped=idle)
-        if ended and not idle:
+        self._untold |= bool(ended)
+        if self._untold and not idle:
             self._report_on_the_way()
         while not idle and len(self._jobs) < self._places.slots and (following := self._next()):
             following.running = self._places.start(following.command)
@@ -399,6 +401,7 @@ class Runner:
         """A report now and then, so that writing them stays cheap however many trials there are."""
         if self._report_cost > _REPORT_SHARE * (time.monotonic() - self._reported):
             return
+        self._untold = False
         try:
             self._report()
         except Exception:  # hours of training are worth more; the last report fails aloud
