@@ -87,6 +87,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     # scores that nothing divides are as large as others from smaller weights
     "no-biases": {"norm": "rms_norm", "attention_bias": False, "mlp_bias": False, "gated_feed_forward": True}
     | {"head_size": 17, "scale_attn_weights": False, "initializer_range": 0.15},
+    "rotary-grouped": {"positions": {"kind": "rotary", "theta": 50.0}, "num_key_value_heads": 1, "qk_norm": True}
+    | {"norm": "rms_norm", "residual": {"kind": "pre"}, "attention_bias": False},
+    "rotary-causal": {"positions": {"kind": "rotary"}, "qk_norm": True, "norm": "rms_norm", "norm_weight": False}
+    | {"residual": {"kind": "pre"}, "causal": True, "hidden_act": "relu2"},
+    "rotary-window": {"positions": {"kind": "rotary"}, "norm_bias": False}
+    | {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 2}], "everywhere": {"first": 1}}},
+    "rotary-performer": {"positions": {"kind": "rotary"}, "attention": {"kind": "performer"}},
 }
 # attentions whose neighbourhoods count from the start of a row, or are chosen by content: a packed document is kept
 # apart from the others, but does not see exactly what it would see alone

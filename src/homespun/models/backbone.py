@@ -131,7 +131,7 @@ class Encoder(nn.Module):
                 )
         keep = None if attention_mask is None else attention_mask.bool()
         chosen = None if global_attention_mask is None else global_attention_mask.bool()
-        mask = Mask(keep, causal=self.causal, documents=documents, chosen=chosen)
+        mask = Mask(keep, causal=self.causal, documents=documents, chosen=chosen, position_ids=position_ids)
         vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
         return self.streams.enter(self.projection(vectors)), mask
 
@@ -154,13 +154,16 @@ class Encoder(nn.Module):
         """
         start = 0 if cache is None else cache.length
         vectors = self.embeddings(input_ids, position_ids=position_ids, start=start)
-        return self.decode_vectors(vectors, attention_mask=attention_mask, source=source, cache=cache)
+        return self.decode_vectors(
+            vectors, attention_mask=attention_mask, position_ids=position_ids, source=source, cache=cache
+        )
 
     def decode_vectors(
         self,
         vectors: Tensor,
         *,
         attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         source: Source | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
@@ -179,7 +182,7 @@ class Encoder(nn.Module):
                 f"the attention_mask is of {keep.shape[-1]} tokens, and there are {start} in the cache and "
                 f"{vectors.shape[-2]} new ones; give one of all of them"
             )
-        mask = Mask(keep, causal=self.causal, start=start, source=source, cache=cache)
+        mask = Mask(keep, causal=self.causal, start=start, source=source, cache=cache, position_ids=position_ids)
         hidden = self.streams.enter(self.projection(vectors))
         recompute = self.gradient_checkpointing and self.training and cache is None
         result: Tensor = self.final_norm(self.streams.run(self.layers, hidden, mask, recompute=recompute))

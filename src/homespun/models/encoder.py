@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -18,16 +20,14 @@ from homespun.models.backbone import Encoder
 from homespun.models.characters import CharacterWords
 from homespun.models.embeddings import Embeddings
 from homespun.models.generation.settings import SpecialTokens
-from homespun.models.positions import LearnedPositionsConfig, PositionsConfig
+from homespun.models.positions import LearnedPositionsConfig, PositionsConfig, RotaryPositionsConfig
 from homespun.models.presets import PRESETS
-from homespun.models.residual import PostResidualConfig, ResidualConfig
+from homespun.models.residual import PostResidualConfig, ResidualConfig, output_weights
 from homespun.nn.cross_attention import CrossAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.positions import LearnedPositions
-
-NORMS: dict[str, Callable[..., nn.Module]] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
 
 def name_presets(schema: dict[str, Any]) -> None:
@@ -98,12 +98,22 @@ class EncoderConfig(Config):
     max_position_embeddings: int = Field(default=512, ge=1)
     type_vocab_size: int = Field(default=2, ge=0, description="segments; 0: none")
     layer_norm_eps: float = Field(default=1e-12, gt=0)
-    norm: Literal["layer_norm", "rms_norm"] = Field(default="layer_norm", description="T5 has rms_norm")
+    norm: Literal["layer_norm", "rms_norm"] = Field(default="layer_norm", description="T5 and Llama have rms_norm")
+    norm_weight: bool = Field(default=True, description="norms have learned weights (nanochat's have none)")
+    norm_bias: bool = Field(default=True, description="layer norms have biases (ModernBERT's have none)")
+    qk_norm: bool = Field(default=False, description="normalise the queries and keys of each head (Qwen3)")
+    num_key_value_heads: int = Field(
+        default=0, ge=0, description="heads of keys and values, shared by several query heads; 0: num_attention_heads"
+    )
     attention_bias: bool = Field(default=True, description="projections of the attention have biases")
     mlp_bias: bool = Field(default=True, description="projections of the feed-forward have biases")
     scale_attn_weights: bool = Field(default=True, description="scores are divided by sqrt(head_size); T5's are not")
     scale_embedding: bool = Field(default=False, description="word vectors times sqrt(embedding_size) (PEGASUS)")
     embedding_norm: bool = Field(default=True, description="normalise the embeddings (BERT); GPT-2 and Reformer do not")
+    initialization: Literal["normal", "fan_in"] = Field(
+        default="normal",
+        description="normal: every weight of deviation initializer_range (BERT); fan_in: by width, see `initialise`",
+    )
     initializer_range: float = Field(default=0.02, gt=0)
     positions: PositionsConfig = LearnedPositionsConfig()
     attention: AttentionConfig = FullAttentionConfig()
@@ -137,6 +147,15 @@ class EncoderConfig(Config):
             raise ValueError(
                 f"hidden_size={self.hidden_size}{halved} is not a multiple of "
                 f"num_attention_heads={self.num_attention_heads}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups(self) -> EncoderConfig:
+        if self.num_key_value_heads and self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
             )
         return self
 
@@ -184,10 +203,14 @@ class EncoderConfig(Config):
         return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
 
     def _norm(self, size: int) -> nn.Module:
-        return NORMS[self.norm](size, eps=self.layer_norm_eps)
+        if self.norm == "rms_norm":
+            return nn.RMSNorm(size, eps=self.layer_norm_eps, elementwise_affine=self.norm_weight)
+        return nn.LayerNorm(
+            size, eps=self.layer_norm_eps, elementwise_affine=self.norm_weight, bias=self.norm_bias and self.norm_weight
+        )
 
     def build(self, embeddings: Embeddings | CharacterWords | None = None, *, source_size: int = 0) -> Encoder:
-        """The encoder, initialised as BERT's is: normal with ``initializer_range``, biases zero, norms one.
+        """The encoder, initialised by `initialise`.
 
         Args:
             embeddings: those of another model, to share them.
@@ -219,7 +242,9 @@ class EncoderConfig(Config):
         )
         # of a decoder, only the words are another's
         shared = set() if given is None else {given.words} if source_size else set(given.modules())
-        initialise((m for m in encoder.modules() if m not in shared), self.initializer_range)
+        initialise((m for m in encoder.modules() if m not in shared), self.initializer_range, self.initialization)
+        if self.initialization == "fan_in":
+            zero_outputs(encoder.layers)
         self.residual.initialise(list(encoder.layers))
         return encoder
 
@@ -229,6 +254,9 @@ class EncoderConfig(Config):
         def wire(sublayer: nn.Module) -> nn.Module:
             return self.residual.wire(sublayer, self._norm(size), Dropout(self.hidden_dropout_prob))
 
+        rotary = None
+        if isinstance(self.positions, RotaryPositionsConfig):
+            rotary = partial(self.positions.rotary, max_position_embeddings=self.max_position_embeddings)
         layers: list[nn.Module] = []
         attention = None
         own = self.own_layers
@@ -246,6 +274,9 @@ class EncoderConfig(Config):
                 scaled=self.scale_attn_weights,
                 hidden_dropout=self.hidden_dropout_prob,
                 layer_norm_eps=self.layer_norm_eps,
+                num_key_value_heads=self.num_key_value_heads,
+                rotary=rotary,
+                qk_norm=self._norm if self.qk_norm else None,
                 previous=attention,
             )
             attention = self.attention.build(shape)
@@ -268,10 +299,26 @@ class EncoderConfig(Config):
         )
 
 
-def initialise(modules: Any, initializer_range: float) -> None:
-    """Linear and embedding weights normal with this deviation, biases zero, norms one."""
+def initialise(modules: Iterable[nn.Module], initializer_range: float, kind: str = "normal") -> None:
+    """Draw the weights of linear layers and embeddings; biases are zero, norms one.
+
+    Args:
+        modules: all modules of a model.
+        initializer_range: deviation of every weight under ``normal``, of embeddings under ``fan_in``.
+        kind: ``normal`` (Devlin et al. 2019), or ``fan_in``: linear weights are uniform with a deviation of
+            ``0.5 / sqrt(inputs)``, so that activations do not depend on the width.
+    """
     for module in modules:
-        if isinstance(module, (nn.Linear, nn.Embedding)):
+        if kind == "fan_in" and isinstance(module, nn.Linear):
+            bound = 0.5 * math.sqrt(3 / module.in_features)
+            nn.init.uniform_(module.weight, -bound, bound)
+        elif isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=initializer_range)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def zero_outputs(layers: Iterable[nn.Module]) -> None:
+    """Zero what sublayers add to the residual stream, so that a new stack is the identity (Zhang et al. 2019)."""
+    for weight in output_weights(layers):
+        nn.init.zeros_(weight)

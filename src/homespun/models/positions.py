@@ -8,7 +8,9 @@ from pydantic import Field, PositiveInt
 from torch import nn
 
 from homespun.config import Config
+from homespun.errors import UserError
 from homespun.nn.positions import AxialPositions, LearnedPositions, NoPositions, SinusoidalPositions
+from homespun.nn.rotary import Rotary
 
 
 class LearnedPositionsConfig(Config):
@@ -55,7 +57,31 @@ class NoPositionsConfig(Config):
         return NoPositions(max_position_embeddings)
 
 
+class RotaryPositionsConfig(Config):
+    """Nothing is added to the embeddings; queries and keys are rotated (Su et al. 2021)."""
+
+    kind: Literal["rotary"] = "rotary"
+    theta: float = Field(default=10_000.0, gt=1, description="base of the wavelengths")
+
+    def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
+        return NoPositions(max_position_embeddings)
+
+    def rotary(self, head_size: int, max_position_embeddings: int) -> Rotary:
+        """What an attention rotates its queries and keys by.
+
+        Raises:
+            UserError: heads of an odd size.
+        """
+        if head_size % 2:
+            raise UserError(f"rotary positions need heads of an even size, not {head_size}; set model.head_size")
+        return Rotary(head_size, max_position_embeddings, theta=self.theta)
+
+
 PositionsConfig = Annotated[
-    LearnedPositionsConfig | SinusoidalPositionsConfig | AxialPositionsConfig | NoPositionsConfig,
+    LearnedPositionsConfig
+    | SinusoidalPositionsConfig
+    | AxialPositionsConfig
+    | NoPositionsConfig
+    | RotaryPositionsConfig,
     Field(discriminator="kind"),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 import torch
@@ -17,6 +17,11 @@ from homespun.nn.residual import Layer, OneStream, PostNorm, PreNorm, Streams
 from homespun.nn.reversible import Branch, ReversibleLayer, TwoStreams
 
 _WRITING = ("sublayer.output.weight", "sublayer.outer.weight")  # what writes to the stream: attention, feed-forward
+
+
+def output_weights(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
+    """Weights of the last projection of each sublayer: what is added to the residual stream."""
+    return [weight for layer in layers for name, weight in layer.named_parameters() if name.endswith(_WRITING)]
 
 
 class PostResidualConfig(Config):
@@ -68,7 +73,7 @@ class PreResidualConfig(Config):
         """Change what the layers of a new stack begin as (Radford et al. 2019, section 2.3)."""
         if not self.scaled_initialisation:
             return
-        writing = [weight for layer in layers for name, weight in layer.named_parameters() if name.endswith(_WRITING)]
+        writing = output_weights(layers)
         with torch.no_grad():
             for weight in set(writing):  # layers that share their weights are there several times
                 weight.div_(math.sqrt(len(writing)))

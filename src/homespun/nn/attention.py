@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
+from homespun.nn.rotary import Rotary
 
 
 class Kernel(Protocol):
@@ -33,6 +35,10 @@ class MultiHeadAttention(nn.Module):
         kernel: `Kernel`.
         head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
         bias: whether the projections have biases.
+        num_key_value_heads: heads of keys and values, each shared by as many query heads (Ainslie et al. 2023, grouped
+            queries); 0: ``num_attention_heads``.
+        rotary: rotates queries and keys by their positions; None: they are not rotated.
+        query_norm, key_norm: normalise each head's queries and keys before they are rotated (Henry et al. 2020).
 
     Raises:
         UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
@@ -46,23 +52,39 @@ class MultiHeadAttention(nn.Module):
         *,
         head_size: int = 0,
         bias: bool = True,
+        num_key_value_heads: int = 0,
+        rotary: Rotary | None = None,
+        query_norm: nn.Module | None = None,
+        key_norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads or num_attention_heads
         width = inner_size(hidden_size, num_attention_heads, head_size)
+        narrow = width // num_attention_heads * self.num_key_value_heads
         self.query = nn.Linear(hidden_size, width, bias=bias)
-        self.key = nn.Linear(hidden_size, width, bias=bias)
-        self.value = nn.Linear(hidden_size, width, bias=bias)
+        self.key = nn.Linear(hidden_size, narrow, bias=bias)
+        self.value = nn.Linear(hidden_size, narrow, bias=bias)
         self.output = nn.Linear(width, hidden_size, bias=bias)
+        self.query_norm, self.key_norm = query_norm, key_norm
+        self.rotary = rotary
         self.kernel = kernel
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
-        query, key, value = (
-            split_heads(part(hidden), self.num_attention_heads) for part in (self.query, self.key, self.value)
-        )
+        query = split_heads(self.query(hidden), self.num_attention_heads)
+        key = split_heads(self.key(hidden), self.num_key_value_heads)
+        value = split_heads(self.value(hidden), self.num_key_value_heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            wide = torch.promote_types(query.dtype, torch.float32)  # bfloat16 under autocast, and weights are not
+            query, key = self.query_norm(query.to(wide)), self.key_norm(key.to(wide))
+        if self.rotary is not None:
+            query, key = (self.rotary(part, start=mask.start, position_ids=mask.position_ids) for part in (query, key))
         if mask.cache is not None:
             key, value = mask.cache.extend(self, key, value)
+        if self.num_key_value_heads != self.num_attention_heads:
+            shared = self.num_attention_heads // self.num_key_value_heads
+            key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
         values: Tensor = self.kernel(query, key, value, mask)  # (batch, heads, seq, head_dim)
         mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
         return mixed

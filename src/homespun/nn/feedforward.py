@@ -8,10 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+
+class ReLUSquared(nn.Module):
+    """``max(0, x)^2`` (So et al. 2021)."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Any shape -> the same."""
+        return nn.functional.relu(hidden).square()
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
     "gelu_new": lambda: nn.GELU(approximate="tanh"),
     "relu": nn.ReLU,
+    "relu2": ReLUSquared,
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
 }

@@ -31,6 +31,7 @@ class Mask:
         chosen: (batch, keys) bool: tokens that see and are seen by all, where the architecture has such tokens.
         source: what a decoder reads; None for a stack that stands alone.
         cache: keys and values of earlier tokens, to which those of this call are added.
+        position_ids: (batch or 1, queries) int64, for attentions that rotate; None: counted from ``start``.
         context: (batch, keys, hidden): what keys and values are made of, where it is not what queries are made of, and
             where the architecture has that (DeBERTa).
     """
@@ -42,6 +43,7 @@ class Mask:
     chosen: Tensor | None = None
     source: Source | None = None
     cache: Cache | None = None
+    position_ids: Tensor | None = None
     context: Tensor | None = None
     _built: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 

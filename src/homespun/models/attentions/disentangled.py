@@ -46,6 +46,7 @@ class DisentangledAttentionConfig(Config):
     separates_documents: ClassVar[bool] = True
 
     def build(self, shape: AttentionShape) -> nn.Module:
+        shape.check_own_projections("disentangled")
         return DisentangledAttention(
             shape.hidden_size,
             shape.num_attention_heads,

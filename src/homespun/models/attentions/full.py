@@ -8,7 +8,6 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.models.attentions.shape import AttentionShape
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.kernels.dot_product import DotProduct
 
 
@@ -20,6 +19,4 @@ class FullAttentionConfig(Config):
 
     def build(self, shape: AttentionShape) -> nn.Module:
         kernel = DotProduct(dropout=shape.dropout, scaled=shape.scaled)
-        return MultiHeadAttention(
-            shape.hidden_size, shape.num_attention_heads, kernel, head_size=shape.head_size, bias=shape.bias
-        )
+        return shape.multi_head(kernel)

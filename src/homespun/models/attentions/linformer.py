@@ -10,7 +10,6 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.attentions.shape import AttentionShape, of_layer
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.kernels.linformer import (
     ConvolvedProjection,
     LinearProjection,
@@ -40,6 +39,7 @@ class LinformerAttentionConfig(Config):
 
     def build(self, shape: AttentionShape) -> nn.Module:
         shape.check_plain("linformer")
+        shape.check_own_projections("linformer")
         if shape.causal:
             raise UserError(
                 "linformer cannot be causal: each projected key is made of all tokens; "
@@ -51,7 +51,7 @@ class LinformerAttentionConfig(Config):
             key = self._projection(shape)
             value = self._projection(shape) if self.sharing in ("none", "headwise") else key
         kernel = Linformer(key, value, dropout=shape.dropout)
-        attention = MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel, bias=shape.bias)
+        attention = shape.multi_head(kernel)
         # sums over places that are the same in all heads may come before the products with the weights; others not
         summed = self.sharing != "none" and self.projection != "convolved"
         return LinformerAttention(attention) if summed else attention

@@ -9,7 +9,6 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.models.attentions.shape import AttentionShape
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.kernels.chunks import Chunks, LocalAttention
 
 
@@ -33,6 +32,4 @@ class LocalAttentionConfig(Config):
         chunks = Chunks(self.chunk_length, self.num_chunks_before, 0 if shape.causal else self.num_chunks_after)
         chunks.check(shape.max_position_embeddings)
         kernel = LocalAttention(chunks, dropout=shape.dropout)
-        return MultiHeadAttention(
-            shape.hidden_size, shape.num_attention_heads, kernel, head_size=shape.head_size, bias=False
-        )
+        return shape.multi_head(kernel, bias=False)

@@ -43,6 +43,7 @@ class LSHAttentionConfig(Config):
 
     def build(self, shape: AttentionShape) -> nn.Module:
         shape.check_scaled("LSH")
+        shape.check_own_projections("LSH")
         if self.across_buckets and not shape.causal:
             raise UserError("across_buckets is for causal models, the tokens of others always see so; leave it out")
         across = self.across_buckets or not shape.causal

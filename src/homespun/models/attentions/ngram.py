@@ -36,6 +36,7 @@ class NgramAttentionConfig(Config):
     def build(self, shape: AttentionShape) -> nn.Module:
         if not shape.causal:
             raise UserError("ngram attention is causal only: its distances are to earlier tokens; set causal: true")
+        shape.check_own_projections("ngram")
         return NgramAttention(
             shape.hidden_size,
             shape.num_attention_heads,

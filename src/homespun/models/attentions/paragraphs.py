@@ -24,6 +24,7 @@ class ParagraphsAttentionConfig(Config):
 
     def build(self, shape: AttentionShape) -> nn.Module:
         shape.check_plain("paragraphs")
+        shape.check_own_projections("paragraphs")
         if shape.causal:
             raise UserError(
                 "paragraphs attention pools whole paragraphs, of which no token may be later; leave it to an encoder"

@@ -11,7 +11,6 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.attentions.shape import AttentionShape
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.kernels.performer import FeatureMap, Performer
 
 
@@ -46,4 +45,4 @@ class PerformerAttentionConfig(Config):
             seed=shape.seed,
             layer=shape.layer,
         )
-        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel, bias=shape.bias)
+        return shape.multi_head(kernel)

@@ -10,7 +10,6 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.attentions.shape import AttentionShape
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.relative_bias import BiasedDotProduct, RelativeBias
 
 
@@ -38,9 +37,7 @@ class RelativeBiasAttentionConfig(Config):
                 f"num_buckets={self.num_buckets} has; give at least {exact + 1}"
             )
         kernel = BiasedDotProduct(self._bias(shape), dropout=shape.dropout, scaled=shape.scaled)
-        return MultiHeadAttention(
-            shape.hidden_size, shape.num_attention_heads, kernel, head_size=shape.head_size, bias=shape.bias
-        )
+        return shape.multi_head(kernel)
 
     def _bias(self, shape: AttentionShape) -> RelativeBias:
         if shape.previous is not None:

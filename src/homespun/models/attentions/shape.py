@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
 
 from homespun.errors import UserError
+from homespun.nn.attention import MultiHeadAttention, inner_size
+from homespun.nn.rotary import Rotary
 
 MOST_DRAWN = 2**24
 """Numbers that one attention may draw when it is built."""
@@ -30,6 +33,9 @@ class AttentionShape:
         scaled: whether scores are divided by ``sqrt(head_size)``.
         hidden_dropout: of vectors, in training, where the attention has some of its own.
         layer_norm_eps: the epsilon of its norms, where it has any.
+        num_key_value_heads: heads of keys and values; 0: ``num_attention_heads``.
+        rotary: width of a head -> what rotates queries and keys; None: positions are not rotary.
+        qk_norm: width of a head -> a norm of queries or keys; None: they are not normalised.
         previous: what the same config built for the layer before, for parts shared between layers; None in the first.
     """
 
@@ -45,7 +51,42 @@ class AttentionShape:
     scaled: bool = True
     hidden_dropout: float = 0.0
     layer_norm_eps: float = 1e-12
+    num_key_value_heads: int = 0
+    rotary: Callable[[int], Rotary] | None = None
+    qk_norm: Callable[[int], nn.Module] | None = None
     previous: nn.Module | None = None
+
+    def multi_head(self, kernel: nn.Module, *, bias: bool | None = None) -> MultiHeadAttention:
+        """Multi-head attention of this shape around ``kernel``; ``bias`` where the attention decides it.
+
+        Raises:
+            UserError: heads that the width or the rotation does not allow.
+        """
+        size = inner_size(self.hidden_size, self.num_attention_heads, self.head_size) // self.num_attention_heads
+        return MultiHeadAttention(
+            self.hidden_size,
+            self.num_attention_heads,
+            kernel,
+            head_size=self.head_size,
+            bias=self.bias if bias is None else bias,
+            num_key_value_heads=self.num_key_value_heads,
+            rotary=None if self.rotary is None else self.rotary(size),
+            query_norm=None if self.qk_norm is None else self.qk_norm(size),
+            key_norm=None if self.qk_norm is None else self.qk_norm(size),
+        )
+
+    def check_own_projections(self, kind: str) -> None:
+        """For an attention with projections of its own, which are neither rotated, normalised nor grouped.
+
+        Raises:
+            UserError: one of these is asked for.
+        """
+        if self.rotary is not None:
+            raise UserError(f"{kind} attention does not rotate queries and keys; set model.positions.kind=learned")
+        if self.qk_norm is not None:
+            raise UserError(f"{kind} attention does not normalise queries and keys; set model.qk_norm=false")
+        if self.num_key_value_heads not in (0, self.num_attention_heads):
+            raise UserError(f"{kind} attention has as many key heads as query heads; set model.num_key_value_heads=0")
 
     @property
     def draw(self) -> int:

@@ -10,7 +10,6 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.attentions.shape import MOST_DRAWN, AttentionShape, of_layer
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.blocked import Blocked
 from homespun.nn.patterns import Band, Blocks, Global, Pattern, PermutedBlocks, RandomBlocks, Sparse, Window
@@ -190,6 +189,7 @@ class SparseAttentionConfig(Config):
             )
         sparse = Sparse(patterns, everywhere)
         if self.everywhere is not None and self.everywhere.projections:
+            shape.check_own_projections("sparse (everywhere.projections)")
             return GlobalAttention(shape.hidden_size, shape.num_attention_heads, sparse, dropout=shape.dropout)
         kernel = Blocked(sparse, dropout=shape.dropout)
-        return MultiHeadAttention(shape.hidden_size, shape.num_attention_heads, kernel, bias=shape.bias)
+        return shape.multi_head(kernel)

@@ -1,0 +1,86 @@
+"""Rotary positions, query-key norms and grouped heads against the formula and the peer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from homespun.errors import UserError
+from homespun.models.encoder import EncoderConfig
+from homespun.models.residual import output_weights
+from homespun.nn.attention import MultiHeadAttention
+from homespun.nn.kernels.dot_product import DotProduct
+from homespun.nn.masks import Mask
+from homespun.nn.rotary import Rotary
+
+SIZE, SEQ, THETA = 14, 11, 500.0
+
+
+def test_pairs_are_turned_by_the_angle_of_their_position() -> None:
+    heads = torch.randn(2, 3, SEQ, SIZE, dtype=torch.float64)
+    turned = Rotary(SIZE, 31, theta=THETA).double()(heads)
+    angle = torch.arange(SEQ)[:, None] * THETA ** -(torch.arange(0, SIZE, 2) / SIZE)
+    given, result = (torch.complex(x[..., : SIZE // 2], x[..., SIZE // 2 :]) for x in (heads, turned))
+    expected = given * torch.polar(torch.ones(()).double(), angle.double())
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_rotation_is_that_of_llama() -> None:
+    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
+    heads = torch.randn(2, 3, SEQ, SIZE)
+    frequency = THETA ** -(torch.arange(0, SIZE, 2) / SIZE)
+    angle = (torch.arange(SEQ)[:, None] * frequency).repeat(1, 2)[None]
+    expected, _ = llama.apply_rotary_pos_emb(heads, heads, angle.cos(), angle.sin())
+    torch.testing.assert_close(Rotary(SIZE, 31, theta=THETA)(heads), expected)
+
+
+def test_given_positions_are_those_counted_from_the_start() -> None:
+    rotary, heads = Rotary(SIZE, 31), torch.randn(2, 3, 5, SIZE)
+    torch.testing.assert_close(rotary(heads, position_ids=torch.arange(7, 12)[None]), rotary(heads, start=7))
+
+
+def test_scores_depend_on_distance_alone() -> None:
+    rotary, query, key = Rotary(SIZE, 31), torch.randn(1, 1, 1, SIZE), torch.randn(1, 1, 1, SIZE)
+    scores = [(rotary(query, start=4 + n) * rotary(key, start=n)).sum() for n in (0, 9, 26)]
+    torch.testing.assert_close(scores[0], scores[1])
+    torch.testing.assert_close(scores[0], scores[2])
+
+
+def test_grouped_queries_are_heads_with_repeated_keys_and_values() -> None:
+    torch.manual_seed(1)
+    grouped = MultiHeadAttention(12, 6, DotProduct(), num_key_value_heads=2)
+    full = MultiHeadAttention(12, 6, DotProduct())
+    weights = grouped.state_dict()
+    for name in ("key.weight", "key.bias", "value.weight", "value.bias"):
+        weights[name] = weights[name].unflatten(0, (2, 2)).repeat_interleave(3, 0).flatten(0, 1)
+    full.load_state_dict(weights)
+    hidden = torch.randn(2, 7, 12)
+    torch.testing.assert_close(grouped(hidden, Mask()), full(hidden, Mask()))
+
+
+def test_new_layers_by_fan_in_add_nothing() -> None:
+    config = EncoderConfig(vocab_size=53, hidden_size=24, num_attention_heads=2, initialization="fan_in")
+    encoder = config.build()
+    assert not any(weight.any() for weight in output_weights(encoder.layers))
+    query = encoder.layers[0].attention.sublayer.query.weight
+    assert query.std().item() == pytest.approx(0.5 / 24**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"attention": {"kind": "lsh"}}, "LSH.*model.positions.kind"),
+        ({"attention": {"kind": "disentangled"}}, "disentangled.*model.positions.kind"),
+        ({"attention": {"kind": "linformer"}}, "linformer.*model.positions.kind"),
+        ({"head_size": 7}, "7.*model.head_size"),
+    ],
+)
+def test_what_cannot_be_rotated_is_refused(fields: dict[str, object], named: str) -> None:
+    config = EncoderConfig.model_validate({"vocab_size": 53, "positions": {"kind": "rotary"}} | fields)
+    with pytest.raises(UserError, match=named):
+        config.build()
+
+
+def test_key_heads_divide_query_heads() -> None:
+    with pytest.raises(ValueError, match="num_key_value_heads=3"):
+        EncoderConfig(num_attention_heads=4, num_key_value_heads=3)
