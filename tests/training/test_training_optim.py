@@ -7,7 +7,7 @@ from training_parts import Objective
 
 from homespun.errors import UserError
 from homespun.training.checkpoint import load_optimizer, optimizer_tensors
-from homespun.training.config import Adafactor, AdamW
+from homespun.training.config import Adafactor, AdamW, Soap
 from homespun.training.optim import layer_scales, parameter_groups, set_learning_rate
 
 
@@ -117,3 +117,66 @@ def test_adafactor_leaves_weights_without_a_gradient_where_they_are():
         optimizer.zero_grad()
     moved = (embedding.weight != before).any(1)
     assert moved.tolist() == [False, False, True, True, False, False, False]
+
+
+def soap_by_hand(weight: torch.Tensor, gradients: list[torch.Tensor], rate: float) -> torch.Tensor:
+    """Vyas et al. 2025, algorithm 3, one-sided, with a new basis at every step and Nesterov's mean."""
+    covariance, mean, squares = (torch.zeros(shape).double() for shape in ((3, 3), (3, 5), (3, 5)))
+    for step, gradient in enumerate(gradients, 1):
+        covariance = 0.7 * covariance + 0.3 * gradient @ gradient.T
+        basis = torch.linalg.eigh(covariance).eigenvectors
+        mean = 0.8 * mean + 0.2 * gradient
+        squares = 0.9 * squares + 0.1 * (basis.T @ gradient).square()
+        nesterov = 0.2 * gradient + 0.8 * mean
+        update = basis @ (basis.T @ nesterov / (squares / (1 - 0.9**step)).sqrt())
+        weight = weight * (1 - rate * 0.1) - rate * update
+    return weight
+
+
+@pytest.mark.parametrize("tall", [False, True])
+def test_soap_is_adam_in_the_eigenbasis_and_goes_on_from_a_checkpoint(tall: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    gradients = [torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(4)]
+    linear = nn.Linear(*((3, 5) if tall else (5, 3)), bias=False).double()
+    start = linear.weight.detach().clone()
+    config = Soap(betas=(0.6, 0.9), momentum=0.8, shampoo_beta=0.7, frequency=1, weight_decay=0.1, eps=1e-15)
+    optimizer = config.build(linear)
+    for step, gradient in enumerate(gradients):
+        if step == 2:
+            again = config.build(linear)
+            load_optimizer(again, optimizer_tensors(optimizer))
+            optimizer = again
+        linear.weight.grad = gradient.T.clone() if tall else gradient.clone()
+        set_learning_rate(optimizer, 0.02)
+        optimizer.step()
+    expected = soap_by_hand(start.T if tall else start, gradients, 0.02)
+    torch.testing.assert_close(linear.weight.detach(), expected.T if tall else expected, rtol=1e-6, atol=1e-9)
+
+
+def test_soap_trains_what_is_no_matrix_by_adamw() -> None:
+    torch.manual_seed(1)
+    soap, adam = Objective(), Objective()
+    adam.load_state_dict(soap.state_dict())
+    ours = Soap(learning_rate=0.1, others=0.5, betas=(0.8, 0.9), weight_decay=0.2, eps=1e-6).build(soap)
+    theirs = AdamW(learning_rate=0.05, betas=(0.8, 0.9), weight_decay=0.2).build(adam)
+    set_learning_rate(ours, 0.1)
+    for _ in range(3):
+        for one, other in zip(soap.parameters(), adam.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        ours.step()
+        theirs.step()
+        assert all(parameter.grad is not None for parameter in soap.parameters())
+    moved = dict(adam.named_parameters())
+    for name, parameter in soap.named_parameters():
+        same = torch.allclose(parameter, moved[name], rtol=1e-5, atol=1e-6)
+        assert same == (parameter.ndim == 1 or "embeddings" in name), name
+
+
+def test_soap_leaves_weights_without_a_gradient_where_they_are() -> None:
+    linear = nn.Linear(5, 3)
+    start = linear.weight.detach().clone()
+    optimizer = Soap().build(linear)
+    linear.weight.grad, linear.bias.grad = torch.zeros(3, 5), None
+    optimizer.step()
+    assert torch.equal(linear.weight, start)

@@ -10,9 +10,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from homespun.config import Bytes, Config, Count, Duration
-from homespun.training.optim import adafactor, adamw, parameter_groups
+from homespun.training.optim import adafactor, adamw, has_fused, parameter_groups
+from homespun.training.soap import LARGEST, OneSidedSoap
 
 Positive = Annotated[Count, Field(gt=0)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 Warmup = Annotated[float, Field(ge=0, lt=1, description="share of the budget over which the rate rises from zero")]
 Final = Annotated[float, Field(ge=0, le=1, description="what is left of the rate at the end, as a share of its height")]
 
@@ -72,6 +74,27 @@ class CosineSchedule(Config):
         return self.final + (1.0 - self.final) * fall
 
 
+class WarmupStableDecaySchedule(Config):
+    """Up during the warmup, level, then straight down to the end of the budget (Hu et al. 2024, MiniCPM)."""
+
+    kind: Literal["warmup_stable_decay"] = "warmup_stable_decay"
+    warmup: Warmup = 0.06
+    decay: float = Field(default=0.6, gt=0, le=1, description="share of the budget over which the rate falls")
+    final: Final = 0.0
+
+    @model_validator(mode="after")
+    def _fits(self) -> WarmupStableDecaySchedule:
+        if self.warmup + self.decay > 1:
+            raise ValueError(f"warmup={self.warmup} and decay={self.decay} are more than the budget; lower one")
+        return self
+
+    def multiplier(self, share: float) -> float:
+        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
+        if share < self.warmup:
+            return share / self.warmup
+        return self.final + (1.0 - self.final) * min(1.0, max(0.0, 1.0 - share) / self.decay)
+
+
 class ConstantSchedule(Config):
     """Up during the warmup, then level."""
 
@@ -102,7 +125,8 @@ def _left(share: float, warmup: float) -> float:
 
 
 Schedule = Annotated[
-    LinearSchedule | CosineSchedule | ConstantSchedule | InverseSquareRootSchedule, Field(discriminator="kind")
+    LinearSchedule | CosineSchedule | ConstantSchedule | InverseSquareRootSchedule | WarmupStableDecaySchedule,
+    Field(discriminator="kind"),
 ]
 
 
@@ -128,6 +152,42 @@ class AdamW(Config):
         """The optimizer of the parameters of ``module`` that learn; each group has its ``scale`` of the rate."""
         groups = parameter_groups(module, weight_decay=self.weight_decay, layer_decay=self.layer_decay)
         return adamw(groups, learning_rate=self.learning_rate, betas=self.betas, eps=self.eps)
+
+
+class Soap(Config):
+    """Adam in the eigenbasis of each matrix's gradients (Vyas et al. 2025), one-sided: see `homespun.training.soap`.
+
+    Learns more from the same tokens than AdamW in pretraining; embeddings, norms and biases are trained by AdamW.
+    """
+
+    kind: Literal["soap"] = "soap"
+    learning_rate: float = Field(default=5e-3, gt=0, description="of matrices, the height of the schedule")
+    others: float = Field(default=0.4, gt=0, description="rate of embeddings, norms and biases / learning_rate")
+    weight_decay: float = Field(default=0.0, ge=0, description="not applied to biases and norms")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="decay of AdamW's mean and of all mean squares")
+    momentum: Beta = Field(default=0.95, description="decay of the mean of matrices")
+    shampoo_beta: Beta = Field(default=0.95, description="decay of the covariance of gradients")
+    frequency: int = Field(default=10, ge=1, description="steps between two eigendecompositions")
+    eps: float = Field(default=1e-8, gt=0)
+    layer_decay: float = Field(
+        default=1.0, gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all alike"
+    )
+
+    def build(self, module: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of the parameters of ``module`` that learn; each group has its ``scale`` of the rate."""
+        groups = parameter_groups(
+            module, weight_decay=self.weight_decay, layer_decay=self.layer_decay, others=self.others, widest=LARGEST
+        )
+        return OneSidedSoap(
+            groups,
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            eps=self.eps,
+            momentum=self.momentum,
+            shampoo_beta=self.shampoo_beta,
+            frequency=self.frequency,
+            fused=has_fused(groups),
+        )
 
 
 class Adafactor(Config):
@@ -174,7 +234,7 @@ def _kind_of_optimizer(tree: Any) -> Any:
     return {"kind": "adamw"} | tree if isinstance(tree, dict) else tree
 
 
-Optimizer = Annotated[AdamW | Adafactor, Field(discriminator="kind"), BeforeValidator(_kind_of_optimizer)]
+Optimizer = Annotated[AdamW | Adafactor | Soap, Field(discriminator="kind"), BeforeValidator(_kind_of_optimizer)]
 
 
 class TrainConfig(Config):

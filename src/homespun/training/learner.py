@@ -155,7 +155,8 @@ class Learner:
             raise NotFinite("the gradient is not finite")
         set_learning_rate(self._optimizer, learning_rate)
         try:
-            self._scaler.step(self._optimizer)
+            with self.autocast(enabled=self._dtype == torch.bfloat16):  # for optimizers that multiply matrices
+                self._scaler.step(self._optimizer)
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -166,9 +167,9 @@ class Learner:
         means = {name: value / count if count else math.nan for name, _, value, count in named}
         return Update(loss, means, length)
 
-    def autocast(self) -> contextlib.AbstractContextManager[None]:
+    def autocast(self, *, enabled: bool = True) -> contextlib.AbstractContextManager[None]:
         """The context in which the objective is called."""
-        return torch.autocast(self.device.type, dtype=self._dtype, enabled=self._dtype != torch.float32)
+        return torch.autocast(self.device.type, dtype=self._dtype, enabled=enabled and self._dtype != torch.float32)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint keeps as tensors."""

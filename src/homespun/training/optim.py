@@ -1,4 +1,4 @@
-"""Optimizers over named parameter groups: who decays, and how fast each depth learns."""
+"""Optimizers over named parameter groups: by role (matrices, embeddings, vectors) and by depth."""
 
 from __future__ import annotations
 
@@ -46,11 +46,21 @@ def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
     return scales
 
 
-def parameter_groups(module: nn.Module, *, weight_decay: float, layer_decay: float = 1.0) -> list[Group]:
+def parameter_groups(
+    module: nn.Module, *, weight_decay: float, layer_decay: float = 1.0, others: float = 1.0, widest: int = 0
+) -> list[Group]:
     """Groups of named parameters, each with its ``weight_decay`` and its ``scale`` of the learning rate.
 
     Vectors (biases, and the weights of norms) do not decay; matrices, embeddings among them, do. Frozen parameters are
     left out, and a tied one is there once.
+
+    Args:
+        module: what is trained.
+        weight_decay: of matrices.
+        layer_decay: see `layer_scales`.
+        others: scale of the learning rate of embeddings and vectors.
+        widest: matrices whose smaller side is at most this are in groups with ``rotate``, see
+            `homespun.training.soap.OneSidedSoap`; embeddings are not.
 
     Raises:
         UserError: nothing in ``module`` learns.
@@ -59,11 +69,15 @@ def parameter_groups(module: nn.Module, *, weight_decay: float, layer_decay: flo
     if not named:
         raise UserError("nothing to train: every parameter is frozen")
     scales = layer_scales([name for name, _ in named], layer_decay)
-    groups: dict[tuple[bool, float], Group] = {}
+    embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    groups: dict[tuple[bool, bool, float], Group] = {}
     for name, parameter in named:
         decays = parameter.ndim > 1
-        empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "scale": scales[name]}
-        groups.setdefault((decays, scales[name]), empty)["params"].append((name, parameter))
+        matrix = parameter.ndim == 2 and id(parameter) not in embeddings
+        rotate = matrix and min(parameter.shape) <= widest
+        scale = scales[name] * (1.0 if matrix else others)
+        empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "scale": scale, "rotate": rotate}
+        groups.setdefault((decays, rotate, scale), empty)["params"].append((name, parameter))
     return list(groups.values())
 
 
@@ -71,8 +85,12 @@ def adamw(
     groups: list[Group], *, learning_rate: float, betas: tuple[float, float], eps: float
 ) -> torch.optim.Optimizer:
     """AdamW over `parameter_groups`, fused where the device has a kernel for it."""
-    fused = all(parameter.device.type in _FUSED for group in groups for _, parameter in group["params"])
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=has_fused(groups))
+
+
+def has_fused(groups: list[Group]) -> bool:
+    """Whether AdamW has a fused kernel for these parameters."""
+    return all(parameter.device.type in _FUSED for group in groups for _, parameter in group["params"])
 
 
 def adafactor(
