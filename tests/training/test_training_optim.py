@@ -120,15 +120,14 @@ def test_adafactor_leaves_weights_without_a_gradient_where_they_are():
 
 
 def soap_by_hand(weight: torch.Tensor, gradients: list[torch.Tensor], rate: float) -> torch.Tensor:
-    """Vyas et al. 2025, algorithm 3, one-sided, with a new basis at every step and Nesterov's mean."""
+    """Vyas et al. 2025, algorithm 3, one-sided, with a new basis at every step; the mean is kept unrotated here."""
     covariance, mean, squares = (torch.zeros(shape).double() for shape in ((3, 3), (3, 5), (3, 5)))
     for step, gradient in enumerate(gradients, 1):
         covariance = 0.7 * covariance + 0.3 * gradient @ gradient.T
         basis = torch.linalg.eigh(covariance).eigenvectors
-        mean = 0.8 * mean + 0.2 * gradient
+        mean = 0.6 * mean + 0.4 * gradient
         squares = 0.9 * squares + 0.1 * (basis.T @ gradient).square()
-        nesterov = 0.2 * gradient + 0.8 * mean
-        update = basis @ (basis.T @ nesterov / (squares / (1 - 0.9**step)).sqrt())
+        update = basis @ (basis.T @ mean / (1 - 0.6**step) / (squares / (1 - 0.9**step)).sqrt())
         weight = weight * (1 - rate * 0.1) - rate * update
     return weight
 
@@ -139,7 +138,7 @@ def test_soap_is_adam_in_the_eigenbasis_and_goes_on_from_a_checkpoint(tall: bool
     gradients = [torch.randn(3, 5, generator=generator, dtype=torch.float64) for _ in range(4)]
     linear = nn.Linear(*((3, 5) if tall else (5, 3)), bias=False).double()
     start = linear.weight.detach().clone()
-    config = Soap(betas=(0.6, 0.9), momentum=0.8, shampoo_beta=0.7, frequency=1, weight_decay=0.1, eps=1e-15)
+    config = Soap(betas=(0.6, 0.9), shampoo_beta=0.7, frequency=1, weight_decay=0.1, eps=1e-15)
     optimizer = config.build(linear)
     for step, gradient in enumerate(gradients):
         if step == 2:
@@ -170,7 +169,7 @@ def test_soap_trains_what_is_no_matrix_by_adamw() -> None:
     moved = dict(adam.named_parameters())
     for name, parameter in soap.named_parameters():
         same = torch.allclose(parameter, moved[name], rtol=1e-5, atol=1e-6)
-        assert same == (parameter.ndim == 1 or "embeddings" in name), name
+        assert same == (parameter.ndim == 1), name
 
 
 def test_soap_leaves_weights_without_a_gradient_where_they_are() -> None:

@@ -157,15 +157,15 @@ class AdamW(Config):
 class Soap(Config):
     """Adam in the eigenbasis of each matrix's gradients (Vyas et al. 2025), one-sided: see `homespun.training.soap`.
 
-    Learns more from the same tokens than AdamW in pretraining; embeddings, norms and biases are trained by AdamW.
+    Learns more from the same tokens than AdamW in pretraining. Norms, biases and matrices wider than 1,024 on both
+    sides are trained by AdamW.
     """
 
     kind: Literal["soap"] = "soap"
     learning_rate: float = Field(default=5e-3, gt=0, description="of matrices, the height of the schedule")
-    others: float = Field(default=0.4, gt=0, description="rate of embeddings, norms and biases / learning_rate")
+    others: float = Field(default=0.4, gt=0, description="rate of norms, biases and wide matrices / learning_rate")
     weight_decay: float = Field(default=0.0, ge=0, description="not applied to biases and norms")
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="decay of AdamW's mean and of all mean squares")
-    momentum: Beta = Field(default=0.95, description="decay of the mean of matrices")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="decay of the mean and of the mean square")
     shampoo_beta: Beta = Field(default=0.95, description="decay of the covariance of gradients")
     frequency: int = Field(default=10, ge=1, description="steps between two eigendecompositions")
     eps: float = Field(default=1e-8, gt=0)
@@ -183,7 +183,6 @@ class Soap(Config):
             learning_rate=self.learning_rate,
             betas=self.betas,
             eps=self.eps,
-            momentum=self.momentum,
             shampoo_beta=self.shampoo_beta,
             frequency=self.frequency,
             fused=has_fused(groups),

@@ -58,9 +58,9 @@ def parameter_groups(
         module: what is trained.
         weight_decay: of matrices.
         layer_decay: see `layer_scales`.
-        others: scale of the learning rate of embeddings and vectors.
+        others: scale of the learning rate of parameters that are not rotated.
         widest: matrices whose smaller side is at most this are in groups with ``rotate``, see
-            `homespun.training.soap.OneSidedSoap`; embeddings are not.
+            `homespun.training.soap.OneSidedSoap`.
 
     Raises:
         UserError: nothing in ``module`` learns.
@@ -69,13 +69,11 @@ def parameter_groups(
     if not named:
         raise UserError("nothing to train: every parameter is frozen")
     scales = layer_scales([name for name, _ in named], layer_decay)
-    embeddings = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     groups: dict[tuple[bool, bool, float], Group] = {}
     for name, parameter in named:
         decays = parameter.ndim > 1
-        matrix = parameter.ndim == 2 and id(parameter) not in embeddings
-        rotate = matrix and min(parameter.shape) <= widest
-        scale = scales[name] * (1.0 if matrix else others)
+        rotate = parameter.ndim == 2 and min(parameter.shape) <= widest
+        scale = scales[name] * (1.0 if rotate else others)
         empty = {"params": [], "weight_decay": weight_decay if decays else 0.0, "scale": scale, "rotate": rotate}
         groups.setdefault((decays, rotate, scale), empty)["params"].append((name, parameter))
     return list(groups.values())

@@ -7,27 +7,27 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 LARGEST = 1024
-"""Widest side whose eigenvectors are computed; a matrix whose both sides are wider is trained by Adam."""
+"""Widest smaller side of a matrix whose eigenvectors are computed; other matrices are trained by Adam."""
 _FIRST = frozenset({1, 2, 4, 8, 16})  # steps at which the basis is computed besides every `frequency` steps
 
 
 class OneSidedSoap(torch.optim.AdamW):
     """One-sided SOAP for groups with ``rotate: True``, AdamW for the others.
 
-    Of a matrix of m x n, m <= n, an average ``L`` of ``G G^T`` is kept, and Adam's update is computed on gradients
-    rotated into its eigenvectors: ``Q adam(Q^T G)`` (Vyas et al. 2025, algorithm 3 and section "one-sided"). The
-    mean of the gradients is kept unrotated, and enters with Nesterov's correction. Two m x m matrices a parameter are
-    kept besides Adam's state. The products follow `torch.autocast`.
+    Of a matrix of m x n, m <= n, an average of ``G G^T`` is kept, and Adam is computed on gradients rotated into its
+    eigenvectors ``Q``: the update is ``Q adam(Q^T G)`` (Vyas et al. 2025, algorithm 3, with the other side's basis the
+    identity). When ``Q`` changes, the mean of the rotated gradients is rotated with it, and the mean of their squares
+    is kept. Two m x m matrices a parameter are stored besides Adam's state. The products follow `torch.autocast`.
 
     Args:
         groups: with ``rotate``, see `homespun.training.optim.parameter_groups`.
         learning_rate, betas, eps: as in AdamW.
         frequency: steps between two eigendecompositions.
-        shampoo_beta: decay of ``L``.
-        momentum: decay of the mean of rotated matrices.
-        fused: for AdamW.
+        shampoo_beta: decay of the average of ``G G^T``.
+        fused: use the fused kernel of AdamW.
     """
 
     def __init__(
@@ -37,13 +37,12 @@ class OneSidedSoap(torch.optim.AdamW):
         learning_rate: float,
         betas: tuple[float, float],
         eps: float,
-        momentum: float,
         shampoo_beta: float,
         frequency: int,
         fused: bool,
     ) -> None:
         super().__init__(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
-        self.momentum, self.shampoo_beta, self.frequency = momentum, shampoo_beta, frequency
+        self.shampoo_beta, self.frequency = shampoo_beta, frequency
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -53,47 +52,81 @@ class OneSidedSoap(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of all parameters that have a gradient."""
+        """Update all parameters that have a gradient."""
+        gradients: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             if group["rotate"]:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        self._rotated(parameter, group)
-        rotated = [p for group in self.param_groups if group["rotate"] for p in group["params"]]
-        gradients = [parameter.grad for parameter in rotated]
-        for parameter in rotated:  # AdamW passes over parameters without a gradient
+                learning = [parameter for parameter in group["params"] if parameter.grad is not None]
+                gradients += [(parameter, parameter.grad) for parameter in learning]
+                self._update_rotated(learning, group)
+        for parameter, _ in gradients:  # AdamW passes over parameters without a gradient
             parameter.grad = None
         result: float | None = super().step(closure)
-        for parameter, gradient in zip(rotated, gradients, strict=True):
+        for parameter, gradient in gradients:
             parameter.grad = gradient
         return result
 
-    def _rotated(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        assert parameter.grad is not None
-        tall = parameter.shape[0] > parameter.shape[1]
-        gradient = parameter.grad.T if tall else parameter.grad  # (m, n)
-        state = self.state[parameter]
+    def _update_rotated(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        if not parameters:
+            return
+        states, rotated = [], []
+        for parameter in parameters:
+            gradient = parameter.grad
+            assert gradient is not None
+            state = self._up_to_date(parameter, gradient)
+            product = gradient @ state["basis"] if is_tall(gradient) else state["basis"].T @ gradient
+            states.append(state)
+            rotated.append(product.to(gradient.dtype))
+        updates = [torch.zeros_like(gradient) for gradient in rotated]
+        adamw(
+            updates,
+            rotated,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            foreach=False,
+            fused=group["fused"],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=0.0,
+            eps=group["eps"],
+            maximize=False,
+        )
+        for parameter, state, update in zip(parameters, states, updates, strict=True):
+            back = update @ state["basis"].T if is_tall(parameter) else state["basis"] @ update
+            parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(back)
+
+    def _up_to_date(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+        """The state of a matrix after its covariance, and its basis where that is due, have seen the gradient."""
+        state: dict[str, Tensor] = self.state[parameter]
         if not state:
-            side = gradient.new_zeros(gradient.shape[0], gradient.shape[0])
+            side = min(gradient.shape)
             state["step"] = torch.zeros((), dtype=torch.float32)
-            state["covariance"], state["basis"] = side, torch.zeros_like(side)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
-        state["step"] += 1
-        step = int(state["step"])
-        state["covariance"].lerp_((gradient @ gradient.T).to(gradient.dtype), 1 - self.shampoo_beta)
+            # contiguous, as products are: the fused kernel goes through all of them in one order
+            state["exp_avg"], state["exp_avg_sq"] = (
+                gradient.new_zeros(gradient.shape),
+                gradient.new_zeros(gradient.shape),
+            )
+            state["covariance"] = gradient.new_zeros(side, side)
+            state["basis"] = torch.eye(side, dtype=gradient.dtype, device=gradient.device)
+        tall = is_tall(gradient)
+        product = gradient.T @ gradient if tall else gradient @ gradient.T
+        state["covariance"].lerp_(product.to(gradient.dtype), 1 - self.shampoo_beta)
+        step = int(state["step"]) + 1
         if step in _FIRST or step % self.frequency == 0:
-            state["basis"].copy_(_eigenvectors(state["covariance"]))
-        basis = state["basis"]
-        state["exp_avg"].lerp_(gradient, 1 - self.momentum)
-        mean = gradient.lerp(state["exp_avg"], self.momentum)
-        beta = group["betas"][1]
-        turned = (basis.T @ gradient).to(gradient.dtype)
-        squares = state["exp_avg_sq"].mul_(beta).addcmul_(turned, turned, value=1 - beta)
-        size = (squares / (1 - beta**step)).sqrt_().add_(group["eps"])
-        update = basis @ ((basis.T @ mean).to(gradient.dtype) / size)
-        update = update.to(gradient.dtype)
-        parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update.T if tall else update, alpha=-group["lr"])
+            basis = _eigenvectors(state["covariance"])
+            change = basis.T @ state["basis"]
+            state["exp_avg"].copy_(state["exp_avg"] @ change.T if tall else change @ state["exp_avg"])
+            state["basis"].copy_(basis)
+        return state
+
+
+def is_tall(matrix: Tensor) -> bool:
+    """Whether the second side is the smaller one, and so the one that is rotated."""
+    return matrix.shape[0] > matrix.shape[1]
 
 
 def _eigenvectors(covariance: Tensor) -> Tensor:
