@@ -72,6 +72,11 @@ def _calls(data: Path) -> Iterator[dict[str, str]]:
         yield {"text": " ".join(html.unescape(row["text"]).split())}
 
 
+def reviews(data: Path, out: Path) -> None:
+    """The training reviews of IMDb: their text, a tokenizer, a corpus without near-duplicates."""
+    _corpus(out / "reviews", lambda: _json_lines(data / "imdb" / "train.jsonl.gz"))
+
+
 def phrasebank(data: Path, out: Path) -> None:
     """Financial PhraseBank, on which half of the annotators agree: a sentence and its sentiment."""
     lines = (data / "financial_phrasebank" / "Sentences_50Agree.txt").read_text(encoding="iso-8859-1").splitlines()

@@ -95,7 +95,7 @@ def pretrain(
         "--generator": given_model(generator, None if begin is None else begin.generator),
         "--vectors": given_vectors(vectors, opened),
     }
-    recipe = _with_backbone(recipe, tokenizer, begin)
+    recipe = with_backbone(recipe, tokenizer, begin)
     training, validation = pretraining_rows(recipe, corpus)
     build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
     config, planned = within_memory(recipe.train, lambda: pretraining_work(recipe, corpus, begin), display)
@@ -207,7 +207,7 @@ def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, begin: Start | None
     Raises:
         UserError: it cannot be built.
     """
-    recipe, tokenizer = _with_backbone(recipe, corpus.tokenizer, begin), corpus.tokenizer
+    recipe, tokenizer = with_backbone(recipe, corpus.tokenizer, begin), corpus.tokenizer
     rows, _ = pretraining_rows(recipe, corpus)
     build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
     lighter = recipe.objective.lighter if isinstance(recipe.objective, BiLM) else ""
@@ -221,7 +221,7 @@ def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, begin: Start | None
     )
 
 
-def _with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, begin: Start | None) -> PretrainRecipe:
+def with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, begin: Start | None) -> PretrainRecipe:
     """With the backbone as it is trained: drawn, or begun from, and of the tokenizer's vocabulary."""
     length = recipe.data.length
     backbone = fitted(
