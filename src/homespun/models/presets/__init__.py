@@ -9,5 +9,6 @@ from homespun.models.presets.elmo import ELMO
 from homespun.models.presets.encoder_decoders import ENCODER_DECODERS
 from homespun.models.presets.encoders import ENCODERS
 from homespun.models.presets.recurrent import RECURRENT
+from homespun.models.presets.spun import SPUN
 
-PRESETS: dict[str, dict[str, Any]] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT, **ELMO}
+PRESETS: dict[str, dict[str, Any]] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT, **ELMO, **SPUN}
