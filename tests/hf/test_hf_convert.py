@@ -23,6 +23,7 @@ NAMES = [architecture.name for _, architecture in CLASSES]
 
 # families whose rules are not all used by one config, or need more than the sizes
 _RELATIVE: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 2}
+_ROTARY: dict[str, Any] = {"hidden_size": 44, "head_dim": 6}
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bart": [DECODER],
     "led": [DECODER | {"max_decoder_position_embeddings": 23, "attention_window": 4}],
@@ -31,6 +32,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "deberta": [_RELATIVE, _RELATIVE | {"position_biased_input": False}],
     "deberta-v2": [_RELATIVE, _RELATIVE | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_buckets": 4}],
     "electra": [{"embedding_size": 21}],
+    "nanochat": [_ROTARY | {"final_logit_softcapping": None}],
     "prophetnet": [PROPHETNET],
     "reformer": [REFORMER, REFORMER | {"axial_pos_embds": False}],
     "t5": [{"d_kv": 5}, {"feed_forward_proj": "gated-gelu"}],

@@ -34,6 +34,10 @@ DEBERTA: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "
 DEBERTA_V3 = DEBERTA | {"position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
 ALBERT: dict[str, Any] = {"embedding_size": 21, "classifier_dropout_prob": 0.0}
 GPT: dict[str, Any] = {"embd_pdrop": 0.0, "pad_token_id": 0, "hidden_act": "gelu"}
+# heads of an even size, of which queries have more than keys
+ROTARY: dict[str, Any] = {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_size": 10}
+ROTARY |= {"pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
+NANOCHAT = ROTARY | {"final_logit_softcapping": None, "hidden_act": "relu2"}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
     "bert-gelu_new": ("BertModel", {"hidden_act": "gelu_new"}),
@@ -133,6 +137,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-lm": ("OpenAIGPTLMHeadModel", GPT | {"hidden_act": "silu"}),
     "gpt-untied": ("OpenAIGPTLMHeadModel", GPT | {"tie_word_embeddings": False}),
     "gpt-classification": ("OpenAIGPTForSequenceClassification", GPT | {"num_labels": 7}),
+    "nanochat": ("NanoChatModel", NANOCHAT | {"num_key_value_heads": None}),
+    "nanochat-lm": ("NanoChatForCausalLM", NANOCHAT | {"attention_bias": True}),
+    "nanochat-tied": ("NanoChatForCausalLM", NANOCHAT | {"tie_word_embeddings": True, "hidden_act": "gelu"}),
     "reformer": ("ReformerModel", REFORMER),
     "reformer-lsh": ("ReformerModel", REFORMER | {"attn_layers": ["lsh"] * 2, "num_buckets": 4, "num_hashes": 1}),
     "reformer-mixed": (

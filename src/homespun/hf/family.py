@@ -50,6 +50,7 @@ _FREE = frozenset(
                 "positions.offset",  # any family can hold any: the rows before position 0 are read by nothing
                 "feed_forward_chunk",
                 "residual.scaled_initialisation",
+                "initialization",
                 "seed",
             )
         ),
@@ -216,6 +217,7 @@ class Family:
             own["max_position_embeddings"] += self.offset(backbone.pad_token_id)
             own["type_vocab_size"] = max(1, own["type_vocab_size"])  # theirs cannot be without
             own["embedding_size"] = own["embedding_size"] or own["hidden_size"]
+            own["num_key_value_heads"] = own["num_key_value_heads"] or own["num_attention_heads"]
             # what both stacks call the same, the decoder cannot have otherwise; it is then found to differ
             plain = {
                 names.get(name, name): value for name, value in own.items() if names.get(name, name) in self.defaults
@@ -308,6 +310,7 @@ def _comparable(config: ModelConfig) -> Tree:
     for stack in (tree["backbone"], tree["backbone"].get("encoder"), tree["backbone"].get("decoder")):
         if stack is not None and "embedding_size" in stack:
             stack["embedding_size"] = stack["embedding_size"] or stack["hidden_size"]
+            stack["num_key_value_heads"] = stack["num_key_value_heads"] or stack["num_attention_heads"]
             stack["head_size"] = stack["head_size"] or stack["hidden_size"] // stack["num_attention_heads"]
             stack["num_hidden_groups"] = stack["num_hidden_groups"] or stack["num_hidden_layers"]
     return tree

@@ -12,6 +12,7 @@ from homespun.hf.families.electra import ELECTRA
 from homespun.hf.families.gpt2 import GPT2
 from homespun.hf.families.led import LED
 from homespun.hf.families.longformer import LONGFORMER
+from homespun.hf.families.nanochat import NANOCHAT
 from homespun.hf.families.openai_gpt import OPENAI_GPT
 from homespun.hf.families.pegasus import PEGASUS
 from homespun.hf.families.prophetnet import PROPHETNET
@@ -30,6 +31,7 @@ FAMILIES = (
     DISTILBERT,
     GPT2,
     OPENAI_GPT,
+    NANOCHAT,
     REFORMER,
     BART,
     PROPHETNET,

@@ -10,6 +10,9 @@ A text is classified by its last token: the last real one here, there the last t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from homespun.config import Tree
@@ -79,28 +82,58 @@ def decoder(settings: Tree) -> Tree:
         "embedding_norm": False,
         "causal": True,
         "intermediate_size": 4 * width if isinstance(width, int) else width,
-        "pad_token_id": _padding(settings),
+        "pad_token_id": padding(settings),
     }
 
 
-def _padding(settings: Tree) -> object:
+def padding(settings: Tree) -> object:
+    """The padding token, or what ends a text where config.json names none."""
     if settings["pad_token_id"] is not None:
         return settings["pad_token_id"]
     end, size = settings.get("eos_token_id", 50256), settings["vocab_size"]
     return end if isinstance(end, int) and isinstance(size, int) and 0 <= end < size else 0
 
 
-def causal_lm(name: str, words: str, *, tied: bool) -> Architecture:
-    """The class that writes, with its word embeddings or, where they are not tied, with others."""
-    tied_table = Table(copies=(Copy("lm_head.weight", of=f"transformer.{words}.weight"),))
+def causal_lm(
+    name: str,
+    words: str,
+    *,
+    tied: bool,
+    default: bool = True,
+    check: Callable[[Tree], None] = lambda settings: None,
+    settings: Tree | None = None,
+    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
+) -> Architecture:
+    """The class that predicts the next token, with its word embeddings or, where they are not tied, with others.
+
+    Args:
+        name: the class.
+        words: name of the word embeddings there.
+        tied: whether the output embeddings are the word embeddings.
+        default: whether they are where config.json has no ``tie_word_embeddings``.
+        check: raises `UserError` where config.json describes a head that ours cannot be.
+        settings: what config.json says of such a head besides.
+        notes: as in `Architecture`.
+    """
+    tied_table = Table(copies=(Copy("lm_head.weight", of=f"{words}.weight"),))
+
+    def head(tree: Tree) -> Tree:
+        check(tree)
+        return {"kind": "causal_lm", "tie_word_embeddings": tied}
+
+    def fits(tree: Tree) -> bool:
+        given = tree.get("tie_word_embeddings")
+        return (default if given is None else given is not False) == tied
+
     return Architecture(
         name,
         kind="causal_lm",
         table=tied_table if tied else Table(rules=(Rule("lm_head.weight", "head.words.weight"),)),
-        head=lambda settings: {"kind": "causal_lm", "tie_word_embeddings": tied},
+        head=head,
         pipeline="text-generation",
-        fits=lambda tree: (tree.get("tie_word_embeddings") is not False) == tied,
-        write=lambda head: {"tie_word_embeddings": tied},
+        fits=fits,
+        write=lambda head: {"tie_word_embeddings": tied, **(settings or {})},
+        notes=notes,
     )
 
 
@@ -133,8 +166,8 @@ GPT2 = Family(
     ),
     architectures=(
         headless("GPT2Model", "transformer."),
-        causal_lm("GPT2LMHeadModel", "wte", tied=True),
-        causal_lm("GPT2LMHeadModel", "wte", tied=False),
+        causal_lm("GPT2LMHeadModel", "transformer.wte", tied=True),
+        causal_lm("GPT2LMHeadModel", "transformer.wte", tied=False),
         last_token("GPT2ForSequenceClassification"),
         token_classification("GPT2ForTokenClassification"),
         question_answering("GPT2ForQuestionAnswering"),

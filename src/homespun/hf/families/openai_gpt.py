@@ -28,8 +28,8 @@ OPENAI_GPT = Family(
     table=Table(rules=layer_rules("tokens_embed", "positions_embed"), drops=(CAUSAL_MASK,)),
     architectures=(
         headless("OpenAIGPTModel", "transformer."),
-        causal_lm("OpenAIGPTLMHeadModel", "tokens_embed", tied=True),
-        causal_lm("OpenAIGPTLMHeadModel", "tokens_embed", tied=False),
+        causal_lm("OpenAIGPTLMHeadModel", "transformer.tokens_embed", tied=True),
+        causal_lm("OpenAIGPTLMHeadModel", "transformer.tokens_embed", tied=False),
         last_token("OpenAIGPTForSequenceClassification"),
     ),
     defaults=DEFAULTS | {"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},

@@ -1,0 +1,117 @@
+"""Families with rotary positions: what is refused, noted and written. Their parity is in test_hf_parity."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_peers import SIZES, bert_tokenizer, inputs, their_model
+
+from homespun.errors import UserError
+from homespun.hf.export import export_huggingface
+from homespun.hf.open import open_any, open_huggingface
+from homespun.models.config import ModelConfig
+
+transformers = pytest.importorskip("transformers")
+TOKENIZER = bert_tokenizer()
+ROTARY: dict[str, Any] = {"hidden_size": 42, "num_attention_heads": 3, "pad_token_id": 0}
+LLAMA: dict[str, Any] = SIZES | {
+    "hidden_size": 42,
+    "num_attention_heads": 3,
+    "type_vocab_size": 0,
+    "norm": "rms_norm",
+    "embedding_norm": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "causal": True,
+    "residual": {"kind": "pre"},
+    "positions": {"kind": "rotary", "theta": 100.0},
+}
+NANOCHAT = LLAMA | {"embedding_norm": True, "norm_weight": False, "qk_norm": True, "hidden_act": "relu2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("NanoChatForCausalLM", {}, "final_logit_softcapping=15.0 is not supported by the head, only null"),
+        (
+            "NanoChatModel",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 10.0, "factor": 2.0}},
+            "rope_parameters.rope_type='linear' is not supported, only 'default'",
+        ),
+        ("NanoChatModel", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1.0"),
+    ],
+)
+def test_refused_checkpoints(name: str, settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    their_model(getattr(transformers, name), **ROTARY, **settings).save_pretrained(tmp_path)
+    TOKENIZER.save(tmp_path)
+    with pytest.raises(UserError) as caught:
+        open_huggingface(tmp_path)
+    assert words in str(caught.value)
+
+
+def test_nanochat_without_its_capped_head(tmp_path: Path) -> None:
+    theirs = their_model(transformers.NanoChatForCausalLM, **ROTARY)
+    theirs.save_pretrained(tmp_path)
+    TOKENIZER.save(tmp_path)
+    path = tmp_path / "config.json"
+    tree = json.loads(path.read_text())
+    for settings in (tree, {key: value for key, value in tree.items() if key != "final_logit_softcapping"}):
+        path.write_text(json.dumps(settings))
+        with pytest.raises(UserError, match="final_logit_softcapping"):
+            open_any(tmp_path)
+        assert open_any(tmp_path, head=None).architecture == "NanoChatModel"
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "name"),
+    [
+        (NANOCHAT, None, "NanoChatModel"),
+        (NANOCHAT | {"initialization": "fan_in"}, {"kind": "causal_lm"}, "NanoChatForCausalLM"),
+        (
+            NANOCHAT | {"num_key_value_heads": 1, "head_size": 6, "hidden_dropout_prob": 0.1},
+            {"kind": "causal_lm", "tie_word_embeddings": False},
+            "NanoChatForCausalLM",
+        ),
+    ],
+)
+def test_our_models_open_in_transformers(backbone: dict[str, Any], head: Any, name: str, tmp_path: Path) -> None:
+    config = ModelConfig.model_validate({"backbone": backbone, "head": head})
+    model = config.build()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.eval()
+    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert report.architecture == name
+    assert [note.split("=")[0] for note in report.notes] == ["hidden_dropout_prob"] * (
+        config.backbone.hidden_dropout_prob > 0
+    )
+    theirs, info = getattr(transformers, name).from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
+    given = inputs(pad_id=TOKENIZER.pad_id, segments=0)
+    keep = given["attention_mask"].bool()
+    back = open_huggingface(tmp_path / "hf").stored
+    with torch.no_grad():
+        expected, result = model(**given), theirs.eval()(**given)
+        found = result.last_hidden_state if head is None else result.logits
+        torch.testing.assert_close(back.model(**given), expected, atol=1e-6, rtol=1e-6)
+    real = keep if expected.shape[:2] == keep.shape else slice(None)
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "words"),
+    [
+        (NANOCHAT | {"norm_weight": True}, "the nearest, nanochat, has norm_weight=False where this model has True"),
+        (NANOCHAT | {"embedding_size": 12}, "the nearest, nanochat, has embedding_size=42 where this model has 12"),
+        (NANOCHAT | {"positions": {"kind": "sinusoidal"}}, "positions.kind=rotary where this model has sinusoidal"),
+    ],
+)
+def test_differences_are_named(backbone: dict[str, Any], words: str, tmp_path: Path) -> None:
+    config = ModelConfig.model_validate({"backbone": backbone})
+    report = export_huggingface(tmp_path / "hf", config.build(), config, TOKENIZER)
+    assert report.folder is None
+    assert words in report.notes[0]
