@@ -9,6 +9,7 @@ import torch
 
 from homespun.jobs import doctor
 from homespun.jobs.doctor import Check, examine
+from homespun.training import precision
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +98,7 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize(("half", "told"), [(90.0, False), (200.0, True)])
 def test_where_bfloat16_is_faster_that_is_said(monkeypatch: pytest.MonkeyPatch, half: float, told: bool) -> None:
-    rates = {torch.float32: 100.0, torch.bfloat16: half}
-    monkeypatch.setattr(doctor, "_rate", lambda dtype, size: rates[dtype])
+    monkeypatch.setattr(precision, "product_rates", lambda *, size, seconds: (100e9, 1e9 * half))
     detail = only(doctor._matmul()).detail
     assert f"100 GFLOP/s in float32 on the CPU (1024 x 1024), {half / 100:.2f} times that in bfloat16" in detail
-    assert ("train.precision=bf16" in detail) is told
+    assert ("train.precision=auto" in detail) is told

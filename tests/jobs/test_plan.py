@@ -26,6 +26,7 @@ from homespun.planning.predict import Memory, Prediction, Workload
 from homespun.planning.probe import Point
 from homespun.planning.rates import Rates
 from homespun.report.console import Display
+from homespun.training import precision
 
 RATES = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
 CPU = torch.device("cpu")
@@ -272,3 +273,44 @@ def test_a_probe_corrects_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> No
     assert not smaller["chosen"]["gradient_checkpointing"]
     with pytest.raises(UserError, match="nothing fits"):
         plan(given, memory=113, probe=True)
+
+
+@pytest.mark.parametrize(("ratio", "name"), [(2.0, "bf16"), (1.0, "float32")])
+def test_a_plan_has_the_precision_that_its_training_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, name: str
+) -> None:
+    given = recipe("electra-tiny", "train.batch_size=8", "train.budget.steps=2")
+    short = plan(given)
+    assert short["chosen"]["precision"] == "float32"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(precision, "_LEAST_FLOPS", 0.0)
+    monkeypatch.setattr(precision, "_bf16_speedup", lambda threads: ratio)
+    planned = plan(given)
+    assert planned["chosen"]["precision"] == name
+    assert (planned["memory"]["activations"] < short["memory"]["activations"]) is (name == "bf16")
+    limited = given.train.budget.model_copy(update={"memory": 10**11})
+    lines = io.StringIO()
+    with made_up_corpus(given) as corpus:
+        data = given.data.model_copy(update={"corpus": str(corpus.path), "validation_rows": 3})
+        train = given.train.model_copy(update={"budget": limited})
+        shown = Display(stream=lines)
+        result = pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run", display=shown)
+    assert result["plan"]["precision"] == name
+    assert result["precision"]["name"] == name
+    assert f"{ratio} times" in result["precision"]["reason"]
+    assert f"{name}: {result['precision']['reason']}" in lines.getvalue()
+
+
+def test_a_precision_narrowed_to_fit_is_trained_in(tmp_path: Path) -> None:
+    given = recipe("electra-tiny", "train.batch_size=8", "train.micro_batch_size=8", "train.budget.steps=2")
+    peaks = []
+    for name in ("float32", "bf16"):
+        train = given.train.model_copy(update={"precision": name, "gradient_checkpointing": True})
+        peaks.append(plan(given.model_copy(update={"train": train}))["memory"]["peak"])
+    assert peaks[1] < peaks[0]
+    limited = given.train.budget.model_copy(update={"memory": sum(peaks) // 2})
+    with made_up_corpus(given) as corpus:
+        data = given.data.model_copy(update={"corpus": str(corpus.path), "validation_rows": 3})
+        train = given.train.model_copy(update={"budget": limited, "gradient_checkpointing": True})
+        result = pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run")
+    assert result["plan"]["precision"] == result["precision"]["name"] == "bf16"

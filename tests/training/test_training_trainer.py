@@ -514,33 +514,6 @@ def test_bf16_trains_float32_weights(tmp_path):
     assert {p.dtype for p in trainer.objective.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("can", "limits", "precision", "said"),
-    [
-        ({"avx512_bf16": True}, {}, "auto", "bf16 may train up to twice as fast"),
-        ({"amx_bf16": True, "avx512_bf16": False}, {"seconds": 900}, "auto", "bf16 may train up to twice as fast"),
-        ({"avx512_bf16": False, "cpu_name": "bf16"}, {}, "auto", None),
-        ({"avx512_bf16": True}, {"steps": 20}, "auto", None),
-        ({"avx512_bf16": True}, {"seconds": 30}, "auto", None),
-        ({"avx512_bf16": True}, {}, "float32", None),
-        ({"avx512_bf16": True}, {}, "bf16", None),
-        ({"avx512_bf16": False}, {"steps": 20}, "bf16", "bf16 may be many times slower than float32"),
-        ({"avx512_bf16": False}, {}, "float32", None),
-        (None, {}, "auto", None),
-        (None, {}, "bf16", None),
-        ({}, {}, "bf16", None),
-    ],
-)
-def test_what_a_processor_makes_of_bf16_is_said(tmp_path, monkeypatch, caplog, can, limits, precision, said):
-    if can is None:  # as in an older torch
-        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
-    else:
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can, raising=False)
-    budget = {"steps": limits.get("steps", 10_000), "time": limits.get("seconds")}
-    make_trainer(tmp_path, train_config(precision=precision, budget=budget))
-    assert said in caplog.text if said else "bf16" not in caplog.text
-
-
 def test_an_lstm_in_bf16_is_refused_where_torch_has_none(tmp_path, monkeypatch):
     def trained(name):
         objective = Objective()

@@ -366,7 +366,7 @@ def _train(recipe: ArenaRecipe, contest: Contest, run: Run, place: Place, displa
         task=recipe.task.reading(),
     )
     parameters = sum(parameter.numel() for parameter in objective.parameters())
-    return summarise(run.path, kind="finetune", parameters=parameters) | {
+    return summarise(run.path, kind="finetune", parameters=parameters, precision=trainer.precision) | {
         "labels": list(labels.names),
         "rows": {"train": len(contest.train), "validation": len(contest.validation), "test": len(contest.test)},
         "measured_on": "test",

@@ -15,21 +15,16 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import psutil
-
-if TYPE_CHECKING:
-    import torch
 
 GIB = 1024**3
 COMFORTABLE_MEMORY = 4 * GIB
 COMFORTABLE_DISK = 5 * GIB
-FASTER = 1.5  # of a product; the rest of a step gains nothing
 # extra: its module and what it is for; the extras left out are for work on homespun itself
 EXTRAS = {
     "track": ("tensorboard", "TensorBoard curves beside metrics.jsonl"),
@@ -172,31 +167,18 @@ def _extras() -> Iterator[Check]:
 def _matmul() -> Iterator[Check]:
     import torch
 
+    from homespun.training.precision import FASTER, product_rates
+
     size = 1024
     left, right = torch.rand(size, size), torch.rand(size, size)
     expected = left[7].double() @ right[:, 11].double()
     if not math.isclose((left @ right)[7, 11].item(), expected.item(), rel_tol=1e-4):
         yield Check("matmul", "fail", "a float32 product on the CPU is wrong", "reinstall torch")
         return
-    rate, half = _rate(torch.float32, size), _rate(torch.bfloat16, size)
+    rate, half = (flops / 1e9 for flops in product_rates(size=size, seconds=1.0))
     detail = f"{rate:.0f} GFLOP/s in float32 on the CPU ({size} x {size}), {half / rate:.2f} times that in bfloat16"
-    faster = "; train.precision=bf16 trains faster here" if half > FASTER * rate else ""
+    faster = "; train.precision=auto trains in bf16 here" if half >= FASTER * rate else ""
     yield Check("matmul", "ok", detail + faster)
-
-
-def _rate(dtype: torch.dtype, size: int) -> float:
-    """GFLOP/s of a product of two square matrices."""
-    import torch
-
-    left, right = torch.rand(2, size, size).to(dtype)
-    seconds, rounds = 0.0, 0
-    product = left @ right  # the first product also allocates and starts threads
-    started = time.perf_counter()
-    while seconds < 0.5:
-        torch.mm(left, right, out=product)
-        rounds += 1
-        seconds = time.perf_counter() - started
-    return 2 * size**3 * rounds / seconds / 1e9
 
 
 def _rates() -> Iterator[Check]:

@@ -225,7 +225,9 @@ def _train(
     measured = tuned.task.measure(lesson.model, parts[-1], batch_size=rows_that_fit())
     write_predictions(run.path, "model", trial.measured_rows, measured.predictions)
     size = sum(p.numel() for p in model.parameters())
-    summary = summarise(run.path, kind="finetune", parameters=size, flops_per_token=counted)
+    summary = summarise(
+        run.path, kind="finetune", parameters=size, precision=trainer.precision, flops_per_token=counted
+    )
     return {
         "trial": trial.name,
         "score": chosen.score(config.best_metric),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -21,11 +22,14 @@ from homespun.planning.choose import Choice, choose
 from homespun.planning.predict import Prediction, Workload, predict
 from homespun.planning.probe import CLOCKS, Point
 from homespun.planning.rates import Rates, keep_base, machine_rates
+from homespun.planning.trace import Shadow
 from homespun.report import formats
 from homespun.report.console import Display
+from homespun.training.budget import Limits
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place
 from homespun.training.malloc import training_environment
+from homespun.training.precision import choose_precision
 
 _PROBE_SECONDS = 600
 _SMALL = {
@@ -81,9 +85,38 @@ def within_memory(
     if memory is None:
         return config, {}
     line = display.task(f"planning for {formats.memory(memory)}", total=1.0)
-    choice = Machine.here().choose(work().workload, memory)
+    machine = Machine.here()
+    workload = with_precision(work(), machine.device).workload
+    choice = machine.choose(workload, memory)
     line.update(1.0, note=in_words(choice))
-    return choice.workload.train.model_copy(update={"micro_batch_size": choice.rows}), chosen(choice)
+    planned = choice.workload.train
+    # the trainer chooses what was measured once more, and records why; what was narrowed to fit is set
+    precision = config.precision if planned.precision == workload.train.precision else planned.precision
+    return planned.model_copy(update={"micro_batch_size": choice.rows, "precision": precision}), chosen(choice)
+
+
+def with_precision(work: Work, device: torch.device) -> Work:
+    """The work in the precision that its training would choose; ``auto`` stays where that is float32.
+
+    `homespun.planning.choose.choose` may then still narrow it to fit a memory limit.
+    """
+    train, text = work.workload.train, work.text
+    if train.precision != "auto":
+        return work
+    with Shadow():
+        objective = work.workload.build()
+    found = choose_precision(
+        "auto",
+        device,
+        objective=objective,
+        limits=Limits.of(train.budget, steps_per_epoch=-(-(text.rows or 1) // train.batch_size)),
+        batch_size=train.batch_size,
+        row_tokens=work.row_tokens,
+    )
+    if found.name == "float32":
+        return work
+    narrow = train.model_copy(update={"precision": found.name})
+    return dataclasses.replace(work, workload=dataclasses.replace(work.workload, train=narrow))
 
 
 def chosen(choice: Choice) -> dict[str, Any]:
@@ -93,8 +126,13 @@ def chosen(choice: Choice) -> dict[str, Any]:
         "micro_batch_size": choice.rows,
         "accumulation": choice.accumulation,
         "gradient_checkpointing": train.gradient_checkpointing,
-        "precision": train.precision,
+        "precision": _precision(train),
     }
+
+
+def _precision(train: TrainConfig) -> str:
+    """The name; what `with_precision` left open is float32."""
+    return "float32" if train.precision == "auto" else train.precision
 
 
 def in_words(choice: Choice) -> str:
@@ -103,7 +141,7 @@ def in_words(choice: Choice) -> str:
     again = ", layers computed again" if train.gradient_checkpointing else ""
     peak = formats.memory(choice.prediction.memory.peak)
     rows = f"micro-batches of {choice.rows} rows, {choice.accumulation} a step"
-    return f"{rows}, precision {train.precision}{again}: {peak} at the peak"
+    return f"{rows}, precision {_precision(train)}{again}: {peak} at the peak"
 
 
 def run_probe(job: dict[str, Any]) -> dict[str, Any]:

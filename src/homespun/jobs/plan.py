@@ -14,7 +14,7 @@ from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.adapt import start
-from homespun.jobs.memory import Machine, chosen, probed
+from homespun.jobs.memory import Machine, chosen, probed, with_precision
 from homespun.jobs.pretrain import pretraining_work
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.jobs.trials import plan as trials_of
@@ -68,6 +68,7 @@ def plan(
     with recipe_work(recipe, start_from=start_from, changes=changes) as work:
         told = dataclasses.replace(work.workload, told=lambda rows: line.update(next(passes), note=f"of {rows} rows"))
         work = dataclasses.replace(work, workload=told)
+        work = with_precision(work, machine.device)
         choice = machine.choose(work.workload, budget.memory)
         if probe:
             return _corrected(recipe, work, choice, machine, start_from, changes, clock)

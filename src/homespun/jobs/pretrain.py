@@ -157,7 +157,7 @@ def pretrain(
     save_model(run.path / "model", model, model_config, tokenizer, task={"length": recipe.data.length})
     exported = export_beside(run.path, model, model_config, tokenizer, base_model=start_from)
     size = sum(p.numel() for p in model.parameters())
-    result = summarise(run.path, kind="pretrain", parameters=size, flops_per_token=counted)
+    result = summarise(run.path, kind="pretrain", parameters=size, precision=trainer.precision, flops_per_token=counted)
     if planned:
         result |= {"plan": planned}
     result |= {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.read import RESULT_VERSION, final_losses, read_run
+from homespun.training.precision import Precision
 from homespun.training.trainer import Trainer
 
 _WHOLE = ("steps", "tokens", "peak_bytes")
@@ -16,6 +18,9 @@ _MEASURED = ("seconds", "seconds_per_step", "tokens_per_second")
 
 def watch(trainer: Trainer, display: Display, description: str) -> None:
     """Run ``trainer`` to its end, and show every step: share of the budget, rate, time left, loss."""
+    if trainer.config.precision == "auto":
+        chosen = trainer.precision
+        display.task("precision", total=1.0).update(1.0, note=f"{chosen.name}: {chosen.reason}")
     task = display.task(description, total=1.0)
     validated = ""
     for step in trainer:
@@ -26,10 +31,17 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
         task.update(step.share, rate=rate, left=step.eta_seconds, note=note)
 
 
-def summarise(path: Path, *, kind: str, parameters: int, flops_per_token: float | None = None) -> dict[str, Any]:
+def summarise(
+    path: Path, *, kind: str, parameters: int, precision: Precision | None = None, flops_per_token: float | None = None
+) -> dict[str, Any]:
     """The part of ``result.json`` that every run has, read off its metrics.
 
-    ``flops_per_token``: of training, forward and backward, where they were counted.
+    Args:
+        path: the run directory.
+        kind: of the job.
+        parameters: of the model.
+        precision: of the training, where it came to its end.
+        flops_per_token: of training, forward and backward, where they were counted.
     """
     record = read_run(path)
     train, validation = final_losses(record)
@@ -39,6 +51,7 @@ def summarise(path: Path, *, kind: str, parameters: int, flops_per_token: float 
         "name": record.path.name,
         "parameters": parameters,
         "flops_per_token": flops_per_token,
+        "precision": None if precision is None else asdict(precision),
         **{name: None if (n := record.summary.get(name)) is None else int(n) for name in _WHOLE},
         **{name: record.summary.get(name) for name in _MEASURED},
         "end": record.end,

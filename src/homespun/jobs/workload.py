@@ -43,12 +43,14 @@ class Work:
     Args:
         workload: of one training: of several that with the most examples.
         text: what it has.
+        row_tokens: mean length of its rows.
         shares: of the trainings that the recipe asks for, what each has of that.
         made_up: the text means nothing.
     """
 
     workload: Workload
     text: Text
+    row_tokens: float
     shares: Sequence[float] = (1.0,)
     made_up: bool = False
 
@@ -76,7 +78,8 @@ def work_of(
             _batch(rows, collate, train.seed, [int(order[(s + i) % len(rows)]) for i in range(size)]) for s in starts
         ]
 
-    return Work(Workload(build, batches, train, lighter), Text(len(rows), int(rows.lengths.sum())))
+    tokens = int(rows.lengths.sum())
+    return Work(Workload(build, batches, train, lighter), Text(len(rows), tokens), tokens / len(rows))
 
 
 def typical(rows: Rows, collate: Collate, seed: int) -> Batch:

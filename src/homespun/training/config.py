@@ -250,7 +250,8 @@ class TrainConfig(Config):
     max_grad_norm: float | None = Field(default=1.0, gt=0, description="gradients longer than this are cut to it")
     precision: Literal["auto", "float32", "bf16", "fp16"] = Field(
         default="auto",
-        description="auto: bf16 on a GPU that has it, else float32; `homespun doctor` says if a CPU is faster in bf16",
+        description="auto: bf16 on a GPU that has it, or on a CPU that is measured to multiply faster in it (not for "
+        "short trainings), else float32",
     )
     compile: bool | Literal["auto"] = Field(
         default="auto", description="torch.compile; auto: on a GPU, for a long run, where there is a compiler"

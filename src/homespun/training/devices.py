@@ -18,7 +18,6 @@ from homespun.errors import UserError
 from homespun.training.budget import Limits
 
 _LONG_SECONDS, _LONG_STEPS = 900, 2000  # compiling takes a minute or two
-_NOTED_SECONDS, _NOTED_STEPS = 300, 200
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,7 @@ def _leave(state: PartialState) -> None:
 def number_type(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
     """In which type of numbers the matrix products of a step are made; weights are float32 always.
 
-    ``auto`` is bf16 on a GPU that has it, and float32 elsewhere: on a CPU without matrix units for it, bf16 was
-    measured slower.
+    ``auto`` is bf16 on a GPU that has it, and float32 elsewhere; `homespun.training.precision` measures a CPU first.
 
     Raises:
         UserError: fp16 without a GPU.
@@ -83,21 +81,14 @@ def has_lstm(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype != torch.bfloat16 or not on_onednn or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def advice_on_precision(precision: str, device: torch.device, limits: Limits) -> str | None:
-    """What to say of ``train.precision`` on a CPU, by whether it multiplies bfloat16 by itself.
+def has_bf16() -> bool | None:
+    """Whether the CPU has bfloat16 instructions; ``None``: not known.
 
-    Where it does, steps of small models took 0.4 to 0.7 of the time of those in float32, which is said of a training
-    that is long enough; where it does not, products took 58 to 100 times as long. `homespun doctor` measures them.
+    Where it has, steps of small models took 0.4 to 0.7 of the time of those in float32; where it has not, products took
+    58 to 100 times as long.
     """
-    can: dict[str, object] | None = getattr(torch.cpu, "get_capabilities", lambda: None)()  # none: not known
-    if device.type != "cpu" or not can:
-        return None
-    has_it = any(can.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
-    if precision == "bf16" and not has_it:
-        return "this processor has no bfloat16 of its own: train.precision=bf16 may be many times slower than float32"
-    if precision == "auto" and has_it and limits.seconds >= _NOTED_SECONDS and limits.steps >= _NOTED_STEPS:
-        return "this processor has bfloat16: train.precision=bf16 may train up to twice as fast"
-    return None
+    can: dict[str, object] | None = getattr(torch.cpu, "get_capabilities", lambda: None)()
+    return any(can.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16")) if can else None
 
 
 def is_worth_compiling(device: torch.device, limits: Limits) -> bool:

@@ -128,6 +128,15 @@ class Run:
         """
         return self._first_whole(list(reversed(self._folders())))
 
+    def latest_state(self) -> State | None:
+        """The state of the last checkpoint whose state can be read, its tensors unread; ``None``: there is none."""
+        for folder in reversed(self._folders()):
+            try:
+                return read_state(folder)[0]
+            except UserError:
+                continue
+        return None
+
     def best_checkpoint(self) -> Checkpoint | None:
         """The whole checkpoint of the best validation; the last where none was validated; ``None``: there are none.
 

@@ -22,11 +22,12 @@ from homespun.errors import NotFinite, UserError
 from homespun.nn.kernels.performer import redraw
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place, advice_on_precision, is_worth_compiling
+from homespun.training.devices import Place, is_worth_compiling
 from homespun.training.interruption import Interruption
 from homespun.training.learner import Learner, Update
 from homespun.training.malloc import keep_freed_memory
 from homespun.training.memory import PeakMemory
+from homespun.training.precision import PRECISIONS, Precision, choose_precision, recorded_precision
 from homespun.training.run import Run
 from homespun.training.tensorboard import TensorBoard
 from homespun.training.validation import Evaluation
@@ -118,9 +119,9 @@ class Trainer:
         self._memory = PeakMemory(self.device)
         self._validate, self._clock = validate, clock
         compiled = is_worth_compiling(self.device, self.limits) if config.compile == "auto" else config.compile
-        if place.is_main and (advice := advice_on_precision(config.precision, self.device, self.limits)):
-            logger.warning(advice)
-        self._learner = Learner(objective, config, self.accelerator, compiled=compiled)
+        self.precision = self._choose_precision()
+        chosen = config.model_copy(update={"precision": self.precision.name})
+        self._learner = Learner(objective, chosen, self.accelerator, compiled=compiled)
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best: float | None = None
         self._since_best = 0
@@ -162,6 +163,21 @@ class Trainer:
                 if board is not None:
                     board.close()
 
+    def _choose_precision(self) -> Precision:
+        config, auto = self.config, self.config.precision == "auto"
+        chosen = recorded_precision(self.run.latest_state(), self.device) if auto else None
+        chosen = chosen or choose_precision(
+            config.precision,
+            self.device,
+            objective=self.objective,
+            limits=self.limits,
+            batch_size=config.batch_size,
+            row_tokens=float(self.loader.rows.lengths.mean()),
+        )
+        if auto and self.world_size > 1:  # measurements may differ
+            chosen = Precision(PRECISIONS[round(self._agreed(PRECISIONS.index(chosen.name))[0])], chosen.reason)
+        return chosen
+
     def _begin(self) -> TensorBoard | None:
         """Take up the last checkpoint where there is one."""
         checkpoint = self.run.latest_checkpoint()
@@ -183,6 +199,7 @@ class Trainer:
             time=self.progress.seconds,
             step=self.progress.steps,
             parameters=sum(parameter.numel() for parameter in self._learner.objective.parameters()),
+            precision=self.precision.name,
         )
         if not (self.config.tensorboard and self.run.main):
             return None
@@ -337,6 +354,7 @@ class Trainer:
             "seed": self.config.seed,
             "progress": dataclasses.asdict(self.progress),
             "micro_batch_size": self.loader.micro_batch_size,
+            "precision": dataclasses.asdict(self.precision),
             "best": self._best,
             "since_best": self._since_best,
             "score": self._score,

@@ -1,0 +1,127 @@
+"""The precision of a training: what ``train.precision=auto`` chooses, by measuring matrix products."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from homespun.training.budget import Limits
+from homespun.training.checkpoint import State
+from homespun.training.devices import has_bf16, has_lstm, number_type
+
+logger = logging.getLogger(__name__)
+
+FASTER = 1.3
+"""bfloat16 over float32 products from which a training is expected to gain; the rest of a step gains nothing."""
+
+_LEAST_SECONDS, _LEAST_FLOPS = 60.0, 5e12  # a minute of one core in float32
+_ROUNDS, _SIZE, _SECONDS = 6, 512, 0.3
+
+Name = Literal["float32", "bf16", "fp16"]
+PRECISIONS: tuple[Name, ...] = ("float32", "bf16", "fp16")
+_NAMES: dict[torch.dtype, Name] = dict(zip((torch.float32, torch.bfloat16, torch.float16), PRECISIONS, strict=True))
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The type of numbers that matrix products of a training are made in, and why it was chosen."""
+
+    name: Name
+    reason: str
+
+
+def choose_precision(
+    precision: Literal["auto", "float32", "bf16", "fp16"],
+    device: torch.device,
+    *,
+    objective: nn.Module,
+    limits: Limits,
+    batch_size: int,
+    row_tokens: float,
+) -> Precision:
+    """The precision that a new training takes; a resumed one keeps its own.
+
+    On a CPU ``auto`` is bf16 where the processor has bfloat16 instructions and multiplies at least `FASTER` times as
+    fast with them, measured in 0.3 seconds, once a process. A short training is float32 without a measurement: under a
+    minute of ``train.budget.time``, or under 5e12 FLOPs. These are 6 x parameters x tokens (Kaplan et al. 2020,
+    section 2.1).
+
+    Args:
+        precision: ``train.precision``.
+        device: where the training runs.
+        objective: its parameters are counted; tensors without values suffice.
+        limits: of the budget.
+        batch_size: rows of a step.
+        row_tokens: mean length of a row.
+
+    Raises:
+        UserError: fp16 without a GPU.
+    """
+    chosen = _NAMES[number_type(precision, device)]
+    if device.type == "cpu" and chosen == "bf16" and has_bf16() is False:
+        logger.warning("this processor has no bfloat16 instructions: bf16 may be many times slower than float32")
+    if precision != "auto":
+        return Precision(chosen, f"train.precision={precision}")
+    if device.type != "cpu":
+        return Precision(chosen, "the GPU has bfloat16" if chosen == "bf16" else "the device has no bfloat16")
+    if not has_bf16():
+        return Precision("float32", "the processor has no bfloat16 instructions")
+    if not has_lstm(torch.bfloat16, device) and any(isinstance(module, nn.LSTM) for module in objective.modules()):
+        return Precision("float32", "torch has no LSTM in bfloat16 on this processor")
+    tokens = min(limits.tokens, limits.steps * batch_size * row_tokens)
+    flops = 6.0 * sum(parameter.numel() for parameter in objective.parameters()) * tokens
+    if limits.seconds < _LEAST_SECONDS or flops < _LEAST_FLOPS:
+        return Precision("float32", "the training is too short to measure bfloat16")
+    ratio = _bf16_speedup(torch.get_num_threads())
+    measured = f"bfloat16 matrix products run {ratio:.1f} times as fast as float32 here"
+    return Precision("bf16" if ratio >= FASTER else "float32", f"{measured}; bf16 from {FASTER} times")
+
+
+def recorded_precision(state: State | None, device: torch.device) -> Precision | None:
+    """The precision that a resumed run keeps.
+
+    Args:
+        state: of its last checkpoint; ``None``: it has none.
+        device: where it is resumed.
+    """
+    if state is None:
+        return None
+    if "precision" in state:
+        return Precision(**state["precision"])
+    return Precision(_NAMES[number_type("auto", device)], "as the run began")  # before auto was measured on CPUs
+
+
+@functools.cache
+def _bf16_speedup(threads: int) -> float:
+    float32, bf16 = product_rates(size=_SIZE, seconds=_SECONDS)
+    return bf16 / float32
+
+
+def product_rates(*, size: int, seconds: float) -> tuple[float, float]:
+    """FLOPs a second of square matrix products on the CPU, in float32 and in bfloat16.
+
+    Both types alternate, and the best round of each counts, so that other work on the machine disturbs neither alone.
+
+    Args:
+        size: rows and columns of the matrices.
+        seconds: of the measurement.
+    """
+    pairs = [tuple(torch.rand(2, size, size).to(dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    products = [left @ right for left, right in pairs]  # the first product also allocates and starts threads
+    best = [0.0, 0.0]
+    for _ in range(_ROUNDS):
+        for index, (left, right) in enumerate(pairs):
+            spent, count = 0.0, 0
+            started = time.perf_counter()
+            while spent < seconds / (2 * _ROUNDS):
+                torch.mm(left, right, out=products[index])
+                count += 1
+                spent = time.perf_counter() - started
+            best[index] = max(best[index], 2 * size**3 * count / spent)
+    return best[0], best[1]
