@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def _started(trial: str, arguments: list[str], options: argparse.Namespace) -> d
     folder = options.out / name.replace("/", "_")
     file = folder / "trial.json"
     if not file.is_file():
-        environment = training_environment({"OMP_NUM_THREADS": str(options.threads)})
+        environment = training_environment({**os.environ, "OMP_NUM_THREADS": str(options.threads)})
         command = [sys.executable, "-m", "benchmarks", "time-to-loss", *arguments, "--trial", f"{trial}@{folder}"]
         subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     result: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
