@@ -34,7 +34,7 @@ from homespun.errors import UserError
 from homespun.jobs.pretrain import pretraining_rows, with_backbone
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.config import ModelConfig
-from homespun.objectives.frequencies import frequency_losses, initialise_head_bias
+from homespun.objectives.frequencies import frequency_losses
 from homespun.report.page import write_whole
 from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
 from homespun.training.config import Budget, LinearSchedule
@@ -153,7 +153,6 @@ def _ours(
     objective: Any = recipe.objective.build(ModelConfig(backbone=recipe.model), corpus.tokenizer)
     budget = Budget(tokens=options.tokens) if options.tokens else Budget(time=60 * options.minutes)
     config = recipe.train.model_copy(update={"budget": budget, "validate_every": 1 / POINTS})
-    initialise_head_bias(objective, pretraining_rows(recipe, corpus)[0])
     training, held_out = _loaders(recipe, corpus)
     watch = Stopwatch()
 

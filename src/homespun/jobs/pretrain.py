@@ -27,7 +27,7 @@ from homespun.models.recurrent import RecurrentConfig
 from homespun.models.store import save_model
 from homespun.objectives.bilm import BiLM
 from homespun.objectives.config import PretrainingObjective
-from homespun.objectives.frequencies import frequency_losses, initialise_head_bias
+from homespun.objectives.frequencies import frequency_losses
 from homespun.objectives.streamed import StreamedCausalLM
 from homespun.planning.count import flops_per_token
 from homespun.planning.outlook import Text, short_of_text
@@ -100,7 +100,6 @@ def pretrain(
     build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
     config, planned = within_memory(recipe.train, lambda: pretraining_work(recipe, corpus, begin), display)
     objective: Any = build()
-    initialise_head_bias(objective, training)
     _warn(recipe, training)  # of what can be built: a mistake says one thing alone
     begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)

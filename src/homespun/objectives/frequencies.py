@@ -9,41 +9,15 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from homespun.batch import Batch
-from homespun.data.rows import Rows
-from homespun.models.bilm import FullSoftmax
-from homespun.models.heads import MaskedLMHead
 from homespun.objectives.causal import CausalLM
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.electra import Electra
 from homespun.objectives.masked import MaskedLM
 from homespun.objectives.streamed import StreamedCausalLM
 from homespun.text.tokenizer import Tokenizer
-
-_COUNTED = 1_000_000  # tokens that are enough for the frequencies of a head's bias
-
-
-def initialise_head_bias(objective: nn.Module, rows: Rows) -> None:
-    """Set the learned bias over the vocabulary of each head to the log frequencies of tokens in ``rows``.
-
-    Training then starts at the unigram baseline, where the first hundreds of steps would else go to reach it (Meister
-    et al. 2023, arXiv 2212.09686). Of long texts about a million tokens are counted, in rows that are evenly spaced.
-
-    Args:
-        objective: a model under training; heads without a learned bias (`homespun.models.heads.CausalLMHead`) stay.
-        rows: the training rows.
-    """
-    heads = [module for module in objective.modules() if isinstance(module, (MaskedLMHead, FullSoftmax))]
-    if not heads:
-        return
-    every = max(1, round(int(rows.lengths.sum()) / _COUNTED))
-    ids = np.concatenate([rows[index].input_ids for index in range(0, len(rows), every)])
-    for head in heads:
-        counts = torch.from_numpy(np.bincount(ids, minlength=len(head.bias))).double() + 1.0
-        with torch.no_grad():
-            head.bias.copy_((counts / counts.sum()).log())
 
 
 def frequency_losses(
