@@ -4,7 +4,8 @@ Each trial is a process of its own on ``--threads`` threads, with a budget of pr
 tokens (``--tokens``), so that other work on the machine changes the wall clock alone. A contestant is a recipe of
 homespun, or the shape of a peer: ``bert``, ``modernbert``, ``gpt2``, ``qwen3``, with 4 layers of 256 and no dropout,
 trained with AdamW, a linear schedule and clipping at each of ``--rates``; its other seeds use the rate that had the
-lowest held-out loss. Recipes and peers see the same rows, masks and batches. Finished trials in ``--out`` are not
+lowest held-out loss. Recipes and peers see the same rows and, with equal settings, masks;
+held-out rows have 15 % masked, whatever a recipe trains with. Finished trials in ``--out`` are not
 repeated. Curves are drawn into ``OUT/TEXT-OBJECTIVE.svg``.
 """
 
@@ -34,7 +35,9 @@ from homespun.errors import UserError
 from homespun.jobs.pretrain import pretraining_rows, with_backbone
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.config import ModelConfig
+from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.frequencies import frequency_losses
+from homespun.objectives.masked import MaskedLM
 from homespun.report.page import write_whole
 from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
 from homespun.training.config import Budget, LinearSchedule
@@ -130,9 +133,8 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
     recipe = with_backbone(recipe, corpus.tokenizer, None)
     train = _peer if peer else _ours
     curve = train(recipe, corpus, name, float(rate), options, Path(folder))
-    collate = recipe.objective.collate(corpus.tokenizer)
-    held_out = Loader(pretraining_rows(recipe, corpus)[1], collate, batch_size=ROWS, seed=recipe.data.split_seed)
-    losses = frequency_losses(recipe.objective, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer)
+    held_out = _loaders(recipe, corpus)[1]
+    losses = frequency_losses(_measured(recipe), lambda: corpus.counts(0), held_out.once(), corpus.tokenizer)
     result = {
         "name": name,
         "seed": int(seed),
@@ -170,12 +172,19 @@ def _ours(
     return curve
 
 
+def _measured(recipe: PretrainRecipe) -> PretrainingObjective:
+    """The objective of the held-out loss: with BERT's share of masked tokens, whatever share a recipe trains with."""
+    objective = recipe.objective
+    return objective.model_copy(update={"probability": 0.15}) if isinstance(objective, MaskedLM) else objective
+
+
 def _loaders(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Loader, Loader]:
+    """Of training rows, and of held-out rows, whose masks are the same for all recipes."""
     training, validation = pretraining_rows(recipe, corpus)
-    collate = recipe.objective.collate(corpus.tokenizer)
+    train, measure = (objective.collate(corpus.tokenizer) for objective in (recipe.objective, _measured(recipe)))
     return (
-        Loader(training, collate, batch_size=recipe.train.batch_size, seed=recipe.train.seed),
-        Loader(validation, collate, batch_size=recipe.train.batch_size, seed=recipe.data.split_seed),
+        Loader(training, train, batch_size=recipe.train.batch_size, seed=recipe.train.seed),
+        Loader(validation, measure, batch_size=ROWS, seed=recipe.data.split_seed),
     )
 
 

@@ -20,6 +20,7 @@ from homespun.models.backbone import Encoder
 from homespun.models.characters import CharacterWords
 from homespun.models.embeddings import Embeddings
 from homespun.models.generation.settings import SpecialTokens
+from homespun.models.neighbour_heads import initialise_neighbour_heads
 from homespun.models.positions import LearnedPositionsConfig, PositionsConfig, RotaryPositionsConfig
 from homespun.models.presets import PRESETS
 from homespun.models.residual import PostResidualConfig, ResidualConfig, output_weights
@@ -115,6 +116,12 @@ class EncoderConfig(Config):
         description="normal: every weight of deviation initializer_range (BERT); fan_in: by width, see `initialise`",
     )
     initializer_range: float = Field(default=0.02, gt=0)
+    neighbour_heads: int = Field(
+        default=0,
+        ge=0,
+        description="heads of the first layer start by attending to tokens once and twice this far before and after; "
+        "0: as drawn. For absolute positions",
+    )
     positions: PositionsConfig = LearnedPositionsConfig()
     attention: AttentionConfig = FullAttentionConfig()
     residual: ResidualConfig = PostResidualConfig()
@@ -246,6 +253,8 @@ class EncoderConfig(Config):
         if self.initialization == "fan_in":
             zero_outputs(encoder.layers)
         self.residual.initialise(list(encoder.layers))
+        if self.neighbour_heads:
+            initialise_neighbour_heads(encoder, deviation=self.initializer_range, step=self.neighbour_heads)
         return encoder
 
     def _layers(self, source_size: int) -> list[nn.Module]:

@@ -1,0 +1,90 @@
+"""Start the first layer's heads at their neighbours: what lets encoders with absolute positions learn early.
+
+A masked token carries nothing of its own, so nothing but token frequencies is learned until some head looks at a
+neighbour. Attention of relative positions finds its neighbours within hundreds of steps; with absolute positions
+queries and keys first have to agree on what a position is, and a small model stays at the unigram baseline for millions
+of tokens (results/efficiency.md). Here the queries and keys of the first layer are fitted to the positions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from homespun.errors import UserError
+from homespun.models.backbone import Encoder
+from homespun.nn.attention import MultiHeadAttention
+from homespun.nn.global_attention import GlobalAttention
+from homespun.nn.kernels.linformer import LinearProjection, LinformerAttention
+from homespun.nn.positions import LearnedPositions, SinusoidalPositions
+
+OFFSETS = (-1, 1, -2, 2)
+_PEAK = 12.0  # logit of the position that a head looks at, where embeddings are words and positions half and half
+_RIDGE = 1e-4
+_FITTED = 512  # positions that queries and keys are fitted to, at most
+
+
+@torch.no_grad()
+def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int = 1) -> None:
+    """Let head h of the first layer attend to the position at ``OFFSETS[h] * step`` from each token.
+
+    Learned positions start as sinusoids of the words' deviation, whose frequencies are spaced evenly up to pi, so that
+    a position is told from the next one. Projected keys (Linformer) start as the keys, folded where a text is
+    longer than ``k``. Heads beyond the fourth stay as they were drawn.
+
+    Args:
+        encoder: a new stack whose first layer has queries and keys of its own.
+        deviation: of the word embeddings.
+        step: distance between two tokens that a head can see: 2 in windows of dilation 2.
+
+    Raises:
+        UserError: positions are neither learned nor sinusoidal.
+    """
+    positions, size = encoder.embeddings.positions, encoder.embeddings.embedding_size
+    half = torch.arange(size // 2)
+    if isinstance(positions, LearnedPositions):
+        frequencies = math.pi * (half + 0.5) / len(half)
+        table = _sinusoids(frequencies, positions.max_position_embeddings, size)
+        positions.embedding.weight[positions.offset :] = table * (deviation * math.sqrt(2))
+        frequencies = frequencies[torch.randperm(len(half), generator=torch.Generator().manual_seed(0))]
+    elif isinstance(positions, SinusoidalPositions):
+        frequencies = torch.exp(half * (-2 * math.log(10_000.0) / size))
+    else:
+        raise UserError("neighbour_heads needs learned or sinusoidal positions; set model.neighbour_heads=0")
+    length = min(_FITTED, positions.max_position_embeddings)
+    zero = encoder.embeddings.words.weight.new_zeros(size)
+    entering = encoder.projection(positions(None, length)[0]) - encoder.projection(zero)  # (length, hidden)
+    entering = entering / entering.square().mean(-1, keepdim=True).sqrt() * math.sqrt(0.5)  # half of a normalised token
+    for module in encoder.layers[0].modules():
+        if isinstance(module, (MultiHeadAttention, GlobalAttention, LinformerAttention)):
+            _fit(module.query.weight, module.key.weight, module.num_attention_heads, entering, frequencies, step)
+    for module in encoder.modules():
+        if isinstance(module, LinearProjection):
+            k, longest = module.weight.shape[1:]
+            module.weight.copy_(torch.arange(longest) % k == torch.arange(k)[:, None])
+
+
+def _sinusoids(frequencies: Tensor, length: int, width: int) -> Tensor:
+    """(length, width): sines, then cosines; zero in what is left of the width."""
+    angles = torch.arange(length)[:, None] * frequencies
+    table = torch.zeros(length, width)
+    table[:, : 2 * len(frequencies)] = torch.cat([angles.sin(), angles.cos()], dim=-1)
+    return table
+
+
+def _fit(query: Tensor, key: Tensor, heads: int, entering: Tensor, frequencies: Tensor, step: int) -> None:
+    """Set rows of (width, hidden) weights so that query i and key j agree most where j - i is the head's offset."""
+    size = len(query) // heads
+    gram = entering.T @ entering
+    gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
+    for head, offset in zip(range(heads), OFFSETS, strict=False):
+        chosen = frequencies[: size // 2] if len(frequencies) >= size // 2 else frequencies
+        scale = math.sqrt(_PEAK * math.sqrt(size) / len(chosen))
+        rows = slice(head * size, (head + 1) * size)
+        table = _sinusoids(chosen, len(entering) + 2 * step * len(OFFSETS), size) * scale
+        here = table[step * len(OFFSETS) :][: len(entering)]
+        there = table[step * (len(OFFSETS) - offset) :][: len(entering)]  # position j - offset
+        query[rows] = torch.linalg.solve(gram, entering.T @ here).T
+        key[rows] = torch.linalg.solve(gram, entering.T @ there).T
