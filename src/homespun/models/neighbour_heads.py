@@ -23,6 +23,7 @@ from homespun.nn.positions import LearnedPositions, SinusoidalPositions
 OFFSETS = (-1, 1, -2, 2)
 _PEAK = 12.0  # logit of the position that a head looks at, where embeddings are words and positions half and half
 _RIDGE = 1e-4
+_FASTEST = 4  # frequencies that a rotated head uses: the slower ones do not tell a position from the next
 _FITTED = 512  # positions that queries and keys are fitted to, at most
 
 
@@ -30,9 +31,10 @@ _FITTED = 512  # positions that queries and keys are fitted to, at most
 def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int = 1) -> None:
     """Let head h of the first layer attend to the position at ``OFFSETS[h] * step`` from each token.
 
-    Learned positions start as sinusoids of the words' deviation, whose frequencies are spaced evenly up to pi, so that
-    a position is told from the next one. Projected keys (Linformer) start as the keys, folded where a text is
-    longer than ``k``. Heads beyond the fourth stay as they were drawn.
+    With rotary positions the biases of queries and keys agree at the offset. Learned positions start as sinusoids of
+    the words' deviation, whose frequencies are spaced evenly up to pi, so that a position is told from the next one.
+    Projected keys (Linformer) start as the keys, folded where a text is longer than ``k``. Heads beyond the fourth stay
+    as they were drawn.
 
     Args:
         encoder: a new stack whose first layer has queries and keys of its own.
@@ -40,8 +42,14 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
         step: distance between two tokens that a head can see: 2 in windows of dilation 2.
 
     Raises:
-        UserError: positions are neither learned nor sinusoidal.
+        UserError: positions are neither learned, sinusoidal, nor rotary with biases.
     """
+    attentions = list(encoder.layers[0].modules())
+    turned = [module for module in attentions if isinstance(module, MultiHeadAttention) and module.rotary is not None]
+    if turned:
+        for attention in turned:
+            _bias(attention, step)
+        return
     positions, size = encoder.embeddings.positions, encoder.embeddings.embedding_size
     half = torch.arange(size // 2)
     if isinstance(positions, LearnedPositions):
@@ -52,18 +60,40 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
     elif isinstance(positions, SinusoidalPositions):
         frequencies = torch.exp(half * (-2 * math.log(10_000.0) / size))
     else:
-        raise UserError("neighbour_heads needs learned or sinusoidal positions; set model.neighbour_heads=0")
+        raise UserError("neighbour_heads needs learned, sinusoidal or rotary positions; set model.neighbour_heads=0")
     length = min(_FITTED, positions.max_position_embeddings)
     zero = encoder.embeddings.words.weight.new_zeros(size)
     entering = encoder.projection(positions(None, length)[0]) - encoder.projection(zero)  # (length, hidden)
     entering = entering / entering.square().mean(-1, keepdim=True).sqrt() * math.sqrt(0.5)  # half of a normalised token
-    for module in encoder.layers[0].modules():
+    for module in attentions:
         if isinstance(module, (MultiHeadAttention, GlobalAttention, LinformerAttention)):
             _fit(module.query.weight, module.key.weight, module.num_attention_heads, entering, frequencies, step)
     for module in encoder.modules():
         if isinstance(module, LinearProjection):
             k, longest = module.weight.shape[1:]
             module.weight.copy_(torch.arange(longest) % k == torch.arange(k)[:, None])
+
+
+def _bias(attention: MultiHeadAttention, step: int) -> None:
+    """Set biases of queries and keys: rotated by their positions, they agree most at the head's offset.
+
+    Their product is ``sum_i a^2 cos(w_i (j - i - offset))`` over the fastest frequencies ``w_i``.
+    """
+    query, key = attention.query.bias, attention.key.bias
+    if query is None or key is None or attention.num_key_value_heads != attention.num_attention_heads:
+        raise UserError(
+            "neighbour_heads with rotary positions needs biases, and as many heads of keys as of queries; set "
+            "model.attention_bias=true and model.num_key_value_heads=0, or model.neighbour_heads=0"
+        )
+    assert attention.rotary is not None
+    size = len(query) // attention.num_attention_heads
+    frequencies = attention.rotary.frequencies[:_FASTEST]
+    scale = math.sqrt(_PEAK * math.sqrt(size) / len(frequencies))
+    for head, offset in zip(range(attention.num_attention_heads), OFFSETS, strict=False):
+        first = head * size + torch.arange(len(frequencies))
+        angles = frequencies * offset * step
+        query[first] = scale
+        key[first], key[first + size // 2] = scale * angles.cos(), -scale * angles.sin()
 
 
 def _sinusoids(frequencies: Tensor, length: int, width: int) -> Tensor:

@@ -25,6 +25,7 @@ class Rotary(nn.Module):
         super().__init__()
         frequency = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
         angle = torch.arange(max_position_embeddings, dtype=torch.float64)[:, None] * frequency
+        self.frequencies = frequency.float()  # (head_size / 2,) radians a position
         self.register_buffer("cos", angle.cos().float(), persistent=False)  # (positions, head_size / 2)
         self.register_buffer("sin", angle.sin().float(), persistent=False)
 
