@@ -14,7 +14,6 @@ from homespun.models.neighbour_heads import OFFSETS
 from homespun.nn.attention import MultiHeadAttention, split_heads
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.linformer import LinformerAttention
-from homespun.nn.masks import Mask
 
 LENGTH, VOCAB = 61, 997
 WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 8}]}
