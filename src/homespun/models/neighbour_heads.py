@@ -64,10 +64,13 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
     length = min(_FITTED, positions.max_position_embeddings)
     zero = encoder.embeddings.words.weight.new_zeros(size)
     entering = encoder.projection(positions(None, length)[0]) - encoder.projection(zero)  # (length, hidden)
-    entering = entering / entering.square().mean(-1, keepdim=True).sqrt() * math.sqrt(0.5)  # half of a normalised token
+    # of two streams side by side, attention reads the second (homespun.nn.reversible)
+    entering = encoder.streams.enter(entering)
     for module in attentions:
         if isinstance(module, (MultiHeadAttention, GlobalAttention, LinformerAttention)):
-            _fit(module.query.weight, module.key.weight, module.num_attention_heads, entering, frequencies, step)
+            read = entering[:, -module.query.in_features :]
+            read = read / read.square().mean(-1, keepdim=True).sqrt() * math.sqrt(0.5)  # half of a normalised token
+            _fit(module.query.weight, module.key.weight, module.num_attention_heads, read, frequencies, step)
     for module in encoder.modules():
         if isinstance(module, LinearProjection):
             k, longest = module.weight.shape[1:]
