@@ -69,11 +69,14 @@ class OneSidedSoap(torch.optim.AdamW):
     def _update_rotated(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:
             return
+        # a count of the group, and no tensor's value: a step can then be planned without computing it
+        group["steps"] = group.get("steps", 0) + 1
+        due = group["steps"] in _FIRST or group["steps"] % self.frequency == 0
         states, rotated = [], []
         for parameter in parameters:
             gradient = parameter.grad
             assert gradient is not None
-            state = self._up_to_date(parameter, gradient)
+            state = self._up_to_date(parameter, gradient, due=due)
             product = gradient @ state["basis"] if is_tall(gradient) else state["basis"].T @ gradient
             states.append(state)
             rotated.append(product.to(gradient.dtype))
@@ -99,9 +102,10 @@ class OneSidedSoap(torch.optim.AdamW):
             back = update @ state["basis"].T if is_tall(parameter) else state["basis"] @ update
             parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(back)
 
-    def _up_to_date(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    def _up_to_date(self, parameter: Tensor, gradient: Tensor, *, due: bool) -> dict[str, Tensor]:
         """The state of a matrix after its covariance, and its basis where that is due, have seen the gradient."""
         state: dict[str, Tensor] = self.state[parameter]
+        due = due or not state
         if not state:
             side = min(gradient.shape)
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -115,8 +119,7 @@ class OneSidedSoap(torch.optim.AdamW):
         tall = is_tall(gradient)
         product = gradient.T @ gradient if tall else gradient @ gradient.T
         state["covariance"].lerp_(product.to(gradient.dtype), 1 - self.shampoo_beta)
-        step = int(state["step"]) + 1
-        if step in _FIRST or step % self.frequency == 0:
+        if due:
             basis = _eigenvectors(state["covariance"])
             change = basis.T @ state["basis"]
             state["exp_avg"].copy_(state["exp_avg"] @ change.T if tall else change @ state["exp_avg"])
