@@ -38,6 +38,9 @@ GPT: dict[str, Any] = {"embd_pdrop": 0.0, "pad_token_id": 0, "hidden_act": "gelu
 ROTARY: dict[str, Any] = {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_size": 10}
 ROTARY |= {"pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
 NANOCHAT = ROTARY | {"final_logit_softcapping": None, "hidden_act": "relu2"}
+# a global layer and two of windows that are shorter than the texts
+MODERNBERT: dict[str, Any] = {"hidden_size": 22, "local_attention": 6, "pad_token_id": 0}
+MODERNBERT_BIASES = {"norm_bias": True, "mlp_bias": True, "attention_bias": True, "classifier_bias": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertModel", {}),
     "bert-gelu_new": ("BertModel", {"hidden_act": "gelu_new"}),
@@ -137,6 +140,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-lm": ("OpenAIGPTLMHeadModel", GPT | {"hidden_act": "silu"}),
     "gpt-untied": ("OpenAIGPTLMHeadModel", GPT | {"tie_word_embeddings": False}),
     "gpt-classification": ("OpenAIGPTForSequenceClassification", GPT | {"num_labels": 7}),
+    "modernbert": ("ModernBertModel", MODERNBERT),
+    "modernbert-biases": ("ModernBertModel", MODERNBERT | MODERNBERT_BIASES | {"layer_norm_eps": 1e-3}),
+    "modernbert-full": ("ModernBertModel", MODERNBERT | {"layer_types": ["full_attention"] * 3}),
+    "modernbert-mlm": (
+        "ModernBertForMaskedLM",
+        MODERNBERT | {"classifier_activation": "silu", "local_attention": 9, "layer_norm_eps": 1e-2},
+    ),
+    "modernbert-mlm-biases": (
+        "ModernBertForMaskedLM",
+        MODERNBERT | MODERNBERT_BIASES | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "modernbert-classification": (
+        "ModernBertForSequenceClassification",
+        MODERNBERT | {"num_labels": 5, "classifier_pooling": "mean"},
+    ),
+    "modernbert-classification-biases": (
+        "ModernBertForSequenceClassification",
+        MODERNBERT | MODERNBERT_BIASES | {"num_labels": 3, "classifier_activation": "silu", "hidden_act": "relu"},
+    ),
     "nanochat": ("NanoChatModel", NANOCHAT | {"num_key_value_heads": None}),
     "nanochat-lm": ("NanoChatForCausalLM", NANOCHAT | {"attention_bias": True}),
     "nanochat-tied": ("NanoChatForCausalLM", NANOCHAT | {"tie_word_embeddings": True, "hidden_act": "gelu"}),

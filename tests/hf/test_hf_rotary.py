@@ -31,6 +31,20 @@ LLAMA: dict[str, Any] = SIZES | {
     "positions": {"kind": "rotary", "theta": 100.0},
 }
 NANOCHAT = LLAMA | {"embedding_norm": True, "norm_weight": False, "qk_norm": True, "hidden_act": "relu2"}
+WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}
+MODERNBERT: dict[str, Any] = LLAMA | {
+    "norm": "layer_norm",
+    "norm_bias": False,
+    "embedding_norm": True,
+    "gated_feed_forward": True,
+    "causal": False,
+    "residual": {"kind": "pre", "first_norm": False},
+    "positions": {"kind": "rotary", "theta": [90.0, 10.0, 90.0]},
+    "attention": {"kind": "alternating", "cycle": [{"kind": "full"}, WINDOW]},
+}
+WORDS: dict[str, Any] = {"kind": "masked_lm", "transform_bias": False, "norm_bias": False}
+POOLED: dict[str, Any] = {"kind": "pooled", "num_labels": 5, "hidden_act": "gelu", "bias": False}
+POOLED |= {"norm": "layer_norm", "norm_bias": False}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +54,21 @@ NANOCHAT = LLAMA | {"embedding_norm": True, "norm_weight": False, "qk_norm": Tru
         (
             "NanoChatModel",
             {"rope_parameters": {"rope_type": "linear", "rope_theta": 10.0, "factor": 2.0}},
+            "rope_parameters.rope_type='linear' is not supported, only 'default'",
+        ),
+        (
+            "ModernBertForMaskedLM",
+            {"decoder_bias": False},
+            "decoder_bias=False is not supported by the head, only True",
+        ),
+        (
+            "ModernBertModel",
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "linear", "rope_theta": 9.0, "factor": 2.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 9.0},
+                }
+            },
             "rope_parameters.rope_type='linear' is not supported, only 'default'",
         ),
         ("NanoChatModel", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1.0"),
@@ -66,9 +95,31 @@ def test_nanochat_without_its_capped_head(tmp_path: Path) -> None:
         assert open_any(tmp_path, head=None).architecture == "NanoChatModel"
 
 
+def test_older_config_of_modernbert(tmp_path: Path) -> None:
+    """Its bases and the distance of global layers were numbers of their own, as in the released files."""
+    their_model(transformers.ModernBertModel, **ROTARY).save_pretrained(tmp_path)
+    TOKENIZER.save(tmp_path)
+    path = tmp_path / "config.json"
+    tree = json.loads(path.read_text())
+    del tree["layer_types"], tree["rope_parameters"]
+    for local, thetas in ((50.0, [70.0, 50.0, 70.0]), (None, 70.0)):
+        older = {"global_attn_every_n_layers": 2, "global_rope_theta": 70.0, "local_rope_theta": local}
+        path.write_text(json.dumps(tree | older))
+        assert open_huggingface(tmp_path).stored.config.backbone.positions.theta == thetas
+
+
 @pytest.mark.parametrize(
     ("backbone", "head", "name"),
     [
+        (MODERNBERT, None, "ModernBertModel"),
+        (MODERNBERT | {"attention": WINDOW, "positions": {"kind": "rotary"}}, WORDS, "ModernBertForMaskedLM"),
+        (
+            MODERNBERT | {"attention": {"kind": "full"}, "positions": {"kind": "rotary", "theta": [90.0] * 3}},
+            WORDS | {"transform_bias": True, "hidden_act": "relu"},
+            "ModernBertForMaskedLM",
+        ),
+        (MODERNBERT, POOLED, "ModernBertForSequenceClassification"),
+        (MODERNBERT, POOLED | {"token": "mean", "bias": True}, "ModernBertForSequenceClassification"),
         (NANOCHAT, None, "NanoChatModel"),
         (NANOCHAT | {"initialization": "fan_in"}, {"kind": "causal_lm"}, "NanoChatForCausalLM"),
         (
@@ -107,6 +158,16 @@ def test_our_models_open_in_transformers(backbone: dict[str, Any], head: Any, na
     [
         (NANOCHAT | {"norm_weight": True}, "the nearest, nanochat, has norm_weight=False where this model has True"),
         (NANOCHAT | {"embedding_size": 12}, "the nearest, nanochat, has embedding_size=42 where this model has 12"),
+        (MODERNBERT | {"norm": "rms_norm"}, "the nearest, modernbert, has norm=layer_norm"),
+        (MODERNBERT | {"residual": {"kind": "pre"}}, "the nearest, modernbert, has residual.first_norm=False"),
+        (
+            MODERNBERT | {"positions": {"kind": "rotary", "theta": [90.0, 10.0, 20.0]}},
+            "the nearest, modernbert, has positions.theta=[20.0, 10.0, 20.0] where this model has [90.0, 10.0, 20.0]",
+        ),
+        (
+            MODERNBERT | {"head_size": 6, "attention": {"kind": "full"}, "positions": {"kind": "rotary"}},
+            "the nearest, modernbert, has head_size=14 where this model has 6",
+        ),
         (NANOCHAT | {"positions": {"kind": "sinusoidal"}}, "positions.kind=rotary where this model has sinusoidal"),
     ],
 )

@@ -80,6 +80,7 @@ PARTS: dict[str, list[dict[str, Any]]] = {
     "reversible": [{"streams": "split"}, {"streams": "copy"}],
     "axial": [{"shape": [4, 8], "sizes": [17, 27]}],
 }
+WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 2}]}
 # and of what is no part, but a setting of all
 SETTINGS: dict[str, dict[str, Any]] = {
     "shared-layers": {"num_hidden_layers": 4, "num_hidden_groups": 2},
@@ -93,6 +94,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     | {"residual": {"kind": "pre"}, "causal": True, "hidden_act": "relu2"},
     "rotary-window": {"positions": {"kind": "rotary"}, "norm_bias": False}
     | {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 2}], "everywhere": {"first": 1}}},
+    "modernbert": {"positions": {"kind": "rotary", "theta": [90.0, 10.0]}, "norm_bias": False, "type_vocab_size": 0}
+    | {"residual": {"kind": "pre", "first_norm": False}, "attention_bias": False, "mlp_bias": False}
+    | {"gated_feed_forward": True, "attention": {"kind": "alternating", "cycle": [{"kind": "full"}, WINDOW]}},
     "rotary-performer": {"positions": {"kind": "rotary"}, "attention": {"kind": "performer"}},
 }
 # attentions whose neighbourhoods count from the start of a row, or are chosen by content: a packed document is kept

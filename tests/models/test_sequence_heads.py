@@ -162,3 +162,18 @@ def test_wrong_configs_are_refused(given: dict[str, Any]) -> None:
 def test_configs_are_frozen() -> None:
     with pytest.raises(ValidationError):
         LinearHeadConfig(num_labels=3).num_labels = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("norm", ["none", "layer_norm"])
+def test_the_pooled_head_of_modernbert(norm: str) -> None:
+    hidden, mask = batch()
+    backbone: Any = SimpleNamespace(hidden_size=HIDDEN, layer_norm_eps=1e-3)
+    config = PooledHeadConfig(token="mean", bias=False, norm=norm, norm_bias=False, hidden_act="gelu", dropout=0.0)
+    module = config.build(backbone)
+    assert module.dense.bias is None
+    assert (norm == "layer_norm") == ("norm.weight" in module.state_dict())
+    mean = torch.stack([row[keep].mean(0) for row, keep in zip(hidden, mask, strict=True)])
+    expected = torch.nn.functional.gelu(mean @ module.dense.weight.T)
+    if norm == "layer_norm":
+        expected = torch.nn.functional.layer_norm(expected, (HIDDEN,), eps=1e-3)
+    torch.testing.assert_close(module.features(hidden.masked_fill(~mask[..., None], torch.nan), mask), expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
@@ -73,12 +74,29 @@ def test_new_layers_by_fan_in_add_nothing() -> None:
         ({"attention": {"kind": "disentangled"}}, "disentangled.*model.positions.kind"),
         ({"attention": {"kind": "linformer"}}, "linformer.*model.positions.kind"),
         ({"head_size": 7}, "7.*model.head_size"),
+        ({"positions": {"kind": "rotary", "theta": [10.0, 20.0]}}, "positions.theta has 2 numbers for 4 layers"),
     ],
 )
 def test_what_cannot_be_rotated_is_refused(fields: dict[str, object], named: str) -> None:
     config = EncoderConfig.model_validate({"vocab_size": 53, "positions": {"kind": "rotary"}} | fields)
     with pytest.raises(UserError, match=named):
         config.build()
+
+
+def test_layers_of_one_theta_share_a_table() -> None:
+    positions = {"kind": "rotary", "theta": [90.0, 10.0, 10.0, 90.0]}
+    layers = EncoderConfig.model_validate({"vocab_size": 53, "positions": positions}).build().layers
+    tables = [layer.attention.sublayer.rotary for layer in layers]
+    assert tables[0] is tables[3]
+    assert tables[1] is tables[2]
+    torch.testing.assert_close(tables[1].cos, Rotary(64, 512, theta=10.0).cos)
+    assert not torch.equal(tables[0].cos, tables[1].cos)
+
+
+def test_the_first_attention_may_read_the_stream_as_it_is() -> None:
+    config = EncoderConfig.model_validate({"vocab_size": 53, "residual": {"kind": "pre", "first_norm": False}})
+    norms = [isinstance(layer.attention.norm, nn.Identity) for layer in config.build().layers]
+    assert norms == [True, False, False, False]
 
 
 def test_key_heads_divide_query_heads() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,9 @@ from homespun.batch import Batch
 from homespun.data.corpus import build_corpus
 from homespun.data.rows import PackedRows, PairRows
 from homespun.errors import UserError
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.objectives.causal import CausalLM
 from homespun.objectives.masked import MaskedLM, MaskedLMObjective
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
@@ -179,3 +183,16 @@ def test_a_model_that_sees_one_side_is_refused(tokenizer: Tokenizer) -> None:
         UserError, match=r"both sides.*model\.causal=false in a new model; one given with --from .*objective\.kind=clm"
     ):
         MaskedLM().build(tiny_model(tokenizer, causal=True), tokenizer)
+
+
+def test_a_new_head_has_the_biases_of_its_layers(tokenizer: Tokenizer) -> None:
+    sizes: dict[str, Any] = {"vocab_size": tokenizer.vocab_size, "hidden_size": 12, "num_attention_heads": 2}
+    plain = EncoderConfig.model_validate(sizes | {"mlp_bias": False, "norm_bias": False})
+    biases = []
+    for backbone in (EncoderConfig.model_validate(sizes), plain):
+        model, _ = MaskedLM().build(ModelConfig(backbone=backbone), tokenizer).product()
+        biases.append({name for name in model.head.state_dict() if name.endswith("bias")})
+    assert biases == [{"transform.bias", "norm.bias", "bias"}, {"bias"}]
+    narrow = plain.model_copy(update={"embedding_size": 6, "causal": True})
+    head = CausalLM().build(ModelConfig(backbone=narrow), tokenizer).product()[0].head
+    assert {*head.state_dict()} == {"transform.weight", "words.weight"}

@@ -312,7 +312,11 @@ def _comparable(config: ModelConfig) -> Tree:
             stack["embedding_size"] = stack["embedding_size"] or stack["hidden_size"]
             stack["num_key_value_heads"] = stack["num_key_value_heads"] or stack["num_attention_heads"]
             stack["head_size"] = stack["head_size"] or stack["hidden_size"] // stack["num_attention_heads"]
-            stack["num_hidden_groups"] = stack["num_hidden_groups"] or stack["num_hidden_layers"]
+            stack["num_hidden_groups"] = layers = stack["num_hidden_groups"] or stack["num_hidden_layers"]
+            if cycle := stack["attention"].get("cycle"):  # of each layer, however often it is repeated
+                stack["attention"]["cycle"] = [cycle[layer % len(cycle)] for layer in range(layers)]
+            if isinstance(theta := stack["positions"].get("theta"), list):
+                stack["positions"]["theta"] = theta[:layers] if len({*theta[:layers]}) > 1 else theta[0]
     return tree
 
 

@@ -43,6 +43,8 @@ class MaskedLMHeadConfig(Config):
 
     kind: Literal["masked_lm"] = "masked_lm"
     hidden_act: Activation = "gelu"
+    transform_bias: bool = Field(default=True, description="the transform has a bias (ModernBERT's has none)")
+    norm_bias: bool = Field(default=True, description="the norm has a bias (ModernBERT's has none)")
 
     def build(self, backbone: Backbone) -> nn.Module:
         return MaskedLMHead(
@@ -50,6 +52,8 @@ class MaskedLMHeadConfig(Config):
             backbone.embeddings.words,
             ACTIVATIONS[self.hidden_act](),
             layer_norm_eps=backbone.layer_norm_eps,
+            transform_bias=self.transform_bias,
+            norm_bias=self.norm_bias,
         )
 
 
@@ -60,12 +64,19 @@ class CausalLMHeadConfig(Config):
     tie_word_embeddings: bool = Field(default=True, description="the same embeddings at both ends")
     final_logits_bias: bool = Field(default=False, description="a fixed number is added to each logit (BART)")
     scaled: bool = Field(default=False, description="vectors times hidden_size^-0.5 first (T5 1.0)")
+    transform_bias: bool = Field(default=True, description="the projection to narrower embeddings has a bias")
 
     def build(self, backbone: Backbone) -> nn.Module:
         words = backbone.embeddings.words
         if not self.tie_word_embeddings:
             words = nn.Embedding(words.num_embeddings, backbone.hidden_size)
-        return CausalLMHead(backbone.hidden_size, words, final_logits_bias=self.final_logits_bias, scaled=self.scaled)
+        return CausalLMHead(
+            backbone.hidden_size,
+            words,
+            final_logits_bias=self.final_logits_bias,
+            scaled=self.scaled,
+            transform_bias=self.transform_bias,
+        )
 
 
 class DiscriminatorHeadConfig(Config):

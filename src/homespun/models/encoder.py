@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -29,6 +28,7 @@ from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.positions import LearnedPositions
+from homespun.nn.rotary import Rotary
 
 
 def name_presets(schema: dict[str, Any]) -> None:
@@ -260,15 +260,15 @@ class EncoderConfig(Config):
     def _layers(self, source_size: int) -> list[nn.Module]:
         size = self.residual.layer_size(self.hidden_size)
 
-        def wire(sublayer: nn.Module) -> nn.Module:
-            return self.residual.wire(sublayer, self._norm(size), Dropout(self.hidden_dropout_prob))
+        def wire(sublayer: nn.Module, norm: nn.Module | None = None) -> nn.Module:
+            return self.residual.wire(sublayer, norm or self._norm(size), Dropout(self.hidden_dropout_prob))
 
-        rotary = None
-        if isinstance(self.positions, RotaryPositionsConfig):
-            rotary = partial(self.positions.rotary, max_position_embeddings=self.max_position_embeddings)
         layers: list[nn.Module] = []
         attention = None
         own = self.own_layers
+        rotations: Sequence[Callable[[int], Rotary] | None] = [None] * own
+        if isinstance(self.positions, RotaryPositionsConfig):
+            rotations = self.positions.rotations(own, self.max_position_embeddings)
         for number in range(own):
             shape = AttentionShape(
                 hidden_size=size,
@@ -284,7 +284,7 @@ class EncoderConfig(Config):
                 hidden_dropout=self.hidden_dropout_prob,
                 layer_norm_eps=self.layer_norm_eps,
                 num_key_value_heads=self.num_key_value_heads,
-                rotary=rotary,
+                rotary=rotations[number],
                 qk_norm=self._norm if self.qk_norm else None,
                 previous=attention,
             )
@@ -298,7 +298,8 @@ class EncoderConfig(Config):
                 bias=self.mlp_bias,
             )
             cross = wire(self._cross_attention(size, source_size)) if source_size else None
-            layers.append(self.residual.layer(wire(attention), wire(feedforward), cross))
+            normed = wire(attention, nn.Identity() if self.residual.enters_unnormed(number) else None)
+            layers.append(self.residual.layer(normed, wire(feedforward), cross))
         return [layers[number * own // self.num_hidden_layers] for number in range(self.num_hidden_layers)]
 
     def _cross_attention(self, size: int, source_size: int) -> nn.Module:

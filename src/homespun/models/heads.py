@@ -17,14 +17,30 @@ class MaskedLMHead(nn.Module):
     """Transform, activation, norm, the tied word embeddings with a bias (Devlin et al. 2019, BERT's released head).
 
     The transform goes to the width of the embeddings, which makes it ELECTRA's generator head where they are narrower.
+
+    Args:
+        hidden_size: width of the stream.
+        words: the embeddings of the backbone.
+        activation: after the transform.
+        layer_norm_eps: of the norm.
+        transform_bias, norm_bias: whether the transform and the norm have biases.
     """
 
-    def __init__(self, hidden_size: int, words: nn.Embedding, activation: nn.Module, *, layer_norm_eps: float) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        words: nn.Embedding,
+        activation: nn.Module,
+        *,
+        layer_norm_eps: float,
+        transform_bias: bool = True,
+        norm_bias: bool = True,
+    ) -> None:
         super().__init__()
         vocab_size, embedding_size = words.weight.shape
-        self.transform = nn.Linear(hidden_size, embedding_size)
+        self.transform = nn.Linear(hidden_size, embedding_size, bias=transform_bias)
         self.activation = activation
-        self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
+        self.norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps, bias=norm_bias)
         self.weight = words.weight  # tied: the same parameter
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
@@ -50,18 +66,25 @@ class CausalLMHead(nn.Module):
         words: the embeddings of the backbone, which are then tied, or others.
         final_logits_bias: a number that is added to each logit is kept with the weights, and not learned (BART).
         scaled: the vectors are multiplied by ``hidden_size^-0.5`` first (T5 1.0, whose words are large).
+        transform_bias: whether the projection has a bias.
     """
 
     bias: Tensor
 
     def __init__(
-        self, hidden_size: int, words: nn.Embedding, *, final_logits_bias: bool = False, scaled: bool = False
+        self,
+        hidden_size: int,
+        words: nn.Embedding,
+        *,
+        final_logits_bias: bool = False,
+        scaled: bool = False,
+        transform_bias: bool = True,
     ) -> None:
         super().__init__()
         vocab_size, embedding_size = words.weight.shape
         self.scale = hidden_size**-0.5 if scaled else 1.0
         narrow = embedding_size != hidden_size
-        self.transform = nn.Linear(hidden_size, embedding_size) if narrow else nn.Identity()
+        self.transform = nn.Linear(hidden_size, embedding_size, bias=transform_bias) if narrow else nn.Identity()
         self.words = words
         self.register_buffer("bias", torch.zeros(vocab_size), persistent=final_logits_bias)
 

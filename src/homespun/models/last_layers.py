@@ -35,6 +35,7 @@ class Width:
     """What a head over texts is built for."""
 
     hidden_size: int
+    layer_norm_eps: float
 
 
 class LastLayersHeadConfig(Config):
@@ -51,7 +52,7 @@ class LastLayersHeadConfig(Config):
             UserError: the backbone has not so many layers, or is not one stack.
         """
         encoder = _one_stack(backbone, self.layers)
-        return self.head.build(Width(self.layers * encoder.hidden_size))
+        return self.head.build(Width(self.layers * encoder.hidden_size, encoder.layer_norm_eps))
 
 
 def _one_stack(backbone: Backbone, layers: int) -> Encoder:

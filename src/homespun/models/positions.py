@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
@@ -11,6 +13,8 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.positions import AxialPositions, LearnedPositions, NoPositions, SinusoidalPositions
 from homespun.nn.rotary import Rotary
+
+Theta = Annotated[float, Field(gt=1)]
 
 
 class LearnedPositionsConfig(Config):
@@ -61,20 +65,30 @@ class RotaryPositionsConfig(Config):
     """Nothing is added to the embeddings; queries and keys are rotated (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
-    theta: float = Field(default=10_000.0, gt=1, description="base of the wavelengths")
+    theta: Theta | list[Theta] = Field(
+        default=10_000.0, description="base of the wavelengths; one number, or one a layer (ModernBERT)"
+    )
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return NoPositions(max_position_embeddings)
 
-    def rotary(self, head_size: int, max_position_embeddings: int) -> Rotary:
-        """What an attention rotates its queries and keys by.
+    def rotations(self, layers: int, max_position_embeddings: int) -> list[Callable[[int], Rotary]]:
+        """For each layer, width of a head -> what rotates its queries and keys; layers of one base share a table.
 
         Raises:
-            UserError: heads of an odd size.
+            UserError: fewer bases than layers; when called, heads of an odd size.
         """
-        if head_size % 2:
-            raise UserError(f"rotary positions need heads of an even size, not {head_size}; set model.head_size")
-        return Rotary(head_size, max_position_embeddings, theta=self.theta)
+        given = self.theta if isinstance(self.theta, list) else [self.theta] * layers
+        if len(given) < layers:
+            raise UserError(f"positions.theta has {len(given)} numbers for {layers} layers; give one a layer, or one")
+
+        @cache
+        def table(theta: float, head_size: int) -> Rotary:
+            if head_size % 2:
+                raise UserError(f"rotary positions need heads of an even size, not {head_size}; set model.head_size")
+            return Rotary(head_size, max_position_embeddings, theta=theta)
+
+        return [partial(table, theta) for theta in given[:layers]]
 
 
 PositionsConfig = Annotated[

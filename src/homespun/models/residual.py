@@ -33,6 +33,10 @@ class PostResidualConfig(Config):
         """The width that layers work at."""
         return hidden_size
 
+    def enters_unnormed(self, layer: int) -> bool:
+        """Whether the attention of a layer, counted from 0, reads the stream as it is."""
+        return False
+
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
         return PostNorm(sublayer, norm, dropout)
 
@@ -53,6 +57,7 @@ class PreResidualConfig(Config):
     """Normalise before the sublayer, and once more at the end of the stack (GPT-2)."""
 
     kind: Literal["pre"] = "pre"
+    first_norm: bool = Field(default=True, description="normalise before the first attention too; ModernBERT does not")
     final_dropout: bool = Field(default=False, description="drop out after the last norm too (T5)")
     scaled_initialisation: bool = Field(
         default=False,
@@ -62,6 +67,10 @@ class PreResidualConfig(Config):
     def layer_size(self, hidden_size: int) -> int:
         """The width that layers work at."""
         return hidden_size
+
+    def enters_unnormed(self, layer: int) -> bool:
+        """Whether the attention of a layer, counted from 0, reads the stream as it is."""
+        return not (layer or self.first_norm)
 
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
         return PreNorm(sublayer, norm, dropout)
@@ -102,6 +111,10 @@ class ReversibleResidualConfig(Config):
         if hidden_size % 2:
             raise UserError(f"hidden_size={hidden_size} has no half for reversible streams; choose an even number")
         return hidden_size // 2
+
+    def enters_unnormed(self, layer: int) -> bool:
+        """Whether the attention of a layer, counted from 0, reads the stream as it is."""
+        return False
 
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
         return Branch(sublayer, norm, dropout)

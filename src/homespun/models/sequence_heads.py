@@ -28,10 +28,13 @@ Width = Annotated[int, Field(ge=1)]
 
 
 class Vectors(Protocol):
-    """What the heads here have to know of a backbone: how wide the vectors are that they are given."""
+    """What the heads here have to know of a backbone: how wide its vectors are, and the epsilon of its norms."""
 
     @property
     def hidden_size(self) -> int: ...
+
+    @property
+    def layer_norm_eps(self) -> float: ...
 
 
 class SequenceHead(Protocol):
@@ -78,7 +81,19 @@ def last_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
     return hidden[torch.arange(len(hidden), device=hidden.device), last]
 
 
-PICKS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {"first": first_token, "last": last_token}
+def mean_token(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """(batch, seq, hidden) -> (batch, hidden): the mean of the real tokens."""
+    if attention_mask is None:
+        return hidden.mean(dim=1)
+    count = attention_mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return _without_padding(hidden, attention_mask).sum(dim=1) / count
+
+
+PICKS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "first": first_token,
+    "last": last_token,
+    "mean": mean_token,
+}
 
 
 class LinearHead(nn.Module):
@@ -106,10 +121,7 @@ class MeanHead(nn.Module):
         self.classifier = nn.Linear(hidden_size, num_labels)
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        if attention_mask is None:
-            return hidden.mean(dim=1)
-        count = attention_mask.sum(dim=1, keepdim=True).clamp(min=1)
-        return _without_padding(hidden, attention_mask).sum(dim=1) / count
+        return mean_token(hidden, attention_mask)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
         logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
@@ -156,7 +168,8 @@ class PooledHead(nn.Module):
 
     BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it. DistilBERT
     is BERT with a ReLU for the tanh. Reformer's two streams are pooled to the width of one (``pooler_size``). BART's
-    stands on the last token, which its decoder has read the whole text for: ``pick`` chooses.
+    stands on the last token, which its decoder has read the whole text for: ``pick`` chooses. ModernBERT has a norm
+    after the activation, and a dense layer without a bias.
     """
 
     def __init__(
@@ -169,17 +182,21 @@ class PooledHead(nn.Module):
         dropout: float,
         input_dropout: float,
         pick: Callable[[Tensor, Tensor | None], Tensor] = first_token,
+        bias: bool = True,
+        norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.pick = pick
         self.input_dropout = nn.Dropout(input_dropout)
-        self.dense = nn.Linear(hidden_size, pooler_size)
+        self.dense = nn.Linear(hidden_size, pooler_size, bias=bias)
         self.activation = activation
+        self.norm = norm or nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(pooler_size, num_labels)
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        features: Tensor = self.activation(self.dense(self.input_dropout(self.pick(hidden, attention_mask))))
+        pooled = self.input_dropout(self.pick(hidden, attention_mask))
+        features: Tensor = self.norm(self.activation(self.dense(pooled)))
         return features
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
@@ -303,19 +320,28 @@ class PooledHeadConfig(Config):
     input_dropout: Probability = 0.0
     hidden_act: Activation = "tanh"
     pooler_size: Annotated[int, Field(ge=0, description="width of the dense layer; 0: that of the vectors")] = 0
-    token: Literal["first", "last"] = Field(
-        default="first", description="whose vector is pooled (BART: the last one's)"
+    token: Literal["first", "last", "mean"] = Field(
+        default="first", description="whose vector is pooled: BART's is the last one's, ModernBERT's may be the mean"
     )
+    bias: bool = Field(default=True, description="the dense layer has a bias (ModernBERT's has none)")
+    norm: Literal["none", "layer_norm"] = Field(default="none", description="after the activation (ModernBERT)")
+    norm_bias: bool = Field(default=True, description="that norm has a bias (ModernBERT's has none)")
 
     def build(self, backbone: Vectors) -> PooledHead:
+        size = self.pooler_size or backbone.hidden_size
+        norm = None
+        if self.norm == "layer_norm":
+            norm = nn.LayerNorm(size, eps=backbone.layer_norm_eps, bias=self.norm_bias)
         return PooledHead(
             backbone.hidden_size,
             self.num_labels,
             ACTIVATIONS[self.hidden_act](),
-            pooler_size=self.pooler_size or backbone.hidden_size,
+            pooler_size=size,
             dropout=self.dropout,
             input_dropout=self.input_dropout,
             pick=PICKS[self.token],
+            bias=self.bias,
+            norm=norm,
         )
 
 

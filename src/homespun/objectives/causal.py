@@ -17,6 +17,7 @@ from homespun.data.padding import pad
 from homespun.data.rows import PackedRows, Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
@@ -84,8 +85,13 @@ class CausalLM(Config):
                 f"one given with --from stays as it is: set objective.kind=mlm"
             )
         own = model.head if isinstance(model.head, CausalLMHeadConfig | MaskedLMHeadConfig) else None
-        config = ModelConfig(backbone=model.backbone, head=own or CausalLMHeadConfig())
+        config = ModelConfig(backbone=model.backbone, head=own or causal_head(stack))
         return CausalLMObjective(config.build(), config)
+
+
+def causal_head(backbone: EncoderConfig | RecurrentConfig) -> CausalLMHeadConfig:
+    """A new head, with a bias in its projection where those of the layers have one."""
+    return CausalLMHeadConfig(transform_bias=isinstance(backbone, RecurrentConfig) or backbone.mlp_bias)
 
 
 class CausalLMObjective(nn.Module):

@@ -162,7 +162,7 @@ class MaskedLM(Config):
                 f"type_vocab_size={model.backbone.type_vocab_size}; set model.type_vocab_size=2"
             )
         own = model.head if isinstance(model.head, MaskedLMHeadConfig) else None
-        head = own or MaskedLMHeadConfig(hidden_act=backbone.hidden_act)
+        head = own or masked_head(backbone)
         config = ModelConfig(backbone=model.backbone, head=head)
         built = config.build()
         pairs = None
@@ -171,6 +171,17 @@ class MaskedLM(Config):
             initialise(pairs.modules(), model.backbone.initializer_range)
         objective = MaskedLMObjective(built, config, pairs)
         return objective if self.teacher is None else self.teacher.around(objective, tokenizer)
+
+
+def masked_head(backbone: EncoderConfig | RecurrentConfig) -> MaskedLMHeadConfig:
+    """A new head with the activation of the layers, and biases where these have them."""
+    if isinstance(backbone, RecurrentConfig):
+        return MaskedLMHeadConfig(hidden_act=backbone.hidden_act)
+    return MaskedLMHeadConfig(
+        hidden_act=backbone.hidden_act,
+        transform_bias=backbone.mlp_bias,
+        norm_bias=backbone.norm != "layer_norm" or (backbone.norm_bias and backbone.norm_weight),
+    )
 
 
 def needs_both_sides(model: ModelConfig, kind: str) -> EncoderConfig | RecurrentConfig:

@@ -12,6 +12,7 @@ from homespun.hf.families.electra import ELECTRA
 from homespun.hf.families.gpt2 import GPT2
 from homespun.hf.families.led import LED
 from homespun.hf.families.longformer import LONGFORMER
+from homespun.hf.families.modernbert import MODERNBERT
 from homespun.hf.families.nanochat import NANOCHAT
 from homespun.hf.families.openai_gpt import OPENAI_GPT
 from homespun.hf.families.pegasus import PEGASUS
@@ -29,6 +30,7 @@ FAMILIES = (
     LONGFORMER,
     BIG_BIRD,
     DISTILBERT,
+    MODERNBERT,
     GPT2,
     OPENAI_GPT,
     NANOCHAT,

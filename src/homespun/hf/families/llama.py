@@ -92,7 +92,7 @@ def _product(*factors: object) -> int | None:
     return math.prod(numbers) if len(numbers) == len(factors) else None
 
 
-def rope_theta(settings: Tree, default: float = 10_000.0) -> object:
+def rope_theta(settings: Tree, default: object = 10_000.0) -> object:
     """The base of the wavelengths: of ``rope_parameters`` (transformers 5), or of the older ``rope_theta``.
 
     Raises:
