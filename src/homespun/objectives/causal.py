@@ -90,8 +90,10 @@ class CausalLM(Config):
 
 
 def causal_head(backbone: EncoderConfig | RecurrentConfig) -> CausalLMHeadConfig:
-    """A new head, with a bias in its projection where those of the layers have one."""
-    return CausalLMHeadConfig(transform_bias=isinstance(backbone, RecurrentConfig) or backbone.mlp_bias)
+    """A new head. Its projection to narrower embeddings has no bias where those of the layers have none."""
+    if isinstance(backbone, RecurrentConfig) or backbone.embedding_size in (0, backbone.hidden_size):
+        return CausalLMHeadConfig()
+    return CausalLMHeadConfig(transform_bias=backbone.mlp_bias)
 
 
 class CausalLMObjective(nn.Module):

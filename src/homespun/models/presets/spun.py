@@ -1,7 +1,9 @@
-"""Our own models, by size: the block that learns most from the same minutes (results/efficiency.md).
+"""Our own models, by size: the blocks that learn most from the same minutes (results/efficiency.md).
 
-Norms before the sublayers and after the embeddings without weights, rotary positions, normalised queries and keys,
-ReLU squared, no biases, no dropout, and output projections that start at zero. The decoder is the block of NanoChat.
+Both have rotary positions, norms before the sublayers and after the embeddings, no dropout, matrices drawn by their
+width and output projections that start at zero. The decoder is the block of NanoChat: norms without weights, normalised
+queries and keys, ReLU squared. The encoder is the block of ModernBERT with biases in its attention, whose heads start
+at neighbouring tokens.
 """
 
 from __future__ import annotations
@@ -13,19 +15,29 @@ from homespun.models.presets.sizes import SIZES
 _BLOCK: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "type_vocab_size": 0,
-    "hidden_act": "relu2",
     "hidden_dropout_prob": 0.0,
     "attention_probs_dropout_prob": 0.0,
-    "norm": "rms_norm",
-    "norm_weight": False,
-    "layer_norm_eps": 1e-6,
-    "qk_norm": True,
-    "attention_bias": False,
     "mlp_bias": False,
     "initialization": "fan_in",
     "initializer_range": 0.03,
     "positions": {"kind": "rotary"},
     "residual": {"kind": "pre"},
+}
+_DECODER: dict[str, Any] = _BLOCK | {
+    "causal": True,
+    "hidden_act": "relu2",
+    "norm": "rms_norm",
+    "norm_weight": False,
+    "layer_norm_eps": 1e-6,
+    "qk_norm": True,
+    "attention_bias": False,
+}
+_ENCODER: dict[str, Any] = _BLOCK | {
+    "gated_feed_forward": True,
+    "norm_bias": False,
+    "layer_norm_eps": 1e-5,
+    "residual": {"kind": "pre", "first_norm": False},
+    "neighbour_heads": 1,
 }
 
 
@@ -46,7 +58,13 @@ _SIZES = {
     "base": SIZES["base"],
 }
 
+
+def _gated(values: dict[str, Any]) -> dict[str, Any]:
+    """With two thirds of the inner width, in steps of 64: as many parameters as without the gate."""
+    return values | {"intermediate_size": round(values["intermediate_size"] / 96) * 64}
+
+
 SPUN: dict[str, dict[str, Any]] = {
-    **{f"spun-decoder-{size}": values | _BLOCK | {"causal": True} for size, values in _SIZES.items()},
-    **{f"spun-encoder-{size}": values | _BLOCK for size, values in _SIZES.items()},
+    **{f"spun-decoder-{size}": values | _DECODER for size, values in _SIZES.items()},
+    **{f"spun-encoder-{size}": _gated(values) | _ENCODER for size, values in _SIZES.items()},
 }
