@@ -51,6 +51,7 @@ _FREE = frozenset(
                 "feed_forward_chunk",
                 "residual.scaled_initialisation",
                 "initialization",
+                "neighbour_heads",
                 "seed",
             )
         ),
