@@ -141,6 +141,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-lm": ("OpenAIGPTLMHeadModel", GPT | {"hidden_act": "silu"}),
     "gpt-untied": ("OpenAIGPTLMHeadModel", GPT | {"tie_word_embeddings": False}),
     "gpt-classification": ("OpenAIGPTForSequenceClassification", GPT | {"num_labels": 7}),
+    "eurobert": ("EuroBertModel", ROTARY | {"mlp_bias": True}),
+    "eurobert-mlm": ("EuroBertForMaskedLM", ROTARY | {"attention_bias": True, "hidden_act": "gelu"}),
+    "eurobert-mlm-tied": ("EuroBertForMaskedLM", ROTARY | {"tie_word_embeddings": True}),
+    "eurobert-classification": (
+        "EuroBertForSequenceClassification",
+        ROTARY | {"num_labels": 5, "classifier_pooling": "mean"},
+    ),
+    "eurobert-classification-bos": (
+        "EuroBertForSequenceClassification",
+        ROTARY | {"num_labels": 3, "classifier_pooling": "bos", "mlp_bias": True},
+    ),
+    "eurobert-labels": ("EuroBertForTokenClassification", ROTARY | {"num_labels": 5}),
     "llama": ("LlamaModel", ROTARY | {"attention_bias": True, "mlp_bias": True}),
     "llama-lm": ("LlamaForCausalLM", ROTARY | {"head_size": None, "num_attention_heads": 3, "layer_norm_eps": 1e-3}),
     "llama-tied": ("LlamaForCausalLM", ROTARY | {"tie_word_embeddings": True, "num_key_value_heads": 6}),

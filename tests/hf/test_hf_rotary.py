@@ -81,6 +81,8 @@ POOLED |= {"norm": "layer_norm", "norm_bias": False}
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10.0, "factor": 2.0}},
             "rope_parameters.rope_type='dynamic' is not supported, only 'default'",
         ),
+        ("EuroBertForSequenceClassification", {}, "classifier_pooling='late' is not supported, only 'bos' and 'mean'"),
+        ("EuroBertForMaskedLM", {"mlp_bias": True}, "mlp_bias=True is not supported by the head for masked tokens"),
         ("Qwen3Model", {"use_sliding_window": True}, "use_sliding_window=True is not supported, only False"),
         ("NanoChatModel", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1.0"),
     ],
@@ -148,7 +150,7 @@ def test_sizes_that_transformers_refuses_are_not_written(tmp_path: Path) -> None
 
 def test_spun_decoders_are_nanochats() -> None:
     for preset in (name for name in PRESETS if name.startswith("spun-decoder")):
-        tree = {"backbone": {"preset": preset, "vocab_size": 97, "neighbour_heads": 0}, "head": {"kind": "causal_lm"}}
+        tree = {"backbone": {"preset": preset, "vocab_size": 97}, "head": {"kind": "causal_lm"}}
         place, notes = find_place(ModelConfig.model_validate(tree))
         assert (place is None, notes) == (False, ())
         assert place.architecture.name == "NanoChatForCausalLM"
@@ -166,6 +168,13 @@ def test_spun_decoders_are_nanochats() -> None:
         ),
         (MODERNBERT, POOLED, "ModernBertForSequenceClassification"),
         (MODERNBERT, POOLED | {"token": "mean", "bias": True}, "ModernBertForSequenceClassification"),
+        (GATED | {"causal": False}, None, "EuroBertModel"),
+        (GATED | {"causal": False}, {"kind": "causal_lm"}, "EuroBertForMaskedLM"),
+        (
+            GATED | {"causal": False, "hidden_dropout_prob": 0.1},
+            {"kind": "pooled", "hidden_act": "gelu", "num_labels": 5},
+            "EuroBertForSequenceClassification",
+        ),
         (GATED, None, "LlamaModel"),
         (GATED | {"mlp_bias": True, "num_key_value_heads": 1}, {"kind": "causal_lm"}, "LlamaForCausalLM"),
         (GATED | {"head_size": 6}, {"kind": "last", "num_labels": 5}, "LlamaForSequenceClassification"),

@@ -9,6 +9,7 @@ from homespun.hf.families.deberta import DEBERTA
 from homespun.hf.families.deberta_v2 import DEBERTA_V2
 from homespun.hf.families.distilbert import DISTILBERT
 from homespun.hf.families.electra import ELECTRA
+from homespun.hf.families.eurobert import EUROBERT
 from homespun.hf.families.gpt2 import GPT2
 from homespun.hf.families.led import LED
 from homespun.hf.families.llama import LLAMA
@@ -33,6 +34,7 @@ FAMILIES = (
     BIG_BIRD,
     DISTILBERT,
     MODERNBERT,
+    EUROBERT,
     GPT2,
     OPENAI_GPT,
     LLAMA,
