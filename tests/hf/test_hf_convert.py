@@ -32,9 +32,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "deberta": [_RELATIVE, _RELATIVE | {"position_biased_input": False}],
     "deberta-v2": [_RELATIVE, _RELATIVE | {"norm_rel_ebd": "layer_norm", "share_att_key": True, "position_buckets": 4}],
     "electra": [{"embedding_size": 21}],
+    "eurobert": [_ROTARY | {"classifier_pooling": "mean"}],
+    "llama": [_ROTARY, _ROTARY | {"mlp_bias": True, "num_attention_heads": 4, "num_key_value_heads": 2}],
     "modernbert": [_ROTARY, _ROTARY | {"norm_bias": True, "mlp_bias": True, "classifier_bias": True}],
     "nanochat": [_ROTARY | {"final_logit_softcapping": None}],
     "prophetnet": [PROPHETNET],
+    "qwen3": [_ROTARY],
     "reformer": [REFORMER, REFORMER | {"axial_pos_embds": False}],
     "t5": [{"d_kv": 5}, {"feed_forward_proj": "gated-gelu"}],
 }

@@ -37,6 +37,8 @@ NANOCHAT = ROTARY | {"final_logit_softcapping": None, "hidden_act": "relu2"}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "openai-gpt": ("OpenAIGPTLMHeadModel", GPT2),
+    "llama": ("LlamaForCausalLM", ROTARY),
+    "qwen3": ("Qwen3ForCausalLM", ROTARY | {"head_size": 6, "tie_word_embeddings": True}),
     "nanochat": ("NanoChatForCausalLM", NANOCHAT),
     "bert": ("BertLMHeadModel", SPECIAL | {"is_decoder": True}),
     "electra": ("ElectraForCausalLM", SPECIAL | {"is_decoder": True}),
@@ -60,7 +62,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-1.1": ("T5ForConditionalGeneration", T5 | SPECIAL | {"feed_forward_proj": "gated-gelu"}),
 }
 seen: dict[str, set[int]] = {name: set() for name in MODELS}
-ALONE = ("gpt2", "openai-gpt", "nanochat", "reformer", "bert", "electra")
+ALONE = ("gpt2", "openai-gpt", "llama", "qwen3", "nanochat", "reformer", "bert", "electra")
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"max_new_tokens": 9},
     "greedy-no-repeats": {"max_new_tokens": 9, "no_repeat_ngram_size": 2, "min_new_tokens": 5},

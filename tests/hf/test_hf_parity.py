@@ -35,8 +35,9 @@ DEBERTA_V3 = DEBERTA | {"position_buckets": 8, "share_att_key": True, "norm_rel_
 ALBERT: dict[str, Any] = {"embedding_size": 21, "classifier_dropout_prob": 0.0}
 GPT: dict[str, Any] = {"embd_pdrop": 0.0, "pad_token_id": 0, "hidden_act": "gelu"}
 # heads of an even size, of which queries have more than keys
-ROTARY: dict[str, Any] = {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_size": 10}
+ROTARY: dict[str, Any] = {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_size": 4}
 ROTARY |= {"pad_token_id": 0, "rope_parameters": {"rope_type": "default", "rope_theta": 50.0}}
+QWEN3 = ROTARY | {"head_size": 10, "layer_norm_eps": 1e-3}
 NANOCHAT = ROTARY | {"final_logit_softcapping": None, "hidden_act": "relu2"}
 # a global layer and two of windows that are shorter than the texts
 MODERNBERT: dict[str, Any] = {"hidden_size": 22, "local_attention": 6, "pad_token_id": 0}
@@ -140,6 +141,26 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-lm": ("OpenAIGPTLMHeadModel", GPT | {"hidden_act": "silu"}),
     "gpt-untied": ("OpenAIGPTLMHeadModel", GPT | {"tie_word_embeddings": False}),
     "gpt-classification": ("OpenAIGPTForSequenceClassification", GPT | {"num_labels": 7}),
+    "eurobert": ("EuroBertModel", ROTARY | {"mlp_bias": True}),
+    "eurobert-mlm": ("EuroBertForMaskedLM", ROTARY | {"attention_bias": True, "hidden_act": "gelu"}),
+    "eurobert-mlm-tied": ("EuroBertForMaskedLM", ROTARY | {"tie_word_embeddings": True}),
+    "eurobert-classification": (
+        "EuroBertForSequenceClassification",
+        ROTARY | {"num_labels": 5, "classifier_pooling": "mean"},
+    ),
+    "eurobert-classification-bos": (
+        "EuroBertForSequenceClassification",
+        ROTARY | {"num_labels": 3, "classifier_pooling": "bos", "mlp_bias": True},
+    ),
+    "eurobert-labels": ("EuroBertForTokenClassification", ROTARY | {"num_labels": 5}),
+    "llama": ("LlamaModel", ROTARY | {"attention_bias": True, "mlp_bias": True}),
+    "llama-lm": ("LlamaForCausalLM", ROTARY | {"head_size": None, "num_attention_heads": 3, "layer_norm_eps": 1e-3}),
+    "llama-tied": ("LlamaForCausalLM", ROTARY | {"tie_word_embeddings": True, "num_key_value_heads": 6}),
+    "llama-classification": ("LlamaForSequenceClassification", ROTARY | {"num_labels": 5, "hidden_act": "gelu"}),
+    "qwen3": ("Qwen3Model", QWEN3),
+    "qwen3-lm": ("Qwen3ForCausalLM", QWEN3 | {"attention_bias": True}),
+    "qwen3-tied": ("Qwen3ForCausalLM", QWEN3 | {"tie_word_embeddings": True, "num_key_value_heads": 1}),
+    "qwen3-classification": ("Qwen3ForSequenceClassification", QWEN3 | {"num_labels": 3}),
     "modernbert": ("ModernBertModel", MODERNBERT),
     "modernbert-biases": ("ModernBertModel", MODERNBERT | MODERNBERT_BIASES | {"layer_norm_eps": 1e-3}),
     "modernbert-full": ("ModernBertModel", MODERNBERT | {"layer_types": ["full_attention"] * 3}),

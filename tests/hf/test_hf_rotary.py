@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 from hf_peers import SIZES, bert_tokenizer, inputs, their_model
+from safetensors.torch import load_file, save_file
 
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
+from homespun.hf.families.llama import LLAMA as LLAMA_FAMILY
 from homespun.hf.open import open_any, open_huggingface
+from homespun.hf.place import find_place
 from homespun.models.config import ModelConfig
+from homespun.models.presets import PRESETS
 
 transformers = pytest.importorskip("transformers")
 TOKENIZER = bert_tokenizer()
@@ -30,6 +34,7 @@ LLAMA: dict[str, Any] = SIZES | {
     "residual": {"kind": "pre"},
     "positions": {"kind": "rotary", "theta": 100.0},
 }
+GATED = LLAMA | {"gated_feed_forward": True, "hidden_act": "silu"}
 NANOCHAT = LLAMA | {"embedding_norm": True, "norm_weight": False, "qk_norm": True, "hidden_act": "relu2"}
 WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}
 MODERNBERT: dict[str, Any] = LLAMA | {
@@ -71,6 +76,14 @@ POOLED |= {"norm": "layer_norm", "norm_bias": False}
             },
             "rope_parameters.rope_type='linear' is not supported, only 'default'",
         ),
+        (
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10.0, "factor": 2.0}},
+            "rope_parameters.rope_type='dynamic' is not supported, only 'default'",
+        ),
+        ("EuroBertForSequenceClassification", {}, "classifier_pooling='late' is not supported, only 'bos' and 'mean'"),
+        ("EuroBertForMaskedLM", {"mlp_bias": True}, "mlp_bias=True is not supported by the head for masked tokens"),
+        ("Qwen3Model", {"use_sliding_window": True}, "use_sliding_window=True is not supported, only False"),
         ("NanoChatModel", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1.0"),
     ],
 )
@@ -108,6 +121,41 @@ def test_older_config_of_modernbert(tmp_path: Path) -> None:
         assert open_huggingface(tmp_path).stored.config.backbone.positions.theta == thetas
 
 
+def test_older_config_of_llama(tmp_path: Path) -> None:
+    """The base was a number of its own, frequencies were in the files, and a scaled type was in rope_scaling."""
+    theirs = their_model(transformers.LlamaForCausalLM, **ROTARY)
+    theirs.save_pretrained(tmp_path)
+    TOKENIZER.save(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    save_file(weights | {name: torch.ones(7)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    path = tmp_path / "config.json"
+    tree = json.loads(path.read_text())
+    del tree["rope_parameters"], tree["head_dim"]
+    path.write_text(json.dumps(tree | {"rope_theta": 70.0, "rope_scaling": None}))
+    opened = open_huggingface(tmp_path)
+    assert opened.stored.config.backbone.positions.theta == 70.0
+    assert [leftover.name for leftover in opened.leftovers] == [name]
+    path.write_text(json.dumps(tree | {"rope_theta": 70.0, "rope_scaling": {"type": "linear", "factor": 2.0}}))
+    with pytest.raises(UserError, match="rope_type='linear'"):
+        open_huggingface(tmp_path)
+
+
+def test_sizes_that_transformers_refuses_are_not_written(tmp_path: Path) -> None:
+    config = ModelConfig.model_validate({"backbone": GATED | {"num_attention_heads": 4, "head_size": 6}})
+    assert export_huggingface(tmp_path / "hf", config.build(), config, TOKENIZER).folder is None
+    (difference,) = LLAMA_FAMILY.differences(LLAMA_FAMILY.architectures[0], config)
+    assert "hidden_size=42 must be a multiple of num_attention_heads=4" in difference
+
+
+def test_spun_decoders_are_nanochats() -> None:
+    for preset in (name for name in PRESETS if name.startswith("spun-decoder")):
+        tree = {"backbone": {"preset": preset, "vocab_size": 97}, "head": {"kind": "causal_lm"}}
+        place, notes = find_place(ModelConfig.model_validate(tree))
+        assert (place is None, notes) == (False, ())
+        assert place.architecture.name == "NanoChatForCausalLM"
+
+
 @pytest.mark.parametrize(
     ("backbone", "head", "name"),
     [
@@ -120,6 +168,18 @@ def test_older_config_of_modernbert(tmp_path: Path) -> None:
         ),
         (MODERNBERT, POOLED, "ModernBertForSequenceClassification"),
         (MODERNBERT, POOLED | {"token": "mean", "bias": True}, "ModernBertForSequenceClassification"),
+        (GATED | {"causal": False}, None, "EuroBertModel"),
+        (GATED | {"causal": False}, {"kind": "causal_lm"}, "EuroBertForMaskedLM"),
+        (
+            GATED | {"causal": False, "hidden_dropout_prob": 0.1},
+            {"kind": "pooled", "hidden_act": "gelu", "num_labels": 5},
+            "EuroBertForSequenceClassification",
+        ),
+        (GATED, None, "LlamaModel"),
+        (GATED | {"mlp_bias": True, "num_key_value_heads": 1}, {"kind": "causal_lm"}, "LlamaForCausalLM"),
+        (GATED | {"head_size": 6}, {"kind": "last", "num_labels": 5}, "LlamaForSequenceClassification"),
+        (GATED | {"qk_norm": True, "head_size": 6}, {"kind": "causal_lm"}, "Qwen3ForCausalLM"),
+        (GATED | {"qk_norm": True}, {"kind": "last", "num_labels": 5}, "Qwen3ForSequenceClassification"),
         (NANOCHAT, None, "NanoChatModel"),
         (NANOCHAT | {"initialization": "fan_in"}, {"kind": "causal_lm"}, "NanoChatForCausalLM"),
         (
@@ -168,6 +228,8 @@ def test_our_models_open_in_transformers(backbone: dict[str, Any], head: Any, na
             MODERNBERT | {"head_size": 6, "attention": {"kind": "full"}, "positions": {"kind": "rotary"}},
             "the nearest, modernbert, has head_size=14 where this model has 6",
         ),
+        (GATED | {"norm_weight": False}, "the nearest, llama, has norm_weight=True where this model has False"),
+        (LLAMA, "the nearest, llama, has gated_feed_forward=True where this model has False"),
         (NANOCHAT | {"positions": {"kind": "sinusoidal"}}, "positions.kind=rotary where this model has sinusoidal"),
     ],
 )

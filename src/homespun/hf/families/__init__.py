@@ -9,14 +9,17 @@ from homespun.hf.families.deberta import DEBERTA
 from homespun.hf.families.deberta_v2 import DEBERTA_V2
 from homespun.hf.families.distilbert import DISTILBERT
 from homespun.hf.families.electra import ELECTRA
+from homespun.hf.families.eurobert import EUROBERT
 from homespun.hf.families.gpt2 import GPT2
 from homespun.hf.families.led import LED
+from homespun.hf.families.llama import LLAMA
 from homespun.hf.families.longformer import LONGFORMER
 from homespun.hf.families.modernbert import MODERNBERT
 from homespun.hf.families.nanochat import NANOCHAT
 from homespun.hf.families.openai_gpt import OPENAI_GPT
 from homespun.hf.families.pegasus import PEGASUS
 from homespun.hf.families.prophetnet import PROPHETNET
+from homespun.hf.families.qwen3 import QWEN3
 from homespun.hf.families.reformer import REFORMER
 from homespun.hf.families.roberta import ROBERTA
 from homespun.hf.families.t5 import T5, T5_CLASSIFIER, T5_ENCODER
@@ -31,8 +34,11 @@ FAMILIES = (
     BIG_BIRD,
     DISTILBERT,
     MODERNBERT,
+    EUROBERT,
     GPT2,
     OPENAI_GPT,
+    LLAMA,
+    QWEN3,
     NANOCHAT,
     REFORMER,
     BART,

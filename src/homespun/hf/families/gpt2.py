@@ -102,6 +102,7 @@ def causal_lm(
     default: bool = True,
     check: Callable[[Tree], None] = lambda settings: None,
     settings: Tree | None = None,
+    pipeline: str = "text-generation",
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
 ) -> Architecture:
     """The class that predicts the next token, with its word embeddings or, where they are not tied, with others.
@@ -113,7 +114,7 @@ def causal_lm(
         default: whether they are where config.json has no ``tie_word_embeddings``.
         check: raises `UserError` where config.json describes a head that ours cannot be.
         settings: what config.json says of such a head besides.
-        notes: as in `Architecture`.
+        pipeline, notes: as in `Architecture`.
     """
     tied_table = Table(copies=(Copy("lm_head.weight", of=f"{words}.weight"),))
 
@@ -130,14 +131,14 @@ def causal_lm(
         kind="causal_lm",
         table=tied_table if tied else Table(rules=(Rule("lm_head.weight", "head.words.weight"),)),
         head=head,
-        pipeline="text-generation",
+        pipeline=pipeline,
         fits=fits,
         write=lambda head: {"tie_word_embeddings": tied, **(settings or {})},
         notes=notes,
     )
 
 
-def last_token(name: str) -> Architecture:
+def last_token(name: str, *, notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()) -> Architecture:
     """The class that classifies a text by its last token; it has no dropout, and ours what config.json says of one."""
 
     def head(settings: Tree) -> Tree:
@@ -149,6 +150,7 @@ def last_token(name: str) -> Architecture:
         table=Table(rules=(Rule("score.weight", "head.classifier.weight"),)),
         head=head,
         pipeline="text-classification",
+        notes=notes,
     )
 
 

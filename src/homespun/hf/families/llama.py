@@ -1,4 +1,4 @@
-"""Tensors and settings that Llama (Touvron et al. 2023) shares with its relatives.
+"""Llama (Touvron et al. 2023), and what nanochat, Qwen3 and EuroBERT have of it.
 
 Our dropout of vectors (``hidden_dropout_prob``) has no equivalent in these classes. It is written to config.json under
 our name, where transformers ignores it.
@@ -10,8 +10,9 @@ import math
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Change, Rule, unchanged
-from homespun.hf.families.gpt2 import padding
+from homespun.hf.convert import Change, Drop, Rule, Table, unchanged
+from homespun.hf.families.gpt2 import causal_lm, last_token, padding
+from homespun.hf.family import Architecture, Family, headless
 from homespun.models.encoder import EncoderConfig
 from homespun.models.positions import RotaryPositionsConfig
 
@@ -43,6 +44,17 @@ DEFAULTS = {
     "attention_dropout": 0.0,
     "hidden_dropout_prob": 0.0,
 }
+ROTATIONS = Drop(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "frequencies of the rotations, not a weight")
+NORMS = (
+    Rule(f"{LAYER}.input_layernorm.{{p}}", f"{OWN}.attention.norm.{{p}}"),
+    Rule(f"{LAYER}.post_attention_layernorm.{{p}}", f"{OWN}.feedforward.norm.{{p}}"),
+    Rule("model.norm.{p}", "backbone.final_norm.{p}"),
+)
+GATED = (
+    Rule(f"{LAYER}.mlp.gate_proj.{{p}}", f"{OWN}.feedforward.sublayer.inner.{{p}}"),
+    Rule(f"{LAYER}.mlp.up_proj.{{p}}", f"{OWN}.feedforward.sublayer.gate.{{p}}"),
+    Rule(f"{LAYER}.mlp.down_proj.{{p}}", f"{OWN}.feedforward.sublayer.outer.{{p}}"),
+)
 
 
 def attention_rules(rotated: Change = unchanged) -> tuple[Rule, ...]:
@@ -67,7 +79,6 @@ def read(settings: Tree) -> Tree:
         "type_vocab_size": 0,
         "norm": "rms_norm",
         "embedding_norm": False,
-        "mlp_bias": False,
         "residual": {"kind": "pre"},
         "positions": {"kind": "rotary", "theta": rope_theta(settings)},
         "num_key_value_heads": 0 if groups in (None, heads) else groups,
@@ -112,8 +123,49 @@ def rope_theta(settings: Tree, default: object = 10_000.0) -> object:
     return default if theta is None else theta
 
 
+def check_heads(settings: Tree) -> None:
+    """That the class takes the sizes.
+
+    Raises:
+        UserError: it refuses them.
+    """
+    hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
+    if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads:
+        raise UserError(f"hidden_size={hidden} must be a multiple of num_attention_heads={heads}")
+
+
 def dropout_note(backbone: EncoderConfig) -> tuple[str, ...]:
     """A note on dropout that transformers does not apply."""
     if not backbone.hidden_dropout_prob:
         return ()
     return (f"hidden_dropout_prob={backbone.hidden_dropout_prob} is not applied by transformers in training",)
+
+
+def decoder_classes(name: str) -> tuple[Architecture, ...]:
+    """The model, and the heads that predict the next token and classify texts by the last one."""
+    words = "model.embed_tokens"
+    return (
+        headless(f"{name}Model", "model.", notes=dropout_note),
+        *(
+            causal_lm(f"{name}ForCausalLM", words, tied=tied, default=False, notes=dropout_note)
+            for tied in (True, False)
+        ),
+        last_token(f"{name}ForSequenceClassification", notes=dropout_note),
+    )
+
+
+def _read(settings: Tree, kind: str | None) -> Tree:
+    check_heads(settings)
+    return read(settings) | {"gated_feed_forward": True, "causal": True}
+
+
+LLAMA = Family(
+    model_type="llama",
+    prefix="model.",
+    table=Table(rules=(EMBEDDINGS, *attention_rules(), *NORMS, *GATED), drops=(ROTATIONS,)),
+    architectures=decoder_classes("Llama"),
+    defaults=DEFAULTS | {"mlp_bias": False},
+    names=NAMES,
+    read=_read,
+    write=write,
+)

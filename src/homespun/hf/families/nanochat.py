@@ -57,7 +57,13 @@ def _causal_lm(*, tied: bool) -> Architecture:
 
 
 def _read(settings: Tree, kind: str | None) -> Tree:
-    return read(settings) | {"embedding_norm": True, "norm_weight": False, "qk_norm": True, "causal": True}
+    return read(settings) | {
+        "mlp_bias": False,
+        "embedding_norm": True,
+        "norm_weight": False,
+        "qk_norm": True,
+        "causal": True,
+    }
 
 
 NANOCHAT = Family(
