@@ -292,7 +292,7 @@ def test_a_fully_masked_row_gives_no_nan(config: EncoderConfig) -> None:
 
 @every_variant
 def test_training_drops_out_and_evaluation_is_deterministic(config: EncoderConfig) -> None:
-    encoder, ids = build(config), some_ids(2, SEQ)
+    encoder, ids = build(config, hidden_dropout_prob=0.1), some_ids(2, SEQ)
     assert torch.equal(encoder(ids), encoder(ids))
     encoder.train()
     assert not torch.equal(encoder(ids), encoder(ids))
