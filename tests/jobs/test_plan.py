@@ -45,6 +45,15 @@ def recipe(name: str = "electra-tiny", *changes: str) -> PretrainRecipe:
     return found
 
 
+def test_soap_keeps_more_than_adam() -> None:
+    changes = ("model.preset=spun-encoder-tiny", "objective={kind: mlm}")
+    sizes = {
+        kind: plan(recipe("roberta-mini", *changes, f"train.optimizer={{kind: {kind}}}"))["memory"]["optimizer"]
+        for kind in ("adamw", "soap")
+    }
+    assert sizes["soap"] > sizes["adamw"]
+
+
 def test_parameters_are_counted_exactly() -> None:
 
     given = recipe()

@@ -1,0 +1,47 @@
+"""The benchmark of time to a loss: ours and a peer on the same rows, resumed from finished trials."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import time_to_loss
+
+from homespun.data.corpus import build_corpus
+from homespun.text.sources import Document
+from homespun.text.tokenizer import Tokenizer
+
+ARGUMENTS = ["spun-decoder", "qwen3", "--tokens", "1500", "--seeds", "2", "--rates", "1e-3", "2e-3"]
+TINY = ["--precision", "float32", "--set", "model.preset=spun-decoder-tiny", "train.batch_size=4"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    texts = [" ".join(f"word{(7 * text + step * (text % 5 + 1)) % 41}" for step in range(400)) for text in range(13)]
+    tokenizer = Tokenizer.train(texts, kind="words", vocab_size=46)
+    documents = (Document(text, source=str(number)) for number, text in enumerate(texts))
+    build_corpus(documents, tokenizer, tmp_path / "data" / "financial")
+    return tmp_path
+
+
+def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(time_to_loss.TEXTS, "financial", lambda shared, out: None)
+    found = time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)])
+    ours, peer = (found["contestants"][name] for name in ("spun-decoder", "qwen3"))
+    trials = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(data.glob("*/trial.json"))]
+    names = {(trial["name"], trial["seed"]) for trial in trials}
+    assert names == {(name, seed) for name in ("spun-decoder", "qwen3") for seed in (0, 1)}
+    assert len(trials) == 5  # a second rate of the peer's first seed
+    assert all(1500 <= trial["curve"][-1]["tokens"] < 1500 + 8 * 128 for trial in trials)
+    assert ours["learning_rate"] is None
+    assert peer["learning_rate"] in (1e-3, 2e-3)
+    assert set(ours["minutes_to_the_loss_of"]) == {"qwen3"}
+    assert (data / "financial-causal.svg").is_file()
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("a finished trial was repeated")
+
+    monkeypatch.setattr(time_to_loss.subprocess, "run", never)
+    assert time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)]) == found
