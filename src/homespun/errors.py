@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
 
 
@@ -25,6 +26,11 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; there are: {', '.join(names)}" if names else "; there are none"
+
+
+def shorten_warnings() -> None:
+    """Let this process print warnings in one line each, without the line of code that warns."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 
 def first_line(error: BaseException) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -40,7 +39,7 @@ from homespun.cli.senses import senses
 from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
-from homespun.errors import UserError
+from homespun.errors import UserError, shorten_warnings
 from homespun.training.malloc import begin_anew_to_train
 
 _TRAINING = ("pretrain", "finetune", "distill", "quickstart", "arena")  # verbs
@@ -306,7 +305,7 @@ def main() -> NoReturn:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if sys.argv[1:2] and sys.argv[1] in _TRAINING:
         begin_anew_to_train()
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    shorten_warnings()
     try:
         app(standalone_mode=True)
     except UserError as error:

@@ -22,6 +22,7 @@ from homespun.errors import NotFinite, UserError, nearest
 from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
 from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
+from homespun.jobs.processes import check_one_process
 from homespun.jobs.result import summarise, watch
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -174,6 +175,7 @@ def arena(
     recipes = {name: arena_recipe(task, overrides, model=name, data=data) for name in models}
     for name, trial in recipes.items():  # what cannot be built is said now, not after the training of others
         _check_built(name, trial)
+        check_one_process(trial.train, "homespun arena")
     place = Place.here()
     made, progress = Path(out) / "data", display.task(f"data of {task}", total=None, unit="rows")
     if not recipe.task.generated:  # before there is a run: a mistake in the files is not to leave one behind

@@ -21,6 +21,7 @@ from homespun.jobs.beside import export_beside
 from homespun.jobs.doubts import most_wrong, shared, told_of, warning
 from homespun.jobs.lengths import task_lengths
 from homespun.jobs.memory import within_memory
+from homespun.jobs.processes import processes_to_start, run_in_processes
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.jobs.tasks.task import Lesson, Task, Tuned
@@ -64,6 +65,10 @@ def finetune(
         UserError: data that cannot be used, a model that cannot be opened or does not fit, an interrupted run.
     """
     display = display or Display(json=True)
+    if (count := processes_to_start(recipe.train)) > 1:
+        return run_in_processes(
+            count, finetune, recipe, out, display=display, start_from=start_from, vectors=vectors, resume=resume
+        )
     place = Place.here()
     recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
     data = recipe.data

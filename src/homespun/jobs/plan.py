@@ -151,7 +151,11 @@ def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> 
     names = {"forward": prediction.flops_forward, "backward": prediction.flops_backward}
     per_token = {name: value / tokens for name, value in names.items()}
     expected, *others = _expected(budget, work, prediction, choice.step_seconds)
-    warnings = [short_of_text(budget, work.text.counted(prediction.tokens)), short_of_step(budget, expected)]
+    warnings = [
+        short_of_text(budget, work.text.counted(prediction.tokens)),
+        short_of_step(budget, expected),
+        None if recipe.train.processes in (1, "auto") else "planned for one process, whatever train.processes is",
+    ]
     return {
         "kind": recipe.kind,
         "device": machine.device.type,

@@ -17,6 +17,7 @@ from homespun.jobs.adapt import Start, record, start
 from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
 from homespun.jobs.beside import export_beside
 from homespun.jobs.memory import within_memory
+from homespun.jobs.processes import processes_to_start, run_in_processes
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.jobs.workload import Work, seeded, typical, work_of
@@ -75,7 +76,22 @@ def pretrain(
         UserError: no corpus, a recipe that cannot be built, a budget too small for one step, an interrupted run.
     """
     display = display or Display(json=True)
+    if (count := processes_to_start(recipe.train)) > 1:
+        _check_shared(recipe, count)
+        return run_in_processes(
+            count,
+            pretrain,
+            recipe,
+            out,
+            display=display,
+            start_from=start_from,
+            changes=changes,
+            generator=generator,
+            vectors=vectors,
+            resume=resume,
+        )
     place = Place.here()
+    _check_shared(recipe, place.world_size)
     recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
     if not recipe.data.corpus:
         raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
@@ -103,11 +119,6 @@ def pretrain(
     _warn(recipe, training)  # of what can be built: a mistake says one thing alone
     begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)
-    if isinstance(recipe.objective, StreamedCausalLM) and place.world_size > 1:
-        raise UserError(
-            f"objective streamed_clm carries its state in one process, and there are {place.world_size}; start one, or "
-            f"take objective.kind=clm"
-        )
     run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
     collate = recipe.objective.collate(tokenizer)
     loader = Loader(
@@ -178,6 +189,14 @@ def pretrain(
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result
+
+
+def _check_shared(recipe: PretrainRecipe, processes: int) -> None:
+    if isinstance(recipe.objective, StreamedCausalLM) and processes > 1:
+        raise UserError(
+            f"objective streamed_clm carries its state in one process, and there are {processes}; set "
+            f"train.processes=1, or take objective.kind=clm"
+        )
 
 
 def _warn(recipe: PretrainRecipe, training: Rows) -> None:

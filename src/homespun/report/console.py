@@ -86,6 +86,7 @@ class Display:
     """
 
     def __init__(self, *, json: bool = False, stream: TextIO | None = None) -> None:
+        self.json = json
         stream = sys.stderr if stream is None else stream
         self._view: _View = _Nothing() if json else _Bars(stream) if stream.isatty() else _Lines(stream)
 
@@ -96,6 +97,10 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Show nothing more: another process shows its work on the same terminal from now on."""
         self._view.stop()
 
     def task(self, description: str, *, total: float | None, unit: str = "") -> Task:

@@ -275,5 +275,19 @@ class TrainConfig(Config):
     early_stopping: int | None = Field(
         default=None, ge=1, description="validations without a better best_metric after which the run ends"
     )
+    processes: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        default=1,
+        description="on a CPU: processes of this machine that share every step, each with its part of the cores; auto: "
+        "as many as were measured to be fastest, which is 1",
+    )
     workers: int = Field(default=0, ge=0, description="processes that prepare batches beside the training")
     tensorboard: bool = Field(default=False, description="write for TensorBoard too; needs homespun[track]")
+
+    @model_validator(mode="after")
+    def _a_row_for_each_process(self) -> TrainConfig:
+        if self.processes != "auto" and self.processes > self.batch_size:
+            raise ValueError(
+                f"processes={self.processes} cannot share a step of batch_size={self.batch_size} rows; lower processes "
+                f"or raise batch_size"
+            )
+        return self

@@ -36,9 +36,7 @@ class Place:
         """
         if torch.distributed.is_available():  # functions there hold on to the group they find when imported
             importlib.import_module("torch.distributed.nn.functional")
-        # accelerate joins processes on a CPU only when told that it is one
-        asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-        state = PartialState(cpu=asked or not torch.accelerator.is_available())
+        state = PartialState(cpu=trains_on_cpu())  # accelerate joins processes on a CPU only when told that it is one
         if state.num_processes > 1:
             atexit.register(_leave, state)
         return cls(state.process_index, state.num_processes, state.device)
@@ -51,6 +49,12 @@ class Place:
     def wait(self) -> None:
         """Until every process is here."""
         PartialState().wait_for_everyone()
+
+
+def trains_on_cpu() -> bool:
+    """Whether training runs on the CPU: there is nothing better, or ``ACCELERATE_USE_CPU`` asks for it."""
+    asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    return asked or not torch.accelerator.is_available()
 
 
 def _leave(state: PartialState) -> None:

@@ -19,9 +19,14 @@ class Interruption:
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.signal: signal.Signals | None = None
         self._process = os.getpid()
         self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def asked(self) -> bool:
+        """Whether a signal came."""
+        return self.signal is not None
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
@@ -42,5 +47,5 @@ class Interruption:
             return
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        self.signal = signal.Signals(number)
         logger.warning("stopping after this step, with a checkpoint; Ctrl-C once more stops at once")

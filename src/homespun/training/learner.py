@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -67,7 +68,9 @@ class Learner:
             if isinstance(module, Encoder):
                 module.gradient_checkpointing = config.gradient_checkpointing
         objective.train()
-        self._parallel: nn.Module = accelerator.prepare_model(objective)
+        with warnings.catch_warnings():  # accelerate has no other name for it yet
+            warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
+            self._parallel: nn.Module = accelerator.prepare_model(objective)
         self._optimizer = config.optimizer.build(objective)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._dtype == torch.float16)
         self._forward: Callable[[Batch], Loss] = torch.compile(self._parallel) if compiled else self._parallel

@@ -200,6 +200,7 @@ class Trainer:
             step=self.progress.steps,
             parameters=sum(parameter.numel() for parameter in self._learner.objective.parameters()),
             precision=self.precision.name,
+            processes=self.world_size,
         )
         if not (self.config.tensorboard and self.run.main):
             return None

@@ -1,0 +1,66 @@
+"""Jobs in several processes of this machine, by ``train.processes``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from homespun.errors import UserError
+from homespun.report.console import Display
+from homespun.training.config import TrainConfig
+from homespun.training.devices import Place, trains_on_cpu
+from homespun.training.processes import launch, launched
+
+Job = Callable[..., dict[str, Any]]
+
+
+def processes_to_start(config: TrainConfig) -> int:
+    """How many processes a job is to start for its training; 1: it trains in this one.
+
+    Raises:
+        UserError: ``train.processes`` cannot be had on this machine or with this budget.
+    """
+    count = 1 if config.processes == "auto" else config.processes
+    if count == 1 or launched():
+        return 1
+    if not trains_on_cpu():
+        raise UserError(f"train.processes={count} is for CPUs; set it to 1, or start GPUs with torchrun")
+    if config.budget.memory is not None:
+        raise UserError(
+            f"train.budget.memory is planned for one process, and train.processes={count}; set train.processes=1 or "
+            f"leave the memory out"
+        )
+    return count
+
+
+def check_one_process(config: TrainConfig, job: str) -> None:
+    """Refuse ``train.processes`` in a job that does not start any.
+
+    Raises:
+        UserError: it is more than one, and no launcher started them.
+    """
+    if processes_to_start(config) > 1:
+        raise UserError(
+            f"{job} starts no processes for train.processes={config.processes}; set it to 1, or use torchrun"
+        )
+
+
+def run_in_processes(
+    count: int, job: Job, recipe: object, out: str | Path, *, display: Display, **options: Any
+) -> dict[str, Any]:
+    """Call ``job(recipe, out, display=..., **options)`` in ``count`` processes; returns the ``result.json`` in ``out``.
+
+    Raises:
+        UserError: what the job raises, or a process was killed.
+    """
+    display.stop()  # the first process shows its own
+    launch(count, _run, job, recipe, out, display.json, options)
+    result: dict[str, Any] = json.loads((Path(out) / "result.json").read_text(encoding="utf-8"))
+    return result
+
+
+def _run(job: Job, recipe: object, out: str | Path, json: bool, options: dict[str, Any]) -> None:
+    with Display(json=json or not Place.here().is_main) as display:
+        job(recipe, out, display=display, **options)
