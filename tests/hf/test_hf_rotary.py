@@ -18,6 +18,7 @@ from homespun.hf.open import open_any, open_huggingface
 from homespun.hf.place import find_place
 from homespun.models.config import ModelConfig
 from homespun.models.presets import PRESETS
+from homespun.objectives.causal import causal_head
 
 transformers = pytest.importorskip("transformers")
 TOKENIZER = bert_tokenizer()
@@ -150,8 +151,10 @@ def test_sizes_that_transformers_refuses_are_not_written(tmp_path: Path) -> None
 
 def test_spun_decoders_are_nanochats() -> None:
     for preset in (name for name in PRESETS if name.startswith("spun-decoder")):
-        tree = {"backbone": {"preset": preset, "vocab_size": 97}, "head": {"kind": "causal_lm"}}
-        place, notes = find_place(ModelConfig.model_validate(tree))
+        config = ModelConfig.model_validate({"backbone": {"preset": preset, "vocab_size": 97}})
+        head = causal_head(config.one_stack("a test"))
+        assert not head.transform_bias
+        place, notes = find_place(config.model_copy(update={"head": head}))
         assert (place is None, notes) == (False, ())
         assert place.architecture.name == "NanoChatForCausalLM"
 
