@@ -19,6 +19,7 @@ from homespun.hf.place import find_place
 from homespun.models.config import ModelConfig
 from homespun.models.presets import PRESETS
 from homespun.objectives.causal import causal_head
+from homespun.objectives.masked import masked_head
 
 transformers = pytest.importorskip("transformers")
 TOKENIZER = bert_tokenizer()
@@ -149,14 +150,15 @@ def test_sizes_that_transformers_refuses_are_not_written(tmp_path: Path) -> None
     assert "hidden_size=42 must be a multiple of num_attention_heads=4" in difference
 
 
-def test_spun_decoders_are_nanochats() -> None:
-    for preset in (name for name in PRESETS if name.startswith("spun-decoder")):
-        config = ModelConfig.model_validate({"backbone": {"preset": preset, "vocab_size": 97}})
-        head = causal_head(config.one_stack("a test"))
-        assert not head.transform_bias
-        place, notes = find_place(config.model_copy(update={"head": head}))
-        assert (place is None, notes) == (False, ())
-        assert place.architecture.name == "NanoChatForCausalLM"
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name.startswith("spun-")])
+def test_our_presets_are_written_with_their_heads(preset: str) -> None:
+    config = ModelConfig.model_validate({"backbone": {"preset": preset, "vocab_size": 97}})
+    stack = config.one_stack("a test")
+    head = causal_head(stack) if stack.causal else masked_head(stack)
+    place, notes = find_place(config.model_copy(update={"head": head}))
+    assert not notes
+    assert place is not None
+    assert place.architecture.name == ("NanoChatForCausalLM" if stack.causal else "ModernBertForMaskedLM")
 
 
 @pytest.mark.parametrize(
