@@ -18,6 +18,8 @@ from homespun.hf.open import open_any, open_huggingface
 from homespun.hf.place import find_place
 from homespun.models.config import ModelConfig
 from homespun.models.presets import PRESETS
+from homespun.objectives.causal import causal_head
+from homespun.objectives.masked import masked_head
 
 transformers = pytest.importorskip("transformers")
 TOKENIZER = bert_tokenizer()
@@ -148,12 +150,15 @@ def test_sizes_that_transformers_refuses_are_not_written(tmp_path: Path) -> None
     assert "hidden_size=42 must be a multiple of num_attention_heads=4" in difference
 
 
-def test_spun_decoders_are_nanochats() -> None:
-    for preset in (name for name in PRESETS if name.startswith("spun-decoder")):
-        tree = {"backbone": {"preset": preset, "vocab_size": 97}, "head": {"kind": "causal_lm"}}
-        place, notes = find_place(ModelConfig.model_validate(tree))
-        assert (place is None, notes) == (False, ())
-        assert place.architecture.name == "NanoChatForCausalLM"
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name.startswith("spun-")])
+def test_our_presets_are_written_with_their_heads(preset: str) -> None:
+    config = ModelConfig.model_validate({"backbone": {"preset": preset, "vocab_size": 97}})
+    stack = config.one_stack("a test")
+    head = causal_head(stack) if stack.causal else masked_head(stack)
+    place, notes = find_place(config.model_copy(update={"head": head}))
+    assert not notes
+    assert place is not None
+    assert place.architecture.name == ("NanoChatForCausalLM" if stack.causal else "ModernBertForMaskedLM")
 
 
 @pytest.mark.parametrize(

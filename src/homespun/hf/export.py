@@ -16,6 +16,7 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.convert import to_theirs
 from homespun.hf.family import Architecture
+from homespun.hf.fold import fold_weights
 from homespun.hf.open import is_hub_name
 from homespun.hf.place import find_place
 from homespun.models.config import BackboneConfig, ModelConfig
@@ -56,7 +57,8 @@ def export_huggingface(
     """Write ``folder`` whole or not at all: weights, config.json, tokenizer, model card. It replaces an older export.
 
     A model that no family has, such as one with Linformer's attention, is not written; a head that none has is left
-    out, and the backbone written alone. The report says so. The card names the ``base_model`` that was gone on from.
+    out, and the backbone written alone; narrow embeddings that none has are folded (`homespun.hf.fold`). The report
+    says so. The card names the ``base_model`` that was gone on from.
 
     Raises:
         UserError: ``folder`` holds something else than an export; the tokenizer or the labels are of another model.
@@ -75,7 +77,11 @@ def export_huggingface(
     place, notes = find_place(config)
     if place is None:
         return ExportReport(None, None, notes)
-    family, architecture = place.family, place.architecture
+    family, architecture, weights = place.family, place.architecture, weights_of(model)
+    if place.config.backbone != config.backbone:
+        headless = config.model_copy(update={"head": None})
+        weights = fold_weights(weights, headless if architecture.kind is None else config)
+    config = place.config
     num_labels = config.head.model_dump()["num_labels"] if config.head is not None and architecture.classifies else 0
     if labels is not None and num_labels not in (0, len(labels)):
         raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
@@ -86,7 +92,6 @@ def export_huggingface(
     if architecture.pipeline == "text-generation":  # transformers assumes those of its own checkpoints
         tree["bos_token_id"] = tokenizer.cls_id if "cls" in roles or "bos" in roles else None
         tree["eos_token_id"] = tokenizer.sep_id if "sep" in roles or "eos" in roles else None
-    weights = weights_of(model)
     if architecture.kind is None:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
     theirs = to_theirs(family.table + architecture.table, weights, config.backbone)

@@ -18,7 +18,7 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.hf.convert import Drop, Table
 from homespun.hf.labels import unnamed, write_labels
-from homespun.models.config import ModelConfig
+from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import NAMED_TOKENS
 
@@ -318,6 +318,10 @@ def _comparable(config: ModelConfig) -> Tree:
                 stack["attention"]["cycle"] = [cycle[layer % len(cycle)] for layer in range(layers)]
             if isinstance(theta := stack["positions"].get("theta"), list):
                 stack["positions"]["theta"] = theta[:layers] if len({*theta[:layers]}) > 1 else theta[0]
+    head, stack = config.head, tree["backbone"]
+    if isinstance(head, CausalLMHeadConfig) and "embedding_size" in stack:
+        narrow = head.tie_word_embeddings and stack["embedding_size"] != stack["hidden_size"]
+        tree["head"]["transform_bias"] = head.transform_bias or not narrow  # else there is no projection
     return tree
 
 

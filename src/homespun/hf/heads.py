@@ -46,6 +46,8 @@ def heads_kept(config: ModelConfig) -> dict[str, Tree]:
     task = None if config.head is None else _task(config.head)
     if place is None or task is None:
         return {}
+    bare = place.config
+    config = bare.model_copy(update={"head": config.head})
     for family in sorted(FAMILIES, key=lambda family: family is not place.family):
         headless = next(a for a in family.architectures if a.kind is None)
         if family.backbone != bare.backbone.kind or family.differences(headless, bare):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
+from homespun.hf.fold import fold_config, fold_notes
 from homespun.models.config import ModelConfig
 from homespun.models.positions import LearnedPositionsConfig
 from homespun.models.recurrent import RecurrentConfig
@@ -14,18 +15,35 @@ from homespun.models.recurrent import RecurrentConfig
 
 @dataclass(frozen=True)
 class Place:
-    """A class of transformers, and in what it differs from a model."""
+    """A class of transformers, and in what it differs from a model.
+
+    Args:
+        family, architecture: the class.
+        differences: what it cannot express.
+        config: the model, or the same with its embeddings folded (`homespun.hf.fold`).
+    """
 
     family: Family
     architecture: Architecture
     differences: list[str]
+    config: ModelConfig
 
 
 def find_place(config: ModelConfig) -> tuple[Place | None, tuple[str, ...]]:
     """The class of a model, and what is not the same there; where there is no class, the reason why.
 
-    A head that no class has is left out, and the backbone placed alone.
+    A head that no class has is left out, and the backbone placed alone. Where no class has the width of the embeddings,
+    they are folded.
     """
+    place, notes = _find_place(config)
+    folded = None if place else fold_config(config)
+    if folded is None:
+        return place, notes
+    place, notes = _find_place(folded)
+    return place, (*fold_notes(config, head=place.architecture.kind is not None), *notes) if place else notes
+
+
+def _find_place(config: ModelConfig) -> tuple[Place | None, tuple[str, ...]]:
     stacks = [getattr(config.backbone, name, None) for name in ("encoder", "decoder")]
     if any(isinstance(stack, RecurrentConfig) for stack in (config.backbone, *stacks)):
         return None, ("no family of Hugging Face models is recurrent",)
@@ -65,7 +83,7 @@ def _places(config: ModelConfig, families: Sequence[Family]) -> list[Place]:
         )
 
     places = [
-        Place(family, architecture, family.differences(architecture, config))
+        Place(family, architecture, family.differences(architecture, config), config)
         for family in families
         if family.backbone == backbone.kind
         for architecture in family.architectures

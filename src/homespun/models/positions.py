@@ -1,10 +1,14 @@
-"""The configs of positions: where a token stands, and how its vector is told."""
+"""The configs of positions: where a token stands, and how its vector is told.
+
+``projectable`` says whether a projection of the embeddings can be applied to what they add in advance: a learned table,
+or nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt
 from torch import nn
@@ -21,6 +25,7 @@ class LearnedPositionsConfig(Config):
     """One learned vector a position; ``offset`` unused rows come first (RoBERTa: padding id + 1)."""
 
     kind: Literal["learned"] = "learned"
+    projectable: ClassVar[bool] = True
     offset: int = Field(default=0, ge=0)
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
@@ -31,6 +36,7 @@ class SinusoidalPositionsConfig(Config):
     """Fixed sines and cosines (Vaswani et al. 2017)."""
 
     kind: Literal["sinusoidal"] = "sinusoidal"
+    projectable: ClassVar[bool] = False
     halves: bool = Field(default=False, description="all sines before all cosines (PEGASUS), not by turns")
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
@@ -41,6 +47,7 @@ class AxialPositionsConfig(Config):
     """Learned vectors of the rows and columns of a grid, for long inputs (Reformer)."""
 
     kind: Literal["axial"] = "axial"
+    projectable: ClassVar[bool] = False
     shape: tuple[PositiveInt, PositiveInt] = Field(
         description="rows and columns; their product is at least max_position_embeddings"
     )
@@ -56,6 +63,7 @@ class NoPositionsConfig(Config):
     """None: the attention knows of places itself (T5, DeBERTa)."""
 
     kind: Literal["none"] = "none"
+    projectable: ClassVar[bool] = True
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return NoPositions(max_position_embeddings)
@@ -65,6 +73,7 @@ class RotaryPositionsConfig(Config):
     """Nothing is added to the embeddings; queries and keys are rotated (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
+    projectable: ClassVar[bool] = True
     theta: Theta | list[Theta] = Field(
         default=10_000.0, description="base of the wavelengths; one number, or one a layer (ModernBERT)"
     )

@@ -1,0 +1,127 @@
+"""Folded embeddings: the same logits from one matrix in place of two, here and in transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hf_peers import SIZES, bert_tokenizer, inputs
+
+from homespun.hf.export import export_huggingface
+from homespun.hf.fold import fold_config, fold_weights
+from homespun.hf.heads import head_left_out
+from homespun.hf.open import open_huggingface
+from homespun.jobs.convert import convert
+from homespun.jobs.recipe import pretrain_recipe
+from homespun.models.config import ModelConfig
+from homespun.models.store import save_model, weights_of
+
+TOKENIZER = bert_tokenizer()
+NARROW: dict[str, Any] = SIZES | {
+    "embedding_size": 14,
+    "hidden_size": 44,
+    "type_vocab_size": 0,
+    "embedding_norm": False,
+    "causal": True,
+    "residual": {"kind": "pre"},
+}
+GPT2 = NARROW | {"hidden_act": "gelu_new"}
+LLAMA = NARROW | {
+    "norm": "rms_norm",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "gated_feed_forward": True,
+    "hidden_act": "silu",
+    "positions": {"kind": "rotary"},
+}
+LM, UNBIASED = {"kind": "causal_lm"}, {"kind": "causal_lm", "transform_bias": False}
+
+
+def build(backbone: dict[str, Any], head: dict[str, Any] | None) -> tuple[Any, ModelConfig]:
+    config = ModelConfig.model_validate({"backbone": backbone, "head": head})
+    model = config.build()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3, generator=generator)
+    return model.eval(), config
+
+
+@pytest.mark.parametrize(
+    ("backbone", "head", "name", "notes"),
+    [
+        (GPT2, None, "GPT2Model", ["embedding"]),
+        (GPT2, LM, "GPT2LMHeadModel", ["embedding", "last norm"]),
+        (GPT2, UNBIASED, "GPT2LMHeadModel", ["embedding"]),
+        (GPT2, LM | {"tie_word_embeddings": False}, "GPT2LMHeadModel", ["embedding"]),
+        (GPT2 | {"positions": {"kind": "learned", "offset": 2}}, LM, "GPT2LMHeadModel", ["embedding", "last norm"]),
+        (GPT2, {"kind": "last", "num_labels": 5}, "GPT2ForSequenceClassification", ["embedding"]),
+        (GPT2, {"kind": "masked_lm"}, "GPT2Model", ["embedding", "head 'masked_lm'"]),
+        (LLAMA, UNBIASED, "LlamaForCausalLM", ["embedding"]),
+        (LLAMA, LM, "LlamaModel", ["embedding", "final_logits_bias=False where this model has True"]),
+        (LLAMA | {"causal": False}, None, "EuroBertModel", ["embedding"]),
+    ],
+)
+def test_folded_models_are_the_same(
+    backbone: dict[str, Any], head: Any, name: str, notes: list[str], tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, config = build(backbone, head)
+    report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
+    assert report.architecture == name
+    assert [part in note for part, note in zip(notes, report.notes, strict=True)] == [True] * len(notes)
+    theirs, info = getattr(transformers, name).from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
+    given = inputs(pad_id=TOKENIZER.pad_id, segments=0)
+    back = open_huggingface(tmp_path / "hf").stored
+    headless = back.config.head is None
+    with torch.no_grad():
+        expected = model.backbone(**given) if headless else model(**given)
+        result = theirs.eval()(**given)
+        found = result.last_hidden_state if headless else result.logits
+        again = back.model(**given)
+    keep = given["attention_mask"].bool()
+    real = keep if expected.shape[:2] == keep.shape else slice(None)
+    torch.testing.assert_close(again[real], expected[real], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(found[real], expected[real], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embedding_size": 0},
+        {"embedding_size": 44},
+        {"embedding_norm": True},
+        {"scale_embedding": True},
+        {"positions": {"kind": "sinusoidal"}},
+    ],
+)
+def test_what_cannot_be_folded(changes: dict[str, Any]) -> None:
+    assert fold_config(ModelConfig.model_validate({"backbone": NARROW | changes})) is None
+
+
+def test_segments_are_folded() -> None:
+    model, config = build(NARROW | {"type_vocab_size": 3, "causal": False, "positions": {"kind": "none"}}, None)
+    folded = fold_config(config)
+    assert folded is not None
+    wide = folded.build().eval()
+    wide.load_state_dict(fold_weights(weights_of(model), config))
+    given = inputs(pad_id=0, segments=3)
+    with torch.no_grad():
+        torch.testing.assert_close(wide(**given), model(**given), atol=2e-5, rtol=1e-5)
+
+
+def test_causal_mini_is_written_with_its_head(tmp_path: Path) -> None:
+    backbone = pretrain_recipe("causal-mini", []).model.model_copy(update={"vocab_size": TOKENIZER.vocab_size})
+    model, config = build(backbone.model_dump(), LM)
+    assert head_left_out(config) is None
+    save_model(tmp_path / "model", model, config, TOKENIZER, labels=None, task={})
+    report = convert(tmp_path / "model", tmp_path / "hf", to="hf")
+    assert report["architecture"]["to"] == "GPT2LMHeadModel"
+    assert report["check"]["compared"] == "logits"
+
+
+def test_a_head_that_goes_along_is_named_for_folded_models() -> None:
+    _, config = build(GPT2, {"kind": "mean", "num_labels": 5})
+    assert "objective.head.kind=last (GPT2ForSequenceClassification)" in str(head_left_out(config))
