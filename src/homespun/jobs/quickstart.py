@@ -27,6 +27,8 @@ from homespun.text.pydocs import python_documentation
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.checkpoint import write_file
+from homespun.training.devices import Place
+from homespun.training.precision import multiplies_faster_in_bf16
 
 CANDIDATES = {
     "full": [],
@@ -237,6 +239,7 @@ def _recipe(out: Path, changes: Sequence[str], budget: str) -> Any:
             "model.preset=spun-decoder-tiny",
             *changes,
             f"data.corpus={out / 'corpus'}",
+            f"train.precision={_precision()}",
             "train.budget.time=null",
             f"train.budget.{budget}",
             "train.batch_size=8",  # a minute of training wants many small steps
@@ -244,6 +247,11 @@ def _recipe(out: Path, changes: Sequence[str], budget: str) -> Any:
             "data.validation_rows=128",
         ],
     )
+
+
+def _precision() -> str:
+    """What ``auto`` chooses for a longer training: a short one is not measured, and is resumed here."""
+    return "bf16" if Place.here().device.type == "cpu" and multiplies_faster_in_bf16() else "auto"
 
 
 def _names(packages: Iterable[str]) -> re.Pattern[str]:
