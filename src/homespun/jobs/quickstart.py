@@ -138,6 +138,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
             f"data.test={out / 'test.jsonl'}",
             "data.label=package",
             f"data.length={LENGTH}",
+            f"train.precision={_precision()}",
             f"train.budget.time={FINETUNING * 0.75}",
             "train.budget.epochs=8",
             "objective.head.kind=mean",
