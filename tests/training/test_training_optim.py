@@ -152,6 +152,28 @@ def test_soap_is_adam_in_the_eigenbasis_and_goes_on_from_a_checkpoint(tall: bool
     torch.testing.assert_close(linear.weight.detach(), expected.T if tall else expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("stop", [4, 5, 6])
+def test_soap_computes_its_bases_at_the_same_steps_when_it_is_resumed(stop: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    gradients = [torch.randn(3, 5, generator=generator) for _ in range(13)]
+
+    def trained(*, resumed: bool) -> torch.Tensor:
+        torch.manual_seed(3)
+        linear = nn.Linear(5, 3, bias=False)
+        optimizer = Soap(frequency=7).build(linear)
+        for step, gradient in enumerate(gradients):
+            if resumed and step == stop:
+                again = Soap(frequency=7).build(linear)
+                load_optimizer(again, optimizer_tensors(optimizer))
+                optimizer = again
+            linear.weight.grad = gradient.clone()
+            set_learning_rate(optimizer, 0.1)
+            optimizer.step()
+        return linear.weight.detach()
+
+    assert torch.equal(trained(resumed=True), trained(resumed=False))
+
+
 def test_soap_trains_what_is_no_matrix_by_adamw() -> None:
     torch.manual_seed(1)
     soap, adam = Objective(), Objective()

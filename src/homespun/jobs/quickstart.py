@@ -27,7 +27,7 @@ from homespun.text.pydocs import python_documentation
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.checkpoint import write_file
-from homespun.training.devices import Place
+from homespun.training.devices import trains_on_cpu
 from homespun.training.precision import multiplies_faster_in_bf16
 
 CANDIDATES = {
@@ -252,7 +252,7 @@ def _recipe(out: Path, changes: Sequence[str], budget: str) -> Any:
 
 def _precision() -> str:
     """What ``auto`` chooses for a longer training: a short one is not measured, and is resumed here."""
-    return "bf16" if Place.here().device.type == "cpu" and multiplies_faster_in_bf16() else "auto"
+    return "bf16" if trains_on_cpu() and multiplies_faster_in_bf16() else "auto"
 
 
 def _names(packages: Iterable[str]) -> re.Pattern[str]:

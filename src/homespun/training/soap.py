@@ -43,6 +43,13 @@ class OneSidedSoap(torch.optim.AdamW):
     ) -> None:
         super().__init__(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
         self.shampoo_beta, self.frequency = shampoo_beta, frequency
+        # apart from the tensors in the state: reading one waits for the device, and a planned step has no values
+        self._steps: dict[Tensor, int] = {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state, and with it how many steps each matrix has made."""
+        super().load_state_dict(state_dict)
+        self._steps = {parameter: int(state["step"]) for parameter, state in self.state.items() if "basis" in state}
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -69,14 +76,11 @@ class OneSidedSoap(torch.optim.AdamW):
     def _update_rotated(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         if not parameters:
             return
-        # a count of the group, and no tensor's value: a step can then be planned without computing it
-        group["steps"] = group.get("steps", 0) + 1
-        due = group["steps"] in _FIRST or group["steps"] % self.frequency == 0
         states, rotated = [], []
         for parameter in parameters:
             gradient = parameter.grad
             assert gradient is not None
-            state = self._up_to_date(parameter, gradient, due=due)
+            state = self._up_to_date(parameter, gradient)
             product = gradient @ state["basis"] if is_tall(gradient) else state["basis"].T @ gradient
             states.append(state)
             rotated.append(product.to(gradient.dtype))
@@ -102,10 +106,9 @@ class OneSidedSoap(torch.optim.AdamW):
             back = update @ state["basis"].T if is_tall(parameter) else state["basis"] @ update
             parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(back)
 
-    def _up_to_date(self, parameter: Tensor, gradient: Tensor, *, due: bool) -> dict[str, Tensor]:
+    def _up_to_date(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
         """The state of a matrix after its covariance, and its basis where that is due, have seen the gradient."""
         state: dict[str, Tensor] = self.state[parameter]
-        due = due or not state
         if not state:
             side = min(gradient.shape)
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -119,7 +122,8 @@ class OneSidedSoap(torch.optim.AdamW):
         tall = is_tall(gradient)
         product = gradient.T @ gradient if tall else gradient @ gradient.T
         state["covariance"].lerp_(product.to(gradient.dtype), 1 - self.shampoo_beta)
-        if due:
+        self._steps[parameter] = step = self._steps.get(parameter, 0) + 1
+        if step in _FIRST or step % self.frequency == 0:
             basis = _eigenvectors(state["covariance"])
             change = basis.T @ state["basis"]
             state["exp_avg"].copy_(state["exp_avg"] @ change.T if tall else change @ state["exp_avg"])
