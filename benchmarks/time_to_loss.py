@@ -1,6 +1,6 @@
 """Held-out loss by processor time and by tokens: our recipes and plain `transformers` loops on the same rows.
 
-Each trial is a process of its own on ``--threads`` threads, with a budget of processor time (``--minutes``) or of
+Each trial is a separate process on ``--threads`` threads, with a budget of processor time (``--minutes``) or of
 tokens (``--tokens``), so that other work on the machine changes the wall clock alone. A contestant is a recipe of
 homespun, or the shape of a peer: ``bert``, ``modernbert``, ``gpt2``, ``qwen3``, with 4 layers of 256 and no dropout,
 trained with AdamW, a linear schedule and clipping at each of ``--rates``; its other seeds use the rate that had the

@@ -124,7 +124,7 @@ def test_older_config_of_modernbert(tmp_path: Path) -> None:
 
 
 def test_older_config_of_llama(tmp_path: Path) -> None:
-    """The base was a number of its own, frequencies were in the files, and a scaled type was in rope_scaling."""
+    """The base was a separate number, frequencies were in the files, and a scaled type was in rope_scaling."""
     theirs = their_model(transformers.LlamaForCausalLM, **ROTARY)
     theirs.save_pretrained(tmp_path)
     TOKENIZER.save(tmp_path)

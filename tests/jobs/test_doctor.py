@@ -96,9 +96,9 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
     assert only(doctor._extras()) == Check("extra wings", "warn", "not installed: flying", "pip install no_such_module")
 
 
-@pytest.mark.parametrize(("half", "told"), [(90.0, False), (200.0, True)])
-def test_where_bfloat16_is_faster_that_is_said(monkeypatch: pytest.MonkeyPatch, half: float, told: bool) -> None:
+@pytest.mark.parametrize(("half", "faster"), [(90.0, False), (200.0, True)])
+def test_where_bfloat16_is_faster_that_is_said(monkeypatch: pytest.MonkeyPatch, half: float, faster: bool) -> None:
     monkeypatch.setattr(precision, "product_rates", lambda *, size, seconds: (100e9, 1e9 * half))
     detail = only(doctor._matmul()).detail
     assert f"100 GFLOP/s in float32 on the CPU (1024 x 1024), {half / 100:.2f} times that in bfloat16" in detail
-    assert ("train.precision=auto" in detail) is told
+    assert ("train.precision=auto" in detail) is faster

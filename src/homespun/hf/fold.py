@@ -22,7 +22,7 @@ _LAST_BIAS = "backbone.final_norm.bias"
 def fold_config(config: ModelConfig) -> ModelConfig | None:
     """The config of the same model with embeddings as wide as its layers.
 
-    A tied causal head becomes one with embeddings of its own. The bias of its projection goes to the last norm, or,
+    A tied causal head becomes an untied one. The bias of its projection goes to the last norm, or,
     where that has none, to ``final_logits_bias``. A head for masked tokens has no such equivalent, and is left out.
 
     Returns:
@@ -52,7 +52,7 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
 
     Args:
         weights: those of the model, by name.
-        config: that of the model, which can be folded.
+        config: of the model, for which `fold_config` is not None.
     """
     backbone, head = config.backbone, config.head
     assert isinstance(backbone, EncoderConfig)
@@ -80,7 +80,7 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
 
 
 def fold_notes(config: ModelConfig, *, head: bool) -> tuple[str, ...]:
-    """Notes for users of a folded model, written with its ``head`` or without; ``config`` is that of the model."""
+    """Notes for users of a folded model, written with its ``head`` or without; ``config`` is the model's."""
     backbone, given = config.backbone, config.head
     assert isinstance(backbone, EncoderConfig)
     sizes = f"from embedding_size={backbone.embedding_size} to {backbone.hidden_size}"
@@ -89,7 +89,9 @@ def fold_notes(config: ModelConfig, *, head: bool) -> tuple[str, ...]:
         notes.append(f"head {given.kind!r} needs embeddings of size {backbone.embedding_size}; it was left out")
     tied = head and isinstance(given, CausalLMHeadConfig) and given.tie_word_embeddings and given.transform_bias
     if tied and _has_last_bias(backbone):
-        notes.append("the bias of the head's projection is in that of the last norm, which shifts last_hidden_state")
+        notes.append(
+            "the bias of the head's projection was added to the bias of the last norm, which shifts last_hidden_state"
+        )
     return tuple(notes)
 
 

@@ -1,7 +1,7 @@
 """Start the first layer's heads at their neighbours: what lets encoders with absolute positions learn early.
 
-A masked token carries nothing of its own, so nothing but token frequencies is learned until some head looks at a
-neighbour. Attention of relative positions finds its neighbours within hundreds of steps; with absolute positions
+The input at a masked token says nothing about it, so nothing but token frequencies is learned until some head looks at
+a neighbour. Attention of relative positions finds its neighbours within hundreds of steps; with absolute positions
 queries and keys first have to agree on what a position is, and a small model stays at the unigram baseline for millions
 of tokens (results/efficiency.md). Here the queries and keys of the first layer are fitted to the positions.
 """
@@ -32,12 +32,12 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
     """Let head h of the first layer attend to the position at ``OFFSETS[h] * step`` from each token.
 
     With rotary positions the biases of queries and keys agree at the offset. Learned positions start as sinusoids of
-    the words' deviation, whose frequencies are spaced evenly up to pi, so that a position is told from the next one.
+    the words' deviation, whose frequencies are spaced evenly up to pi, so that neighbouring positions differ most.
     Projected keys (Linformer) start as the keys, folded where a text is longer than ``k``. Heads beyond the fourth stay
     as they were drawn.
 
     Args:
-        encoder: a new stack whose first layer has queries and keys of its own.
+        encoder: a new stack whose first layer projects queries and keys.
         deviation: of the word embeddings.
         step: distance between two tokens that a head can see: 2 in windows of dilation 2.
 
@@ -100,7 +100,7 @@ def _bias(attention: MultiHeadAttention, step: int) -> None:
 
 
 def _sinusoids(frequencies: Tensor, length: int, width: int) -> Tensor:
-    """(length, width): sines, then cosines; zero in what is left of the width."""
+    """(length, width): sines, then cosines; zero in the rest of the width."""
     angles = torch.arange(length)[:, None] * frequencies
     table = torch.zeros(length, width)
     table[:, : 2 * len(frequencies)] = torch.cat([angles.sin(), angles.cos()], dim=-1)
@@ -112,9 +112,9 @@ def _fit(query: Tensor, key: Tensor, heads: int, entering: Tensor, frequencies: 
     size = len(query) // heads
     gram = entering.T @ entering
     gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
+    chosen = frequencies[: size // 2]
+    scale = math.sqrt(_PEAK * math.sqrt(size) / len(chosen))
     for head, offset in zip(range(heads), OFFSETS, strict=False):
-        chosen = frequencies[: size // 2] if len(frequencies) >= size // 2 else frequencies
-        scale = math.sqrt(_PEAK * math.sqrt(size) / len(chosen))
         rows = slice(head * size, (head + 1) * size)
         table = _sinusoids(chosen, len(entering) + 2 * step * len(OFFSETS), size) * scale
         here = table[step * len(OFFSETS) :][: len(entering)]

@@ -36,7 +36,7 @@ class Place:
         """
         if torch.distributed.is_available():  # functions there hold on to the group they find when imported
             importlib.import_module("torch.distributed.nn.functional")
-        state = PartialState(cpu=trains_on_cpu())  # accelerate joins processes on a CPU only when told that it is one
+        state = PartialState(cpu=trains_on_cpu())  # on a CPU, accelerate joins processes only with cpu=True
         if state.num_processes > 1:
             atexit.register(_leave, state)
         return cls(state.process_index, state.num_processes, state.device)

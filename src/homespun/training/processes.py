@@ -140,7 +140,7 @@ def _child(rank: int, errors: SimpleQueue[BaseException], function: Callable[...
     except UserError as error:
         errors.put(error)
         sys.exit(2)
-    except Exception:
+    except Exception:  # reported to the parent, which raises it
         text = traceback.format_exc()[-_TRACEBACK_CHARACTERS:]
         errors.put(RuntimeError(f"process {rank + 1} failed:\n{text}"))
         sys.exit(1)

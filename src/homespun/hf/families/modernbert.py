@@ -90,7 +90,9 @@ def _write(backbone: EncoderConfig) -> Tree:
     layers = range(backbone.num_hidden_layers)
     types = [_LOCAL if _radius(attentions[layer % len(attentions)]) else _GLOBAL for layer in layers]
     own: Tree = {"layer_types": types, "mlp_dropout": backbone.hidden_dropout_prob}
-    own |= dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id"))  # assumed are those of its own tokenizer
+    own |= dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "cls_token_id")
+    )  # else ids of the released tokenizer are assumed
     for radius in radii:
         own["local_attention"] = 2 * (radius or 0)
     if isinstance(backbone.positions, RotaryPositionsConfig):
