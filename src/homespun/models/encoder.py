@@ -25,6 +25,7 @@ from homespun.models.presets import PRESETS
 from homespun.models.residual import PostResidualConfig, ResidualConfig, output_weights
 from homespun.nn.cross_attention import CrossAttention
 from homespun.nn.dropout import Dropout
+from homespun.nn.elementwise import RMSNorm
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
 from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.positions import LearnedPositions
@@ -211,7 +212,7 @@ class EncoderConfig(Config):
 
     def _norm(self, size: int) -> nn.Module:
         if self.norm == "rms_norm":
-            return nn.RMSNorm(size, eps=self.layer_norm_eps, elementwise_affine=self.norm_weight)
+            return RMSNorm(size, eps=self.layer_norm_eps, elementwise_affine=self.norm_weight)
         return nn.LayerNorm(
             size, eps=self.layer_norm_eps, elementwise_affine=self.norm_weight, bias=self.norm_bias and self.norm_weight
         )

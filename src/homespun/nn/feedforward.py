@@ -8,14 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-
-class ReLUSquared(nn.Module):
-    """``max(0, x)^2`` (So et al. 2021)."""
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Any shape -> the same."""
-        return nn.functional.relu(hidden).square()
-
+from homespun.nn.elementwise import ReLUSquared
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
