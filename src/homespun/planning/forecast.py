@@ -13,6 +13,7 @@ import numpy as np
 
 from homespun.models.auto_size import is_of_family
 from homespun.models.config import BackboneConfig
+from homespun.planning.outlook import in_millions
 
 SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28
 """Exponents of the loss in parameters and in tokens (Hoffmann et al. 2022, approach 3)."""
@@ -145,9 +146,9 @@ class BudgetForecast:
         if self.curve is None or self.loss is None:
             return None
         far = max(run.tokens for run in self.curve.runs)
-        beyond = f", extrapolated from at most {far / 1e6:.1f} M" if self.tokens > far else ""
+        beyond = f", extrapolated from at most {in_millions(far)}" if self.tokens > far else ""
         return (
-            f"{self.tokens / 1e6:,.1f} M tokens: held-out loss of about {self.loss:.1f} nats on text like "
+            f"{in_millions(self.tokens)} tokens: held-out loss of about {self.loss:.1f} nats on text like "
             f"{self.curve.text}, where the unigram baseline has {self.curve.unigram:.1f} ({self.curve.family}, "
             f"{len(self.curve.runs)} runs{beyond}); other text has another loss"
         )
@@ -157,11 +158,11 @@ class BudgetForecast:
         if not self.below_threshold:
             return None
         best = self.threshold
-        give = f"{best.tokens / 1e6:,.1f} M tokens"
+        give = f"{in_millions(best.tokens)} tokens"
         if self.seconds_to_threshold is not None:
             give = f"train.budget.time={math.ceil(self.seconds_to_threshold / 60)}m"
         return (
-            f"{self.tokens / 1e6:,.1f} M tokens: a classifier has beaten TF-IDF after {best.tokens / 1e6:,.1f} M "
+            f"{in_millions(self.tokens)} tokens: a classifier has beaten TF-IDF after {in_millions(best.tokens)} "
             f"tokens of pretraining from scratch ({best.model}, {best.task}; {best.source}) and not after fewer; give "
             f"{give}, or start from a checkpoint (--from)"
         )

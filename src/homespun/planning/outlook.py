@@ -83,3 +83,8 @@ def short_of_text(budget: Budget, text: Text) -> str | None:
         f"train.budget.tokens={budget.tokens:,} of a corpus with {text.tokens:,} tokens to train on means "
         f"{epochs:,.1f} epochs: every token is seen that often; give more text, or ask for fewer tokens"
     )
+
+
+def in_millions(count: float) -> str:
+    """A count in words: ``1.2 M``, below 100,000 ``51,234``."""
+    return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,.0f}"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from homespun.planning.outlook import Outlook, Text
+from homespun.planning.outlook import Outlook, Text, in_millions
 
 TOKENS_PER_PARAMETER = 10.5
 """Tokens a parameter at which an amount of compute C is spent best (nanochat, dev/LOG.md), so that N = sqrt(C / 63).
@@ -58,14 +58,14 @@ class SizeChoice:
     def reason(self) -> str:
         """What was chosen and why, in one line."""
         size, reach, corpus = self.chosen, self.chosen.reach, self.chosen.text.tokens
-        seen = f"{_millions(reach.tokens)} tokens"
+        seen = f"{in_millions(reach.tokens)} tokens"
         if reach.limit == "time":
             seen = f"{_time(reach.seconds)} at {reach.tokens / reach.seconds:,.0f} tokens/s are {seen}"
         if size.tokens < reach.tokens and corpus:
-            seen += f", of which {PASSES:.0f} passes over the text's {_millions(corpus)} count"
+            seen += f", of which {PASSES:.0f} passes over the text's {in_millions(corpus)} count"
         others = "" if self.larger is None else f"; {self.larger.name}: {self.larger.tokens_per_parameter:.2g}"
         return (
-            f"size {size.name}: {size.shape}, {_millions(size.parameters)} parameters: {seen}, "
+            f"size {size.name}: {size.shape}, {in_millions(size.parameters)} parameters: {seen}, "
             f"{size.tokens_per_parameter:.2g} a parameter (best: {TOKENS_PER_PARAMETER}{others})"
         )
 
@@ -87,10 +87,6 @@ def choose_size(candidates: Iterable[Candidate]) -> SizeChoice:
 
 def _distance(candidate: Candidate) -> float:
     return abs(math.log(candidate.tokens_per_parameter / TOKENS_PER_PARAMETER))
-
-
-def _millions(count: float) -> str:
-    return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,.0f}"
 
 
 def _time(seconds: float) -> str:
