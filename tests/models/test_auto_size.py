@@ -101,3 +101,13 @@ def test_the_same_model_but_for_its_vocabulary() -> None:
     mini = recipe().backbone
     assert same_model(mini, mini.with_tokens(101, 3), FROM_TRAINING)
     assert not same_model(mini, recipe("model.size=tiny").backbone, FROM_TRAINING)
+
+
+def test_families_of_two_stacks_have_sizes_too() -> None:
+    model = AutoSizeConfig.model_construct(preset="bart", size="auto")
+    widths = {size: backbone.hidden_size for size, backbone in model.candidates().items()}
+    assert widths == {"tiny": 128, "mini": 256, "base": 768, "large": 1024}
+    for backbone in model.candidates().values():
+        assert is_of_family(backbone, "bart")
+        assert not is_of_family(backbone, "transformer")
+        assert not is_of_family(backbone, "spun-decoder")
