@@ -74,5 +74,6 @@ def test_the_threshold_is_the_first_that_beat_tf_idf() -> None:
     assert above.warning() is None
     assert below.facts()["threshold_tokens"] == min(won)
     assert below.seconds_to_threshold == pytest.approx(min(won) / 1000)
-    assert f"{-(-min(won) // 60_000)}m" in str(below.warning())
+    assert "train.budget.time=4h" in str(predicted(7, tokens_per_second=min(won) / (3.5 * 3600)).warning())
+    assert "train.budget.time=90m" in str(predicted(7, tokens_per_second=min(won) / (90 * 60)).warning())
     assert "tokens" in str(predicted(7, tokens_per_second=None).warning())

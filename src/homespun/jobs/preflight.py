@@ -38,8 +38,8 @@ def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list
     warmup: float = getattr(train.schedule, "warmup", 0.0)
     if steps and 0 < warmup * steps < 1:
         found.append(
-            f"train.schedule.warmup={warmup:g} of {steps:,} steps is less than one step, so the first step has the "
-            f"full learning rate; give at least {math.ceil(1 / warmup):,} steps"
+            f"train.schedule.warmup={warmup:g} is less than one step of a budget of {_steps(steps)}, so the first step "
+            f"has the full learning rate; give at least {math.ceil(1 / warmup):,} steps"
         )
     if isinstance(train.optimizer, Soap):
         shapes = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
@@ -52,7 +52,7 @@ def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list
         elif 0 < steps < SETTLED:
             found.append(
                 f"train.optimizer.kind=soap computes its first eigenvectors in steps 1 to {SETTLED}, and the budget is "
-                f"{steps} steps; give more, or set train.optimizer.kind=adamw"
+                f"{_steps(steps)}; give more, or set train.optimizer.kind=adamw"
             )
     return found
 
@@ -157,6 +157,10 @@ def check_first_step(seconds: float, budget: float) -> None:
             f"train.budget.time={budget:g} s is too small for one step, which takes about {seconds:.2g} s; give more, "
             f"lower train.batch_size, or take a smaller model"
         )
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
 
 
 def _parameters(objective: nn.Module) -> int:

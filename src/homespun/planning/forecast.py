@@ -160,7 +160,8 @@ class BudgetForecast:
         best = self.threshold
         give = f"{in_millions(best.tokens)} tokens"
         if self.seconds_to_threshold is not None:
-            give = f"train.budget.time={math.ceil(self.seconds_to_threshold / 60)}m"
+            minutes = math.ceil(self.seconds_to_threshold / 60)
+            give = f"train.budget.time={f'{minutes}m' if minutes < 180 else f'{math.ceil(minutes / 60)}h'}"
         return (
             f"{in_millions(self.tokens)} tokens: a classifier has beaten TF-IDF after {in_millions(best.tokens)} "
             f"tokens of pretraining from scratch ({best.model}, {best.task}; {best.source}) and not after fewer; give "
