@@ -119,7 +119,7 @@ def _size_warning(
     if family is None:  # with the compute of this budget, C = 6 N D
         suits = f"about {in_millions(math.sqrt(parameters * reach.tokens / TOKENS_PER_PARAMETER))} parameters suit it"
     else:
-        chosen = size_for(recipe, AutoSizeConfig(preset=family), machine(), work).chosen
+        chosen = size_for(recipe, AutoSizeConfig(preset=family), machine, work).chosen
         if chosen.parameters >= parameters:
             return None
         suits = f"model.size=auto would choose {chosen.name}, {chosen.shape}"

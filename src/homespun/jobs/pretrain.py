@@ -77,7 +77,7 @@ def pretrain(
             many tokens have one is in the result's ``vectors``.
         resume: go on with the run in ``out``.
         preflight: warn, before the first step, of a budget, size, optimizer or model that do not suit each other
-            (`homespun.jobs.preflight`). A budget of a minute or less is too short to be planned.
+            (`homespun.jobs.preflight`). A budget of more than a minute of time, and nothing else, is planned for that.
         display: where progress is shown; nowhere by default.
 
     Raises:
@@ -240,16 +240,17 @@ def _checked(
     display: Display,
 ) -> Preflight:
     """Show and log what `homespun.jobs.preflight.check_pretraining` finds."""
-    train, time = recipe.train, recipe.train.budget.time
+    train, budget, seconds = recipe.train, recipe.train.budget, None
     work = pretraining_work(recipe, corpus, begin)
-    seconds = None
-    if time is not None and time > _UNPLANNED_SECONDS:
+    if any(limit is not None for limit in (budget.tokens, budget.steps, budget.epochs)):
+        # whether the time ends before is not worth the seconds of a plan
+        budget = budget.model_copy(update={"time": None})
+        recipe = recipe.model_copy(update={"train": train.model_copy(update={"budget": budget})})
+    elif budget.time is not None and budget.time > _UNPLANNED_SECONDS:
         workload = with_precision(work, machine().device).workload
-        seconds = machine().choose(workload, train.budget.memory).step_seconds
-        check_first_step(seconds, time)
-    reach = outlook(
-        train.budget, work.text, batch_size=train.batch_size, row_tokens=work.row_tokens, step_seconds=seconds
-    )
+        seconds = machine().choose(workload, None).step_seconds
+        check_first_step(seconds, budget.time)
+    reach = outlook(budget, work.text, batch_size=train.batch_size, row_tokens=work.row_tokens, step_seconds=seconds)
     checked = check_pretraining(
         recipe,
         objective,

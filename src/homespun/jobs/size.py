@@ -18,6 +18,7 @@ from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.planning.choose import NothingFits
 from homespun.planning.outlook import outlook
 from homespun.planning.size import Candidate, SizeChoice, choose_size
+from homespun.planning.trace import Shadow
 from homespun.report.console import Display
 from homespun.training.devices import Place
 
@@ -34,7 +35,7 @@ def with_size(
 
     Args:
         recipe: with its data and budget.
-        machine: where it is trained; asked for where there is a size to choose.
+        machine: where it is trained; asked for where a size is to be timed.
         work: what a recipe of known size trains.
         display: where the choice and its reason are shown.
 
@@ -45,7 +46,7 @@ def with_size(
         return recipe, None
     place = Place.here()
     line = display.task("model", total=1.0)
-    found: list[Any] = [size_for(recipe, recipe.model, machine(), work) if place.is_main else None]
+    found: list[Any] = [size_for(recipe, recipe.model, machine, work) if place.is_main else None]
     if place.world_size > 1:  # measured rates differ from process to process
         broadcast_object_list(found)
     choice: SizeChoice = found[0]
@@ -53,13 +54,13 @@ def with_size(
     return recipe.model_copy(update={"model": recipe.model.candidates()[choice.chosen.name]}), choice
 
 
-def size_for(recipe: PretrainRecipe, model: AutoSizeConfig, machine: Machine, work: Works) -> SizeChoice:
+def size_for(recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: Works) -> SizeChoice:
     """The size of a family that suits the recipe's budget, by `homespun.planning.size.choose_size`.
 
     Args:
         recipe: its data, objective and training.
         model: the family.
-        machine: where it is trained, each process as one.
+        machine: where it is trained; asked for where the budget is of time or memory.
         work: what a recipe of known size trains.
 
     Raises:
@@ -80,27 +81,36 @@ def size_facts(choice: SizeChoice) -> dict[str, Any]:
     }
 
 
-def _candidates(recipe: PretrainRecipe, model: AutoSizeConfig, machine: Machine, work: Works) -> Iterator[Candidate]:
+def _candidates(
+    recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: Works
+) -> Iterator[Candidate]:
     budget, processes = recipe.train.budget, Place.here().world_size
     for number, (name, backbone) in enumerate(model.candidates().items()):
-        sized = with_precision(work(recipe.model_copy(update={"model": backbone})), machine.device)
-        try:
-            choice = machine.choose(sized.workload, budget.memory)
-        except NothingFits:
-            if number == 0:
-                raise
-            return
-        prediction = choice.prediction
+        sized = work(recipe.model_copy(update={"model": backbone}))
+        row_tokens, seconds = sized.row_tokens, None
+        if budget.time is None and budget.memory is None:  # then all sizes see as many tokens
+            with Shadow():
+                parameters = sum(parameter.numel() for parameter in sized.workload.build().parameters())
+        else:
+            try:
+                choice = machine().choose(with_precision(sized, machine().device).workload, budget.memory)
+            except NothingFits:
+                if number == 0:
+                    raise
+                return
+            prediction = choice.prediction
+            parameters, row_tokens = prediction.parameters["total"], prediction.tokens
+            seconds = choice.step_seconds / processes
         reach = outlook(
             budget,
             sized.text,
             batch_size=recipe.train.batch_size,
-            row_tokens=prediction.tokens,
-            step_seconds=choice.step_seconds / processes,
+            row_tokens=row_tokens,
+            step_seconds=seconds,
         )
         if not reach.tokens:
             raise UserError("model.size=auto needs data.corpus for a budget of epochs; give it, or a budget of time")
-        yield Candidate(name, _shape(backbone), prediction.parameters["total"], reach, sized.text)
+        yield Candidate(name, _shape(backbone), parameters, reach, sized.text)
 
 
 def _shape(backbone: BackboneConfig) -> str:
