@@ -152,7 +152,7 @@ def _ours(
     recipe: PretrainRecipe, corpus: Corpus, name: str, rate: float, options: argparse.Namespace, folder: Path
 ) -> Curve:
     torch.manual_seed(recipe.train.seed)
-    objective: Any = recipe.objective.build(ModelConfig(backbone=recipe.model), corpus.tokenizer)
+    objective: Any = recipe.objective.build(ModelConfig(backbone=recipe.backbone), corpus.tokenizer)
     budget = Budget(tokens=options.tokens) if options.tokens else Budget(time=60 * options.minutes)
     config = recipe.train.model_copy(update={"budget": budget, "validate_every": 1 / POINTS})
     training, held_out = _loaders(recipe, corpus)

@@ -54,7 +54,9 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     again = ", layers computed again" if chosen["gradient_checkpointing"] else ""
     trainings = result["trainings"]
     epochs = "" if expected["epochs"] is None else f", {_some(formats.count(expected['epochs']), 'epoch')}"
-    facts = {
+    size, forecast = result["size"], result["forecast"]
+    facts = {} if size is None else {"model": size["reason"]}
+    facts |= {
         "parameters": f"{parameters['total']:,}, {parameters['embeddings']:,} of them embeddings, "
         f"{parameters['trained']:,} trained",
         "micro-batches": f"{rows}; precision {chosen['precision']}{again}",
@@ -67,6 +69,8 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     if trainings["count"] > 1:
         facts["expected"] += "; of one training"
         facts[f"all {trainings['count']} trainings"] = _reach(trainings)
+    if forecast is not None and forecast["summary"] is not None:
+        facts["forecast"] = forecast["summary"]
     if probe is not None:
         before = formats.memory(probe["peak_before"]), formats.duration(probe["seconds_per_step_before"])
         facts["before the probe"] = f"{before[0]} at the peak, {before[1]} a step"

@@ -179,7 +179,7 @@ def _pretrained(stage: Stage, reader: _Reader, measure: str) -> Stored:
         begin = start(stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes, generator=None)
     length = recipe.data.length
     backbone = fitted(
-        recipe.model if begin is None else begin.backbone,
+        recipe.backbone if begin is None else begin.backbone,
         corpus.tokenizer,
         length=length,
         target_length=recipe.objective.target_length(length),

@@ -10,11 +10,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from homespun.config import Config, read_yaml, validate
 from homespun.errors import UserError
 from homespun.hf.weights import read_json
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.models.auto_size import FROM_TRAINING, AutoSizeConfig, same_model
+from homespun.models.config import BackboneConfig
 from homespun.models.store import Stored, fingerprint
 from homespun.training.checkpoint import write_file
 from homespun.training.run import Run
@@ -113,10 +116,11 @@ def _told(option: str, given: Given | None) -> str:
 
 
 def as_begun(recipe: R, out: str | Path, *, main: bool = True) -> R:
-    """``recipe`` with the ``data.split_seed`` of the run in ``out``, where there is a run and it is not given.
+    """``recipe`` with the ``data.split_seed`` and the chosen size of the run in ``out``, where they are not given.
 
-    Before there was such a setting rows were divided by ``train.seed``; a run from then goes on with the rows that it
-    has, and its configs say so from now on.
+    A size of ``auto`` is that of the run, unless the run's model is of no size of that family. Before there was a
+    ``data.split_seed`` rows were divided by ``train.seed``; a run from then goes on with the rows that it has, and its
+    configs say so from now on.
 
     Args:
         recipe: what the run is to go on with.
@@ -127,14 +131,28 @@ def as_begun(recipe: R, out: str | Path, *, main: bool = True) -> R:
         UserError: the run's config is damaged.
     """
     path = Path(out) / "config.yaml"
-    if "split_seed" in recipe.data.model_fields_set or not path.is_file():
+    if not path.is_file():
         return recipe
     tree = read_yaml(path)
+    if isinstance(recipe, PretrainRecipe) and isinstance(recipe.model, AutoSizeConfig):
+        recipe = recipe.model_copy(update={"model": _sized(recipe.model, tree)})
+    if "split_seed" in recipe.data.model_fields_set:
+        return recipe
     known = _known(tree)
     seed = _before(tree) if known is None else known
     if known is None and main:
         _write_all(Path(out), seed)
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_seed": seed})})
+
+
+def _sized(model: AutoSizeConfig, tree: dict[str, Any]) -> BackboneConfig | AutoSizeConfig:
+    """The size of ``model`` that the config of a run has; ``model`` where it has another model."""
+    try:
+        known = TypeAdapter[BackboneConfig](BackboneConfig).validate_python(tree.get("model"))
+    except ValidationError:
+        return model
+    sizes = model.candidates().values()
+    return next((backbone for backbone in sizes if same_model(backbone, known, FROM_TRAINING)), model)
 
 
 def _known(tree: dict[str, Any]) -> int | None:

@@ -59,6 +59,12 @@ class Machine:
             rates = keep_base(device, float(max(0, small["peak_bytes"] - small["shadow_bytes"])), rates)
         return cls(device, rates)
 
+    @classmethod
+    def timed(cls) -> Machine:
+        """With the rates alone, measured in about two seconds, for plans without a limit of memory."""
+        device = Place.here().device
+        return cls(device, machine_rates(device))
+
     def choose(self, workload: Workload, memory: int | None) -> Choice:
         """See `homespun.planning.choose.choose`."""
         return choose(workload, memory=memory, predict=self.predict())

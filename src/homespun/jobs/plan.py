@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -15,14 +15,17 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.adapt import start
 from homespun.jobs.memory import Machine, chosen, probed, with_precision
+from homespun.jobs.preflight import check_pretraining, training_warnings
 from homespun.jobs.pretrain import pretraining_work
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.jobs.size import Works, size_facts, with_size
 from homespun.jobs.trials import plan as trials_of
 from homespun.jobs.workload import Work, finetuning_work, made_up_corpus
 from homespun.planning.choose import Choice, choose
 from homespun.planning.outlook import Outlook, outlook, short_of_step, short_of_text
 from homespun.planning.predict import Prediction, Workload
 from homespun.planning.probe import Line, probe_sizes
+from homespun.planning.trace import Shadow
 from homespun.report.console import Display
 from homespun.training.config import Budget
 
@@ -65,14 +68,29 @@ def plan(
     machine = Machine.here(clock=clock)
     line = display.task("planning", total=None, unit="passes")
     passes = itertools.count(1)
-    with recipe_work(recipe, start_from=start_from, changes=changes) as work:
+    with ExitStack() as stack:
+        size = None
+
+        def sized(of: Recipe) -> Work:
+            return stack.enter_context(recipe_work(of, start_from=start_from, changes=changes))
+
+        if isinstance(recipe, PretrainRecipe) and start_from is None:
+            recipe, size = with_size(recipe, lambda: machine, sized, display)
+        work = sized(recipe)
         told = dataclasses.replace(work.workload, told=lambda rows: line.update(next(passes), note=f"of {rows} rows"))
         work = dataclasses.replace(work, workload=told)
         work = with_precision(work, machine.device)
         choice = machine.choose(work.workload, budget.memory)
-        if probe:
-            return _corrected(recipe, work, choice, machine, start_from, changes, clock)
-        return _described(recipe, work, choice, machine)
+        found = (
+            _corrected(recipe, work, choice, machine, start_from, changes, clock)
+            if probe
+            else _described(recipe, work, choice, machine)
+        )
+        return (
+            found
+            | _checked(recipe, work, found, sized, machine, from_scratch=start_from is None)
+            | {"size": None if size is None else size_facts(size)}
+        )
 
 
 @contextmanager
@@ -180,6 +198,29 @@ def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> 
         "made_up_text": work.made_up,
         "warnings": [warning for warning in warnings if warning is not None],
         "probe": None,
+    }
+
+
+def _checked(
+    recipe: Recipe,
+    work: Work,
+    planned: dict[str, Any],
+    sized: Works,
+    machine: Machine,
+    *,
+    from_scratch: bool,
+) -> dict[str, Any]:
+    """The warnings of a plan with those of `homespun.jobs.preflight`, and the forecast of a pretraining."""
+    reach = Outlook(**planned["expected"])
+    with Shadow():
+        objective = work.workload.build()
+    if not isinstance(recipe, PretrainRecipe):
+        found = training_warnings(recipe.train, objective, reach.steps)
+        return {"warnings": [*planned["warnings"], *found], "forecast": None}
+    checked = check_pretraining(recipe, objective, reach, sized, lambda: machine, from_scratch=from_scratch)
+    return {
+        "warnings": [*planned["warnings"], *checked.warnings],
+        "forecast": None if checked.forecast is None else checked.forecast.facts(),
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from homespun.errors import UserError
 from homespun.jobs.adapt import Start, record, start
 from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
 from homespun.jobs.beside import export_beside
-from homespun.jobs.memory import within_memory
+from homespun.jobs.memory import Machine, with_precision, within_memory
+from homespun.jobs.preflight import Preflight, check_first_step, check_pretraining
 from homespun.jobs.processes import processes_to_start, run_in_processes
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
+from homespun.jobs.size import size_facts, with_size
 from homespun.jobs.workload import Work, seeded, typical, work_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -31,7 +34,7 @@ from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.frequencies import frequency_losses
 from homespun.objectives.streamed import StreamedCausalLM
 from homespun.planning.count import flops_per_token
-from homespun.planning.outlook import Text, short_of_text
+from homespun.planning.outlook import Text, outlook, short_of_text
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
@@ -44,6 +47,8 @@ from homespun.vectors.store import open_vectors
 
 logger = logging.getLogger(__name__)
 
+_UNPLANNED_SECONDS = 60.0  # a budget of time that is not worth the seconds of a plan
+
 
 def pretrain(
     recipe: PretrainRecipe,
@@ -54,6 +59,7 @@ def pretrain(
     generator: str | None = None,
     vectors: str | Path | None = None,
     resume: bool = False,
+    preflight: bool = True,
     display: Display | None = None,
 ) -> dict[str, Any]:
     """Pretrain as ``recipe`` says, into the run directory ``out``; returns its ``result.json``.
@@ -70,6 +76,8 @@ def pretrain(
         vectors: word vectors that the embeddings begin with, see `homespun.vectors.starting.begin_embeddings`; how
             many tokens have one is in the result's ``vectors``.
         resume: go on with the run in ``out``.
+        preflight: warn, before the first step, of a budget, size, optimizer or model that do not suit each other
+            (`homespun.jobs.preflight`). A budget of more than a minute of time, and nothing else, is planned for that.
         display: where progress is shown; nowhere by default.
 
     Raises:
@@ -89,6 +97,7 @@ def pretrain(
             generator=generator,
             vectors=vectors,
             resume=resume,
+            preflight=preflight,
         )
     place = Place.here()
     _check_shared(recipe, place.world_size)
@@ -111,12 +120,21 @@ def pretrain(
         "--generator": given_model(generator, None if begin is None else begin.generator),
         "--vectors": given_vectors(vectors, opened),
     }
+    machine = functools.cache(Machine.here if recipe.train.budget.memory else Machine.timed)
+    chosen_size = None
+    if begin is None:
+        recipe, chosen_size = with_size(recipe, machine, lambda sized: pretraining_work(sized, corpus, None), display)
     recipe = with_backbone(recipe, tokenizer, begin)
     training, validation = pretraining_rows(recipe, corpus)
     build = seeded(lambda: recipe.objective.build(_config(recipe, begin), tokenizer), recipe.train.seed)
     config, planned = within_memory(recipe.train, lambda: pretraining_work(recipe, corpus, begin), display)
     objective: Any = build()
-    _warn(recipe, training)  # of what can be built: a mistake says one thing alone
+    checked = None
+    if (
+        preflight and place.is_main and recipe.train.budget.steps != 0
+    ):  # of what can be built: a mistake is one error alone
+        _warn(recipe, training)
+        checked = _checked(recipe, objective, corpus, begin, machine, display)
     begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)
     run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
@@ -170,6 +188,10 @@ def pretrain(
     result = summarise(run.path, kind="pretrain", parameters=size, precision=trainer.precision, flops_per_token=counted)
     if planned:
         result |= {"plan": planned}
+    if chosen_size is not None:
+        result |= {"size": size_facts(chosen_size)}
+    if checked is not None and checked.forecast is not None:
+        result |= {"forecast": checked.forecast.facts()}
     result |= {
         "trained_parameters": sum(p.numel() for p in objective.parameters()),
         "export": exported,
@@ -205,13 +227,48 @@ def _warn(recipe: PretrainRecipe, training: Rows) -> None:
         logger.warning(short)
     if _sees_packed(recipe):
         logger.warning(
-            "%s attention cannot tell the documents of a row apart: they see each other", recipe.model.attention.kind
+            "%s attention cannot tell the documents of a row apart: they see each other", recipe.backbone.attention.kind
         )
+
+
+def _checked(
+    recipe: PretrainRecipe,
+    objective: Any,
+    corpus: Corpus,
+    begin: Start | None,
+    machine: Callable[[], Machine],
+    display: Display,
+) -> Preflight:
+    """Show and log what `homespun.jobs.preflight.check_pretraining` finds."""
+    train, budget, seconds = recipe.train, recipe.train.budget, None
+    work = pretraining_work(recipe, corpus, begin)
+    if any(limit is not None for limit in (budget.tokens, budget.steps, budget.epochs)):
+        # whether the time ends before is not worth the seconds of a plan
+        budget = budget.model_copy(update={"time": None})
+        recipe = recipe.model_copy(update={"train": train.model_copy(update={"budget": budget})})
+    elif budget.time is not None and budget.time > _UNPLANNED_SECONDS:
+        workload = with_precision(work, machine().device).workload
+        seconds = machine().choose(workload, None).step_seconds
+        check_first_step(seconds, budget.time)
+    reach = outlook(budget, work.text, batch_size=train.batch_size, row_tokens=work.row_tokens, step_seconds=seconds)
+    checked = check_pretraining(
+        recipe,
+        objective,
+        reach,
+        lambda sized: pretraining_work(sized, corpus, None),
+        machine,
+        from_scratch=begin is None,
+    )
+    if checked.forecast is not None and (summary := checked.forecast.summary()) is not None:
+        display.task("forecast", total=1.0).update(1.0, note=summary)
+    for warning in checked.warnings:
+        logger.warning(warning)
+    return checked
 
 
 def _sees_packed(recipe: PretrainRecipe) -> bool:
     """Whether documents that are packed into a row see each other."""
-    return recipe.objective.packs and not recipe.model.attention.separates_documents
+    return recipe.objective.packs and not recipe.backbone.attention.separates_documents
 
 
 def _order(objective: PretrainingObjective) -> Order:
@@ -244,7 +301,7 @@ def with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, begin: Start | N
     """With the backbone as it is trained: drawn, or begun from, and of the tokenizer's vocabulary."""
     length = recipe.data.length
     backbone = fitted(
-        _drawn(recipe.model, recipe.train.seed) if begin is None else begin.backbone,
+        _drawn(recipe.backbone, recipe.train.seed) if begin is None else begin.backbone,
         tokenizer,
         length,
         target_length=recipe.objective.target_length(length),
@@ -253,7 +310,7 @@ def with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, begin: Start | N
 
 
 def _config(recipe: PretrainRecipe, begin: Start | None) -> ModelConfig:
-    return ModelConfig(backbone=recipe.model) if begin is None else begin.config
+    return ModelConfig(backbone=recipe.backbone) if begin is None else begin.config
 
 
 def _drawn(backbone: BackboneConfig, seed: int) -> BackboneConfig:

@@ -118,7 +118,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     for name, changes in CANDIDATES.items():
         # the first one finds out how many tokens can be had, and the others are trained on as many
         budget = f"tokens={tokens}" if tokens else f"time={0.09 * left:.0f}"
-        result = pretrain(_recipe(out, changes, budget), out / name, display=display)
+        result = pretrain(_recipe(out, changes, budget), out / name, preflight=False, display=display)
         tokens = tokens or result["tokens"]
         losses[name] = result["validation"]["loss"]
         seconds_of[name] = float(result["seconds"])
@@ -128,7 +128,11 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     left = seconds - (time.monotonic() - began) - AFTER
     grown = seconds_of[chosen] + max(left, 10.0)
     pretrained = pretrain(
-        _recipe(out, CANDIDATES[chosen], f"time={grown:.0f}"), out / chosen, resume=True, display=display
+        _recipe(out, CANDIDATES[chosen], f"time={grown:.0f}"),
+        out / chosen,
+        resume=True,
+        preflight=False,
+        display=display,
     )
 
     recipe = finetune_recipe(

@@ -7,14 +7,18 @@ from importlib import resources
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from homespun.config import Config, Tree, json_schema, override, read_yaml, validate
 from homespun.errors import UserError, nearest
 from homespun.jobs.tasks.classification import LabelledData
 from homespun.jobs.tasks.config import FinetuneData, FinetuneObjective
 from homespun.jobs.tasks.tuning import Tuning
-from homespun.models.config import BackboneConfig
+from homespun.models.auto_size import AutoSizeConfig
+from homespun.models.config import BackboneConfig, default_kind
+from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.streamed import StreamedCausalLM
 from homespun.objectives.supervised import Classification
@@ -33,13 +37,25 @@ class CorpusData(Config):
     validation_rows: int = Field(default=512, ge=1, description="at most so many held-out rows are looked at each time")
 
 
+def _kind_of_model(tree: Any) -> Any:
+    auto = isinstance(tree, dict) and tree.get("size") == "auto"
+    return {"kind": "auto_size"} | tree if auto else default_kind(tree)
+
+
+RecipeModel = Annotated[
+    EncoderConfig | EncoderDecoderConfig | RecurrentConfig | AutoSizeConfig,
+    Field(discriminator="kind"),
+    BeforeValidator(_kind_of_model),
+]
+
+
 class PretrainRecipe(Config):
     """Pretraining: a corpus, a model, an objective, a training plan."""
 
     kind: Literal["pretrain"] = "pretrain"
     about: str = Field(default="", description="one line on what this recipe is for")
     data: CorpusData = CorpusData()
-    model: BackboneConfig
+    model: RecipeModel
     objective: PretrainingObjective
     train: TrainConfig
 
@@ -60,6 +76,18 @@ class PretrainRecipe(Config):
                 f"would go on from each other in one step; give as many streams, or leave objective.streams out"
             )
         return self
+
+    @property
+    def backbone(self) -> BackboneConfig:
+        """The model, where its size is known.
+
+        Raises:
+            UserError: it is still to be chosen (``model.size=auto``).
+        """
+        if isinstance(self.model, AutoSizeConfig):
+            sizes = ", ".join(self.model.candidates())
+            raise UserError(f"model.size=auto is chosen by pretrain and plan alone; set model.size to one of {sizes}")
+        return self.model
 
 
 class FinetuneRecipe(Config):

@@ -96,7 +96,7 @@ def _model(source: str, overrides: Sequence[str]) -> ModelConfig:
         recipe = load_recipe(source, overrides)
         if not isinstance(recipe, PretrainRecipe):
             raise UserError(f"recipe {source!r} has no model of its own; give the run that it is to start from")
-        return ModelConfig(backbone=recipe.model)
+        return ModelConfig(backbone=recipe.backbone)
     if overrides:
         raise UserError(f"{overrides[0]!r}: only a recipe can be changed, and {source} is a model")
     return open_model(source).config

@@ -238,7 +238,7 @@ def begin_model(
         raise UserError(f"{folder} exists; give --out a new or empty folder")
     opened = open_vectors(vectors)
     torch.manual_seed(read.train.seed)
-    config = ModelConfig(backbone=fitted(read.model, loaded, read.data.length))
+    config = ModelConfig(backbone=fitted(read.backbone, loaded, read.data.length))
     model = config.build()
     begun = begin_embeddings(model, loaded, opened, source=str(vectors)).told()
     save_model(folder, model, config, loaded, task={"length": read.data.length, "vectors": begun})

@@ -25,7 +25,7 @@ from homespun.models.token_heads import TokenTaskHeadConfig
 from homespun.nn.feedforward import ACTIVATIONS
 
 
-def _kind_of_backbone(tree: Any) -> Any:
+def default_kind(tree: Any) -> Any:
     """One stack, where neither ``kind`` nor the preset says more."""
     tree = with_preset(tree)
     return {"kind": "encoder"} | tree if isinstance(tree, dict) else tree
@@ -34,7 +34,7 @@ def _kind_of_backbone(tree: Any) -> Any:
 BackboneConfig = Annotated[
     EncoderConfig | EncoderDecoderConfig | RecurrentConfig,
     Field(discriminator="kind"),
-    BeforeValidator(_kind_of_backbone),
+    BeforeValidator(default_kind),
 ]
 
 

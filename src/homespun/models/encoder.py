@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, model_validator
 from torch import nn
 
 from homespun.config import Config
-from homespun.errors import UserError, nearest
+from homespun.errors import UserError
 from homespun.models.activation import Activation
 from homespun.models.attentions import AttentionConfig
 from homespun.models.attentions.full import FullAttentionConfig
@@ -21,7 +21,7 @@ from homespun.models.embeddings import Embeddings
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.neighbour_heads import initialise_neighbour_heads
 from homespun.models.positions import LearnedPositionsConfig, PositionsConfig, RotaryPositionsConfig
-from homespun.models.presets import PRESETS
+from homespun.models.presets import PRESETS, family_of, preset_name
 from homespun.models.residual import PostResidualConfig, ResidualConfig, output_weights
 from homespun.nn.cross_attention import CrossAttention
 from homespun.nn.dropout import Dropout
@@ -34,22 +34,28 @@ from homespun.nn.rotary import Rotary
 
 def name_presets(schema: dict[str, Any]) -> None:
     # a preset is gone once it is read, so it is no field; editors should offer it all the same
-    preset = {"type": "string", "enum": [*PRESETS], "description": "a named size; other fields win over it"}
-    schema["properties"] = {"preset": preset, **schema["properties"]}
+    families = dict.fromkeys(map(family_of, PRESETS))
+    preset = {
+        "type": "string",
+        "enum": [*PRESETS, *families],
+        "description": "a named size, or a family with `size`; other fields win over it",
+    }
+    size = {"type": "string", "description": "of the preset's family, such as mini; wins over the one in its name"}
+    schema["properties"] = {"preset": preset, "size": size, **schema["properties"]}
 
 
 def with_preset(tree: Any) -> Any:
     """A mapping with its ``preset``, where it has one, written out; other fields win over it, as in `completed`.
 
+    A ``size`` chooses among the presets of that family, see `homespun.models.presets.preset_name`.
+
     Raises:
-        UserError: there is no such preset.
+        UserError: there is no such preset or size.
     """
     if not isinstance(tree, dict) or "preset" not in tree:
         return tree
-    name = tree["preset"]
-    if not isinstance(name, str) or name not in PRESETS:
-        raise UserError(f"unknown preset {name!r}{nearest(str(name), PRESETS)}")
-    return completed({key: value for key, value in tree.items() if key != "preset"}, PRESETS[name])
+    fields = {key: value for key, value in tree.items() if key not in ("preset", "size")}
+    return completed(fields, PRESETS[preset_name(tree["preset"], tree.get("size"))])
 
 
 def completed(given: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:

@@ -36,13 +36,19 @@ class Outlook:
     epochs: float | None
 
 
-def outlook(budget: Budget, text: Text, *, batch_size: int, row_tokens: float, step_seconds: float) -> Outlook:
-    """What ``budget`` ends in, at this pace; of its validations nothing is counted."""
+def outlook(budget: Budget, text: Text, *, batch_size: int, row_tokens: float, step_seconds: float | None) -> Outlook:
+    """What ``budget`` ends in, at this pace; of its validations nothing is counted.
+
+    Where ``step_seconds`` is None, a budget of time ends in what is unknown, and any other after 0 seconds.
+    """
+    if step_seconds is None and budget.time is not None:
+        return Outlook("unknown", 0, 0, 0.0, None)
+    pace = step_seconds or 0.0
     per_epoch = None if text.rows is None else -(-text.rows // batch_size)
     limits = Limits.of(budget, steps_per_epoch=per_epoch or 1)
     # the last steps of an epoch share what is left
     step_tokens = row_tokens * (batch_size if text.rows is None or per_epoch is None else text.rows / per_epoch)
-    ends = {"time": limits.seconds / step_seconds, "tokens": limits.tokens / step_tokens}
+    ends = {"time": limits.seconds / pace if pace else math.inf, "tokens": limits.tokens / step_tokens}
     if budget.steps is not None:
         ends["steps"] = float(budget.steps)
     if budget.epochs is not None and per_epoch is not None:
@@ -52,7 +58,7 @@ def outlook(budget: Budget, text: Text, *, batch_size: int, row_tokens: float, s
         return Outlook("unknown", 0, 0, 0.0, None)
     steps = max(1, round(ends[limit]))
     epochs = None if per_epoch is None else steps / per_epoch
-    return Outlook(limit, steps, round(steps * step_tokens), steps * step_seconds, epochs)
+    return Outlook(limit, steps, round(steps * step_tokens), steps * pace, epochs)
 
 
 def short_of_step(budget: Budget, found: Outlook) -> str | None:
@@ -77,3 +83,8 @@ def short_of_text(budget: Budget, text: Text) -> str | None:
         f"train.budget.tokens={budget.tokens:,} of a corpus with {text.tokens:,} tokens to train on means "
         f"{epochs:,.1f} epochs: every token is seen that often; give more text, or ask for fewer tokens"
     )
+
+
+def in_millions(count: float) -> str:
+    """A count in words: ``1.2 M``, below 100,000 ``51,234``."""
+    return f"{count / 1e6:,.1f} M" if count >= 1e5 else f"{count:,.0f}"

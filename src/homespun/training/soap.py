@@ -12,6 +12,8 @@ from torch.optim.adamw import adamw
 LARGEST = 1024
 """Widest smaller side of a matrix whose eigenvectors are computed; other matrices are trained by Adam."""
 _FIRST = frozenset({1, 2, 4, 8, 16})  # steps at which the basis is computed besides every `frequency` steps
+SETTLED = max(_FIRST)
+"""Steps after which the basis is computed every ``frequency`` steps only."""
 
 
 class OneSidedSoap(torch.optim.AdamW):

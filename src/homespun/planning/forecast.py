@@ -1,0 +1,225 @@
+"""What a budget of pretraining can be expected to reach, from finished runs that were measured.
+
+New measurements go into `CURVES` and `CLASSIFIERS`; the forecast follows from them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from homespun.models.auto_size import is_of_family
+from homespun.models.config import BackboneConfig
+from homespun.planning.outlook import in_millions
+
+SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28
+"""Exponents of the loss in parameters and in tokens (Hoffmann et al. 2022, approach 3)."""
+
+_FAR = 10.0  # times the most tokens that were measured
+_LARGER = 2.0  # times the largest model that was measured, or the smallest / this
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run whose learning rate came down to its end."""
+
+    parameters: int
+    tokens: int
+    loss: float  # held out, nats a predicted token
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """Finished runs of one family on one text.
+
+    Args:
+        family: of presets, which the model must be of, whatever its size.
+        objective: its ``kind``.
+        optimizer: its ``kind``.
+        text: in words.
+        unigram: loss of the unigram baseline on that text.
+        runs: at least two.
+        source: where they are described.
+    """
+
+    family: str
+    objective: str
+    optimizer: str
+    text: str
+    unigram: float
+    runs: tuple[Finished, ...]
+    source: str
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """``E + A N^-0.34 + B D^-0.28`` of N parameters and D tokens, by least squares over the runs.
+
+        Of runs of one size ``A`` is 0.
+        """
+        sizes = np.array([run.parameters for run in self.runs], dtype=float)
+        seen = np.array([run.tokens for run in self.runs], dtype=float)
+        several = float(len({*sizes}) > 1)
+        terms = np.stack([np.ones_like(sizes), several * sizes**-SIZE_EXPONENT, seen**-TOKEN_EXPONENT], axis=1)
+        weights = np.linalg.lstsq(terms, np.array([run.loss for run in self.runs]), rcond=None)[0]
+        return float(weights @ [1.0, several * parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
+
+    def covers(self, parameters: float) -> bool:
+        """Whether a model of so many parameters is near enough to those that were measured."""
+        sizes = [run.parameters for run in self.runs]
+        return min(sizes) / _LARGER <= parameters <= max(sizes) * _LARGER
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A classifier fine-tuned from a pretraining from scratch, and TF-IDF with a linear model on the same rows."""
+
+    task: str
+    model: str
+    tokens: int  # of the pretraining
+    accuracy: float  # percent of the test rows
+    tfidf: float
+    source: str
+
+
+_TINY, _THREE, _MINI = 1_417_216, 2_863_104, 5_193_728  # parameters of spun-decoder with a vocabulary of 8,000
+
+CURVES = (
+    LearningCurve(
+        family="spun-decoder",
+        objective="clm",
+        optimizer="soap",
+        text="annual reports and earnings calls",
+        unigram=6.43,
+        runs=(
+            Finished(_TINY, 274_365, 4.909),
+            Finished(_TINY, 1_099_560, 3.974),
+            Finished(_THREE, 518_038, 4.268),  # 3 layers of 192
+            Finished(_MINI, 288_701, 4.556),
+            Finished(_MINI, 600_000, 4.059),
+            Finished(_MINI, 1_050_000, 3.709),
+            Finished(_MINI, 1_230_000, 3.622),
+            Finished(_MINI, 1_270_000, 3.607),
+            Finished(_MINI, 1_310_000, 3.582),
+        ),
+        source="results/efficiency.md",
+    ),
+)
+
+CLASSIFIERS = (
+    Classifier("financial topics", "spun-decoder-mini", 1_050_000, 83.9, 85.1, "results/efficiency.md"),
+    Classifier("packages of Python", "spun-decoder-tiny", 1_420_000, 83.4, 88.1, "results/quickstart.md"),
+    Classifier("AG News", "causal-mini", 5_400_000, 90.95, 91.70, "results/agnews.md"),
+    Classifier("AG News", "causal-mini", 11_500_000, 92.18, 91.70, "results/agnews.md"),
+    Classifier("financial topics", "causal-mini", 12_500_000, 79.1, 85.1, "results/financial.md"),
+    Classifier("financial topics", "causal-mini", 48_600_000, 86.9, 85.1, "results/financial.md"),
+    Classifier("Financial PhraseBank", "causal-mini", 48_600_000, 80.7, 79.1, "results/financial.md"),
+)
+
+
+@dataclass(frozen=True)
+class BudgetForecast:
+    """What a pretraining from scratch can be expected to reach.
+
+    Args:
+        tokens: that it sees.
+        loss: held out, on the curve's text; None where no curve covers the model.
+        curve: its family, text and source.
+        threshold: the run of fewest tokens whose classifier was better than TF-IDF.
+        seconds_to_threshold: until so many tokens are seen; None where the rate is not known.
+    """
+
+    tokens: int
+    loss: float | None
+    curve: LearningCurve | None
+    threshold: Classifier
+    seconds_to_threshold: float | None
+
+    @property
+    def below_threshold(self) -> bool:
+        """Whether no pretraining on so few tokens was measured to pay for a classifier."""
+        return self.tokens < self.threshold.tokens
+
+    def summary(self) -> str | None:
+        """The loss that is expected, in one line; None where no curve covers the model."""
+        if self.curve is None or self.loss is None:
+            return None
+        far = max(run.tokens for run in self.curve.runs)
+        beyond = f", extrapolated from at most {in_millions(far)}" if self.tokens > far else ""
+        return (
+            f"{in_millions(self.tokens)} tokens: held-out loss of about {self.loss:.1f} nats on text like "
+            f"{self.curve.text}, where the unigram baseline has {self.curve.unigram:.1f} ({self.curve.family}, "
+            f"{len(self.curve.runs)} runs{beyond}); other text has another loss"
+        )
+
+    def warning(self) -> str | None:
+        """That the budget is below the threshold, in one line; None where it is not."""
+        if not self.below_threshold:
+            return None
+        best = self.threshold
+        give = f"{in_millions(best.tokens)} tokens"
+        if self.seconds_to_threshold is not None:
+            minutes = math.ceil(self.seconds_to_threshold / 60)
+            give = f"train.budget.time={f'{minutes}m' if minutes < 180 else f'{math.ceil(minutes / 60)}h'}"
+        return (
+            f"{in_millions(self.tokens)} tokens: a classifier has beaten TF-IDF after {in_millions(best.tokens)} "
+            f"tokens of pretraining from scratch ({best.model}, {best.task}; {best.source}) and not after fewer; give "
+            f"{give}, or start from a checkpoint (--from)"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Plain values, for result files."""
+        curve = self.curve
+        return {
+            "summary": self.summary(),
+            "tokens": self.tokens,
+            "loss": self.loss,
+            "unigram": None if curve is None else curve.unigram,
+            "text": None if curve is None else curve.text,
+            "source": None if curve is None else curve.source,
+            "threshold_tokens": self.threshold.tokens,
+            "threshold_source": self.threshold.source,
+            "below_threshold": self.below_threshold,
+            "seconds_to_threshold": self.seconds_to_threshold,
+        }
+
+
+def forecast(
+    backbone: BackboneConfig,
+    *,
+    objective: str,
+    optimizer: str,
+    parameters: int,
+    tokens: int,
+    tokens_per_second: float | None,
+) -> BudgetForecast:
+    """What pretraining ``backbone`` from scratch on so many tokens can be expected to reach.
+
+    Args:
+        backbone: of the model.
+        objective: its ``kind``.
+        optimizer: its ``kind``.
+        parameters: that are trained.
+        tokens: that the budget reaches.
+        tokens_per_second: None: not known.
+    """
+    threshold = min((found for found in CLASSIFIERS if found.accuracy > found.tfidf), key=lambda found: found.tokens)
+    curve = next(
+        (
+            curve
+            for curve in CURVES
+            if (curve.objective, curve.optimizer) == (objective, optimizer)
+            and curve.covers(parameters)
+            and tokens <= _FAR * max(run.tokens for run in curve.runs)
+            and is_of_family(backbone, curve.family)
+        ),
+        None,
+    )
+    return BudgetForecast(
+        tokens=tokens,
+        loss=None if curve is None else curve.loss(parameters, tokens),
+        curve=curve,
+        threshold=threshold,
+        seconds_to_threshold=threshold.tokens / tokens_per_second if tokens_per_second else None,
+    )

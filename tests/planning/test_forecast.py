@@ -1,0 +1,79 @@
+"""Forecasts from measured curves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from homespun.jobs.recipe import PretrainRecipe, load_recipe
+from homespun.models.config import BackboneConfig
+from homespun.planning.forecast import CLASSIFIERS, CURVES, BudgetForecast, LearningCurve, forecast
+
+CURVE = CURVES[0]
+
+
+def backbone(name: str = "spun-decoder", *changes: str) -> BackboneConfig:
+    recipe = load_recipe(name, changes)
+    assert isinstance(recipe, PretrainRecipe)
+    return recipe.backbone
+
+
+def predicted(tokens: int, *, model: BackboneConfig | None = None, **changes: object) -> BudgetForecast:
+    given = {"objective": "clm", "optimizer": "soap", "parameters": 5_193_728, "tokens_per_second": 1000.0} | changes
+    return forecast(model or backbone(), tokens=tokens, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.family)
+def test_curves_go_through_their_runs(curve: LearningCurve) -> None:
+    for run in curve.runs:
+        assert curve.loss(run.parameters, run.tokens) == pytest.approx(run.loss, abs=0.05)
+        assert run.loss < curve.unigram
+
+
+def test_a_curve_predicts_a_run_that_it_has_not_seen() -> None:
+    first, *others = CURVE.runs
+    unseen = dataclasses.replace(CURVE, runs=tuple(others))
+    assert unseen.loss(first.parameters, first.tokens) == pytest.approx(first.loss, abs=0.05)
+
+
+def test_more_tokens_have_a_lower_loss() -> None:
+    losses = [CURVE.loss(5e6, tokens) for tokens in (3e5, 1e6, 3e6, 1e7)]
+    assert losses == sorted(losses, reverse=True)
+
+
+def test_a_forecast_is_of_the_curve_of_its_model() -> None:
+    found = predicted(1_200_000)
+    assert found.loss == pytest.approx(3.65, abs=0.1)
+    assert found.curve is CURVE
+    assert found.facts()["unigram"] == CURVE.unigram
+    assert f"{found.loss:.1f}" in str(found.summary())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"objective": "mlm"},
+        {"optimizer": "adamw"},
+        {"parameters": 50_000_000},
+        {"model": backbone("causal-mini")},
+        {"tokens": 10**10},
+    ],
+)
+def test_what_was_not_measured_has_no_loss(changes: dict[str, object]) -> None:
+    found = predicted(**{"tokens": 1_200_000} | changes)  # type: ignore[arg-type]
+    assert found.loss is None
+    assert found.summary() is None
+
+
+def test_the_threshold_is_the_first_that_beat_tf_idf() -> None:
+    won = [found.tokens for found in CLASSIFIERS if found.accuracy > found.tfidf]
+    below, above = predicted(min(won) - 1), predicted(min(won))
+    assert below.below_threshold
+    assert not above.below_threshold
+    assert above.warning() is None
+    assert below.facts()["threshold_tokens"] == min(won)
+    assert below.seconds_to_threshold == pytest.approx(min(won) / 1000)
+    assert "train.budget.time=4h" in str(predicted(7, tokens_per_second=min(won) / (3.5 * 3600)).warning())
+    assert "train.budget.time=90m" in str(predicted(7, tokens_per_second=min(won) / (90 * 60)).warning())
+    assert "tokens" in str(predicted(7, tokens_per_second=None).warning())
