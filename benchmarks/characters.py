@@ -95,7 +95,7 @@ def _train(text: str, seed: int, options: argparse.Namespace) -> list[dict[str, 
     )
     recipe = with_backbone(recipe, tokenizer, None)
     torch.manual_seed(seed)
-    objective: Any = recipe.objective.build(ModelConfig(backbone=recipe.model), tokenizer)
+    objective: Any = recipe.objective.build(ModelConfig(backbone=recipe.backbone), tokenizer)
     windows = _windows(tokenizer, parts[1], size.context)
     watch = Stopwatch()
 
