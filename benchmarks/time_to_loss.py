@@ -32,7 +32,7 @@ from homespun.batch import Batch
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader
 from homespun.errors import UserError
-from homespun.jobs.pretrain import pretraining_rows, with_backbone
+from homespun.jobs.pretrain import pretraining_rows, start_embeddings, with_backbone
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.config import ModelConfig
 from homespun.objectives.config import PretrainingObjective
@@ -151,12 +151,13 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
 def _ours(
     recipe: PretrainRecipe, corpus: Corpus, name: str, rate: float, options: argparse.Namespace, folder: Path
 ) -> Curve:
+    watch = Stopwatch()
     torch.manual_seed(recipe.train.seed)
     objective: Any = recipe.objective.build(ModelConfig(backbone=recipe.backbone), corpus.tokenizer)
+    start_embeddings(objective, recipe, corpus)
     budget = Budget(tokens=options.tokens) if options.tokens else Budget(time=60 * options.minutes)
     config = recipe.train.model_copy(update={"budget": budget, "validate_every": 1 / POINTS})
     training, held_out = _loaders(recipe, corpus)
-    watch = Stopwatch()
 
     def validate() -> Evaluation:
         with watch.stopped():

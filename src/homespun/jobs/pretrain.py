@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader, Order
@@ -42,6 +43,7 @@ from homespun.training.devices import Place
 from homespun.training.measures import check_best_metric
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
+from homespun.vectors.spectral import initialise_embeddings
 from homespun.vectors.starting import begin_embeddings
 from homespun.vectors.store import open_vectors
 
@@ -135,6 +137,8 @@ def pretrain(
     ):  # of what can be built: a mistake is one error alone
         _warn(recipe, training)
         checked = _checked(recipe, objective, corpus, begin, machine, display)
+    if begin is None and opened is None:
+        start_embeddings(objective, recipe, corpus)
     begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)
     run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
@@ -211,6 +215,17 @@ def pretrain(
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result
+
+
+def start_embeddings(objective: nn.Module, recipe: PretrainRecipe, corpus: Corpus) -> None:
+    """Start the word embeddings of a new objective as ``recipe.embeddings`` says, from the training documents.
+
+    Raises:
+        UserError: the model has no embeddings of tokens to start from counts.
+    """
+    if recipe.embeddings == "cooccurrence" and recipe.train.budget.steps != 0:
+        training, _ = corpus.split(recipe.data.validation, recipe.data.split_seed)
+        initialise_embeddings(objective, corpus, training, seed=recipe.train.seed)
 
 
 def _check_shared(recipe: PretrainRecipe, processes: int) -> None:

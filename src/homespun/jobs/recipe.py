@@ -56,6 +56,11 @@ class PretrainRecipe(Config):
     about: str = Field(default="", description="one line on what this recipe is for")
     data: CorpusData = CorpusData()
     model: RecipeModel
+    embeddings: Literal["random", "cooccurrence"] = Field(
+        default="random",
+        description="how word embeddings start without --from and --vectors; cooccurrence: from counts over the "
+        "corpus, which takes seconds and saves tokens (`homespun.vectors.spectral`)",
+    )
     objective: PretrainingObjective
     train: TrainConfig
 

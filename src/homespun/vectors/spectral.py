@@ -1,0 +1,121 @@
+"""Embeddings from the corpus: singular vectors of how often tokens stand next to each other.
+
+Counting takes seconds, and a language model whose embeddings start from it needs fewer tokens: a fifth fewer after a
+million (results/efficiency.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix, csr_matrix, hstack
+from sklearn.utils.extmath import randomized_svd
+from torch import Tensor, nn
+
+from homespun.data.corpus import Corpus
+from homespun.errors import UserError
+from homespun.models.embeddings import Embeddings
+
+OFFSETS = (1, 2)
+"""Distances at which two tokens are counted, one matrix a distance and side."""
+MOST_TOKENS = 50_000_000
+"""Of a corpus are counted, about; more change little and take longer."""
+SMOOTHING = 0.75
+"""Exponent of the frequencies of contexts, so that rare ones count for less (Levy et al. 2015, section 3.2)."""
+_AT_ONCE = 4_000_000  # tokens whose pairs are sorted at a time
+
+
+@torch.no_grad()
+def initialise_embeddings(model: nn.Module, corpus: Corpus, documents: np.ndarray, *, seed: int) -> None:
+    """Start the word embeddings of ``model`` from co-occurrences, each vector as long as the drawn ones are on average.
+
+    Tokens that do not occur keep the vector that they have.
+
+    Args:
+        model: any module with `homespun.models.embeddings.Embeddings` in it; what is tied to them changes too.
+        corpus: text of the model's tokenizer.
+        documents: (n,) indices of those that are counted.
+        seed: of the singular value decomposition.
+
+    Raises:
+        UserError: ``model`` has no embeddings of tokens.
+    """
+    tables = list({id(m.words): m.words for m in model.modules() if isinstance(m, Embeddings)}.values())
+    if not tables:
+        raise UserError("embeddings=cooccurrence needs a model with embeddings of tokens; set embeddings=random")
+    for table in tables:
+        vectors, occurs = cooccurrence_vectors(corpus, documents, table.embedding_dim, seed=seed)
+        rows = torch.from_numpy(np.flatnonzero(occurs)).to(table.weight.device)
+        length = table.weight.norm(dim=-1).mean()
+        table.weight[rows] = vectors[occurs].to(table.weight) * length
+
+
+def cooccurrence_vectors(corpus: Corpus, documents: np.ndarray, size: int, *, seed: int) -> tuple[Tensor, np.ndarray]:
+    """Vectors of unit length for each token, and which tokens occur: (vocab, size) float32 and (vocab,) bool.
+
+    Of each token its positive pointwise mutual information with the tokens at `OFFSETS` before and after it is
+    decomposed, singular values to the power 1/2 (Levy et al. 2015); the mean over the text is subtracted, since a
+    softmax does not see it, and the axes are rotated at random, so that no component is larger than another.
+
+    Args:
+        corpus: where the tokens are.
+        documents: (n,) indices of those that are counted, in this order, up to about `MOST_TOKENS`.
+        size: components; those beyond what the vocabulary allows are zero before the rotation.
+        seed: of the decomposition and the rotation.
+    """
+    vocab = corpus.tokenizer.vocab_size
+    counts = [csr_matrix((vocab, vocab), dtype=np.float32) for _ in OFFSETS]
+    for ids in _pieces(corpus, documents):
+        for number, offset in enumerate(OFFSETS):
+            counts[number] += _pairs(ids, offset, vocab)
+    associations = [_mutual_information(found) for found in counts]
+    table = hstack([side for found in associations for side in (found, found.T)], format="csr", dtype=np.float32)
+    found = min(size, vocab - 1)
+    left, values, _ = randomized_svd(table, found, n_iter=2, random_state=seed)
+    vectors = torch.zeros(vocab, size)
+    vectors[:, :found] = torch.from_numpy(np.ascontiguousarray(left * np.sqrt(values), dtype=np.float32))
+    pairs = np.asarray(counts[0].sum(1)) + np.asarray(counts[0].sum(0)).T  # (vocab, 1) that each token is in
+    frequencies = torch.from_numpy(pairs.astype(np.float32))
+    vectors -= (vectors * frequencies).sum(0) / frequencies.sum().clamp(min=1)
+    generator = torch.Generator().manual_seed(seed)
+    rotation = torch.linalg.qr(torch.randn(size, size, generator=generator))[0]
+    return nn.functional.normalize(vectors @ rotation, dim=-1), frequencies[:, 0].numpy() > 0
+
+
+def _pieces(corpus: Corpus, documents: np.ndarray) -> Iterator[np.ndarray]:
+    """Ids of some documents at a time, each ended by the tokenizer's separator."""
+    end = np.array([corpus.tokenizer.sep_id], np.int64)
+    held: list[np.ndarray] = []
+    waiting = total = 0
+    for index in documents:
+        if total >= MOST_TOKENS:
+            break
+        ids = corpus.tokens(int(index)).astype(np.int64)
+        held += [ids, end]
+        waiting, total = waiting + len(ids), total + len(ids)
+        if waiting >= _AT_ONCE:
+            yield np.concatenate(held)
+            held, waiting = [], 0
+    if held:
+        yield np.concatenate(held)
+
+
+def _pairs(ids: np.ndarray, offset: int, vocab: int) -> csr_matrix:
+    """(vocab, vocab) how often the column's token follows the row's at this distance."""
+    keys, counts = np.unique(ids[:-offset] * vocab + ids[offset:], return_counts=True)
+    rows, columns = np.divmod(keys, vocab)
+    return coo_matrix((counts.astype(np.float32), (rows, columns)), shape=(vocab, vocab)).tocsr()
+
+
+def _mutual_information(counts: csr_matrix) -> csr_matrix:
+    """``max(0, log p(row, column) / (p(row) p'(column)))``, of contexts smoothed by `SMOOTHING`."""
+    pairs = counts.tocoo()
+    rows = np.asarray(counts.sum(1), dtype=np.float64)[:, 0]
+    columns = np.asarray(counts.sum(0), dtype=np.float64)[0] ** SMOOTHING
+    expected = rows[pairs.row] * columns[pairs.col] / columns.sum()
+    values = np.maximum(np.log(pairs.data / expected), 0).astype(np.float32)
+    table = csr_matrix((values, (pairs.row, pairs.col)), shape=counts.shape)
+    table.eliminate_zeros()
+    return table
