@@ -25,7 +25,7 @@ from homespun.nn.positions import LearnedPositions, SinusoidalPositions
 OFFSETS = (-1, 1, -2, 2)
 _PEAK = 12.0  # logit of the position that a head looks at, as far as positions decide it
 _SAMPLED = 8  # rows of random words that queries and keys are fitted on
-_DIRECTED = 2.7  # length of Performer's queries and keys: the neighbour of 256 gets 0.24, under 3.4 and 2.2 0.17
+_DIRECTED = 2.9  # length of Performer's queries and keys: the neighbour of 128 gets 0.49, under 2.4 and 3.5 0.42
 _RIDGE = 1e-4
 _FASTEST = 4  # frequencies that a rotated head uses: the slower ones do not tell a position from the next
 _Fitting = MultiHeadAttention | GlobalAttention | LinformerAttention
@@ -96,7 +96,7 @@ def fit_neighbour_heads(tensor: Tensor, encoder: Encoder, *, deviation: float, s
         if isinstance(attention, _Fitting):
             length = min(_FITTED, encoder.embeddings.max_position_embeddings)
             if isinstance(attention.kernel, Performer):  # as many as have a direction and an independent sinusoid
-                length = min(length, attention.kernel.num_features, size)
+                length = min(length, attention.kernel.num_features // 2, size // 2)
             before = step * len(OFFSETS)
             width = attention.query.out_features // attention.num_attention_heads
             places = torch.arange(-before, length + before)
