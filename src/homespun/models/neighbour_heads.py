@@ -68,7 +68,8 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
 def fit_neighbour_heads(tensor: Tensor, encoder: Encoder, *, deviation: float, step: int) -> None:
     """Fit queries and keys of the first layer to absolute positions, by least squares on rows of random words.
 
-    Where projected keys (Linformer) are as many as positions they start as the keys, else as sums of equal remainders.
+    The projection of narrow embeddings (ALBERT) is drawn orthogonal, so that positions keep their size. Where projected
+    keys (Linformer) are as many as positions they start as the keys, else as sums of every ``k``-th.
 
     Args:
         tensor: the word embeddings: a mode that leaves out the functions of `torch.nn.init` leaves this out too.
@@ -92,6 +93,9 @@ def fit_neighbour_heads(tensor: Tensor, encoder: Encoder, *, deviation: float, s
         frequencies = frequencies[torch.randperm(len(half), generator=_generator())]
     else:
         frequencies = torch.exp(half * (-2 * math.log(10_000.0) / size))
+    if isinstance(encoder.projection, nn.Linear):  # of narrow embeddings: positions keep their size and their angles
+        gain = math.sqrt(max(1.0, encoder.projection.out_features / size))
+        nn.init.orthogonal_(encoder.projection.weight, gain=gain, generator=_generator())
     for attention in encoder.layers[0].modules():
         if isinstance(attention, _Fitting):
             length = min(_FITTED, encoder.embeddings.max_position_embeddings)
