@@ -12,6 +12,7 @@ repeated. Curves are drawn into ``OUT/TEXT-OBJECTIVE.svg``.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import statistics
@@ -49,7 +50,10 @@ from homespun.training.validation import Evaluation, evaluate_loss
 TEXTS = {"financial": financial, "reviews": reviews}
 OBJECTIVES = {"causal": "clm", "mlm": "mlm"}
 PEERS = {"bert": "mlm", "modernbert": "mlm", "gpt2": "causal", "qwen3": "causal"}
+# the recipe whose rows and objective peers take, and settings: BERT's share of masked tokens, whatever ours is
+PEER_RECIPES = {"causal": ("causal-mini",), "mlm": ("roberta-mini", "objective.probability=0.15")}
 ROWS, LENGTH, POINTS = 8, 128, 16
+HELD_OUT = 256 * LENGTH  # tokens
 Curve = list[dict[str, float]]
 
 
@@ -100,7 +104,9 @@ def _contest(name: str, arguments: list[str], options: argparse.Namespace) -> li
 
 def _started(trial: str, arguments: list[str], options: argparse.Namespace) -> dict[str, Any]:
     amount = f"{options.minutes:g}m" if options.tokens is None else str(options.tokens)
-    name = "-".join([options.text, options.objective, *trial.split("/"), amount, *options.settings])
+    name = "-".join([options.text, options.objective, *trial.split("/"), amount])
+    if options.settings:  # too long together for a file name
+        name += "-" + hashlib.blake2b("\n".join(options.settings).encode(), digest_size=4).hexdigest()
     folder = options.out / name.replace("/", "_")
     file = folder / "trial.json"
     if not file.is_file():
@@ -120,17 +126,17 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
     corpus = Corpus.open(options.out / "data" / options.text)
     peer = name in PEERS
     recipe = pretrain_recipe(
-        {"causal": "causal-mini", "mlm": "roberta-mini"}[options.objective] if peer else name,
+        PEER_RECIPES[options.objective][0] if peer else name,
         [
             *(() if peer else options.settings),
-            *(("train.batch_size=8", f"data.length={LENGTH}") if peer else ()),
+            *((*PEER_RECIPES[options.objective][1:], "train.batch_size=8", f"data.length={LENGTH}") if peer else ()),
             f"data.corpus={corpus.path}",
-            "data.validation_rows=256",
             f"train.seed={seed}",
             f"train.precision={options.precision}",
         ],
     )
-    recipe = with_backbone(recipe, corpus.tokenizer, None)
+    held_out_rows = recipe.data.model_copy(update={"validation_rows": HELD_OUT // recipe.data.length})
+    recipe = with_backbone(recipe.model_copy(update={"data": held_out_rows}), corpus.tokenizer, None)
     train = _peer if peer else _ours
     curve = train(recipe, corpus, name, float(rate), options, Path(folder))
     held_out = _loaders(recipe, corpus)[1]

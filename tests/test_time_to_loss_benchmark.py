@@ -10,6 +10,8 @@ import pytest
 from benchmarks import time_to_loss
 
 from homespun.data.corpus import build_corpus
+from homespun.jobs.recipe import pretrain_recipe
+from homespun.objectives.masked import MaskedLM
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
@@ -45,3 +47,10 @@ def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch:
 
     monkeypatch.setattr(time_to_loss.subprocess, "run", never)
     assert time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)]) == found
+
+
+def test_peers_mask_as_bert_did() -> None:
+    name, *settings = time_to_loss.PEER_RECIPES["mlm"]
+    objective = pretrain_recipe(name, settings).objective
+    assert isinstance(objective, MaskedLM)
+    assert objective.probability == 0.15

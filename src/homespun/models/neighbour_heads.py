@@ -11,19 +11,24 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
 from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.linformer import LinearProjection, LinformerAttention
+from homespun.nn.kernels.performer import Performer
 from homespun.nn.positions import LearnedPositions, SinusoidalPositions
 
 OFFSETS = (-1, 1, -2, 2)
-_PEAK = 12.0  # logit of the position that a head looks at, where embeddings are words and positions half and half
+_PEAK = 12.0  # logit of the position that a head looks at, as far as positions decide it
+_SAMPLED = 8  # rows of random words that queries and keys are fitted on
+_DIRECTED = 2.9  # length of Performer's queries and keys: the neighbour of 128 gets 0.49, under 2.4 and 3.5 0.42
 _RIDGE = 1e-4
 _FASTEST = 4  # frequencies that a rotated head uses: the slower ones do not tell a position from the next
+_Fitting = MultiHeadAttention | GlobalAttention | LinformerAttention
 _FITTED = 512  # positions that queries and keys are fitted to, at most
 
 
@@ -32,9 +37,8 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
     """Let head h of the first layer attend to the position at ``OFFSETS[h] * step`` from each token.
 
     With rotary positions the biases of queries and keys agree at the offset. Learned positions start as sinusoids of
-    the words' deviation, whose frequencies are spaced evenly up to pi, so that neighbouring positions differ most.
-    Projected keys (Linformer) start as the keys, folded where a text is longer than ``k``. Heads beyond the fourth stay
-    as they were drawn.
+    the words' deviation, whose frequencies are spaced evenly up to pi, so that neighbouring positions differ most;
+    queries and keys are then fitted by `fit_neighbour_heads`. Heads beyond the fourth stay as they were drawn.
 
     Args:
         encoder: a new stack whose first layer projects queries and keys.
@@ -42,35 +46,66 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
         step: distance between two tokens that a head can see: 2 in windows of dilation 2.
 
     Raises:
-        UserError: positions are neither learned, sinusoidal, nor rotary with biases.
+        UserError: positions are neither learned, sinusoidal, nor rotary with biases; or the first layer has one
+            projection for queries and keys (LSH).
     """
-    attentions = list(encoder.layers[0].modules())
-    turned = [module for module in attentions if isinstance(module, MultiHeadAttention) and module.rotary is not None]
+    modules = list(encoder.layers[0].modules())
+    turned = [module for module in modules if isinstance(module, MultiHeadAttention) and module.rotary is not None]
     if turned:
         for attention in turned:
             _bias(attention, step)
+        return
+    if not isinstance(encoder.embeddings.positions, (LearnedPositions, SinusoidalPositions)):
+        raise UserError("neighbour_heads needs learned, sinusoidal or rotary positions; set model.neighbour_heads=0")
+    if not any(isinstance(module, _Fitting) for module in modules):
+        raise UserError(
+            "neighbour_heads needs separate projections of queries and keys in the first layer, which LSH attention "
+            "does not have; set model.neighbour_heads=0"
+        )
+    fit_neighbour_heads(encoder.embeddings.words.weight, encoder, deviation=deviation, step=step)
+
+
+def fit_neighbour_heads(tensor: Tensor, encoder: Encoder, *, deviation: float, step: int) -> None:
+    """Fit queries and keys of the first layer to absolute positions, by least squares on rows of random words.
+
+    The projection of narrow embeddings (ALBERT) is drawn orthogonal, so that positions keep their size. Where projected
+    keys (Linformer) are as many as positions they start as the keys, else as sums of every ``k``-th.
+
+    Args:
+        tensor: the word embeddings: a mode that leaves out the functions of `torch.nn.init` leaves this out too.
+        encoder: the stack, whose other weights are drawn.
+        deviation: of the word embeddings.
+        step: multiplies ``OFFSETS``.
+    """
+    if has_torch_function_unary(tensor):
+        handle_torch_function(
+            fit_neighbour_heads, (tensor,), tensor=tensor, encoder=encoder, deviation=deviation, step=step
+        )
+        return
+    if tensor.is_meta:
         return
     positions, size = encoder.embeddings.positions, encoder.embeddings.embedding_size
     half = torch.arange(size // 2)
     if isinstance(positions, LearnedPositions):
         frequencies = math.pi * (half + 0.5) / len(half)
-        table = _sinusoids(frequencies, positions.max_position_embeddings, size)
+        table = _sinusoids(frequencies, torch.arange(positions.max_position_embeddings), size)
         positions.embedding.weight[positions.offset :] = table * (deviation * math.sqrt(2))
-        frequencies = frequencies[torch.randperm(len(half), generator=torch.Generator().manual_seed(0))]
-    elif isinstance(positions, SinusoidalPositions):
-        frequencies = torch.exp(half * (-2 * math.log(10_000.0) / size))
+        frequencies = frequencies[torch.randperm(len(half), generator=_generator())]
     else:
-        raise UserError("neighbour_heads needs learned, sinusoidal or rotary positions; set model.neighbour_heads=0")
-    length = min(_FITTED, positions.max_position_embeddings)
-    zero = encoder.embeddings.words.weight.new_zeros(size)
-    entering = encoder.projection(positions(None, length)[0]) - encoder.projection(zero)  # (length, hidden)
-    # of two streams side by side, attention reads the second (homespun.nn.reversible)
-    entering = encoder.streams.enter(entering)
-    for module in attentions:
-        if isinstance(module, (MultiHeadAttention, GlobalAttention, LinformerAttention)):
-            read = entering[:, -module.query.in_features :]
-            read = read / read.square().mean(-1, keepdim=True).sqrt() * math.sqrt(0.5)  # half of a normalised token
-            _fit(module.query.weight, module.key.weight, module.num_attention_heads, read, frequencies, step)
+        frequencies = torch.exp(half * (-2 * math.log(10_000.0) / size))
+    if isinstance(encoder.projection, nn.Linear):  # of narrow embeddings: positions keep their size and their angles
+        gain = math.sqrt(max(1.0, encoder.projection.out_features / size))
+        nn.init.orthogonal_(encoder.projection.weight, gain=gain, generator=_generator())
+    for attention in encoder.layers[0].modules():
+        if isinstance(attention, _Fitting):
+            length = min(_FITTED, encoder.embeddings.max_position_embeddings)
+            if isinstance(attention.kernel, Performer):  # as many as have a direction and an independent sinusoid
+                length = min(length, attention.kernel.num_features // 2, size // 2)
+            before = step * len(OFFSETS)
+            width = attention.query.out_features // attention.num_attention_heads
+            places = torch.arange(-before, length + before)
+            table = _targets(attention.kernel, frequencies, places, width)
+            _fit(attention, _entering(encoder, attention, length), table, step)
     for module in encoder.modules():
         if isinstance(module, LinearProjection):
             k, longest = module.weight.shape[1:]
@@ -99,25 +134,62 @@ def _bias(attention: MultiHeadAttention, step: int) -> None:
         key[first], key[first + size // 2] = scale * angles.cos(), -scale * angles.sin()
 
 
-def _sinusoids(frequencies: Tensor, length: int, width: int) -> Tensor:
-    """(length, width): sines, then cosines; zero in the rest of the width."""
-    angles = torch.arange(length)[:, None] * frequencies
-    table = torch.zeros(length, width)
+def _entering(encoder: Encoder, attention: nn.Module, length: int) -> Tensor:
+    """What the first layer's attention reads of rows of random words, (rows, length, hidden).
+
+    Norms, narrow embeddings and reversible streams all change how large positions and words are in it.
+    """
+    seen: list[Tensor] = []
+    hook = attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    training = encoder.training
+    words = torch.randint(encoder.embeddings.vocab_size, (_SAMPLED, length), generator=_generator())
+    states = encoder.eval().hidden_states(words)
+    next(states), next(states)  # the stream, and the first layer's output
+    encoder.train(training)
+    hook.remove()
+    return seen[0]
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _targets(kernel: nn.Module, frequencies: Tensor, positions: Tensor, size: int) -> Tensor:
+    """(n, size) queries and keys of (n,) positions, whose logit is `_PEAK` where they are equal."""
+    if isinstance(kernel, Performer):  # one of its random directions each, so that a feature stands for a position
+        directions = nn.functional.normalize(kernel.projection, dim=-1)
+        return directions[positions % len(directions)] * _DIRECTED
+    chosen = frequencies[: size // 2]
+    return _sinusoids(chosen, positions, size) * math.sqrt(_PEAK * math.sqrt(size) / len(chosen))
+
+
+def _sinusoids(frequencies: Tensor, positions: Tensor, width: int) -> Tensor:
+    """(n, width) of (n,) positions: sines, then cosines; zero in the rest of the width."""
+    angles = positions[:, None] * frequencies
+    table = torch.zeros(len(positions), width)
     table[:, : 2 * len(frequencies)] = torch.cat([angles.sin(), angles.cos()], dim=-1)
     return table
 
 
-def _fit(query: Tensor, key: Tensor, heads: int, entering: Tensor, frequencies: Tensor, step: int) -> None:
-    """Set rows of (width, hidden) weights so that query i and key j agree most where j - i is the head's offset."""
-    size = len(query) // heads
-    gram = entering.T @ entering
+def _fit(attention: _Fitting, entering: Tensor, table: Tensor, step: int) -> None:
+    """Set queries and keys by least squares, so that those of i and j agree most where j - i is the head's offset.
+
+    Args:
+        entering: (rows, length, hidden) of rows of random words.
+        table: (4 * step + length + 4 * step, head_dim) vectors of positions, which agree most with themselves.
+        step: multiplies ``OFFSETS``.
+    """
+    length, size = entering.shape[1], table.shape[1]
+    # without the ridge embeddings narrower than the layers have no solution
+    gram = (entering.mT @ entering).mean(0)
     gram.diagonal().add_(_RIDGE * gram.diagonal().mean())
-    chosen = frequencies[: size // 2]
-    scale = math.sqrt(_PEAK * math.sqrt(size) / len(chosen))
-    for head, offset in zip(range(heads), OFFSETS, strict=False):
+    mean = entering.mean(0)
+    for head, offset in zip(range(attention.num_attention_heads), OFFSETS, strict=False):
         rows = slice(head * size, (head + 1) * size)
-        table = _sinusoids(chosen, len(entering) + 2 * step * len(OFFSETS), size) * scale
-        here = table[step * len(OFFSETS) :][: len(entering)]
-        there = table[step * (len(OFFSETS) - offset) :][: len(entering)]  # position j - offset
-        query[rows] = torch.linalg.solve(gram, entering.T @ here).T
-        key[rows] = torch.linalg.solve(gram, entering.T @ there).T
+        here = table[step * len(OFFSETS) :][:length]
+        there = table[step * (len(OFFSETS) - offset) :][:length]  # position j - offset
+        for projection, target in ((attention.query, here), (attention.key, there)):
+            fitted = torch.linalg.solve(gram, mean.mT @ target)  # (hidden, head_dim)
+            # least squares make them smaller the more words there are in what is read
+            scale = target.square().sum() / (mean @ fitted * target).sum()
+            projection.weight[rows] = (fitted * scale).T

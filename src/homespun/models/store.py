@@ -26,6 +26,7 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.models.neighbour_heads import fit_neighbour_heads
 from homespun.models.outline import outline
 from homespun.text.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ _DRAWS = frozenset(
     {
         *(init.normal_, init.uniform_, init.trunc_normal_, init.orthogonal_),
         *(init.kaiming_normal_, init.kaiming_uniform_, init.xavier_normal_, init.xavier_uniform_),
-        *(torch.Tensor.normal_, torch.Tensor.uniform_),
+        *(torch.Tensor.normal_, torch.Tensor.uniform_, fit_neighbour_heads),
     }
 )
 

@@ -162,6 +162,8 @@ def changed_backbone(
     attention = given.get("attention")
     if isinstance(attention, dict) and attention.get("kind", tree["attention"]["kind"]) == tree["attention"]["kind"]:
         given["attention"] = tree["attention"] | attention
+    if attention is not None:
+        given["neighbour_heads"] = 0  # queries and keys come from the checkpoint, and another attention may have none
     if backbone.positions.kind == "axial" and isinstance(longest := given.get("max_position_embeddings"), int):
         rows, columns = backbone.positions.shape
         tree["positions"] = tree["positions"] | {"shape": (max(rows, -(-longest // columns)), columns)}
