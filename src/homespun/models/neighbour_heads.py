@@ -19,9 +19,12 @@ from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.global_attention import GlobalAttention
 from homespun.nn.kernels.linformer import LinearProjection, LinformerAttention
 from homespun.nn.positions import LearnedPositions, SinusoidalPositions
+from homespun.nn.relative_bias import RelativeBias
 
 OFFSETS = (-1, 1, -2, 2)
+CAUSAL_OFFSETS = (-1, -2, -3, -4)
 _PEAK = 12.0  # logit of the position that a head looks at, where embeddings are words and positions half and half
+_SHARED_PEAK = 6.0  # of relative biases, which all layers share
 _RIDGE = 1e-4
 _FASTEST = 4  # frequencies that a rotated head uses: the slower ones do not tell a position from the next
 _FITTED = 512  # positions that queries and keys are fitted to, at most
@@ -34,7 +37,8 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
     With rotary positions the biases of queries and keys agree at the offset. Learned positions start as sinusoids of
     the words' deviation, whose frequencies are spaced evenly up to pi, so that neighbouring positions differ most.
     Projected keys (Linformer) start as the keys, folded where a text is longer than ``k``. Heads beyond the fourth stay
-    as they were drawn.
+    as they were drawn. Of relative biases, which all layers share, the number of each head's offset is raised; a causal
+    stack has the offsets of `CAUSAL_OFFSETS`.
 
     Args:
         encoder: a new stack whose first layer projects queries and keys.
@@ -42,9 +46,13 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
         step: distance between two tokens that a head can see: 2 in windows of dilation 2.
 
     Raises:
-        UserError: positions are neither learned, sinusoidal, nor rotary with biases.
+        UserError: positions are neither learned, sinusoidal, rotary with biases, nor relative biases.
     """
     attentions = list(encoder.layers[0].modules())
+    biases = [module for module in attentions if isinstance(module, RelativeBias)]
+    if biases:
+        _raise_neighbours(biases[0], step, causal=encoder.causal)
+        return
     turned = [module for module in attentions if isinstance(module, MultiHeadAttention) and module.rotary is not None]
     if turned:
         for attention in turned:
@@ -60,7 +68,10 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
     elif isinstance(positions, SinusoidalPositions):
         frequencies = torch.exp(half * (-2 * math.log(10_000.0) / size))
     else:
-        raise UserError("neighbour_heads needs learned, sinusoidal or rotary positions; set model.neighbour_heads=0")
+        raise UserError(
+            "neighbour_heads needs learned, sinusoidal or rotary positions, or relative biases; set "
+            "model.neighbour_heads=0"
+        )
     length = min(_FITTED, positions.max_position_embeddings)
     zero = encoder.embeddings.words.weight.new_zeros(size)
     entering = encoder.projection(positions(None, length)[0]) - encoder.projection(zero)  # (length, hidden)
@@ -97,6 +108,14 @@ def _bias(attention: MultiHeadAttention, step: int) -> None:
         angles = frequencies * offset * step
         query[first] = scale
         key[first], key[first + size // 2] = scale * angles.cos(), -scale * angles.sin()
+
+
+def _raise_neighbours(bias: RelativeBias, step: int, *, causal: bool) -> None:
+    """Raise the number of each head's offset: that of its bucket, in which there is no other distance."""
+    weight = bias.embedding.weight  # (buckets, heads)
+    for head, offset in zip(range(weight.shape[1]), CAUSAL_OFFSETS if causal else OFFSETS, strict=False):
+        place = bias.longest - 1 + offset * step
+        weight[:, head].index_fill_(0, bias.buckets[place : place + 1], _SHARED_PEAK)  # not by value: it may be on meta
 
 
 def _sinusoids(frequencies: Tensor, length: int, width: int) -> Tensor:
