@@ -74,6 +74,15 @@ def test_each_has_a_class_of_transformers(name: str) -> None:
     assert place.architecture.name.endswith("ForConditionalGeneration")
 
 
+@pytest.mark.parametrize("name", ["spun-encoder-decoder", "t5-mini", "t5-v1.1-mini"])
+def test_recipes_with_scales_are_t5s(name: str) -> None:
+    recipe = pretrain_recipe(name)
+    assert recipe.model.encoder.scale_attn_weights
+    assert recipe.model.decoder.scale_attn_weights
+    place, notes = find_place(ModelConfig(backbone=recipe.model.with_tokens(331, 0), head=recipe.objective.head))
+    assert (place.architecture.name, notes) == ("T5ForConditionalGeneration", ())
+
+
 def test_fields_of_a_stack_win_over_the_presets_one_by_one() -> None:
     tree = {"preset": "t5-v1.1-tiny", "encoder": {"hidden_size": 64}, "decoder": {"num_hidden_layers": 3}}
     config = EncoderDecoderConfig.model_validate(tree)
