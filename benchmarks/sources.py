@@ -60,6 +60,11 @@ def financial(data: Path, out: Path) -> None:
     _corpus(out / "financial", lambda: (*_reports(data), *_calls(data)))
 
 
+def financial_sentinels(data: Path, out: Path) -> None:
+    """The same texts with a tokenizer that has T5's sentinels."""
+    _corpus(out / "financial-sentinels", lambda: (*_reports(data), *_calls(data)), sentinels=100)
+
+
 def _reports(data: Path) -> Iterator[dict[str, str]]:
     for row in _json_lines(data / "edgar_10k" / "item1a.jsonl.gz"):
         text = " ".join(re.sub(r"CONTENT_\d+:", "", html.unescape(row["text"])).split())
@@ -206,6 +211,7 @@ def _corpus(
     *,
     kind: str = "wordpiece",
     vocab_size: int = VOCAB_SIZE,
+    sentinels: int = 0,
 ) -> None:
     """``FOLDER.jsonl``, ``FOLDER-tokenizer`` and ``FOLDER``, the corpus, which is made last."""
     if folder.is_dir():
@@ -215,7 +221,7 @@ def _corpus(
         _write(text, "".join(json.dumps({"text": row["text"]}) + "\n" for row in documents()))
     given = ("--input", str(text))
     if not tokenizer.is_dir():
-        size = ("--vocab-size", str(vocab_size))
+        size = ("--vocab-size", str(vocab_size), "--sentinels", str(sentinels))
         _homespun("tokenizer", "train", *given, "--kind", kind, "--lowercase", *size, "--out", str(tokenizer))
     more = ("--duplicates", "near", "--sentences", "--out", str(folder))
     _homespun("corpus", "build", *given, "--tokenizer", str(tokenizer), *more)

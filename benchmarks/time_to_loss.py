@@ -5,8 +5,10 @@ tokens (``--tokens``), so that other work on the machine changes the wall clock 
 homespun, or the shape of a peer: ``bert``, ``modernbert``, ``gpt2``, ``qwen3``, with 4 layers of 256 and no dropout,
 trained with AdamW, a linear schedule and clipping at each of ``--rates``; its other seeds use the rate that had the
 lowest held-out loss. Recipes and peers see the same rows and, with equal settings, masks;
-held-out rows have 15 % masked, whatever a recipe trains with. Finished trials in ``--out`` are not
-repeated. Curves are drawn into ``OUT/TEXT-OBJECTIVE.svg``.
+held-out rows have 15 % masked, whatever a recipe trains with. With ``--objective seq2seq`` held-out rows have 256
+tokens and the default corruption of the recipe's kind of objective; span corruption needs ``--text
+financial-sentinels``, and there are no peers. Finished trials in ``--out`` are not repeated. Curves are drawn into
+``OUT/TEXT-OBJECTIVE.svg``.
 """
 
 from __future__ import annotations
@@ -28,15 +30,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.sources import SHARED, financial, reviews
+from benchmarks.sources import SHARED, financial, financial_sentinels, reviews
 from homespun.batch import Batch
 from homespun.data.corpus import Corpus
-from homespun.data.loader import Loader
+from homespun.data.loader import Loader, Order
 from homespun.errors import UserError
 from homespun.jobs.pretrain import pretraining_rows, start_embeddings, with_backbone
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.config import ModelConfig
-from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.frequencies import frequency_losses
 from homespun.objectives.masked import MaskedLM
 from homespun.report.page import write_whole
@@ -47,12 +48,12 @@ from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import Evaluation, evaluate_loss
 
-TEXTS = {"financial": financial, "reviews": reviews}
-OBJECTIVES = {"causal": "clm", "mlm": "mlm"}
+TEXTS = {"financial": financial, "financial-sentinels": financial_sentinels, "reviews": reviews}
+OBJECTIVES = ("causal", "mlm", "seq2seq")
 PEERS = {"bert": "mlm", "modernbert": "mlm", "gpt2": "causal", "qwen3": "causal"}
 # the recipe whose rows and objective peers take, and settings: BERT's share of masked tokens, whatever ours is
 PEER_RECIPES = {"causal": ("causal-mini",), "mlm": ("roberta-mini", "objective.probability=0.15")}
-ROWS, LENGTH, POINTS = 8, 128, 16
+ROWS, LENGTH, SEQ2SEQ_LENGTH, POINTS = 8, 128, 256, 16
 HELD_OUT = 256 * LENGTH  # tokens
 Curve = list[dict[str, float]]
 
@@ -78,14 +79,14 @@ def run(arguments: list[str]) -> dict[str, Any]:
     options.out.mkdir(parents=True, exist_ok=True)
     TEXTS[options.text](options.data, options.out / "data")
     found = {name: _contest(name, arguments, options) for name in options.contestants}
-    unigram = min(trials[0]["unigram"] for trials in found.values())
+    unigram = next((trials[0]["unigram"] for trials in found.values()), None)
     peers = {name: trials for name, trials in found.items() if name in PEERS}
     figure = _plot({name: trials[0]["curve"] for name, trials in found.items()}, unigram)
     write_whole(options.out / f"{options.text}-{options.objective}.svg", figure)
     return {
         "unit": "nats a predicted token on held-out rows; seconds of the processor",
         "budget": {"minutes": options.minutes} if options.tokens is None else {"tokens": options.tokens},
-        "unigram": round(unigram, 4),
+        "unigram": unigram and round(unigram, 4),
         "contestants": {name: _summary(trials, peers) for name, trials in found.items()},
     }
 
@@ -140,13 +141,14 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
     train = _peer if peer else _ours
     curve = train(recipe, corpus, name, float(rate), options, Path(folder))
     held_out = _loaders(recipe, corpus)[1]
-    losses = frequency_losses(_measured(recipe), lambda: corpus.counts(0), held_out.once(), corpus.tokenizer)
+    objective = _measured(recipe).objective
+    losses = frequency_losses(objective, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer)
     result = {
         "name": name,
         "seed": int(seed),
         "learning_rate": float(rate),
         "rate": curve[-1]["tokens"] / curve[-1]["seconds"],
-        "unigram": losses[options.objective],
+        "unigram": losses.get(options.objective),  # none of seq2seq
         "curve": curve,
     }
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -179,18 +181,25 @@ def _ours(
     return curve
 
 
-def _measured(recipe: PretrainRecipe) -> PretrainingObjective:
-    """The objective of the held-out loss: with BERT's share of masked tokens, whatever share a recipe trains with."""
+def _measured(recipe: PretrainRecipe) -> PretrainRecipe:
+    """The recipe of the held-out loss: one share of masked tokens, or one corruption and length."""
     objective = recipe.objective
-    return objective.model_copy(update={"probability": 0.15}) if isinstance(objective, MaskedLM) else objective
+    if isinstance(objective, MaskedLM):
+        return recipe.model_copy(update={"objective": objective.model_copy(update={"probability": 0.15})})
+    if objective.target_length(recipe.data.length):
+        data = recipe.data.model_copy(update={"length": SEQ2SEQ_LENGTH})
+        return recipe.model_copy(update={"objective": type(objective)(), "data": data})
+    return recipe
 
 
 def _loaders(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Loader, Loader]:
     """Of training rows, and of held-out rows, whose masks are the same for all recipes."""
-    training, validation = pretraining_rows(recipe, corpus)
-    train, measure = (objective.collate(corpus.tokenizer) for objective in (recipe.objective, _measured(recipe)))
+    measured = _measured(recipe)
+    training, validation = pretraining_rows(recipe, corpus)[0], pretraining_rows(measured, corpus)[1]
+    train, measure = (its.objective.collate(corpus.tokenizer) for its in (recipe, measured))
+    order: Order = "shuffled" if recipe.objective.packs else "bucketed"
     return (
-        Loader(training, train, batch_size=recipe.train.batch_size, seed=recipe.train.seed),
+        Loader(training, train, batch_size=recipe.train.batch_size, seed=recipe.train.seed, order=order),
         Loader(validation, measure, batch_size=ROWS, seed=recipe.data.split_seed),
     )
 
@@ -338,7 +347,7 @@ def _minutes(trials: list[dict[str, Any]], loss: float) -> float | None:
     return round(statistics.median(known) / 60, 2) if len(known) == len(reached) else None
 
 
-def _plot(curves: dict[str, Curve], unigram: float) -> bytes:
+def _plot(curves: dict[str, Curve], unigram: float | None) -> bytes:
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -348,7 +357,6 @@ def _plot(curves: dict[str, Curve], unigram: float) -> bytes:
         for number, curve in enumerate(curves.values()):
             minutes = [point["seconds"] / 60 for point in curve]
             axes.plot(minutes, [point["loss"] for point in curve], color=PALETTE[number % len(PALETTE)], linewidth=1.2)
-        axes.axhline(unigram, color="#8a8a86", linewidth=0.8, linestyle=":")
         axes.set_xlabel("processor time, minutes")
         axes.set_ylabel("held-out loss, nats")
         figure.draw_without_rendering()
@@ -356,5 +364,8 @@ def _plot(curves: dict[str, Curve], unigram: float) -> bytes:
             End(curve[-1]["loss"], name, PALETTE[number % len(PALETTE)])
             for number, (name, curve) in enumerate(curves.items())
         ]
-        label_ends(axes, [*ends, End(unigram, "unigram", "#8a8a86", ":")], 3.2)
+        if unigram is not None:
+            axes.axhline(unigram, color="#8a8a86", linewidth=0.8, linestyle=":")
+            ends.append(End(unigram, "unigram", "#8a8a86", ":"))
+        label_ends(axes, ends, 3.2)
         return render(figure, "svg")

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks import time_to_loss
 
 from homespun.data.corpus import build_corpus
 from homespun.jobs.recipe import pretrain_recipe
 from homespun.objectives.masked import MaskedLM
+from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
@@ -54,3 +56,20 @@ def test_peers_mask_as_bert_did() -> None:
     objective = pretrain_recipe(name, settings).objective
     assert isinstance(objective, MaskedLM)
     assert objective.probability == 0.15
+
+
+def test_held_out_rows_of_seq2seq_are_the_same_for_all_settings(tmp_path: Path) -> None:
+    texts = [" ".join(f"word{(7 * text + step) % 41}" for step in range(700)) for text in range(13)]
+    tokenizer = with_sentinels(Tokenizer.train(texts, kind="words", vocab_size=46), 100)
+    documents = (Document(text, source=str(number)) for number, text in enumerate(texts))
+    corpus = build_corpus(documents, tokenizer, tmp_path / "corpus")
+    held_out = []
+    for settings in (["objective.probability=0.3", "data.length=64"], ["train.batch_size=5", "data.length=256"]):
+        recipe = pretrain_recipe("spun-encoder-decoder", [*settings, f"data.corpus={tmp_path / 'corpus'}"])
+        training, measured = time_to_loss._loaders(recipe, corpus)
+        assert training.order == "bucketed"
+        held_out.append(list(measured.once()))
+    for first, second in zip(*held_out, strict=True):
+        assert first.input_ids.shape[1] > 128
+        assert torch.equal(first.input_ids, second.input_ids)
+        assert torch.equal(first.labels, second.labels)

@@ -241,3 +241,63 @@ def test_a_model_of_ours_is_a_t5(gated: bool, tmp_path: Path) -> None:
     given = inputs(pad_id=0, segments=0) | decoder_inputs(pad_id=0)
     with torch.no_grad():
         torch.testing.assert_close(model(**given), back.eval()(**given).logits, atol=1e-5, rtol=1e-5)
+
+
+SCALED = {"scale_attn_weights": True, "scale_embedding": True}
+
+
+@pytest.mark.parametrize(
+    ("scales", "head", "name"),
+    [
+        (SCALED, {"kind": "causal_lm"}, "T5ForConditionalGeneration"),
+        (SCALED, {"kind": "causal_lm", "tie_word_embeddings": False}, "T5ForConditionalGeneration"),
+        (SCALED | {"scale_embedding": False}, {"kind": "causal_lm"}, "T5ForConditionalGeneration"),
+        (SCALED | {"scale_attn_weights": False}, {"kind": "causal_lm"}, "T5ForConditionalGeneration"),
+        (SCALED, None, "T5Model"),
+    ],
+)
+def test_our_encoder_decoder_is_a_t5_with_its_scales_folded(
+    scales: dict[str, bool], head: dict[str, Any] | None, name: str, tmp_path: Path
+) -> None:
+    tokenizer = bert_tokenizer()
+    tree = {"backbone": {"preset": "spun-encoder-decoder-tiny", "encoder": scales, "decoder": scales}, "head": head}
+    config = ModelConfig.model_validate(tree)
+    backbone = config.backbone.with_tokens(tokenizer.vocab_size, tokenizer.pad_id)
+    config = config.model_copy(update={"backbone": backbone})
+    model = config.build().eval()
+    for parameter in model.parameters():  # output projections start at zero
+        torch.nn.init.normal_(parameter, std=0.1)
+    report = export_huggingface(tmp_path / "hf", model, config, tokenizer)
+    assert (report.architecture, report.notes) == (name, ())
+    theirs, info = getattr(transformers, name).from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
+    given = inputs(pad_id=0, segments=0) | decoder_inputs(pad_id=0)
+    keep = given["decoder_attention_mask"].bool()
+    with torch.no_grad():
+        expected, result = model(**given), theirs.eval()(**given)
+        found = result.last_hidden_state if head is None else result.logits
+        back = open_huggingface(tmp_path / "hf").stored.model.eval()(**given)
+    assert expected[keep].std() > 0.05
+    torch.testing.assert_close(found[keep], expected[keep], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(back[keep], expected[keep], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "head", "words"),
+    [
+        ({"scale_embedding": False}, {"kind": "causal_lm"}, "scale_embedding"),
+        ({}, {"kind": "causal_lm", "scaled": True}, "scale_embedding"),
+        ({"attention": {"kind": "full"}, "neighbour_heads": 0}, {"kind": "causal_lm"}, "relative_bias"),
+    ],
+)
+def test_scales_that_t5_cannot_have_are_named(
+    decoder: dict[str, Any], head: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    tokenizer = bert_tokenizer()
+    tree = {"preset": "spun-encoder-decoder-tiny", "decoder": decoder}
+    config = ModelConfig.model_validate({"backbone": tree, "head": head})
+    backbone = config.backbone.with_tokens(tokenizer.vocab_size, tokenizer.pad_id)
+    config = config.model_copy(update={"backbone": backbone})
+    report = export_huggingface(tmp_path / "hf", config.build(), config, tokenizer)
+    assert report.folder is None
+    assert words in report.notes[0]

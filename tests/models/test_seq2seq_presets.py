@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from homespun.errors import UserError
 from homespun.hf.place import find_place
 from homespun.jobs.recipe import pretrain_recipe
+from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
+from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.neighbour_heads import CAUSAL_OFFSETS, OFFSETS
 from homespun.models.presets import PRESETS
+from homespun.nn.masks import Mask
+from homespun.nn.relative_bias import BiasedDotProduct
 
 # name: vocabulary, whether the head has words of its own, parameters of the released checkpoint
 RELEASED = {
@@ -69,6 +74,15 @@ def test_each_has_a_class_of_transformers(name: str) -> None:
     assert place.architecture.name.endswith("ForConditionalGeneration")
 
 
+@pytest.mark.parametrize("name", ["spun-encoder-decoder", "t5-mini", "t5-v1.1-mini"])
+def test_recipes_with_scales_are_t5s(name: str) -> None:
+    recipe = pretrain_recipe(name)
+    assert recipe.model.encoder.scale_attn_weights
+    assert recipe.model.decoder.scale_attn_weights
+    place, notes = find_place(ModelConfig(backbone=recipe.model.with_tokens(331, 0), head=recipe.objective.head))
+    assert (place.architecture.name, notes) == ("T5ForConditionalGeneration", ())
+
+
 def test_fields_of_a_stack_win_over_the_presets_one_by_one() -> None:
     tree = {"preset": "t5-v1.1-tiny", "encoder": {"hidden_size": 64}, "decoder": {"num_hidden_layers": 3}}
     config = EncoderDecoderConfig.model_validate(tree)
@@ -104,3 +118,40 @@ def test_a_mistake_in_a_stack_is_told_of_that_stack(changes: list[str], message:
     with pytest.raises(UserError) as error:
         pretrain_recipe("bart-tiny", changes)
     assert message in str(error.value)
+
+
+@pytest.fixture
+def spun() -> EncoderDecoder:
+    torch.manual_seed(0)
+    backbone = EncoderDecoderConfig.model_validate({"preset": "spun-encoder-decoder-mini"})
+    return backbone.with_tokens(997, 0).build().eval()
+
+
+@pytest.mark.parametrize(("stack", "offsets"), [("encoder", OFFSETS), ("decoder", CAUSAL_OFFSETS)])
+def test_its_heads_start_at_neighbours(spun: EncoderDecoder, stack: str, offsets: tuple[int, ...]) -> None:
+    seen: list[Tensor] = []
+    attention = getattr(spun, stack).layers[0].attention.sublayer
+    attention.kernel.register_forward_hook(lambda kernel, inputs, _: seen.append(weights(kernel, *inputs)))
+    ids = torch.randint(5, 997, (8, 61))
+    spun(ids, decoder_input_ids=ids)
+    (attended,) = seen
+    for head, offset in enumerate(offsets):
+        near = torch.stack([attended[:, head].diagonal(d, dim1=1, dim2=2)[:, 8:40].mean() for d in range(-5, 6)])
+        assert int(near.argmax()) - 5 == offset
+        assert near.max() > 0.5
+
+
+def weights(kernel: BiasedDotProduct, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+    """(batch, heads, queries, keys) of the attention."""
+    table = kernel.bias.table(mask, query, key.shape[-2])
+    return ((query @ key.mT) * query.shape[-1] ** -0.5 + table).softmax(-1)
+
+
+def test_sizes_of_our_encoder_decoder_are_those_of_our_encoder() -> None:
+    for size in ("tiny", "mini", "small", "medium", "base"):
+        two = EncoderDecoderConfig.model_validate({"preset": f"spun-encoder-decoder-{size}"})
+        one = EncoderConfig.model_validate({"preset": f"spun-encoder-{size}"})
+        for stack in (two.encoder, two.decoder):
+            for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
+                assert getattr(stack, name) == getattr(one, name)
+            assert stack.hidden_dropout_prob == stack.attention_probs_dropout_prob == 0

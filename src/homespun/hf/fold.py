@@ -1,7 +1,12 @@
-"""Factorised embeddings as one matrix: for families whose embeddings are as wide as their layers.
+"""Settings that a family lacks, folded into the weights: the folded model computes the same.
 
-A table of (vocab, embedding) and its projection to the layers are one table of (vocab, hidden), where nothing but sums
-stands between the two. The product has more parameters and computes the same.
+Factorised embeddings become one matrix, for families whose embeddings are as wide as their layers: a table of
+(vocab, embedding) and its projection to the layers are one table of (vocab, hidden), where nothing but sums stands
+between the two. The product has more parameters.
+
+Scaled scores and embeddings of an encoder with a decoder and relative biases become T5's, which are not scaled: queries
+are divided by ``sqrt(head_size)``, word embeddings multiplied by ``sqrt(hidden_size)``, and the vectors before a tied
+head divided by it.
 """
 
 from __future__ import annotations
@@ -12,24 +17,30 @@ from torch import Tensor
 from homespun.hf.convert import Weights
 from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.nn.attention import inner_size
 
 _PROJECTION, _TRANSFORM = "backbone.projection", "head.transform"
 _WORDS = "backbone.embeddings.words.weight"
 _TABLES = ("backbone.embeddings.positions.embedding.weight", "backbone.embeddings.segments.weight")
 _LAST_BIAS = "backbone.final_norm.bias"
+_SHARED_WORDS = "backbone.encoder.embeddings.words.weight"
+_QUERY = ".query.weight"
 
 
 def fold_config(config: ModelConfig) -> ModelConfig | None:
-    """The config of the same model with embeddings as wide as its layers.
+    """The config of the same model with embeddings as wide as its layers, or, of two stacks, without T5's scales.
 
     A tied causal head becomes an untied one. The bias of its projection goes to the last norm, or,
     where that has none, to ``final_logits_bias``. A head for masked tokens has no such equivalent, and is left out.
 
     Returns:
         None where the embeddings are as wide as the layers, or normalised, scaled or positions that cannot be projected
-        are added to them.
+        are added to them; of two stacks, where nothing is scaled or T5 has other parts.
     """
     backbone = config.backbone
+    if isinstance(backbone, EncoderDecoderConfig):
+        return _without_scales(config, backbone)
     if not isinstance(backbone, EncoderConfig) or backbone.embedding_size in (0, backbone.hidden_size):
         return None
     if backbone.embedding_norm or backbone.scale_embedding or backbone.enhanced_mask_decoder:
@@ -55,6 +66,8 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
         config: of the model, for which `fold_config` is not None.
     """
     backbone, head = config.backbone, config.head
+    if isinstance(backbone, EncoderDecoderConfig):
+        return _scaled_weights(weights, backbone)
     assert isinstance(backbone, EncoderConfig)
     parts = (_PROJECTION, _TRANSFORM) if isinstance(head, CausalLMHeadConfig) else (_PROJECTION,)
     folded = {name: tensor for name, tensor in weights.items() if name.rpartition(".")[0] not in parts}
@@ -82,6 +95,8 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
 def fold_notes(config: ModelConfig, *, head: bool) -> tuple[str, ...]:
     """Notes for users of a folded model, written with its ``head`` or without; ``config`` is the model's."""
     backbone, given = config.backbone, config.head
+    if isinstance(backbone, EncoderDecoderConfig):
+        return ()
     assert isinstance(backbone, EncoderConfig)
     sizes = f"from embedding_size={backbone.embedding_size} to {backbone.hidden_size}"
     notes = [f"embeddings were multiplied by their projection, {sizes}; the model has more parameters in hf/"]
@@ -93,6 +108,44 @@ def fold_notes(config: ModelConfig, *, head: bool) -> tuple[str, ...]:
             "the bias of the head's projection was added to the bias of the last norm, which shifts last_hidden_state"
         )
     return tuple(notes)
+
+
+def _stacks(backbone: EncoderDecoderConfig) -> dict[str, EncoderConfig]:
+    stacks = {"encoder": backbone.encoder, "decoder": backbone.decoder}
+    return {name: stack for name, stack in stacks.items() if isinstance(stack, EncoderConfig)}
+
+
+def _without_scales(config: ModelConfig, backbone: EncoderDecoderConfig) -> ModelConfig | None:
+    stacks, head = _stacks(backbone), config.head
+    if [stack.attention.kind for stack in stacks.values()] != ["relative_bias"] * 2:
+        return None
+    if not any(stack.scale_attn_weights or stack.scale_embedding for stack in stacks.values()):
+        return None
+    if len({stack.scale_embedding for stack in stacks.values()}) > 1:  # of the same words
+        return None
+    if stacks["decoder"].scale_embedding and isinstance(head, CausalLMHeadConfig) and head.tie_word_embeddings:
+        if head.scaled or backbone.embedding_size not in (0, backbone.hidden_size):
+            return None
+        head = head.model_copy(update={"scaled": True})
+    plain = {"scale_attn_weights": False, "scale_embedding": False}
+    folded = backbone.model_copy(update={name: stack.model_copy(update=plain) for name, stack in stacks.items()})
+    return config.model_copy(update={"backbone": folded, "head": head})
+
+
+def _scaled_weights(weights: Weights, backbone: EncoderDecoderConfig) -> Weights:
+    folded, stacks = dict(weights), _stacks(backbone)
+    for name, stack in stacks.items():
+        if not stack.scale_attn_weights:
+            continue
+        heads = stack.num_attention_heads
+        scale = (inner_size(stack.hidden_size, heads, stack.head_size) // heads) ** -0.5
+        for query in folded:
+            if query.startswith(f"backbone.{name}.layers.") and query.endswith(_QUERY):
+                folded[query] = folded[query] * scale
+    if stacks["encoder"].scale_embedding:
+        words = folded[_SHARED_WORDS]
+        folded[_SHARED_WORDS] = words * words.shape[1] ** 0.5
+    return folded
 
 
 def _has_last_bias(backbone: EncoderConfig) -> bool:

@@ -127,7 +127,7 @@ class EncoderConfig(Config):
         default=0,
         ge=0,
         description="heads of the first layer start by attending to tokens once and twice this far before and after; "
-        "0: as drawn. For absolute positions",
+        "0: as drawn. For absolute positions and relative biases",
     )
     positions: PositionsConfig = LearnedPositionsConfig()
     attention: AttentionConfig = FullAttentionConfig()

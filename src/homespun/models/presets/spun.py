@@ -1,9 +1,10 @@
 """Our own models, by size: the blocks that learn most from the same minutes (results/efficiency.md).
 
-Both have rotary positions, norms before the sublayers and after the embeddings, no dropout, matrices drawn by their
-width and output projections that start at zero. The decoder is the block of NanoChat: norms without weights, normalised
+All have norms before the sublayers, no dropout, matrices drawn by their width and output projections that start at
+zero. The decoder is the block of NanoChat: rotary positions, norms after the embeddings and without weights, normalised
 queries and keys, ReLU squared. The encoder is the block of ModernBERT with biases in its attention, whose heads start
-at neighbouring tokens.
+at neighbouring tokens. The encoder-decoder is the block of T5 1.1, whose heads start there too, with scaled scores and
+embeddings, which `homespun.hf.fold` makes T5's on export, and one table of embeddings for both stacks and the head.
 """
 
 from __future__ import annotations
@@ -39,6 +40,20 @@ _ENCODER: dict[str, Any] = _BLOCK | {
     "residual": {"kind": "pre", "first_norm": False},
     "neighbour_heads": 1,
 }
+_RELATIVE_BIAS: dict[str, Any] = {"kind": "relative_bias"}
+_ENCODER_DECODER: dict[str, Any] = _BLOCK | {
+    "gated_feed_forward": True,
+    "hidden_act": "gelu_new",
+    "norm": "rms_norm",
+    "layer_norm_eps": 1e-6,
+    "embedding_norm": False,
+    "attention_bias": False,
+    "scale_embedding": True,
+    "positions": {"kind": "none"},
+    "attention": _RELATIVE_BIAS,
+    "residual": {"kind": "pre", "final_dropout": True},
+    "neighbour_heads": 1,
+}
 
 
 def _size(layers: int, width: int) -> dict[str, Any]:
@@ -67,4 +82,13 @@ def _gated(values: dict[str, Any]) -> dict[str, Any]:
 SPUN: dict[str, dict[str, Any]] = {
     **{f"spun-decoder-{size}": values | _DECODER for size, values in _SIZES.items()},
     **{f"spun-encoder-{size}": _gated(values) | _ENCODER for size, values in _SIZES.items()},
+    **{
+        f"spun-encoder-decoder-{size}": {
+            "kind": "encoder_decoder",
+            "encoder": _gated(values) | _ENCODER_DECODER,
+            "decoder": {"attention": _RELATIVE_BIAS},
+            "learned_padding": True,
+        }
+        for size, values in _SIZES.items()
+    },
 }
