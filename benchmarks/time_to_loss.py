@@ -136,8 +136,7 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
             f"train.precision={options.precision}",
         ],
     )
-    held_out_rows = recipe.data.model_copy(update={"validation_rows": HELD_OUT // recipe.data.length})
-    recipe = with_backbone(recipe.model_copy(update={"data": held_out_rows}), corpus.tokenizer, None)
+    recipe = with_backbone(recipe, corpus.tokenizer, None)
     train = _peer if peer else _ours
     curve = train(recipe, corpus, name, float(rate), options, Path(folder))
     held_out = _loaders(recipe, corpus)[1]
@@ -182,14 +181,14 @@ def _ours(
 
 
 def _measured(recipe: PretrainRecipe) -> PretrainRecipe:
-    """The recipe of the held-out loss: one share of masked tokens, or one corruption and length."""
-    objective = recipe.objective
+    """The recipe of the held-out loss: as many tokens, and one share of masked tokens, or one corruption and length."""
+    objective, length = recipe.objective, recipe.data.length
     if isinstance(objective, MaskedLM):
-        return recipe.model_copy(update={"objective": objective.model_copy(update={"probability": 0.15})})
-    if objective.target_length(recipe.data.length):
-        data = recipe.data.model_copy(update={"length": SEQ2SEQ_LENGTH})
-        return recipe.model_copy(update={"objective": type(objective)(), "data": data})
-    return recipe
+        objective = objective.model_copy(update={"probability": 0.15})
+    elif objective.target_length(length):
+        objective, length = type(objective)(), SEQ2SEQ_LENGTH
+    data = recipe.data.model_copy(update={"length": length, "validation_rows": HELD_OUT // length})
+    return recipe.model_copy(update={"objective": objective, "data": data})
 
 
 def _loaders(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Loader, Loader]:

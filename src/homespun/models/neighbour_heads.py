@@ -51,8 +51,8 @@ def initialise_neighbour_heads(encoder: Encoder, *, deviation: float, step: int 
         step: distance between two tokens that a head can see: 2 in windows of dilation 2.
 
     Raises:
-        UserError: positions are neither learned, sinusoidal, rotary with biases, nor relative biases; or the first layer
-            has one projection for queries and keys (LSH).
+        UserError: positions are neither learned, sinusoidal, rotary with biases, nor relative biases; or the first
+            layer has one projection for queries and keys (LSH).
     """
     modules = list(encoder.layers[0].modules())
     biases = [module for module in modules if isinstance(module, RelativeBias)]
