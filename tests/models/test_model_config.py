@@ -17,6 +17,7 @@ from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.presets import PRESETS
+from homespun.objectives.electra import Electra
 
 
 def encoder(**fields: Any) -> EncoderConfig:
@@ -112,13 +113,16 @@ def test_the_manual_maps_the_hyper_parameters_of_document_000() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "pretraining.md").read_text(encoding="utf-8")
     rows = re.search(r"^\| document 000,.*?\n\n", text, re.M | re.S)
     assert rows is not None
-    settings = re.findall(r"`((?:data|model|objective)\.[^`]*=[^`]*)`", rows[0])
+    *settings, electra = re.findall(r"`((?:data|model|objective)[^`]*=[^`]*)`", rows[0])
     assert [setting.partition("=")[0].rpartition(".")[2] for setting in settings] == [
         *("patterns", "kind", "length", "max_position_embeddings"),
-        *("num_attention_heads", "num_hidden_layers", "hidden_size", "generator_size"),
+        *("num_attention_heads", "num_hidden_layers", "hidden_size"),
     ]
     recipe = pretrain_recipe("reversible-dilated-bert")
     assert pretrain_recipe("reversible-dilated-bert", settings) == recipe
+    objective = pretrain_recipe("reversible-dilated-bert", [electra]).objective
+    assert isinstance(objective, Electra)
+    assert objective.generator_size == 0.25
     plain = [setting.replace("reversible", "post") for setting in settings]
     assert pretrain_recipe("dilated-bert", plain).model == pretrain_recipe("dilated-bert").model
 
