@@ -92,10 +92,12 @@ def test_as_drawn_no_position_is_preferred() -> None:
 
 def test_nothing_is_fitted_where_weights_are_not_drawn() -> None:
     with Undrawn(), torch.device("meta"):
-        config().build()
-    weight = nn.Parameter(torch.zeros(VOCAB, 128))
+        assert config().build().embeddings.words.weight.is_meta
+    stack = config(neighbour_heads=0).build()
+    before = {name: weight.clone() for name, weight in stack.state_dict().items()}
     with Undrawn():
-        fit_neighbour_heads(weight, config(neighbour_heads=0).build(), deviation=torch.nan, step=1)
+        fit_neighbour_heads(stack.embeddings.words.weight, stack, deviation=torch.nan, step=1)
+    assert all(torch.equal(weight, before[name]) for name, weight in stack.state_dict().items())
 
 
 def test_projected_keys_of_linformer_are_the_keys() -> None:

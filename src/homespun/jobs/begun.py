@@ -118,7 +118,7 @@ def _told(option: str, given: Given | None) -> str:
 def as_begun(recipe: R, out: str | Path, *, main: bool = True) -> R:
     """``recipe`` with the ``data.split_seed`` and the chosen size of the run in ``out``, where they are not given.
 
-    A size of ``auto`` is that of the run, unless the run's model is of no size of that family. Before there was a
+    A size of ``auto`` becomes the run's size, unless the run's model has no size of that family. Before there was a
     ``data.split_seed`` rows were divided by ``train.seed``; a run from then goes on with the rows that it has, and its
     configs say so from now on.
 
