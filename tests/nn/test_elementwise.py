@@ -36,6 +36,11 @@ def test_rms_norm(values: Tensor, weighted: bool, eps: float | None) -> None:
     assert torch.autograd.gradcheck(ours, (values,))
 
 
+def test_forward_is_pytorchs_to_the_bit() -> None:
+    values = torch.randn(7, 129) * 13
+    torch.testing.assert_close(RMSNorm(129, eps=1e-6)(values), nn.RMSNorm(129, eps=1e-6)(values), rtol=0, atol=0)
+
+
 def test_a_zero_vector_stays_zero() -> None:
     values = torch.zeros(2, 8, requires_grad=True)
     normalised = RMSNorm(8, eps=1e-6, elementwise_affine=False)(values)

@@ -45,8 +45,8 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, eps: float | None) -> Tensor:
         eps = torch.finfo(hidden.dtype).eps if eps is None else eps
-        length = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
-        scale = length.square_().div_(hidden.shape[-1]).add_(eps).rsqrt_()  # (..., 1)
+        # a norm, squared again, would be faster, and moved the logits of a T5 by 2e-5
+        scale = hidden.square().mean(-1, keepdim=True).add_(eps).rsqrt_()  # (..., 1)
         normalised: Tensor = hidden * scale
         ctx.save_for_backward(normalised, scale)
         return normalised
