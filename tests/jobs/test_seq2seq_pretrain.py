@@ -197,7 +197,7 @@ def test_what_is_refused(world: World, prepared: Path, tmp_path: Path) -> None:
             "--out", tmp_path / "d")  # fmt: skip
     with pytest.raises(UserError, match=r"works on one stack, and this model is an encoder with a decoder"):
         world.run(
-            "pretrain", "bert-mini", f"data.corpus={prepared / 'corpus'}", *STEPS, "model.preset=bart-tiny",
+            "pretrain", "electra-mini", f"data.corpus={prepared / 'corpus'}", *STEPS, "model.preset=bart-tiny",
             "--out", tmp_path / "e",
         )  # fmt: skip
 
