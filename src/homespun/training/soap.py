@@ -45,7 +45,7 @@ class OneSidedSoap(torch.optim.AdamW):
     ) -> None:
         super().__init__(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
         self.shampoo_beta, self.frequency = shampoo_beta, frequency
-        # apart from the tensors in the state: reading one waits for the device, and a planned step has no values
+        # not in the state's tensors: reading one waits for the device, and a planned step has no values
         self._steps: dict[Tensor, int] = {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
