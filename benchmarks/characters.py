@@ -80,6 +80,7 @@ def _train(text: str, seed: int, options: argparse.Namespace) -> list[dict[str, 
     recipe = pretrain_recipe(
         "spun-decoder",
         [
+            "model.size=tiny",
             f"model.num_hidden_layers={size.layers}",
             f"model.hidden_size={size.width}",
             f"model.intermediate_size={4 * size.width}",

@@ -51,8 +51,13 @@ from homespun.training.validation import Evaluation, evaluate_loss
 TEXTS = {"financial": financial, "financial-sentinels": financial_sentinels, "reviews": reviews}
 OBJECTIVES = ("causal", "mlm", "seq2seq")
 PEERS = {"bert": "mlm", "modernbert": "mlm", "gpt2": "causal", "qwen3": "causal"}
-# the recipe whose rows and objective peers take, and settings: BERT's share of masked tokens, whatever ours is
-PEER_RECIPES = {"causal": ("causal-mini",), "mlm": ("roberta-mini", "objective.probability=0.15")}
+# the recipe whose rows and objective a peer takes, with the share of masked tokens of its paper
+PEER_RECIPES: dict[str, tuple[str, ...]] = {
+    "bert": ("roberta-mini", "objective.probability=0.15"),
+    "modernbert": ("roberta-mini", "objective.probability=0.3"),
+    "gpt2": ("causal-mini",),
+    "qwen3": ("causal-mini",),
+}
 ROWS, LENGTH, SEQ2SEQ_LENGTH, POINTS = 8, 128, 256, 16
 HELD_OUT = 256 * LENGTH  # tokens
 Curve = list[dict[str, float]]
@@ -127,10 +132,9 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
     corpus = Corpus.open(options.out / "data" / options.text)
     peer = name in PEERS
     recipe = pretrain_recipe(
-        PEER_RECIPES[options.objective][0] if peer else name,
+        PEER_RECIPES[name][0] if peer else name,
         [
-            *(() if peer else options.settings),
-            *((*PEER_RECIPES[options.objective][1:], "train.batch_size=8", f"data.length={LENGTH}") if peer else ()),
+            *((*PEER_RECIPES[name][1:], "train.batch_size=8", f"data.length={LENGTH}") if peer else options.settings),
             f"data.corpus={corpus.path}",
             f"train.seed={seed}",
             f"train.precision={options.precision}",

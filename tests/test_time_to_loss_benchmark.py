@@ -18,7 +18,7 @@ from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
 ARGUMENTS = ["spun-decoder", "qwen3", "--tokens", "1500", "--seeds", "2", "--rates", "1e-3", "2e-3"]
-TINY = ["--precision", "float32", "--set", "model.preset=spun-decoder-tiny", "train.batch_size=4"]
+TINY = ["--precision", "float32", "--set", "model.size=tiny", "train.batch_size=4"]
 
 
 @pytest.fixture

@@ -108,7 +108,7 @@ def test_soap_that_cannot_do_its_work_is_named(kind: str, steps: int, sides: tup
     ],
 )
 def test_what_no_hugging_face_family_has_follows_from_the_config(name: str, head: Any, named: str) -> None:
-    found = export_warning(ModelConfig(backbone=recipe(name).backbone.with_tokens(211, 0), head=head))
+    found = export_warning(ModelConfig(backbone=recipe(name, "model.size=mini").backbone.with_tokens(211, 0), head=head))
     assert (found is None) is not bool(named)
     assert named in (found or "")
 
@@ -146,7 +146,7 @@ def test_warnings_can_be_turned_off(run: Any) -> None:
 
 
 def test_a_model_too_large_for_its_budget_is_told_the_size_that_suits(run: Any) -> None:
-    result, warnings = run("spun-decoder", "train.budget.steps=1")
+    result, warnings = run("spun-decoder", "model.size=mini", "train.budget.steps=1")
     assert result["parameters"] > 3_000_000
     (found,) = [warning for warning in warnings if "model.size=auto" in warning]
     assert "tiny" in found
@@ -155,7 +155,7 @@ def test_a_model_too_large_for_its_budget_is_told_the_size_that_suits(run: Any) 
 def test_auto_is_written_out_and_kept_by_a_resumed_run(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result, warnings = run("spun-decoder", "model.size=auto", "train.budget.steps=2")
+    result, warnings = run("spun-decoder", "train.budget.steps=2")
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text(encoding="utf-8"))
     assert (config["model"]["num_hidden_layers"], config["model"]["hidden_size"]) == (2, 128)
     assert config["model"]["kind"] == "encoder"
@@ -164,22 +164,22 @@ def test_auto_is_written_out_and_kept_by_a_resumed_run(
     assert result["size"]["parameters"] == result["parameters"]
     assert not [warning for warning in warnings if "model.size=auto" in warning]
     monkeypatch.setattr("homespun.jobs.size.size_for", lambda *arguments: pytest.fail("chosen again"))
-    more, _ = run("spun-decoder", "model.size=auto", "train.budget.steps=3", resume=True)
+    more, _ = run("spun-decoder", "train.budget.steps=3", resume=True)
     assert more["steps"] == 3
     assert "size" not in more
 
 
 def test_another_size_is_another_run(run: Any) -> None:
-    run("spun-decoder", "model.size=auto", "train.budget.steps=1")
+    run("spun-decoder", "train.budget.steps=1")
     with pytest.raises(UserError, match=r"model\.hidden_size was 128 and is 256"):
-        run("spun-decoder", "train.budget.steps=2", resume=True)
+        run("spun-decoder", "model.size=mini", "train.budget.steps=2", resume=True)
     with pytest.raises(UserError, match=r"model\.hidden_act was"):
-        run("spun-decoder", "model.size=auto", "model.hidden_act=gelu", "train.budget.steps=2", resume=True)
+        run("spun-decoder", "model.hidden_act=gelu", "train.budget.steps=2", resume=True)
 
 
 @pytest.mark.parametrize("family", ["spun-decoder", "spun-encoder"])
 def test_a_plan_has_the_size_and_the_forecast(family: str, corpus: Corpus) -> None:
-    given = recipe(family, "model.size=auto", f"data.corpus={corpus.path}")
+    given = recipe(family, f"data.corpus={corpus.path}")
     planned = plan(given, time="2m")
     assert planned["size"]["name"] == "tiny"
     assert planned["size"]["expected"] == planned["expected"]
@@ -192,11 +192,11 @@ def test_a_plan_has_the_size_and_the_forecast(family: str, corpus: Corpus) -> No
 
 def test_a_plan_on_made_up_text_has_no_epochs_to_size_by() -> None:
     with pytest.raises(UserError, match=r"data\.corpus"):
-        plan(recipe("spun-decoder", "model.size=auto", "train.budget={epochs: 2}"))
+        plan(recipe("spun-decoder", "train.budget={epochs: 2}"))
 
 
 def test_the_command_shows_the_size_and_the_forecast(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["plan", "spun-decoder", f"data.corpus={corpus.path}", *SMALL[1:], "model.size=auto", "--time", "2m"]
+    words = ["plan", "spun-decoder", f"data.corpus={corpus.path}", *SMALL[1:], "--time", "2m"]
     app(words, standalone_mode=False)
     shown = " ".join(capsys.readouterr().out.split())
     assert "size tiny: 2 layers of 128" in shown

@@ -66,14 +66,21 @@ def test_auto_has_the_sizes_with_the_fields_that_are_set() -> None:
     assert model.vocab_size == 97
 
 
+def test_a_family_without_a_size_is_auto() -> None:
+    assert recipe().model == recipe("model.size=auto").model
+    assert recipe("model.preset=spun-decoder-mini").backbone == recipe("model.size=mini").backbone
+    with pytest.raises(UserError, match="preset=bert is a family"):
+        recipe("model.preset=bert")
+
+
 def test_auto_survives_a_file() -> None:
-    given = recipe("model.size=auto", "model.hidden_act=gelu")
+    given = recipe("model.hidden_act=gelu")
     assert as_recipe(given.model_dump(mode="json")) == given
 
 
 def test_auto_has_no_backbone_before_it_is_chosen() -> None:
     with pytest.raises(UserError, match=r"model\.size.*tiny, mini"):
-        _ = recipe("model.size=auto").backbone
+        _ = recipe().backbone
 
 
 @pytest.mark.parametrize(
@@ -90,7 +97,7 @@ def test_mistakes_beside_auto_are_named(change: str, message: str) -> None:
 
 
 def test_a_model_is_of_its_family_whatever_its_size() -> None:
-    odd = recipe("model.num_hidden_layers=3", "model.hidden_size=192", "model.num_attention_heads=3").backbone
+    odd = recipe("model.size=mini", "model.num_hidden_layers=3", "model.hidden_size=192", "model.num_attention_heads=3").backbone
     assert is_of_family(odd, "spun-decoder")
     assert not is_of_family(odd, "spun-encoder")
     assert not is_of_family(odd.model_copy(update={"hidden_act": "gelu"}), "spun-decoder")
@@ -98,7 +105,7 @@ def test_a_model_is_of_its_family_whatever_its_size() -> None:
 
 
 def test_the_same_model_but_for_its_vocabulary() -> None:
-    mini = recipe().backbone
+    mini = recipe("model.size=mini").backbone
     assert same_model(mini, mini.with_tokens(101, 3), FROM_TRAINING)
     assert not same_model(mini, recipe("model.size=tiny").backbone, FROM_TRAINING)
 

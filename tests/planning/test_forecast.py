@@ -14,7 +14,7 @@ CURVE = CURVES[0]
 
 
 def backbone(name: str = "spun-decoder", *changes: str) -> BackboneConfig:
-    recipe = load_recipe(name, changes)
+    recipe = load_recipe(name, ["model.size=mini", *changes] if name.startswith("spun-") else changes)
     assert isinstance(recipe, PretrainRecipe)
     return recipe.backbone
 

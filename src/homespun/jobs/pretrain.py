@@ -41,6 +41,7 @@ from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.devices import Place
 from homespun.training.measures import check_best_metric
+from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
 from homespun.vectors.spectral import initialise_embeddings
@@ -137,7 +138,7 @@ def pretrain(
     ):  # of what can be built: a mistake is one error alone
         _warn(recipe, training)
         checked = _checked(recipe, objective, corpus, begin, machine, display)
-    if begin is None and opened is None:
+    if begin is None and opened is None and not (resume and Run(out).latest_state()):
         start_embeddings(objective, recipe, corpus)
     begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)

@@ -241,7 +241,7 @@ def _recipe(out: Path, changes: Sequence[str], budget: str) -> Any:
     return pretrain_recipe(
         "spun-decoder",
         [
-            "model.preset=spun-decoder-tiny",
+            "model.size=tiny",
             *changes,
             f"data.corpus={out / 'corpus'}",
             f"train.precision={_precision()}",

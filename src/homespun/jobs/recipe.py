@@ -14,7 +14,7 @@ from homespun.errors import UserError, nearest
 from homespun.jobs.tasks.classification import LabelledData
 from homespun.jobs.tasks.config import FinetuneData, FinetuneObjective
 from homespun.jobs.tasks.tuning import Tuning
-from homespun.models.auto_size import AutoSizeConfig
+from homespun.models.auto_size import FAMILIES, AutoSizeConfig
 from homespun.models.config import BackboneConfig, default_kind
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -38,8 +38,11 @@ class CorpusData(Config):
 
 
 def _kind_of_model(tree: Any) -> Any:
-    auto = isinstance(tree, dict) and tree.get("size") == "auto"
-    return {"kind": "auto_size"} | tree if auto else default_kind(tree)
+    if isinstance(tree, dict):
+        size = tree.get("size")
+        if size == "auto" or (size is None and tree.get("preset") in FAMILIES):
+            return {"kind": "auto_size"} | tree
+    return default_kind(tree)
 
 
 RecipeModel = Annotated[

@@ -13,7 +13,7 @@ from homespun.models.presets import PRESETS, family_of, sizes_of
 from homespun.models.presets.spun import SPUN
 
 FAMILIES = tuple(dict.fromkeys(map(family_of, SPUN)))
-"""Families for which ``size: auto`` can choose."""
+"""Families for which ``size: auto`` can choose, which is the default of a ``preset`` that names one of them."""
 
 
 FROM_TRAINING = frozenset({"vocab_size", "pad_token_id", "seed"})
