@@ -108,7 +108,9 @@ def test_soap_that_cannot_do_its_work_is_named(kind: str, steps: int, sides: tup
     ],
 )
 def test_what_no_hugging_face_family_has_follows_from_the_config(name: str, head: Any, named: str) -> None:
-    found = export_warning(ModelConfig(backbone=recipe(name, "model.size=mini").backbone.with_tokens(211, 0), head=head))
+    found = export_warning(
+        ModelConfig(backbone=recipe(name, "model.size=mini").backbone.with_tokens(211, 0), head=head)
+    )
     assert (found is None) is not bool(named)
     assert named in (found or "")
 

@@ -97,7 +97,9 @@ def test_mistakes_beside_auto_are_named(change: str, message: str) -> None:
 
 
 def test_a_model_is_of_its_family_whatever_its_size() -> None:
-    odd = recipe("model.size=mini", "model.num_hidden_layers=3", "model.hidden_size=192", "model.num_attention_heads=3").backbone
+    odd = recipe(
+        "model.size=mini", "model.num_hidden_layers=3", "model.hidden_size=192", "model.num_attention_heads=3"
+    ).backbone
     assert is_of_family(odd, "spun-decoder")
     assert not is_of_family(odd, "spun-encoder")
     assert not is_of_family(odd.model_copy(update={"hidden_act": "gelu"}), "spun-decoder")

@@ -7,6 +7,8 @@ million (results/efficiency.md).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from scipy.sparse import coo_matrix, csr_matrix, hstack
 from sklearn.utils.extmath import randomized_svd
 from torch import Tensor, nn
 
-from homespun.data.corpus import Corpus
+from homespun.data.corpus import DESCRIPTION, Corpus
 from homespun.errors import UserError
 from homespun.models.embeddings import Embeddings
 
@@ -57,7 +59,8 @@ def cooccurrence_vectors(corpus: Corpus, documents: np.ndarray, size: int, *, se
 
     Of each token its positive pointwise mutual information with the tokens at `OFFSETS` before and after it is
     decomposed, singular values to the power 1/2 (Levy et al. 2015); the mean over the text is subtracted, since a
-    softmax does not see it, and the axes are rotated at random, so that no component is larger than another.
+    softmax does not see it, and the axes are rotated at random, so that no component is larger than another. The last
+    result is kept, for further models of the same width on the same corpus.
 
     Args:
         corpus: where the tokens are.
@@ -65,9 +68,16 @@ def cooccurrence_vectors(corpus: Corpus, documents: np.ndarray, size: int, *, se
         size: components; those beyond what the vocabulary allows are zero before the rotation.
         seed: of the decomposition and the rotation.
     """
+    state = (corpus.path / DESCRIPTION).read_bytes()  # with a checksum of each shard
+    return _decomposed(corpus.path, state, np.asarray(documents, np.int64).tobytes(), size, seed)
+
+
+@lru_cache(maxsize=1)
+def _decomposed(folder: Path, _state: bytes, documents: bytes, size: int, seed: int) -> tuple[Tensor, np.ndarray]:
+    corpus = Corpus.open(folder)
     vocab = corpus.tokenizer.vocab_size
     counts = [csr_matrix((vocab, vocab), dtype=np.float32) for _ in OFFSETS]
-    for ids in _pieces(corpus, documents):
+    for ids in _pieces(corpus, np.frombuffer(documents, np.int64)):
         for number, offset in enumerate(OFFSETS):
             counts[number] += _pairs(ids, offset, vocab)
     associations = [_mutual_information(found) for found in counts]
