@@ -51,11 +51,12 @@ def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch:
     assert time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)]) == found
 
 
-def test_peers_mask_as_bert_did() -> None:
-    name, *settings = time_to_loss.PEER_RECIPES["mlm"]
+@pytest.mark.parametrize(("peer", "probability"), [("bert", 0.15), ("modernbert", 0.3)])
+def test_peers_mask_as_their_papers_did(peer: str, probability: float) -> None:
+    name, *settings = time_to_loss.PEER_RECIPES[peer]
     objective = pretrain_recipe(name, settings).objective
     assert isinstance(objective, MaskedLM)
-    assert objective.probability == 0.15
+    assert objective.probability == probability
 
 
 def test_held_out_rows_of_seq2seq_are_the_same_for_all_settings(tmp_path: Path) -> None:
