@@ -23,9 +23,10 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks agnews", description=__doc__)
     parser.add_argument("--data", type=Path, default=SHARED)
     parser.add_argument("--out", type=Path, default=Path("runs/agnews"))
-    parser.add_argument("--recipe", default="electra-mini")
-    parser.add_argument("--time", default="80m", help="of pretraining")
-    parser.add_argument("--vocab-size", type=int, default=16_000)
+    parser.add_argument("--recipe", default="spun-encoder", help="of pretraining (default: %(default)s)")
+    parser.add_argument("--classifier", default="classify-cnn", help="recipe of fine-tuning (default: %(default)s)")
+    parser.add_argument("--time", default="25m", help="of pretraining (default: %(default)s)")
+    parser.add_argument("--vocab-size", type=int, default=8_000)
     parser.add_argument("--seeds", type=int, default=1, help="of fine-tuning")
     parser.add_argument("--pretrain", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--finetune", nargs="*", default=[], metavar="KEY=VALUE")
@@ -46,7 +47,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "tokenizer": ["tokenizer", "train", *unlabelled, *words, "--out", tokenizer],
         "corpus": ["corpus", "build", *unlabelled, "--tokenizer", tokenizer, "--out", corpus],
         "pretrain": ["pretrain", options.recipe, f"data.corpus={corpus}", budget, *options.pretrain, "--out", base],
-        "finetune": ["finetune", "classify", *labelled, *options.finetune, "--from", base, "--out", classifier],
+        "finetune": ["finetune", options.classifier, *labelled, *options.finetune, "--from", base, "--out", classifier],
         "evaluate": ["evaluate", classifier, "--data", str(test), "--columns", COLUMNS["test"]],
     }
     seconds: dict[str, float] = {}
@@ -74,7 +75,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
             "parameters": printed["pretrain"]["parameters"],
         },
         "peer": {"name": "TF-IDF (1-2 grams) + linear SVM", "accuracy": tfidf},
-        "reach": {"accuracy": 0.915, "minutes_in_all": 120},
+        "reach": {"accuracy": 0.922, "minutes_in_all": 40},
     }
 
 

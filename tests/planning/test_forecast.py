@@ -14,7 +14,8 @@ CURVE = CURVES[0]
 
 
 def backbone(name: str = "spun-decoder", *changes: str) -> BackboneConfig:
-    recipe = load_recipe(name, ["model.size=mini", *changes] if name.startswith("spun-") else changes)
+    size = ["model.size=mini", "model.vocab_size=8000"] if name.startswith("spun-") else []
+    recipe = load_recipe(name, [*size, *changes])
     assert isinstance(recipe, PretrainRecipe)
     return recipe.backbone
 
@@ -58,6 +59,7 @@ def test_a_forecast_is_of_the_curve_of_its_model() -> None:
         {"parameters": 50_000_000},
         {"model": backbone("causal-mini")},
         {"tokens": 10**10},
+        {"model": backbone("spun-decoder", "model.vocab_size=261")},
     ],
 )
 def test_what_was_not_measured_has_no_loss(changes: dict[str, object]) -> None:

@@ -19,7 +19,7 @@ SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28
 """Exponents of the loss in parameters and in tokens (Hoffmann et al. 2022, approach 3)."""
 
 _FAR = 10.0  # times the most tokens that were measured
-_LARGER = 2.0  # times the largest model that was measured, or the smallest / this
+_LARGER = 2.0  # times the largest model or vocabulary that was measured, or the smallest / this
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class LearningCurve:
         objective: its ``kind``.
         optimizer: its ``kind``.
         text: in words.
+        vocabulary: number of entries of its tokenizer.
         unigram: loss of the unigram baseline on that text.
         runs: at least two.
         source: where they are described.
@@ -49,6 +50,7 @@ class LearningCurve:
     objective: str
     optimizer: str
     text: str
+    vocabulary: int
     unigram: float
     runs: tuple[Finished, ...]
     source: str
@@ -65,10 +67,13 @@ class LearningCurve:
         weights = np.linalg.lstsq(terms, np.array([run.loss for run in self.runs]), rcond=None)[0]
         return float(weights @ [1.0, several * parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
 
-    def covers(self, parameters: float) -> bool:
-        """Whether a model of so many parameters is near enough to those that were measured."""
+    def covers(self, parameters: float, vocabulary: int) -> bool:
+        """Whether a model of so many parameters and entries is near enough to those that were measured."""
         sizes = [run.parameters for run in self.runs]
-        return min(sizes) / _LARGER <= parameters <= max(sizes) * _LARGER
+        return (
+            min(sizes) / _LARGER <= parameters <= max(sizes) * _LARGER
+            and self.vocabulary / _LARGER <= vocabulary <= self.vocabulary * _LARGER
+        )
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,7 @@ CURVES = (
         objective="clm",
         optimizer="soap",
         text="annual reports and earnings calls",
+        vocabulary=8_000,
         unigram=6.43,
         runs=(
             Finished(_TINY, 274_365, 4.909),
@@ -210,7 +216,7 @@ def forecast(
             curve
             for curve in CURVES
             if (curve.objective, curve.optimizer) == (objective, optimizer)
-            and curve.covers(parameters)
+            and curve.covers(parameters, backbone.vocab_size)
             and tokens <= _FAR * max(run.tokens for run in curve.runs)
             and is_of_family(backbone, curve.family)
         ),
