@@ -166,19 +166,22 @@ def _five_grams(corpus: Corpus, share: float, seed: int, held_out: dict[str, lis
 
 
 def bits_per_byte(model: Model, tokenizer: Tokenizer, texts: list[bytes], *, length: int = LENGTH) -> float:
-    """Of a model of bytes: the bits of all texts and their ends, each byte told from at least ``length / 2`` before it
-    where there are so many, for each of their bytes."""
+    """Bits a byte of a model of bytes, over all texts and their ends.
+
+    Each byte is predicted from at least ``length / 2 - 1`` bytes before it where there are so many. Windows have two
+    bytes less than rows of ``length``, as those end with [SEP]: in their last place a model predicts no byte.
+    """
     backbone, head = model.eval().backbone, model.head
     assert isinstance(backbone, Encoder)
     assert isinstance(head, CausalLMHead)
     nats = 0.0
-    half = length // 2
+    span = length - 2
     with torch.no_grad():
         for ids in tokenizer.encode_batch([text.decode() for text in texts]):
             text = np.append(ids.astype(np.int64), tokenizer.sep_id)
-            known = 0  # how far the text is told
-            for first in range(0, len(text), half):
-                last = min(first + length, len(text))
+            known = 0  # bytes that are predicted
+            for first in range(0, len(text), span // 2):
+                last = min(first + span, len(text))
                 # every window begins as a row does in training
                 window = torch.from_numpy(np.concatenate([[tokenizer.cls_id], text[first : last - 1]]))[None]
                 hidden = backbone(window)[0, known - first :]
