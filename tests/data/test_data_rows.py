@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,22 @@ def test_a_row_is_filled_with_the_beginning_of_the_next_document():
     assert rows[0].documents.tolist() == [0] * 52 + [1] * 52 + [2] * 24
     np.testing.assert_array_equal(rows[1].input_ids, [2, *range(3022, 3050), 3])
     assert rows[1].documents is None
+
+
+def test_a_row_says_where_a_document_is_cut():
+    rows = PackedRows(Lists([100, 200, 100]), np.arange(3), length=102)
+    assert [rows[i].cut for i in range(len(rows))] == [(False, False), (False, True), (True, False), (False, False)]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=40), st.sampled_from([8, 11, 31, 64]))
+def test_rows_are_cut_where_their_documents_go_on(sizes, length):
+    rows = PackedRows(Lists(sizes), np.arange(len(sizes)), length=length)
+    made = [rows[i] for i in range(len(rows))]
+    assert (made[0].cut[0], made[-1].cut[1]) == (False, False)
+    for row, following in itertools.pairwise(made):
+        same = row.input_ids[-2] // 1000 == following.input_ids[1] // 1000
+        assert row.cut[1] == following.cut[0] == same
 
 
 def test_short_texts_are_packed_with_little_padding():

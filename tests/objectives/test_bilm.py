@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_each_direction_is_told_its_next_token_within_a_document(softmax: str, t
     mean = (expected[0] + expected[1]) / (2 * count)
     torch.testing.assert_close(objective(batch).total(), mean)
     assert ("forward_accuracy" in terms) == ("forward_accuracy" in batch.targets) == (softmax == "full")
+
+
+def test_ends_of_a_row_inside_a_document_are_no_labels(tokenizer: Tokenizer) -> None:
+    rows = some_rows(tokenizer, [13, 11])
+    whole = batch_of(tokenizer, rows)
+    batch = batch_of(tokenizer, [dataclasses.replace(row, cut=(True, True)) for row in rows])
+    assert whole.positions is not None
+    assert batch.positions is not None
+    assert set(whole.positions.tolist()) - set(batch.positions.tolist()) == {0, 11, 13, 13 + 9}
+    assert batch.targets["forward"] == whole.targets["forward"] - 4
 
 
 def test_what_is_to_be_told_is_not_seen(tokenizer: Tokenizer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from tiny_language import draws, some_rows, tiny_model
@@ -28,6 +30,18 @@ def test_labels_are_the_next_tokens_of_the_same_document(tokenizer: Tokenizer) -
     assert list(zip(batch.positions.tolist(), batch.labels.tolist(), strict=True)) == expected
     # one less than the tokens of each of the six documents
     assert batch.targets == {"causal": 59 - 6, "causal_accuracy": 59 - 6}
+
+
+def test_the_end_of_a_row_inside_a_document_is_no_label(tokenizer: Tokenizer) -> None:
+    rows = [*some_rows(tokenizer, [13]), *some_rows(tokenizer, [24, 19], packed=True)]
+    whole = CausalLM().collate(tokenizer)(rows, draws(3))
+    cut = [dataclasses.replace(row, cut=(True, number != 1)) for number, row in enumerate(rows)]
+    batch = CausalLM().collate(tokenizer)(cut, draws(3))
+    assert whole.positions is not None
+    assert batch.positions is not None
+    assert set(whole.positions.tolist()) - set(batch.positions.tolist()) == {11, 2 * 24 + 17}
+    assert set(batch.positions.tolist()) <= set(whole.positions.tolist())
+    assert batch.targets["causal"] == whole.targets["causal"] - 2
 
 
 def test_one_whole_row(tokenizer: Tokenizer) -> None:

@@ -34,6 +34,7 @@ class Row:
     sentence_ends: np.ndarray | None = None  # (sentences,) int64: where each ends in `input_ids`, exclusive
     target_ids: np.ndarray | None = None  # (target,) int64: what a decoder is to write, its end token included
     piece: tuple[int, int] | None = None  # the stream that it goes on in, and its number there; None: it stands alone
+    cut: tuple[bool, bool] = (False, False)  # the first document begins, the last document ends, in another row
 
 
 class Rows(Protocol):
@@ -67,7 +68,8 @@ class PackedRows:
 
     Documents are laid end to end in the order given. One that is longer than the room left goes on in the next row,
     as a piece of its own; where the room is under `SHORTEST_PIECE` (an eighth of ``length``, if that is less), the
-    row ends short. So no token is lost, and no token need ever attend to another document.
+    row ends short. So no token is lost, and no token need ever attend to another document. `Row.cut` marks the rows
+    whose first [CLS] or last [SEP] stands inside a document.
 
     Args:
         corpus: where the tokens are.
@@ -120,7 +122,9 @@ class PackedRows:
             ids[at], ids[at + 1 : end - 1], ids[end - 1] = self._cls, tokens, self._sep
             numbers[at:end] = number
             at = end
-        return Row(ids, documents=numbers if last - first > 1 else None)
+        begins_inside = bool(self._starts[first] > 0)
+        ends_inside = bool(self._ends[last - 1] < self._corpus.lengths[self._documents[last - 1]])
+        return Row(ids, documents=numbers if last - first > 1 else None, cut=(begins_inside, ends_inside))
 
 
 def _pack(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:

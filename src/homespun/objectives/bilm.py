@@ -21,7 +21,7 @@ from homespun.models.characters import spell
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
-from homespun.objectives.causal import next_tokens
+from homespun.objectives.causal import false_ends, next_tokens
 from homespun.objectives.masked import at
 from homespun.text.tokenizer import Tokenizer
 
@@ -32,7 +32,8 @@ DIRECTIONS = ("forward", "backward")
 class BothNeighbours:
     """Collate: ``positions`` are tokens that another follows in the same document, ``labels`` the ones that follow.
 
-    The token at each position is in turn what is told, in the other direction, of the one that follows it.
+    The backward direction predicts the token at each position from those that follow it. The pairs with a [CLS] or
+    [SEP] that stands inside a document (`Row.cut`) are left out.
     """
 
     pad_id: int
@@ -41,7 +42,8 @@ class BothNeighbours:
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
         """Rows to a batch; nothing is drawn."""
         batch = pad(rows, self.pad_id)
-        positions, labels = next_tokens(batch)
+        false_starts = [(number, 0) for number, row in enumerate(rows) if row.cut[0]]
+        positions, labels = next_tokens(batch, [*false_starts, *false_ends(rows)])
         names = [f"{name}{end}" for name in DIRECTIONS for end in ("", *["_accuracy"] * self.accuracy)]
         targets = dict.fromkeys(names, float(len(labels)))
         return dataclasses.replace(batch, positions=positions, labels=labels, targets=targets)

@@ -25,8 +25,16 @@ from homespun.objectives.masked import at
 from homespun.text.tokenizer import Tokenizer
 
 
-def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
-    """(targets,) places of the tokens that another follows in the same document, and which one follows each."""
+def next_tokens(batch: Batch, excluded: Sequence[tuple[int, int]] = ()) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens that another token of the same document follows, and the tokens that follow them.
+
+    Args:
+        batch: padded rows.
+        excluded: (row, position) of tokens that get no label.
+
+    Returns:
+        (targets,) positions into batch * seq, and (targets,) token ids.
+    """
     ids = batch.input_ids
     follows = torch.ones(ids.shape, dtype=torch.bool, device=ids.device)
     follows[:, -1] = False
@@ -34,20 +42,30 @@ def next_tokens(batch: Batch) -> tuple[Tensor, Tensor]:
         follows[:, :-1] &= batch.attention_mask[:, 1:]
     if batch.documents is not None:
         follows[:, :-1] &= batch.documents[:, 1:] == batch.documents[:, :-1]
+    for row, position in excluded:
+        follows[row, position] = False
     positions = follows.flatten().nonzero().squeeze(-1)
     return positions, ids.flatten()[positions + 1]
 
 
+def false_ends(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    """(row, position) of the tokens before a final [SEP] where the document continues in another row."""
+    return [(number, len(row.input_ids) - 2) for number, row in enumerate(rows) if row.cut[1]]
+
+
 @dataclasses.dataclass(frozen=True)
 class NextTokens:
-    """Collate: every token's label is the next token of the same document; the last of each has none."""
+    """Collate: every token's label is the next token of the same document; the last of each has none.
+
+    The [SEP] that ends a row inside a document is no label, or a model would learn to end texts at the row's length.
+    """
 
     pad_id: int
 
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
         """Rows to a batch; nothing is drawn."""
         batch = pad(rows, self.pad_id)
-        positions, labels = next_tokens(batch)
+        positions, labels = next_tokens(batch, false_ends(rows))
         count = float(len(labels))
         targets = {"causal": count, "causal_accuracy": count}
         return dataclasses.replace(batch, positions=positions, labels=labels, targets=targets)
