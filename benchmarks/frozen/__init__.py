@@ -1,0 +1,1 @@
+"""Frozen results of small trainings; see `benchmarks.frozen.__main__`."""

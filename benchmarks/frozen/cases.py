@@ -1,0 +1,115 @@
+"""The commands whose results are frozen: every pretraining objective, backbone, attention and fine-tuning task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SMALL = ("model.hidden_size=32", "model.intermediate_size=48", "model.num_hidden_layers=2")
+HEADS = ("model.num_attention_heads=2",)
+NARROW = ("model.embedding_size=16",)
+ENCODER_DECODER = tuple(
+    f"model.encoder.{one}"
+    for one in ("hidden_size=32", "intermediate_size=48", "num_hidden_layers=1", "num_attention_heads=2")
+)
+STEPS = ("train.budget={steps: 20}", "train.batch_size=4", "train.precision=float32", "train.validate_every=0.5")
+ENCODERS = [
+    "bert-mini",
+    "roberta-mini",
+    "albert-tiny",
+    "bigbird-mini",
+    "blockbert-mini",
+    "deberta-mini",
+    "dilated-bert",
+    "linformer-mini",
+    "longformer-mini",
+    "performer-mini",
+    "reformer-mini",
+    "reversible-dilated-bert",
+]
+RECURRENT = ["bigru-mini", "bilstm-tiny", "gru-mini", "lstm-tiny", "rnn-mini"]
+RECURRENT_SEQ2SEQ = ["rnn-seq2seq-tiny", "rnn-seq2seq-plain-mini"]
+ELMO = (
+    "model.hidden_size=22",
+    "model.cell_size=17",
+    "model.characters={max_word_length: 11, filters: [[1, 3], [3, 7]]}",
+)
+DECODERS = ["causal-mini", "gpt-mini", "gpt2-mini", "gpt3-mini"]
+SEQ2SEQ = [
+    "bart-tiny",
+    "pegasus-tiny",
+    "prophetnet-tiny",
+    "t5-tiny",
+    "t5-v1.1-tiny",
+    "led-tiny",
+    "hierarchical-tiny",
+    "transformer-tiny",
+    "bigbird-pegasus-tiny",
+]
+SPUN = {"spun-decoder": "tiny", "spun-encoder": "tiny", "spun-electra": "tiny"}
+
+
+def commands(data: Path, runs: Path) -> dict[str, list[str]]:
+    """The arguments of ``homespun`` by the name of the run, in an order in which each finds what it starts from."""
+    pretrain, finetune = _pretraining(data), _finetuning(data, runs)
+    made = {name: ["pretrain", *words] for name, words in pretrain.items()}
+    made |= {name: ["finetune", *words] for name, words in finetune.items()}
+    text = [word for word in finetune["classify"] if word.startswith("data.")]
+    corpus = [f"data.corpus={data / 'corpus'}", "data.length=32"]
+    made["distil-mini"] = ["distill", "pretrain", "distil-mini", *corpus, "--teacher", str(runs / "dynamic-masks")]
+    made["distil-classify"] = ["distill", "finetune", "distil-classify", *text, "--teacher", str(runs / "classify")]
+    made = {name: [*words, *STEPS] for name, words in made.items()}
+    first = [word for word in made["electra-tiny"] if not word.startswith("train.budget")]
+    made["resumed"] = [*first, "train.schedule.kind=constant", "train.budget={steps: 12}"]
+    made["resumed+"] = [*made["resumed"][:-1], "train.budget={steps: 20}", "--resume"]  # goes on from a checkpoint
+    return made
+
+
+def _pretraining(data: Path) -> dict[str, list[str]]:
+    corpus = f"data.corpus={data / 'corpus'}"
+    made = {name: [name, corpus, "data.length=32", *SMALL, *HEADS] for name in (*ENCODERS, *DECODERS)}
+    made |= {name: [name, corpus, "data.length=32", *SMALL[::2], *NARROW] for name in RECURRENT}
+    made |= {name: [name, corpus, "data.length=32", *SMALL, *HEADS] for name in ("electra-tiny", "deberta-v3-mini")}
+    made |= {name: [name, corpus, "data.length=32", *ENCODER_DECODER] for name in SEQ2SEQ}
+    made |= {name: [name, corpus, "data.length=32", *ENCODER_DECODER[:1]] for name in RECURRENT_SEQ2SEQ}
+    made["elmo-tiny"] = ["elmo-tiny", f"data.corpus={data / 'words-corpus'}", "data.length=31", *ELMO]
+    made |= {name: [name, corpus, "data.length=32", f"model.size={size}"] for name, size in SPUN.items()}
+    made["spun-encoder-decoder"] = ["spun-encoder-decoder", corpus, "data.length=32", *ENCODER_DECODER]
+    made["dynamic-masks"] = [*made["bert-mini"], "objective.next_sentence=false", "objective.masking=dynamic"]
+    return made
+
+
+def _finetuning(data: Path, runs: Path) -> dict[str, list[str]]:
+    def files(stem: str, suffix: str) -> list[str]:
+        return [f"data.{split}={data / f'{stem}{split}{suffix}'}" for split in ("train", "test")]
+
+    def start(name: str) -> list[str]:
+        return ["--from", str(runs / name)]
+
+    text = ["data.text=text", "data.length=24"]
+    pairs = [*files("pairs-", ".csv"), "data.first=one", "data.second=two", "data.length=24"]
+    written = [*files("summaries-", ".jsonl"), "data.source_length=24", "data.target_length=8"]
+    summaries = [*written, "data.source=document", "data.target=summary"]
+    pages = [*written, "data.source=pages", "data.target=summary", "data.paragraphs.title=title"]
+    pages += ["data.paragraphs.most=3", "data.paragraphs.length=7"]
+    elmo = start("elmo-tiny")
+    made = {
+        "classify": ["classify", *files("", ".csv"), *text, *start("electra-tiny")],
+        "classify-cnn": ["classify-cnn", *files("", ".csv"), *text, *start("spun-decoder")],
+        "classify-frozen": ["classify-frozen", *files("", ".csv"), *text, *start("roberta-mini")],
+        "classify-gpt": ["classify-gpt", *files("", ".csv"), *text, *start("gpt-mini")],
+        "classify-sift": ["classify", *files("", ".csv"), *text, "objective.adversarial.kind=sift"],
+        "elmo-classify": ["elmo-classify", *files("", ".csv"), *text, "objective.head.lstm_size=8", *elmo],
+        "pairs": ["pairs", *pairs, "data.label=same", *start("bert-mini")],
+        "similarity": ["similarity", *pairs, "data.label=score", *start("bert-mini")],
+        "ratings": ["ratings", *files("stars-", ".csv"), "data.label=stars", "data.length=16", *start("deberta-mini")],
+        "tag": ["tag", *files("tags-", ".jsonl"), "data.length=24", "data.stride=5", *start("electra-tiny")],
+        "elmo-tag": ["elmo-tag", *files("tags-", ".jsonl"), "data.length=24", "data.stride=5", *elmo],
+        "answer": ["answer", *files("answers-", ".json"), "data.length=24", "data.stride=5", "data.question_length=5"],
+        "spoilers": ["spoilers", *files("reviews-", ".jsonl"), "data.length=24", *start("bert-mini")],
+        "summarize": ["summarize", *summaries, *start("t5-tiny")],
+        "summarize-causal": ["summarize", *summaries, *start("gpt2-mini")],
+        "summarize-documents": ["summarize-documents", *pages, *start("hierarchical-tiny")],
+    }
+    made["answer"] += start("electra-tiny")
+    made["classify-sift"] += start("bert-mini")
+    return made
