@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from benchmarks.ngrams import KneserNey, bits_per_symbol
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.hf.open import open_model
+from homespun.io.atomic import write_bytes
 from homespun.jobs.pretrain import pretrain
 from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.backbone import Encoder
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
 from homespun.report.console import Display
-from homespun.report.page import write_whole
 from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
 from homespun.text.sources import Document
 from homespun.text.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     stored = open_model(str(folder))
     ours = {name: bits_per_byte(stored.model, stored.tokenizer, texts) for name, texts in held_out.items()}
     curve = _curve(folder / "metrics.jsonl")
-    write_whole(out / "bytes-curve.svg", _plot(curve, grams["validation"]))
+    write_bytes(out / "bytes-curve.svg", _plot(curve, grams["validation"]))
     return {
         "unit": "bits per byte",
         "minutes": options.minutes,

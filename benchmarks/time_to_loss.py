@@ -35,12 +35,12 @@ from homespun.batch import Batch
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader, Order
 from homespun.errors import UserError
+from homespun.io.atomic import write_bytes
 from homespun.jobs.pretrain import pretraining_rows, start_embeddings, with_backbone
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.config import ModelConfig
 from homespun.objectives.frequencies import frequency_losses
 from homespun.objectives.masked import MaskedLM
-from homespun.report.page import write_whole
 from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
 from homespun.training.config import Budget, LinearSchedule
 from homespun.training.malloc import training_environment
@@ -87,7 +87,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     unigram = next((trials[0]["unigram"] for trials in found.values()), None)
     peers = {name: trials for name, trials in found.items() if name in PEERS}
     figure = _plot({name: trials[0]["curve"] for name, trials in found.items()}, unigram)
-    write_whole(options.out / f"{options.text}-{options.objective}.svg", figure)
+    write_bytes(options.out / f"{options.text}-{options.objective}.svg", figure)
     return {
         "unit": "nats a predicted token on held-out rows; seconds of the processor",
         "budget": {"minutes": options.minutes} if options.tokens is None else {"tokens": options.tokens},
@@ -155,7 +155,7 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
         "curve": curve,
     }
     Path(folder).mkdir(parents=True, exist_ok=True)
-    write_whole(Path(folder) / "trial.json", json.dumps(result).encode())
+    write_bytes(Path(folder) / "trial.json", json.dumps(result).encode())
     return result
 
 

@@ -113,7 +113,7 @@ def test_lists_in_lists_without_end(folder: Path, name: str) -> None:
 def test_an_index_of_lists_and_of_odd_names(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     (folder / INDEX).write_text(NESTED)
-    assert "is not JSON" in refused(folder)
+    assert "is not valid JSON" in refused(folder)
     for name, words in (("x" * 5000, "shards are .safetensors files in the same folder"), ("x\ny", "is not there")):
         (folder / INDEX).write_text(json.dumps({"weight_map": {"a": f"{name}.safetensors"}}))
         message = refused(folder)

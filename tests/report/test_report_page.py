@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from homespun.errors import UserError
-from homespun.report import page
 from homespun.report.confusion import confusion, mistakes
 from homespun.report.document import Chapter, Document, Folded, Gallery, Tabular
 from homespun.report.markdown import csv_text, escape, markdown, markdown_table
@@ -186,7 +185,7 @@ def test_a_report_that_fails_half_way_leaves_the_page_as_it_was(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(page.os, "fsync", full)
+    monkeypatch.setattr("homespun.io.atomic.os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_report([run], out, title="two")
     assert (out / "index.html").read_bytes() == before

@@ -383,7 +383,7 @@ def test_loading_mistakes(tmp_path: Path) -> None:
             Tokenizer.load(tmp_path)
     write(tmp_path, byte_level(["<s>"]))
     (tmp_path / "tokenizer_config.json").write_text("{oops")
-    with pytest.raises(UserError, match="is not JSON"):
+    with pytest.raises(UserError, match="is not valid JSON"):
         Tokenizer.load(tmp_path)
 
 

@@ -110,8 +110,8 @@ def test_what_is_refused_of_a_word_list(tmp_path: Path) -> None:
         ('{"unk_token": ["x"]}', "no ['x'], the token for what is unknown"),
         ('{"unk_token": {"content": ["x"]}}', "no ['x'], the token for what is unknown"),
         ('{"strip_accents": ["x"]}', "strip_accents must be true, false or null, not ['x']"),
-        ("[" * 100_000, "tokenizer_config.json is not JSON"),
-        ("{", "tokenizer_config.json is not JSON"),
+        ("[" * 100_000, "tokenizer_config.json is not valid JSON"),
+        ("{", "tokenizer_config.json is not valid JSON"),
     ],
 )
 def test_settings_that_are_refused_beside_a_word_list(config: str, words: str, tmp_path: Path) -> None:

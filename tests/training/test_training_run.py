@@ -12,7 +12,7 @@ import yaml
 from training_parts import events, train_config
 
 from homespun.errors import UserError
-from homespun.training.checkpoint import write_file
+from homespun.io.atomic import write_text
 from homespun.training.run import Run
 
 
@@ -75,10 +75,10 @@ def test_a_run_that_was_killed_before_it_was_one_is_begun_again(tmp_path, monkey
     def killed(path, text):
         if path.name == last:
             raise KeyboardInterrupt
-        write_file(path, text)
+        write_text(path, text)
 
     with monkeypatch.context() as patched:
-        patched.setattr("homespun.training.run.write_file", killed)
+        patched.setattr("homespun.training.run.write_text", killed)
         with pytest.raises(KeyboardInterrupt):
             Run.create(tmp_path, train_config(), resume=False)
     assert (tmp_path / "checkpoints").is_dir()
@@ -178,10 +178,11 @@ def test_a_checkpoint_half_written_is_none(run, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("homespun.training.checkpoint.os.rename", killed)
+        patched.setattr("homespun.io.atomic.os.replace", killed)
         with pytest.raises(KeyboardInterrupt):
             save(run, 7)
-    assert steps(run) == [".tmp-step-7", "step-3"]
+    assert steps(run) == ["step-3"]
+    (run.path / "checkpoints" / ".tmp-11-step-7").mkdir()  # of a process that was killed
     checkpoint = run.latest_checkpoint()
     assert checkpoint.step == 3
     run.rewind(checkpoint)

@@ -13,7 +13,7 @@ from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Trial
 from homespun.config import dump, read_yaml
 from homespun.errors import UserError
-from homespun.training.checkpoint import TEMPORARY, write_file
+from homespun.io.atomic import TEMPORARY, write_text
 
 VERSION = 1
 _RECIPE, _RECORD, _LOCK = "comparison.yaml", "trial.json", ".lock"
@@ -102,7 +102,7 @@ class Record:
     def write(self) -> None:
         """Write the record, whole."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(self.folder / _RECORD, json.dumps(self.values, indent=1, ensure_ascii=False))
+        write_text(self.folder / _RECORD, json.dumps(self.values, indent=1, ensure_ascii=False))
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -168,9 +168,13 @@ def check_folder(out: Path) -> None:
     """
     if next(path for path in (out, *out.parents) if path.exists()).is_file():
         raise UserError(f"{out} is a file, or under one; a comparison needs a folder of its own")
-    left = {_LOCK, f"{TEMPORARY}{_RECIPE}"}  # by a runner that was killed here
-    if out.is_dir() and not (out / _RECIPE).is_file() and any(entry.name not in left for entry in out.iterdir()):
+    if out.is_dir() and not (out / _RECIPE).is_file() and not all(map(_is_left_over, out.iterdir())):
         raise UserError(f"{out} is a folder with other things in it; give --out a new or empty one")
+
+
+def _is_left_over(entry: Path) -> bool:
+    """Whether a runner that was killed here can have written the file."""
+    return entry.name == _LOCK or entry.name.startswith(TEMPORARY)
 
 
 def open_folder(out: Path, recipe: CompareRecipe) -> None:
@@ -182,7 +186,7 @@ def open_folder(out: Path, recipe: CompareRecipe) -> None:
     check_folder(out)
     out.mkdir(parents=True, exist_ok=True)
     if not (out / _RECIPE).is_file():
-        write_file(out / _RECIPE, dump(recipe))
+        write_text(out / _RECIPE, dump(recipe))
 
 
 def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> list[Record]:
@@ -201,7 +205,7 @@ def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> l
             f"{out} has {len(strange)} trials that are not in this comparison: {names}; give --out a new folder, or "
             f"delete them"
         )
-    write_file(out / _RECIPE, dump(recipe))
+    write_text(out / _RECIPE, dump(recipe))
     for record in records:
         record.write()
     return records

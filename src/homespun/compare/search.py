@@ -16,9 +16,10 @@ from homespun.compare.folder import Record
 from homespun.compare.recipe import Choices, CompareRecipe, Range
 from homespun.compare.trials import Trial, lines, written
 from homespun.errors import UserError
+from homespun.io.atomic import write_text
+from homespun.io.json import read_optional
 from homespun.report import formats
-from homespun.report.read import as_tree, read_json
-from homespun.training.checkpoint import write_file
+from homespun.report.read import as_tree
 from homespun.training.measures import lower_is_better
 
 if TYPE_CHECKING:
@@ -251,14 +252,14 @@ def found_by(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = Fals
 
         left = len(lines(recipe)) - len(known)
         runner.run(feed, total=left * searching.search.trials)
-        write_file(path, json.dumps(known | searching.found(), indent=1))
+        write_text(path, json.dumps(known | searching.found(), indent=1))
         known = _known(recipe, path)
     return {name: dict(told["settings"]) for name, told in known.items()}
 
 
 def _known(recipe: CompareRecipe, path: Path) -> dict[str, Any]:
     """By line, what was found in this very search."""
-    told = read_json(path)
+    told = read_optional(path)
     names = [line.name for line in lines(recipe)]
     return {name: told[name] for name in names if as_tree(told.get(name)).get("search") == _identity(recipe, name)}
 

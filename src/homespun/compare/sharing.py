@@ -12,10 +12,10 @@ from typing import Any
 from homespun.compare.folder import Record
 from homespun.compare.stage import Command
 from homespun.compare.trials import Stage
+from homespun.io.atomic import write_text
 from homespun.jobs.baselines import given_to
 from homespun.jobs.recipe import finetune_recipe
 from homespun.report.read import read_result
-from homespun.training.checkpoint import write_file
 
 _STAGE = "pretrain"
 
@@ -110,7 +110,7 @@ class Baselines:
     def say_why(self, name: str, why: str) -> None:
         """Why there are none, for the report; it goes when they are begun anew."""
         (self._folder / name).mkdir(parents=True, exist_ok=True)
-        write_file(self._folder / name / "why.txt", why)
+        write_text(self._folder / name / "why.txt", why)
 
     def _name(self, stage: Stage) -> str:
         wanted = given_to(finetune_recipe(stage.recipe, stage.settings))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -20,6 +19,7 @@ from homespun.data.listops import SYMBOLS, ListOps
 from homespun.data.pixels import INTENSITIES, read_images
 from homespun.data.rows import Row
 from homespun.errors import UserError
+from homespun.io.atomic import atomic_path
 from homespun.text.symbols import byte_tokenizer, character_tokenizer, word_tokenizer
 from homespun.text.tokenizer import Tokenizer
 
@@ -128,17 +128,16 @@ class ListOpsTask(Config):
         expressions = self._expressions().distinct()
         done = 0
         for split, count in rows.items():
-            beside = made / f".tmp-{split}.tsv"
-            with beside.open("w", encoding="utf-8", newline="") as file:
+            with (
+                atomic_path(made / f"{split}.tsv") as temporary,
+                temporary.open("w", encoding="utf-8", newline="") as file,
+            ):
                 table = csv.writer(file, delimiter="\t", lineterminator="\n")
                 table.writerow(["Source", "Target"])
                 for row in islice(expressions, count):
                     table.writerow(row)
                     done += 1
                     progress(done)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, made / f"{split}.tsv")
 
 
 class TextTask(Config):

@@ -22,8 +22,10 @@ import numpy as np
 
 from homespun.data.encoding import Encoded, encode_documents
 from homespun.data.order import keys, scramble
-from homespun.data.shards import Shard, ShardBuffer, ShardRecord, checksum
+from homespun.data.shards import Shard, ShardBuffer, ShardRecord
 from homespun.errors import UserError
+from homespun.io.atomic import TEMPORARY, remove, write_text
+from homespun.io.digests import file_digest
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
@@ -168,7 +170,7 @@ class Corpus:
             UserError: a shard was altered.
         """
         for record in self._records:
-            if checksum(self.path / record.name) != record.checksum:
+            if file_digest(self.path / record.name) != record.checksum:
                 raise UserError(f"{self.path / record.name} was altered since it was written; build the corpus again")
 
     def _find(self, index: int) -> tuple[Shard, int]:
@@ -286,8 +288,8 @@ def _begin(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file; a corpus needs a folder of its own")
     lines = _manifest(folder)
-    # what a kill can leave of files that were not finished is ours, and is written over
-    if not lines and folder.exists() and any(entry.suffix != ".tmp" for entry in folder.iterdir()):
+    # a killed build can leave temporary files
+    if not lines and folder.exists() and any(not entry.name.startswith(TEMPORARY) for entry in folder.iterdir()):
         raise UserError(f"{folder} exists and is not empty; a corpus needs a folder of its own")
     begun, *written = lines or [job]
     differs = [
@@ -301,8 +303,10 @@ def _begin(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
             f"give another folder, or delete it"
         )
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{TEMPORARY}*"):
+        remove(left)
     # written anew, because the next line must not be joined to what a kill left of the last one
-    _replace(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [begun, *written]))
+    write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [begun, *written]))
     return written
 
 
@@ -337,17 +341,8 @@ def _finish(building: _Building, tokenizer: Tokenizer) -> None:
         "labels": dict(sorted(building.labels.items())),
         "shards": [asdict(shard) for shard in building.shards],
     }
-    _replace(building.folder / DESCRIPTION, json.dumps(description, ensure_ascii=False, indent=1))
+    write_text(building.folder / DESCRIPTION, json.dumps(description, ensure_ascii=False, indent=1))
     (building.folder / MANIFEST).unlink()
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _facts(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -7,8 +7,6 @@ nothing is read until it is looked at, and processes share what was read.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from homespun.errors import UserError
+from homespun.io.atomic import atomic_path
+from homespun.io.digests import file_digest
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,10 @@ class ShardBuffer:
             flat = np.fromiter((end for ends in self.ends for end in ends), np.uint32)
             columns["sentence_ends"] = _lists(flat, [len(ends) for ends in self.ends])
         batch = pa.record_batch(columns)
-        temporary = folder / f".{name}.tmp"
-        with open(temporary, "wb") as file:
-            with pa.ipc.new_file(file, batch.schema) as writer:
-                writer.write_batch(batch)
-            file.flush()
-            os.fsync(file.fileno())
-        record = ShardRecord(name, len(self.lengths), self.tokens, temporary.stat().st_size, checksum(temporary))
-        os.replace(temporary, folder / name)
-        return record
+        path = folder / name
+        with atomic_path(path) as temporary, pa.ipc.new_file(str(temporary), batch.schema) as writer:
+            writer.write_batch(batch)
+        return ShardRecord(name, len(self.lengths), self.tokens, path.stat().st_size, file_digest(path))
 
 
 def _lists(values: np.ndarray, lengths: list[int]) -> pa.Array:
@@ -76,12 +71,6 @@ def _lists(values: np.ndarray, lengths: list[int]) -> pa.Array:
     if offsets[-1] > np.iinfo(np.int32).max:  # one document alone can be that long
         return pa.LargeListArray.from_arrays(offsets, pa.array(values))
     return pa.ListArray.from_arrays(offsets.astype(np.int32), pa.array(values))
-
-
-def checksum(path: Path) -> str:
-    """blake2b (16 bytes, hexadecimal) of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 class Shard:

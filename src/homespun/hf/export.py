@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from homespun.hf.family import Architecture
 from homespun.hf.fold import fold_weights
 from homespun.hf.open import is_hub_name
 from homespun.hf.place import find_place
+from homespun.io.atomic import atomic_path
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.model import Model
 from homespun.models.store import weights_of
@@ -99,9 +97,7 @@ def export_huggingface(
         theirs = {name.removeprefix(family.prefix): tensor for name, tensor in theirs.items()}
     tree["dtype"] = str(model.backbone.embeddings.words.weight.dtype).removeprefix("torch.")
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        made = Path(temporary) / "made"
+    with atomic_path(folder) as made:
         made.mkdir()
         # "format" is what transformers tells safetensors of torch by
         tensors = {name: tensor.cpu().contiguous() for name, tensor in theirs.items()}
@@ -112,12 +108,6 @@ def export_huggingface(
         parameters = sum(tensor.numel() for tensor in theirs.values())
         card = _card(architecture, config, parameters, notes, base_model)
         (made / CARD).write_text(card, encoding="utf-8")
-        for path in made.iterdir():
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-        if folder.exists():
-            shutil.move(folder, Path(temporary) / "replaced")
-        os.replace(made, folder)
     return ExportReport(str(folder), architecture.name, notes)
 
 

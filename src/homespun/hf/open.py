@@ -16,7 +16,8 @@ from homespun.hf.families import FAMILIES
 from homespun.hf.families.bert import no_pooler
 from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.labels import read_labels
-from homespun.hf.weights import FILES, has_weights, modern, read_json, read_weights
+from homespun.hf.weights import FILES, has_weights, modern, read_weights
+from homespun.io.json import read_object
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
@@ -136,7 +137,7 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     """
     folder = Path(folder)
     path = folder / _FOREIGN
-    tree = read_json(path)
+    tree = read_object(path)
     family = _family_of(tree, source=str(path))
     architecture, config = family.read_config(tree, source=str(path), head=head)
     written = read_weights(folder)

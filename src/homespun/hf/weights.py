@@ -12,7 +12,7 @@ from torch import Tensor
 
 from homespun.errors import UserError, first_line
 from homespun.hf.convert import Weights
-from homespun.text import foreign
+from homespun.io.json import read_object
 
 WHOLE, TORCH = "model.safetensors", "pytorch_model.bin"
 _INDEX = ".index.json"
@@ -50,7 +50,7 @@ def _read_safetensors(path: Path) -> Weights:
 
 
 def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> Weights:
-    places = read_json(index).get("weight_map")
+    places = read_object(index).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise UserError(f"{index} has no weight_map from tensors to files")
     weights: Weights = {}
@@ -105,15 +105,3 @@ def modern(name: str) -> str:
         if name.endswith(old):
             return name.removesuffix(old) + new
     return name
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        UserError: it cannot be read, or is something else.
-    """
-    tree = foreign.read_json(path)
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} must hold a JSON object, not {type(tree).__name__}")
-    return tree

@@ -11,8 +11,6 @@ import copy
 import importlib.util
 import io
 import logging
-import os
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from torch import Tensor, nn
 
 from homespun.errors import UserError, first_line
 from homespun.inference.compare import of_real_tokens, small_batch
+from homespun.io.atomic import atomic_path
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
@@ -95,9 +94,7 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
     written_out = _written_out(model)
     longest = config.backbone.max_position_embeddings
     output = "last_hidden_state" if config.head is None else "logits"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
-        made = Path(temporary) / path.name
+    with atomic_path(path) as made:
         length = None
         notes = []
         if any(isinstance(module, Blocked | GlobalAttention) for module in model.modules()):
@@ -116,7 +113,6 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
         # and one text alone, as long as can be
         batches.append({name: tensor[:1] for name, tensor in _batch(model, config, (longest, longest)).items()})
         checked = tuple(_check(made, model, batch) for batch in batches)
-        os.replace(made, path)
     inputs = tuple(_batch(model, config, _TRIED[1]))
     return OnnxReport(str(path), inputs, output, length, longest, checked, tuple(notes))
 

@@ -22,6 +22,7 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.hf.open import open_model, open_to_go_on
+from homespun.io.atomic import write_text
 from homespun.jobs.prepare import Reading, tokenizer_folder
 from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
 from homespun.models.characters import spell
@@ -37,7 +38,6 @@ from homespun.text.extend import NewWords, Word, extend, new_words
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Meter
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.checkpoint import write_file
 from homespun.training.validation import Evaluation
 
 FILE = "adaptation.json"
@@ -238,7 +238,7 @@ def record(
         "moved": _moved(begin, model.backbone, held_out, corpus.tokenizer),
         "tensors": told_of(origins),
     }
-    write_file(file, json.dumps(told, indent=1, ensure_ascii=False))
+    write_text(file, json.dumps(told, indent=1, ensure_ascii=False))
     return told
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from homespun.data.pairs_of_texts import Frame
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generate import TextGenerator
+from homespun.io.atomic import write_bytes
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.store import Stored
@@ -55,7 +55,7 @@ def show_alignment(
     tokens, words = _spelled(stored.tokenizer, read), _spelled(stored.tokenizer, told)
     if path is not None:
         plot = draw_alignment(tokens, words, weights.numpy())
-        _write(path, plot.svg if path.suffix == ".svg" else plot.png)
+        write_bytes(path, plot.svg if path.suffix == ".svg" else plot.png)
     return {
         "source": tokens,
         "target": words,
@@ -104,13 +104,3 @@ def _weights(stored: Stored, attention: AdditiveAttention, source: list[int], ta
 def _spelled(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     names = tokenizer.tokens
     return [tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in ids]
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".tmp-{path.name}")
-    with beside.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(beside, path)

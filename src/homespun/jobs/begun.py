@@ -14,12 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from homespun.config import Config, read_yaml, validate
 from homespun.errors import UserError
-from homespun.hf.weights import read_json
+from homespun.io.atomic import write_text
+from homespun.io.json import read_object
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.models.auto_size import FROM_TRAINING, AutoSizeConfig, same_model
 from homespun.models.config import BackboneConfig
 from homespun.models.store import Stored, fingerprint
-from homespun.training.checkpoint import write_file
 from homespun.training.run import Run
 from homespun.vectors.word_vectors import WordVectors
 
@@ -93,7 +93,7 @@ def check_beginning(folder: Path, beginning: Beginning) -> None:
     path = folder / FILE
     if not path.is_file():
         return
-    known = read_json(path)
+    known = read_object(path)
     for option in dict.fromkeys([*known, *beginning]):
         tree, now = known.get(option), beginning.get(option)
         before = None if tree is None else validate(Given, tree, source=str(path))
@@ -108,7 +108,7 @@ def check_beginning(folder: Path, beginning: Beginning) -> None:
 def write_beginning(folder: Path, beginning: Beginning) -> None:
     """What ``folder`` was begun with."""
     tree = {option: None if given is None else given.model_dump() for option, given in beginning.items()}
-    write_file(folder / FILE, json.dumps(tree, indent=1, ensure_ascii=False))
+    write_text(folder / FILE, json.dumps(tree, indent=1, ensure_ascii=False))
 
 
 def _told(option: str, given: Given | None) -> str:
@@ -174,4 +174,4 @@ def _write_all(run: Path, seed: int) -> None:
         data = tree.get("data")
         if isinstance(data, dict):
             data["split_seed"] = seed
-            write_file(path, str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)))
+            write_text(path, str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +17,7 @@ from homespun.hf.family import STORED
 from homespun.hf.open import Opened, open_any
 from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.inference.export import export_onnx
+from homespun.io.atomic import atomic_path
 from homespun.jobs.beside import another_way
 from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig
 from homespun.models.config import BackboneConfig
@@ -56,25 +54,24 @@ def convert(source: str | Path, out: str | Path, *, to: Form = "homespun", head:
     out = Path(out)
     _refuse_other_things(out, Path(source), to)
     opened = open_any(source, head=head)
-    with _beside(out) as temporary:
-        made = Path(temporary) / "made"
-        notes = _write(made, opened.stored, to)
-        back = open_any(made)
-        check = compare(opened.stored, back.stored, names=opened.mapped)
-        report = {
-            "source": str(source),
-            "out": str(out),
-            "to": to,
-            "architecture": {"from": opened.architecture, "to": back.architecture},
-            "parameters": sum(tensor.numel() for tensor in weights_of(back.stored.model).values()),
-            **_tensors(opened, back),
-            "notes": [*opened.notes, *(note for note in notes if note not in opened.notes)],
-            "check": check,
-        }
-        (made / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        if out.exists():
-            shutil.move(out, Path(temporary) / "replaced")
-        os.replace(made, out)
+    try:
+        with atomic_path(out) as made:
+            notes = _write(made, opened.stored, to)
+            back = open_any(made)
+            check = compare(opened.stored, back.stored, names=opened.mapped)
+            report = {
+                "source": str(source),
+                "out": str(out),
+                "to": to,
+                "architecture": {"from": opened.architecture, "to": back.architecture},
+                "parameters": sum(tensor.numel() for tensor in weights_of(back.stored.model).values()),
+                **_tensors(opened, back),
+                "notes": [*opened.notes, *(note for note in notes if note not in opened.notes)],
+                "check": check,
+            }
+            (made / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{out} cannot be made: {error.strerror}; give another folder") from error
     return report
 
 
@@ -154,15 +151,6 @@ def _write(folder: Path, stored: Stored, to: Form) -> tuple[str, ...]:
     if report.folder is None:
         raise UserError("; ".join((report.notes[0], *another_way(stored.model))))
     return report.notes
-
-
-def _beside(out: Path) -> tempfile.TemporaryDirectory[str]:
-    """A folder on the same disk as ``out``, in which it is made."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-")
-    except OSError as error:
-        raise UserError(f"{out} cannot be made: {error.strerror}; give another folder") from error
 
 
 def _refuse_other_things(out: Path, source: Path, to: Form) -> None:

@@ -26,11 +26,12 @@ from homespun.inference.in_context import (
     per_token,
     written,
 )
+from homespun.io.atomic import write_text
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.model import Model
 from homespun.report.console import Display
 from homespun.report.in_context import in_context_document
-from homespun.report.page import write_document, write_whole
+from homespun.report.page import write_document
 from homespun.text.tokenizer import Tokenizer
 
 _CONTENT_FREE = ("N/A", "[MASK]", "")  # Zhao et al. 2021, section 5
@@ -158,7 +159,7 @@ def in_context(
     }
     folder = Path(out)
     page = write_document(in_context_document(result), folder)
-    write_whole(folder / "in_context.json", json.dumps(result, indent=1, ensure_ascii=False).encode())
+    write_text(folder / "in_context.json", json.dumps(result, indent=1, ensure_ascii=False))
     return result | {"page": str(page)}
 
 

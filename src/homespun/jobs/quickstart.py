@@ -14,6 +14,7 @@ from typing import Any
 
 from homespun.data.corpus import build_corpus
 from homespun.errors import UserError
+from homespun.io.atomic import write_text
 from homespun.jobs.finetune import finetune
 from homespun.jobs.prepare import cleaned
 from homespun.jobs.pretrain import pretrain
@@ -26,7 +27,6 @@ from homespun.text.clean import sentence_spans
 from homespun.text.pydocs import python_documentation
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.checkpoint import write_file
 from homespun.training.devices import trains_on_cpu
 from homespun.training.precision import multiplies_faster_in_bf16
 
@@ -281,4 +281,4 @@ def _write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         for row in rows:
             yield json.dumps(row, ensure_ascii=False) + "\n"
 
-    write_file(path, "".join(lines()))
+    write_text(path, "".join(lines()))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
+
+from homespun.io.atomic import atomic_path
 
 Pairs = Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
@@ -42,19 +43,10 @@ def write_said(path: Path, pairs: Pairs) -> int:
 
 def _write(path: Path, rows: Iterable[Any], fields: Sequence[str], names: Mapping[str, str]) -> None:
     """Records, each with what is said of it under its names, as a whole or not at all."""
-    beside = path.with_name(f".tmp-{path.name}")
-    try:
-        with beside.open("w", encoding="utf-8", newline="") as stream:
-            write = (
-                _jsonl_writer(stream) if path.suffix == ".jsonl" else _csv_writer(stream, [*fields, *names.values()])
-            )
-            for given, said in rows:
-                write(given | {names[name]: value for name, value in said.items()})
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
+        write = _jsonl_writer(stream) if path.suffix == ".jsonl" else _csv_writer(stream, [*fields, *names.values()])
+        for given, said in rows:
+            write(given | {names[name]: value for name, value in said.items()})
 
 
 def _is_plain(value: object) -> bool:

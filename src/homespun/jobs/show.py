@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import numpy as np
 
 from homespun.errors import UserError
 from homespun.hf.open import open_model
+from homespun.io.atomic import write_bytes
 from homespun.jobs.recipe import PretrainRecipe, load_recipe, recipe_names
 from homespun.jobs.seen import MultiHead, Seen, attentions_of, cell_size, is_tried, look, reach, shallowest, shows
 from homespun.models.config import ModelConfig
@@ -77,7 +77,7 @@ def show_attention(
             reached=reached,
         )
         plot = draw_attention(picture)
-        _write(path, plot.svg if path.suffix == ".svg" else plot.png)
+        write_bytes(path, plot.svg if path.suffix == ".svg" else plot.png)
     whole = [layer for layer, share in enumerate(reached, start=1) if share > 1 - 0.5 / length**2]
     return {
         "source": source,
@@ -212,13 +212,3 @@ def _about(config: EncoderConfig, stack: str | None, length: int, *, more: bool)
     if stack == "encoder":
         parts.append("--stack decoder for the other")
     return " · ".join(parts)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".tmp-{path.name}")
-    with beside.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(beside, path)

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from homespun.data.splits import in_proportion, stratified_folds, stratified_split
 from homespun.errors import UserError
+from homespun.io.atomic import atomic_path, write_text
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.tasks.files import named
 from homespun.jobs.tasks.task import Task
-from homespun.training.checkpoint import write_file
 from homespun.training.evaluate import Metrics, summarise
 
 PREDICTIONS = "predictions"
@@ -157,15 +157,12 @@ def write_predictions(run: Path, name: str, rows: Rows, predictions: Sequence[Ma
         json.dumps({"row": row, **said}, ensure_ascii=False, allow_nan=False)
         for row, said in zip(rows.tolist(), predictions, strict=True)
     )
-    write_file(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+    write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
 
 
 def adopt(out: Path, trial: Path) -> None:
     """Copy a trial's model to where a run has its model."""
     for name in ("model", "hf"):
         if (trial / name).is_dir():
-            beside = out / f".tmp-{name}"
-            shutil.rmtree(beside, ignore_errors=True)
-            shutil.copytree(trial / name, beside)
-            shutil.rmtree(out / name, ignore_errors=True)
-            beside.rename(out / name)
+            with atomic_path(out / name) as temporary:
+                shutil.copytree(trial / name, temporary)

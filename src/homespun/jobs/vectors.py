@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from homespun.config import override, validate
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
+from homespun.io.atomic import write_bytes
 from homespun.jobs.pretrain import fitted
 from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.config import ModelConfig
@@ -200,13 +201,7 @@ def map_vectors(
     places = lay_out(opened, chosen, how=how, seed=seed)
     names = ("first component", "second component") if how == "pca" else ("t-SNE 1", "t-SNE 2")
     plot = draw_words(out.stem, chosen, places, axes_names=names, title=f"{len(chosen)} words of {Path(vectors).name}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f".tmp-{out.name}")
-    with beside.open("wb") as stream:
-        stream.write(plot.png if out.suffix == ".png" else plot.svg)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(beside, out)
+    write_bytes(out, plot.png if out.suffix == ".png" else plot.svg)
     return {"map": str(out), "words": len(chosen)}
 
 

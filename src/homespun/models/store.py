@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,8 @@ from torch.overrides import TorchFunctionMode
 from homespun.config import validate
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
+from homespun.io.atomic import atomic_path
+from homespun.io.digests import file_digest
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.neighbour_heads import fit_neighbour_heads
@@ -151,9 +150,7 @@ def save_model(
 ) -> None:
     """Write the ``model/`` folder, whole or not at all; an older one there is replaced."""
     folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as name:
-        made = Path(name) / folder.name
+    with atomic_path(folder) as made:
         made.mkdir()
         weights = made / "model.safetensors"
         save_file({n: t.cpu() for n, t in weights_of(model).items()}, weights, metadata={"format": "pt"})
@@ -164,15 +161,9 @@ def save_model(
             "labels": None if labels is None else labels.to_dict(),
             "task": task or {},
             "tokenizer": tokenizer.fingerprint,
-            "weights": {"bytes": weights.stat().st_size, "blake2b": _digest(weights)},
+            "weights": {"bytes": weights.stat().st_size, "blake2b": file_digest(weights)},
         }
         (made / "homespun.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        for path in made.iterdir():
-            with path.open("rb") as stream:
-                os.fsync(stream.fileno())
-        if folder.exists():
-            shutil.move(folder, Path(name) / "replaced")
-        os.replace(made, folder)
 
 
 def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Stored:
@@ -194,7 +185,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Sto
         raise UserError(
             f"{weights} was cut short: {weights.stat().st_size} bytes where {expected['bytes']} were written"
         )
-    if _digest(weights) != expected["blake2b"]:
+    if file_digest(weights) != expected["blake2b"]:
         raise UserError(f"{weights} was altered since it was written: its digest differs")
     config = validate(ModelConfig, description["model"], source=str(path))
     tokenizer = Tokenizer.load(folder)
@@ -225,8 +216,3 @@ def _description(path: Path) -> dict[str, Any]:
     if not description["weights"].keys() >= {"bytes", "blake2b"}:
         raise UserError(f"{path} was cut short or altered: it does not say weights as it was written")
     return description
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -9,7 +10,6 @@ import math
 import os
 import re
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from homespun.io.atomic import write_text
 from homespun.planning.trace import Operation
 from homespun.training.environment import describe_environment
 from homespun.training.malloc import give_back_freed_memory, keep_freed_memory
@@ -156,14 +157,16 @@ def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fre
     rates = replace(_measure(device, clock), base=0.0 if kept is None else kept.base)
     if device.type == "cpu":
         give_back_freed_memory()
-    _write(file, json.dumps(asdict(rates), indent=2))
+    with contextlib.suppress(OSError):  # they are measured again
+        write_text(file, json.dumps(asdict(rates), indent=2))
     return rates
 
 
 def keep_base(device: torch.device, base: float, rates: Rates) -> Rates:
     """The rates with what a process takes beside its tensors, kept for the next time."""
     whole = replace(rates, base=base)
-    _write(_file(device), json.dumps(asdict(whole), indent=2))
+    with contextlib.suppress(OSError):
+        write_text(_file(device), json.dumps(asdict(whole), indent=2))
     return whole
 
 
@@ -247,16 +250,3 @@ def _read(file: Path) -> Rates | None:
         return Rates(**{field.name: float(kept[field.name]) for field in fields(Rates)})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _write(file: Path, text: str) -> None:
-    """As a whole or not at all; a folder that cannot be written only means measuring again."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(stream.name, file)
-    except OSError:
-        return

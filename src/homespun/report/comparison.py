@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from homespun.io.atomic import write_text
 from homespun.report import comparison_tables as tables
 from homespun.report import formats, statistics
 from homespun.report.comparison_document import Report
@@ -15,7 +16,7 @@ from homespun.report.comparison_read import Comparison, is_comparison, read_comp
 from homespun.report.document import Document, Notice, Words
 from homespun.report.formats import number
 from homespun.report.markdown import csv_text
-from homespun.report.page import write_document, write_whole
+from homespun.report.page import write_document
 from homespun.report.table import Table
 
 __all__ = ["VERSION", "is_comparison", "write_comparison"]
@@ -44,9 +45,9 @@ def write_comparison(folder: Path) -> Path:
     for file in [*out.glob("tables/*.csv"), *out.glob("plots/*.svg"), *out.glob("plots/*.png")]:
         if file.name not in kept:
             file.unlink(missing_ok=True)
-    write_whole(folder / "comparison.csv", csv_text(tables.flat_trials(report.comparison)).encode())
+    write_text(folder / "comparison.csv", csv_text(tables.flat_trials(report.comparison)))
     told = json.dumps(_results(report, document), indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / "comparison.json", told.encode())
+    write_text(folder / "comparison.json", told)
     return page
 
 

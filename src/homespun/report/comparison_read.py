@@ -13,8 +13,9 @@ import yaml
 
 from homespun.config import read_yaml
 from homespun.errors import UserError
+from homespun.io.json import read_object
 from homespun.report.formats import number
-from homespun.report.read import RunRecord, Series, Tree, as_list, as_tree, final_losses, read_json, read_run
+from homespun.report.read import RunRecord, Series, Tree, as_list, as_tree, final_losses, read_run
 
 VERSION = 1
 """Of ``trial.json``; others are shown as trials that cannot be read."""
@@ -188,7 +189,7 @@ def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
         troubles.append(f"{where} has no trial.json.")
         return replace(lost, why="trial.json is missing")
     try:
-        tree = read_json(path / "trial.json")
+        tree = read_object(path / "trial.json")
     except UserError as error:
         troubles.append(f"{where}: {str(error).replace(str(path), '').lstrip('/')}.")
         return replace(lost, why="trial.json is damaged")

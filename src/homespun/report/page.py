@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import base64
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from homespun.errors import UserError
+from homespun.io.atomic import write_bytes, write_text
 from homespun.report.document import Document, Section, compose
 from homespun.report.markdown import csv_text, markdown
 from homespun.report.plots import Plot
@@ -47,13 +46,13 @@ def write_document(document: Document, out: Path) -> Path:
     except (FileExistsError, NotADirectoryError) as error:
         raise UserError(f"cannot write a report to {out}: a file is in the way; name a folder") from error
     for table in document.tables():
-        write_whole(out / "tables" / f"{table.name}.csv", csv_text(table).encode())
+        write_text(out / "tables" / f"{table.name}.csv", csv_text(table))
     for plot in document.plots():
-        write_whole(out / "plots" / f"{plot.name}.svg", plot.svg)
-        write_whole(out / "plots" / f"{plot.name}.png", plot.png)
-    write_whole(out / "report.md", markdown(document).encode())
+        write_bytes(out / "plots" / f"{plot.name}.svg", plot.svg)
+        write_bytes(out / "plots" / f"{plot.name}.png", plot.png)
+    write_text(out / "report.md", markdown(document))
     page = out / "index.html"
-    write_whole(page, html(document).encode())
+    write_text(page, html(document))
     return page
 
 
@@ -74,18 +73,3 @@ def html(document: Document) -> str:
 
 def _data_uri(plot: Plot) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(plot.svg).decode()}"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place, and move it there when it is whole and on the disk."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -13,6 +13,7 @@ import yaml
 
 from homespun.config import read_yaml
 from homespun.errors import UserError
+from homespun.io.json import read_optional
 from homespun.report.formats import number
 
 Tree = Mapping[str, Any]
@@ -151,7 +152,7 @@ def read_run(path: Path) -> RunRecord:
         path=path,
         name=str(result.get("name") or path.resolve().name),
         config=read_yaml(path / "config.yaml") if (path / "config.yaml").is_file() else {},
-        environment=read_json(path / "environment.json"),
+        environment=read_optional(path / "environment.json"),
         result=result,
         train={},
         validation={},
@@ -174,7 +175,7 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         UserError: it is damaged, or of another version.
     """
-    result = read_json(path)
+    result = read_optional(path)
     version = result.pop("version", RESULT_VERSION)
     if version != RESULT_VERSION:
         raise UserError(
@@ -182,23 +183,6 @@ def read_result(path: Path) -> dict[str, Any]:
             f"it, or run it again"
         )
     return result
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, an empty one where there is no file.
-
-    Raises:
-        UserError: it is not JSON, or holds something else.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}; it was cut short or altered") from error
-    if not isinstance(tree, dict):
-        raise UserError(f"{path} must hold a JSON object, not {type(tree).__name__}")
-    return tree
 
 
 def _events(path: Path) -> Iterator[Tree]:

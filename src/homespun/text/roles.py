@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from homespun.text.foreign import read_json
+from homespun.io.json import read_json
 from homespun.text.vocabularies import CLS, MASK, PAD, SEP, UNK
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")

@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, normalizers, processors
 
 from homespun.errors import UserError
-from homespun.text.foreign import read_json
+from homespun.io.json import read_json
 from homespun.text.sentencepiece_files import CONTROL, UNKNOWN, Piece, Pieces, engine_of, read_pieces
 
 _NAMES, _CONFIG = ("*.model", "*.spm"), "tokenizer_config.json"

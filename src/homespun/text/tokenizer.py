@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import count, takewhile
@@ -18,6 +16,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, first_line, nearest
+from homespun.io.atomic import write_text
 from homespun.text.framing import Framing
 from homespun.text.roles import ROLES, roles_of, token_of
 from homespun.text.sentencepiece_families import is_sentencepiece, tokenizer_of_pieces
@@ -166,9 +165,9 @@ class Tokenizer:
         folder.mkdir(parents=True, exist_ok=True)
         names = {f"{role}_token": token for role, token in self._roles.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **names}
-        _write(folder / "special_tokens_map.json", json.dumps(names, ensure_ascii=False, indent=2))
-        _write(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
-        _write(folder / "tokenizer.json", self._content)  # last: without it the folder is not a tokenizer
+        write_text(folder / "special_tokens_map.json", json.dumps(names, ensure_ascii=False, indent=2))
+        write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
+        write_text(folder / "tokenizer.json", self._content)  # last: without it the folder is not a tokenizer
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self._content, self._roles)
@@ -344,18 +343,3 @@ def _kind_of(tree: dict[str, Any]) -> Kind:
         return "bpe" if '"ByteLevel"' in steps else "bpe-characters"
     kinds: dict[str, Kind] = {"WordPiece": "wordpiece", "Unigram": "unigram", "WordLevel": "words"}
     return kinds[name]
-
-
-def _write(path: Path, text: str) -> None:
-    """Replaces ``path`` in one step, so that a reader sees the old file or the new one, never half of it."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner reads
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, first_line
-from homespun.text.foreign import read_json
+from homespun.io.json import read_json
 
 WORDPIECE, PROPHETNET, VOCABULARY, MERGES = "vocab.txt", "prophetnet.tokenizer", "vocab.json", "merges.txt"
 VOCABULARIES = (WORDPIECE, PROPHETNET, VOCABULARY, MERGES)

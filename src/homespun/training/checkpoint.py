@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +19,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from homespun.errors import UserError
+from homespun.io.atomic import atomic_path
+from homespun.io.digests import file_digest
 
 State = dict[str, Any]
 
-TEMPORARY = ".tmp-"
 _STATE = "state.json"
 
 
@@ -49,28 +48,23 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: State) -> None:
-    """Write ``folder`` as a whole or not at all: beside it first, to the disk, then renamed.
+    """Write ``folder`` atomically.
 
     Args:
         folder: must not exist; its parent must.
         tensors: one file a name.
         state: plain values, ``step`` among them.
     """
-    beside = folder.parent / f"{TEMPORARY}{folder.name}"
-    if beside.exists():
-        shutil.rmtree(beside)
-    beside.mkdir()
-    files = {}
-    for name, named in tensors.items():
-        path = beside / f"{name}.safetensors"
-        save_file({key: value.detach().contiguous() for key, value in named.items()}, path)
-        _sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "blake2b": _digest(path)}
-    content = {"state": state, "files": files}
-    write_file(beside / _STATE, json.dumps(content | {"blake2b": _digest_of(content)}, indent=1))
-    _sync(beside)
-    os.rename(beside, folder)
-    _sync(folder.parent)
+    with atomic_path(folder) as temporary:
+        temporary.mkdir()
+        files = {}
+        for name, named in tensors.items():
+            path = temporary / f"{name}.safetensors"
+            save_file({key: value.detach().contiguous() for key, value in named.items()}, path)
+            files[path.name] = {"bytes": path.stat().st_size, "blake2b": file_digest(path)}
+        content = {"state": state, "files": files}
+        text = json.dumps(content | {"blake2b": _digest_of(content)}, indent=1)
+        (temporary / _STATE).write_text(text, encoding="utf-8")
 
 
 def read_state(folder: Path) -> tuple[State, State]:
@@ -105,7 +99,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise UserError(f"{path} was cut short or altered: {size} bytes, not {expected['bytes']}")
-        if _digest(path) != expected["blake2b"]:
+        if file_digest(path) != expected["blake2b"]:
             raise UserError(f"{path} was altered: its digest does not match")
     return Checkpoint(folder, state)
 
@@ -139,32 +133,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
             )
         state.setdefault(numbers[name], {})[what] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write ``path`` as a whole or not at all."""
-    beside = path.with_name(f"{TEMPORARY}{path.name}")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return  # folders cannot be opened there
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _digest_of(content: State) -> str:

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from homespun.config import dump, read_yaml
 from homespun.errors import UserError
+from homespun.io.atomic import TEMPORARY, remove, write_text
 from homespun.training.checkpoint import (
-    TEMPORARY,
     Checkpoint,
     State,
     read_checkpoint,
     read_state,
     write_checkpoint,
-    write_file,
 )
 from homespun.training.environment import describe_environment
 
@@ -66,8 +65,8 @@ class Run:
         environment = json.dumps(describe_environment(), indent=1)
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            write_file(path / _ENVIRONMENT, environment)
-            write_file(path / _CONFIG, dump(config))  # last: it makes the folder a run
+            write_text(path / _ENVIRONMENT, environment)
+            write_text(path / _CONFIG, dump(config))  # last: it makes the folder a run
         except OSError as error:
             raise UserError(f"cannot write into {path}: {error.strerror}") from error
         return run
@@ -85,7 +84,7 @@ class Run:
             raise UserError(f"{self.path} was run with another config: {'; '.join(differences[:3])}{more}")
         if before != now:  # a run may be given a larger budget: it is no longer finished, and goes on under it
             (self.path / _RESULT).unlink(missing_ok=True)
-            write_file(self.path / _CONFIG, dump(config))
+            write_text(self.path / _CONFIG, dump(config))
 
     def log(self, event: str, *, time: float, **values: Any) -> None:
         """Append one line to ``metrics.jsonl``; ``time`` is in seconds of training so far. NaN becomes null."""
@@ -151,7 +150,7 @@ class Run:
         if not self.main:
             return
         for left in (self.path / "checkpoints").glob(f"{TEMPORARY}*"):
-            shutil.rmtree(left)
+            remove(left)
         for folder in self._folders():
             if checkpoint is None or _number(folder) > checkpoint.step:
                 self._remove(folder)
@@ -163,7 +162,7 @@ class Run:
     def write_result(self, result: dict[str, Any]) -> None:
         """Write ``result.json``: the run is finished."""
         if self.main:
-            write_file(self.path / _RESULT, json.dumps(_plain(result), indent=1, ensure_ascii=False))
+            write_text(self.path / _RESULT, json.dumps(_plain(result), indent=1, ensure_ascii=False))
 
     def _folders(self) -> list[Path]:
         """The checkpoints, oldest first."""

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from homespun.errors import UserError
+from homespun.io.atomic import atomic_path, write_bytes
 from homespun.vectors.word_vectors import WordVectors
 
 FORMAT = 1
@@ -91,43 +89,22 @@ def _checked(path: Path, read: Callable[[Path], WordVectors]) -> WordVectors:
         raise error if message.startswith(str(path)) else UserError(f"{path}: {message}") from error
 
 
-@contextmanager
-def _beside(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``path`` when it is whole and on disk."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as stream:
-        try:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-            os.replace(stream.name, path)
-        except BaseException:
-            Path(stream.name).unlink(missing_ok=True)
-            raise
-
-
 def _save_folder(vectors: WordVectors, folder: Path) -> None:
     refuse_other_things(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = folder / TENSORS
-    beside = folder / f".{TENSORS}-{os.getpid()}.tmp"
-    try:
-        save_file({"vectors": np.ascontiguousarray(vectors.vectors, np.float32)}, beside)
-        digest = _digest(beside)
-        os.replace(beside, tensors)
-    finally:
-        beside.unlink(missing_ok=True)
+    with atomic_path(tensors) as temporary:
+        save_file({"vectors": np.ascontiguousarray(vectors.vectors, np.float32)}, temporary)
     counts = None if vectors.counts is None else vectors.counts.tolist()
     description = {
         "format": FORMAT,
         "size": vectors.size,
-        "digest": digest,
+        "digest": _digest(tensors),
         "about": vectors.about,
         "words": list(vectors.words),
         "counts": counts,
     }
-    with _beside(folder / DESCRIPTION) as stream:
-        stream.write(json.dumps(description, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    write_bytes(folder / DESCRIPTION, json.dumps(description, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def _open_folder(folder: Path) -> WordVectors:
@@ -166,7 +143,7 @@ def _save_file(vectors: WordVectors, path: Path, write: Callable[[WordVectors, I
             f"{path}: word2vec's files cannot hold {broken!r}, which has white space in it or is empty; "
             f"give a folder in place of a file"
         )
-    with _beside(path) as stream:
+    with atomic_path(path) as temporary, temporary.open("wb") as stream:
         write(vectors, stream)
 
 

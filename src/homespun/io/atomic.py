@@ -1,0 +1,69 @@
+"""Atomic writes: a reader finds the old content or the new, never a part of it, also after a power failure."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TEMPORARY = ".tmp-"  # prefix of what is being written; a killed process can leave such a file
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path for a file or a folder that replaces ``path`` when the block ends without an error.
+
+    The temporary path has the suffix of ``path`` and lies in the same folder, which is made if it is missing. What is
+    written there is flushed to the disk before it is renamed.
+
+    Example:
+        ``with atomic_path(out) as temporary: temporary.write_bytes(content)``
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    old = path.with_name(f"{TEMPORARY}{os.getpid()}-old-{path.name}")
+    remove(temporary)
+    try:
+        yield temporary
+        for written in (*(temporary.rglob("*") if temporary.is_dir() else ()), temporary):
+            sync(written)
+        if temporary.is_dir() and path.exists():
+            os.rename(path, old)  # a folder cannot be replaced in one step
+        os.replace(temporary, path)
+        sync(path.parent)
+    finally:
+        remove(temporary)
+        remove(old)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically, in UTF-8."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    if path.is_dir() and os.name == "nt":
+        return  # Windows does not open folders
+    descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
