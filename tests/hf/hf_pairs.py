@@ -10,14 +10,14 @@ import pytest
 import torch
 from hf_peers import fix_random_blocks
 
+from homespun.attention.blocked import Blocked
+from homespun.attention.lsh import LSH, draw_rotations
 from homespun.hf.convert import to_ours
 from homespun.hf.export import export_huggingface
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.open import Opened, open_huggingface
 from homespun.models.backbone import EncoderDecoder
-from homespun.nn.kernels.blocked import Blocked
-from homespun.nn.kernels.lsh import LSH, draw_rotations
 from homespun.nn.patterns import RandomBlocks, Sparse
 from homespun.text.tokenizer import Tokenizer
 

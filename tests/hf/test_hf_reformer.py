@@ -10,15 +10,14 @@ import pytest
 import torch
 from hf_peers import REFORMER, bert_tokenizer, inputs, their_model
 
+from homespun.attention.lsh import LSH, LSHAttentionConfig
+from homespun.attention.spec import AttentionSpec
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface
-from homespun.models.attentions.lsh import LSHAttentionConfig
-from homespun.models.attentions.shape import AttentionShape
-from homespun.nn.kernels.lsh import LSH
 
 transformers = pytest.importorskip("transformers")
-KERNEL_SHAPE = AttentionShape(33, 11, 24, layer=0, causal=True, dropout=0.0, seed=7)
+KERNEL_SHAPE = AttentionSpec(33, 11, 24, layer=0, causal=True, dropout=0.0, seed=7)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from homespun.attention.paragraphs import ParagraphsAttentionConfig
+from homespun.attention.spec import AttentionSpec
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.attentions.paragraphs import ParagraphsAttentionConfig
-from homespun.models.attentions.shape import AttentionShape
 from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -100,7 +100,7 @@ def test_alone_is_as_in_a_batch_and_padding_does_not_leak() -> None:
 
 
 def test_pooling_and_attention_are_those_of_the_formulas() -> None:
-    shape = AttentionShape(14, 2, 31, layer=0, causal=False, dropout=0.0, seed=0)
+    shape = AttentionSpec(14, 2, 31, layer=0, causal=False, dropout=0.0, seed=0)
     torch.manual_seed(3)
     part: Any = ParagraphsAttentionConfig().build(shape).double()
     hidden = torch.randn(1, 5, 14, dtype=torch.double)

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from homespun.attention import AttentionConfig
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.attentions import AttentionConfig
 from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder import EncoderConfig
@@ -250,9 +250,9 @@ def test_packed_documents_do_not_see_each_other(config: EncoderConfig) -> None:
     rows = [Row(np.concatenate(pieces[:3]), documents=np.repeat([0, 1, 2], [3, 7, 2])), Row(pieces[3])]
     batch = pad(rows, 0)
     if config.attention.kind in JOINS:
-        assert not config.attention.separates_documents
+        assert not config.attention.supports_packing
         return
-    if not config.attention.separates_documents:
+    if not config.attention.supports_packing:
         with pytest.raises(UserError, match="documents"):
             build(config)(batch.input_ids, documents=batch.documents)
         return

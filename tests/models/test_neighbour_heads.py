@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from homespun.attention.global_attention import GlobalAttention
+from homespun.attention.linformer import LinformerAttention
+from homespun.attention.multi_head import MultiHeadAttention, split_heads
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.models.neighbour_heads import OFFSETS, fit_neighbour_heads
 from homespun.models.store import Undrawn
-from homespun.nn.attention import MultiHeadAttention, split_heads
-from homespun.nn.global_attention import GlobalAttention
-from homespun.nn.kernels.linformer import LinformerAttention
 from homespun.nn.masks import Mask
 
 LENGTH, VOCAB = 61, 997

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from homespun.attention.ngram import NgramAttention, NgramAttentionConfig
 from homespun.config import validate
 from homespun.errors import UserError
-from homespun.models.attentions.ngram import NgramAttentionConfig
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -20,7 +20,6 @@ from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask
-from homespun.nn.ngram_attention import NgramAttention
 
 VOCAB, SOURCE, SEQ, MAXIMUM, NGRAM = 53, 13, 11, 17, 3
 ENCODER: dict[str, Any] = {

@@ -13,6 +13,7 @@ from recurrent_stacks import APART, MAXIMUM, SEQ, SIZES, STACKS, VOCAB, build, s
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from homespun.attention.additive import AdditiveAttention, AlignedLayer
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.hf.place import find_place
@@ -22,7 +23,6 @@ from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.nn import recurrent
-from homespun.nn.additive_attention import AdditiveAttention, AlignedLayer
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
 from homespun.nn.recurrent import RecurrentLayer

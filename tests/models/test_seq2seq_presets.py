@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from homespun.attention.relative_bias import BiasedDotProduct
 from homespun.errors import UserError
 from homespun.hf.place import find_place
 from homespun.jobs.recipe import pretrain_recipe
@@ -16,7 +17,6 @@ from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.neighbour_heads import CAUSAL_OFFSETS, OFFSETS
 from homespun.models.presets import PRESETS
 from homespun.nn.masks import Mask
-from homespun.nn.relative_bias import BiasedDotProduct
 
 # name: vocabulary, whether the head has words of its own, parameters of the released checkpoint
 RELEASED = {

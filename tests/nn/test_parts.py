@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from homespun.attention.full import DotProduct
+from homespun.attention.multi_head import MultiHeadAttention
 from homespun.errors import UserError
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
-from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.masks import Mask
 from homespun.nn.residual import Layer, PostNorm, PreNorm
 

@@ -16,15 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from homespun.nn.attention import MultiHeadAttention
+from homespun.attention.full import DotProduct
+from homespun.attention.local import Chunks
+from homespun.attention.lsh import LSH, SharedQueryKeyAttention, draw_rotations
+from homespun.attention.multi_head import MultiHeadAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import FeedForward
-from homespun.nn.kernels.chunks import Chunks
-from homespun.nn.kernels.dot_product import DotProduct
-from homespun.nn.kernels.lsh import LSH, draw_rotations
 from homespun.nn.masks import Mask
 from homespun.nn.reversible import Branch, ReversibleLayer, TwoStreams, recorded
-from homespun.nn.shared_attention import SharedQueryKeyAttention
 
 BATCH, SEQ, WIDTH, HEADS, INNER, LAYERS = 3, 7, 22, 2, 19, 5
 MASK = Mask(torch.arange(SEQ) < torch.tensor([[SEQ], [5], [1]]), documents=torch.arange(SEQ).expand(BATCH, -1) // 3)

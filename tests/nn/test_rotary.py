@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from homespun.attention.full import DotProduct
+from homespun.attention.multi_head import MultiHeadAttention
 from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.models.residual import output_weights
-from homespun.nn.attention import MultiHeadAttention
-from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.masks import Mask
 from homespun.nn.rotary import Rotary
 

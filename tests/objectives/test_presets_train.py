@@ -32,7 +32,7 @@ def test_it_learns(name: str, objective: Any, tokenizer: Tokenizer) -> None:
     torch.manual_seed(1)
     fields = CASES[name] | {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
     backbone = EncoderConfig.model_validate(fields | NARROW)
-    packed = backbone.attention.separates_documents
+    packed = backbone.attention.supports_packing
     rows = some_rows(tokenizer, [113, 128, 101], packed=packed)
     batch = objective.collate(tokenizer)(rows, draws(len(rows)))
     model = objective.build(ModelConfig(backbone=backbone), tokenizer).train()

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from training_parts import HIDDEN, Objective, make_trainer, train_config
 
+from homespun.attention.multi_head import MultiHeadAttention
+from homespun.attention.performer import Performer
 from homespun.batch import Batch, Loss
-from homespun.nn.attention import MultiHeadAttention
-from homespun.nn.kernels.performer import Performer
 from homespun.nn.masks import Mask
 
 

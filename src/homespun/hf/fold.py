@@ -14,11 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from homespun.attention.multi_head import inner_size
 from homespun.hf.convert import Weights
 from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.nn.attention import inner_size
 
 _PROJECTION, _TRANSFORM = "backbone.projection", "head.transform"
 _WORDS = "backbone.embeddings.words.weight"

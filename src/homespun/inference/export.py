@@ -20,18 +20,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from homespun.attention.blocked import Blocked
+from homespun.attention.full import DotProduct
+from homespun.attention.global_attention import GlobalAttention
+from homespun.attention.local import LocalAttention
+from homespun.attention.lsh import LSH
+from homespun.attention.multi_head import split_heads
 from homespun.errors import UserError, first_line
 from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.io.atomic import atomic_path
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
-from homespun.nn.attention import split_heads
-from homespun.nn.global_attention import GlobalAttention
-from homespun.nn.kernels.blocked import Blocked
-from homespun.nn.kernels.chunks import LocalAttention
-from homespun.nn.kernels.dot_product import DotProduct
-from homespun.nn.kernels.lsh import LSH
 from homespun.nn.masks import Mask
 from homespun.nn.recurrent import RecurrentLayer
 

@@ -302,7 +302,7 @@ def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
     spell(before, tokenizer)
     carry(begin.stored, before, config, words=begin.words)
     old, new = _reading(checkpoint), _reading(changed)
-    apart = old.attention.separates_documents and new.attention.separates_documents
+    apart = old.attention.supports_packing and new.attention.supports_packing
     rows = [_plain(held_out[index], apart) for index in range(min(_ROWS, len(held_out)))]
     reach = old.max_position_embeddings, new.max_position_embeddings
     told = _distances(_reader(before.backbone), _reader(after), rows, *reach)

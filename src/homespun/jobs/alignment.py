@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from homespun.attention.additive import AdditiveAttention
 from homespun.data.pairs_of_texts import Frame
 from homespun.errors import UserError
 from homespun.hf.open import open_model
@@ -16,7 +17,6 @@ from homespun.io.atomic import write_bytes
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.store import Stored
-from homespun.nn.additive_attention import AdditiveAttention
 from homespun.report.alignment import draw_alignment
 from homespun.text.tokenizer import Tokenizer
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from homespun.attention.sparse import GlobalConfig, SparseAttentionConfig
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface
 from homespun.hf.family import STORED
@@ -19,7 +20,6 @@ from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.inference.export import export_onnx
 from homespun.io.atomic import atomic_path
 from homespun.jobs.beside import another_way
-from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig
 from homespun.models.config import BackboneConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig

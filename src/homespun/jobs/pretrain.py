@@ -284,7 +284,7 @@ def _checked(
 
 def _sees_packed(recipe: PretrainRecipe) -> bool:
     """Whether documents that are packed into a row see each other."""
-    return recipe.objective.packs and not recipe.backbone.attention.separates_documents
+    return recipe.objective.packs and not recipe.backbone.attention.supports_packing
 
 
 def _order(objective: PretrainingObjective) -> Order:

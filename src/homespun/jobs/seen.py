@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from homespun.attention.blocked import Blocked
+from homespun.attention.disentangled import AddedScores
+from homespun.attention.full import DotProduct
+from homespun.attention.linformer import Linformer
+from homespun.attention.lsh import LSH
+from homespun.attention.ngram import NgramAttention
+from homespun.attention.paragraphs import ParagraphAttention
+from homespun.attention.performer import Performer
+from homespun.attention.relative_bias import BiasedDotProduct
 from homespun.models.encoder import EncoderConfig
-from homespun.nn.disentangled import AddedScores
-from homespun.nn.kernels.blocked import Blocked
-from homespun.nn.kernels.dot_product import DotProduct
-from homespun.nn.kernels.linformer import Linformer
-from homespun.nn.kernels.lsh import LSH
-from homespun.nn.kernels.performer import Performer
 from homespun.nn.masks import Mask
-from homespun.nn.ngram_attention import NgramAttention
-from homespun.nn.paragraph_attention import ParagraphAttention
 from homespun.nn.patterns import FULL, RandomBlocks, Sparse
-from homespun.nn.relative_bias import BiasedDotProduct
 
 CPU = torch.device("cpu")
 _CELLS = 128  # at most so many on a side of a panel

@@ -14,6 +14,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from homespun.attention.full import DotProduct
+from homespun.attention.multi_head import MultiHeadAttention
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.sequence_heads import (
@@ -23,10 +25,8 @@ from homespun.models.sequence_heads import (
     Vectors,
     gather_chunks,
 )
-from homespun.nn.attention import MultiHeadAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import FeedForward
-from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.masks import Mask
 from homespun.nn.residual import Layer, PreNorm
 

@@ -9,12 +9,13 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, model_validator
 from torch import nn
 
+from homespun.attention import AttentionConfig
+from homespun.attention.cross_attention import CrossAttention
+from homespun.attention.full import DotProduct, FullAttentionConfig
+from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.activation import Activation
-from homespun.models.attentions import AttentionConfig
-from homespun.models.attentions.full import FullAttentionConfig
-from homespun.models.attentions.shape import AttentionShape
 from homespun.models.backbone import Encoder
 from homespun.models.characters import CharacterWords
 from homespun.models.embeddings import Embeddings
@@ -23,11 +24,9 @@ from homespun.models.neighbour_heads import initialise_neighbour_heads
 from homespun.models.positions import LearnedPositionsConfig, PositionsConfig, RotaryPositionsConfig
 from homespun.models.presets import PRESETS, family_of, preset_name
 from homespun.models.residual import PostResidualConfig, ResidualConfig, output_weights
-from homespun.nn.cross_attention import CrossAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.elementwise import RMSNorm
 from homespun.nn.feedforward import ACTIVATIONS, FeedForward
-from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.positions import LearnedPositions
 from homespun.nn.rotary import Rotary
 
@@ -277,7 +276,7 @@ class EncoderConfig(Config):
         if isinstance(self.positions, RotaryPositionsConfig):
             rotations = self.positions.rotations(own, self.max_position_embeddings)
         for number in range(own):
-            shape = AttentionShape(
+            shape = AttentionSpec(
                 hidden_size=size,
                 num_attention_heads=self.num_attention_heads,
                 max_position_embeddings=self.max_position_embeddings,
@@ -293,7 +292,7 @@ class EncoderConfig(Config):
                 num_key_value_heads=self.num_key_value_heads,
                 rotary=rotations[number],
                 qk_norm=self._norm if self.qk_norm else None,
-                previous=attention,
+                shared_with=attention,
             )
             attention = self.attention.build(shape)
             feedforward = FeedForward(

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from homespun.attention import AttentionConfig
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.models.attentions import AttentionConfig
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.encoder import EncoderConfig, initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens

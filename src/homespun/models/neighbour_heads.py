@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from homespun.attention.global_attention import GlobalAttention
+from homespun.attention.linformer import LinearProjection, LinformerAttention
+from homespun.attention.multi_head import MultiHeadAttention
+from homespun.attention.performer import Performer
+from homespun.attention.relative_bias import RelativeBias
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
-from homespun.nn.attention import MultiHeadAttention
-from homespun.nn.global_attention import GlobalAttention
-from homespun.nn.kernels.linformer import LinearProjection, LinformerAttention
-from homespun.nn.kernels.performer import Performer
 from homespun.nn.positions import LearnedPositions, SinusoidalPositions
-from homespun.nn.relative_bias import RelativeBias
 
 OFFSETS = (-1, 1, -2, 2)
 CAUSAL_OFFSETS = (-1, -2, -3, -4)

@@ -14,7 +14,7 @@ class PredictingStreams(nn.Module):
 
     Stream ``s`` predicts, at place ``t``, the token of place ``t + 1`` from those up to ``t - s``: so many steps ahead
     are learned at once. The first knows what an ordinary decoder knows, and decoding needs no other. What each sees of
-    the main one is the matter of `homespun.nn.ngram_attention`.
+    the main one is the matter of `homespun.attention.ngram`.
 
     The last position has none after it: there the streams take its own.
 

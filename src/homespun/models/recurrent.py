@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 from torch import nn
 
+from homespun.attention.additive import AlignedLayer
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
@@ -15,7 +16,6 @@ from homespun.models.embeddings import Embeddings
 from homespun.models.encoder import initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import NoPositionsConfig
-from homespun.nn.additive_attention import AlignedLayer
 from homespun.nn.positions import NoPositions
 from homespun.nn.recurrent import STATES, Bridge, RecurrentLayer
 from homespun.nn.residual import OneStream
@@ -26,14 +26,14 @@ class AdditiveAttentionConfig(Config):
     """The first layer looks at the source before every token, through an alignment model (Bahdanau et al. 2015)."""
 
     kind: Literal["additive"] = "additive"
-    separates_documents: ClassVar[bool] = True
+    supports_packing: ClassVar[bool] = True
 
 
 class NoAttentionConfig(Config):
     """What has been read is in the first state alone (Sutskever et al. 2014; Cho et al. 2014)."""
 
     kind: Literal["none"] = "none"
-    separates_documents: ClassVar[bool] = True
+    supports_packing: ClassVar[bool] = True
 
 
 class RecurrentConfig(Config):

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from homespun.attention import AlternatingAttentionConfig, AttentionConfig
+from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Config, validate
 from homespun.errors import UserError, nearest
-from homespun.models.attentions import AlternatingAttentionConfig, AttentionConfig
-from homespun.models.attentions.disentangled import DisentangledAttentionConfig
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig

@@ -16,10 +16,10 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
 from torch import nn
 
+from homespun.attention.performer import redraw
 from homespun.batch import Batch
 from homespun.data.loader import Loader
 from homespun.errors import NotFinite, UserError
-from homespun.nn.kernels.performer import redraw
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place, is_worth_compiling

@@ -20,6 +20,9 @@ from __future__ import annotations
 
 import torch
 
+from homespun.attention import AttentionConfig
+from homespun.attention.full import FullAttentionConfig
+from homespun.attention.sparse import BlocksConfig, RandomBlocksConfig, SparseAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Fill, Rule, Table
@@ -38,9 +41,6 @@ from homespun.hf.families.bert import (
 )
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
-from homespun.models.attentions import AttentionConfig
-from homespun.models.attentions.full import FullAttentionConfig
-from homespun.models.attentions.sparse import BlocksConfig, RandomBlocksConfig, SparseAttentionConfig
 from homespun.models.encoder import EncoderConfig
 
 # classes that have a pooler and do not use it

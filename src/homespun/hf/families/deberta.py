@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table
 from homespun.hf.families.bert import learned_positions, masked_lm, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
-from homespun.models.attentions.disentangled import DisentangledAttentionConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.positions import LearnedPositionsConfig
 

@@ -5,12 +5,12 @@ V3 is V2 trained as ELECTRA is; its ``conv_kernel_size`` is 0, and so must it be
 
 from __future__ import annotations
 
+from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Tree
 from homespun.hf.convert import Rule, Table
 from homespun.hf.families import deberta
 from homespun.hf.families.deberta import ATTENTION, DEFAULTS, NAMES, RELATIVE, SELF, TABLE, architectures, count
 from homespun.hf.family import Family
-from homespun.models.attentions.disentangled import DisentangledAttentionConfig
 from homespun.models.encoder import EncoderConfig
 
 

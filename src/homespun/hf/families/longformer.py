@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from homespun.attention import AttentionConfig
+from homespun.attention.sparse import GlobalConfig, SparseAttentionConfig, WindowConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Rule, Table
@@ -29,8 +31,6 @@ from homespun.hf.families.roberta import (
     pooled_classification,
 )
 from homespun.hf.family import Architecture, Family, headless
-from homespun.models.attentions import AttentionConfig
-from homespun.models.attentions.sparse import GlobalConfig, SparseAttentionConfig, WindowConfig
 from homespun.models.encoder import EncoderConfig
 
 _LAYER, _OWN = "longformer.encoder.layer.{i}.attention.self", "backbone.layers.{i}.attention.sublayer"

@@ -6,15 +6,15 @@ there; here the first is that of all vectors, and there is none inside.
 
 from __future__ import annotations
 
+from homespun.attention import AlternatingAttentionConfig, OneAttention
+from homespun.attention.full import FullAttentionConfig
+from homespun.attention.sparse import SparseAttentionConfig, WindowConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Copy, Rule, Table
 from homespun.hf.families.llama import rope_theta
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
-from homespun.models.attentions import AlternatingAttentionConfig, OneAttention
-from homespun.models.attentions.full import FullAttentionConfig
-from homespun.models.attentions.sparse import SparseAttentionConfig, WindowConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.positions import RotaryPositionsConfig
 

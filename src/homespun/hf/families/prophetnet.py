@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from homespun.attention.ngram import NgramAttentionConfig
 from homespun.config import Tree
 from homespun.hf.convert import Copy, Rule, Table, in_stack
 from homespun.hf.families.bert import learned_positions
 from homespun.hf.family import Architecture, Family, headless
-from homespun.models.attentions.ngram import NgramAttentionConfig
 from homespun.models.config import BackboneConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 

@@ -15,15 +15,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from homespun.attention import AlternatingAttentionConfig
+from homespun.attention.local import LocalAttentionConfig
+from homespun.attention.lsh import LSHAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Drop, Fill, Rule, Table
 from homespun.hf.families.bert import CAUSAL_FIXED, in_order, learned_positions, question_answering
 from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
-from homespun.models.attentions import AlternatingAttentionConfig
-from homespun.models.attentions.local import LocalAttentionConfig
-from homespun.models.attentions.lsh import LSHAttentionConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.outline import MOST_LAYERS
 from homespun.models.positions import AxialPositionsConfig

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from homespun.attention.relative_bias import RelativeBiasAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.convert import Copy, Drop, Rule, Table, in_stack
 from homespun.hf.families.bart import classifier
 from homespun.hf.families.bert import question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
-from homespun.models.attentions.relative_bias import RelativeBiasAttentionConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 

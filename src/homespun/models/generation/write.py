@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from homespun.attention.full import DotProduct
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder, EncoderDecoder
 from homespun.models.context import Context
@@ -18,7 +19,6 @@ from homespun.models.generation.settings import GENERATION_TOKENS, GenerationCon
 from homespun.models.generation.steps import Prompt, Writer, begin
 from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
-from homespun.nn.kernels.dot_product import DotProduct
 from homespun.nn.patterns import Band, Window
 
 

@@ -1,0 +1,66 @@
+"""The attentions, one file each; the union below is their registry."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import nn
+
+from homespun.attention.disentangled import DisentangledAttentionConfig
+from homespun.attention.full import FullAttentionConfig
+from homespun.attention.linformer import LinformerAttentionConfig
+from homespun.attention.local import LocalAttentionConfig
+from homespun.attention.lsh import LSHAttentionConfig
+from homespun.attention.ngram import NgramAttentionConfig
+from homespun.attention.paragraphs import ParagraphsAttentionConfig
+from homespun.attention.performer import PerformerAttentionConfig
+from homespun.attention.relative_bias import RelativeBiasAttentionConfig
+from homespun.attention.sparse import SparseAttentionConfig
+from homespun.attention.spec import AttentionSpec
+from homespun.config import Config
+
+OneAttention = Annotated[
+    FullAttentionConfig
+    | SparseAttentionConfig
+    | LinformerAttentionConfig
+    | PerformerAttentionConfig
+    | LocalAttentionConfig
+    | LSHAttentionConfig
+    | NgramAttentionConfig
+    | ParagraphsAttentionConfig
+    | RelativeBiasAttentionConfig,
+    Field(discriminator="kind"),
+]
+
+
+class AlternatingAttentionConfig(Config):
+    """Layers take these in turn: GPT-3's dense and banded layers, Reformer's local and LSH ones."""
+
+    kind: Literal["alternating"] = "alternating"
+    cycle: list[OneAttention] = Field(min_length=1)
+
+    @property
+    def supports_packing(self) -> bool:
+        """Whether all of them keep packed documents apart."""
+        return all(attention.supports_packing for attention in self.cycle)
+
+    def build(self, spec: AttentionSpec) -> nn.Module:
+        return self.cycle[spec.layer % len(self.cycle)].build(dataclasses.replace(spec, shared_with=None))
+
+
+AttentionConfig = Annotated[
+    FullAttentionConfig
+    | SparseAttentionConfig
+    | LinformerAttentionConfig
+    | PerformerAttentionConfig
+    | LocalAttentionConfig
+    | LSHAttentionConfig
+    | NgramAttentionConfig
+    | ParagraphsAttentionConfig
+    | DisentangledAttentionConfig
+    | RelativeBiasAttentionConfig
+    | AlternatingAttentionConfig,
+    Field(discriminator="kind"),
+]

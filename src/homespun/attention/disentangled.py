@@ -1,0 +1,315 @@
+"""Disentangled attention: content and place have scores of their own (He et al. 2021, DeBERTa, section 3.1)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor, nn
+
+from homespun.attention.multi_head import inner_size, split_heads
+from homespun.attention.sdpa import attend
+from homespun.attention.spec import AttentionSpec
+from homespun.config import Config
+from homespun.errors import UserError
+from homespun.nn.dropout import Dropout
+from homespun.nn.masks import Mask, zero_blind
+from homespun.nn.patterns import FULL, Sparse
+
+
+def log_buckets(distance: Tensor, *, buckets: int, maximum: int) -> Tensor:
+    """Int64 distances -> int64 buckets of the same sign: each its own up to ``buckets / 2``, then ever wider ones.
+
+    Args:
+        distance: query's place less key's, any shape.
+        buckets: as many as there are on either side (DeBERTa V2: 256).
+        maximum: the distance that the last bucket is reached at.
+    """
+    near = buckets // 2
+    size = distance.abs().clamp(min=near)  # the near ones keep their distance below
+    # in float32, as checkpoints were trained: where a bucket ends hangs on how the logarithm is rounded
+    share = torch.log(size / near) / torch.log(torch.tensor((maximum - 1) / near, device=distance.device))
+    far = torch.ceil(share * (near - 1)).long() + near
+    return torch.where(distance.abs() <= near, distance, far * distance.sign())
+
+
+class RelativeEmbeddings(nn.Module):
+    """A learned vector for each distance between two tokens, the same ones in all layers.
+
+    Distances beyond ``span`` have the vector of the last one.
+
+    Args:
+        hidden_size: width of a vector.
+        max_position_embeddings: the longest input.
+        span: distances on either side that have vectors of their own, or buckets of distances.
+        maximum: where distances share buckets, the one at which the last is reached; 0: every distance is its own.
+        norm: of the vectors.
+    """
+
+    rows: Tensor
+
+    def __init__(
+        self, hidden_size: int, max_position_embeddings: int, *, span: int, maximum: int, norm: nn.Module
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(2 * span, hidden_size)
+        self.norm = norm
+        self.longest = max_position_embeddings
+        distance = torch.arange(-self.longest, self.longest, device="cpu")
+        place = log_buckets(distance, buckets=span, maximum=maximum) if maximum else distance
+        rows = (place + span).clamp(0, 2 * span - 1)
+        self._rows: list[int] = rows.tolist()
+        self.register_buffer("rows", rows.to(self.embedding.weight.device), persistent=False)
+
+    def forward(self, queries: int, keys: int, start: int) -> tuple[Tensor, Tensor]:
+        """What is needed for queries at ``start, start + 1, ...`` and keys from 0.
+
+        Returns:
+            (distinct, hidden) vectors, and which of them is that of each distance from ``start - keys`` up to
+            ``start + queries - 1``, (queries + keys,) int64.
+        """
+        first = self.longest + start - keys
+        last = first + queries + keys
+        if torch.compiler.is_compiling():  # for a graph of any length, all of them
+            vectors: Tensor = self.norm(self.embedding.weight)
+            return vectors, self.rows[first:last]
+        low, high = self._rows[first], self._rows[last - 1]  # they never fall
+        vectors = self.norm(self.embedding.weight[low : high + 1])
+        return vectors, self.rows[first:last] - low
+
+
+class AddedScores(nn.Module):
+    """``softmax(scale * query key^T + added) value``: a kernel that is given a part of the scores.
+
+    A query that may see nothing gives zeros, not NaN.
+
+    Args:
+        scale: of the products.
+        dropout: of the attention probabilities, in training.
+    """
+
+    sparse: Sparse = FULL
+
+    def __init__(self, *, scale: float, dropout: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.dropout = dropout
+
+    def forward(self, query: Tensor, key: Tensor, added: Tensor, value: Tensor, mask: Mask) -> Tensor:
+        """(batch, heads, queries, head_dim) values; ``added`` is (batch, heads, queries, keys)."""
+        table = mask.dense(self.sparse, query.shape[-2], key.shape[-2], query.device)
+        dropout = self.dropout if self.training else 0.0
+        if table is not None:  # not -inf, of which a whole row would make NaN
+            added = added.masked_fill(~table, torch.finfo(added.dtype).min)
+        values = attend(query, key, value, table=added, dropout=dropout, scale=self.scale)
+        return zero_blind(values, table)
+
+    def extra_repr(self) -> str:
+        return f"dropout={self.dropout}"
+
+
+class DisentangledAttention(nn.Module):
+    """``softmax((content to content + content to place + place to content) / sqrt(terms * head_size)) value``.
+
+    A query scores each key by what stands there, by how far away it stands (``c2p``: the query against a key made of
+    the distance), and the key scores the query's distance in turn (``p2c``: the key against a query made of it). A
+    token that may see nothing gets zeros before the last projection.
+
+    Args:
+        hidden_size: width of the stream that it reads and writes.
+        num_attention_heads: heads.
+        relative: `RelativeEmbeddings`, which layers share.
+        pos_att_type: ``c2p``, ``p2c`` or both.
+        share_att_key: distances go through the projections of the content (V2); else through their own.
+        head_size: width of a head; 0: ``hidden_size / num_attention_heads``.
+        bias: whether projections have biases.
+        key_bias: whether those to keys have, where there are any; V1 has none there.
+        scaled: divide the scores.
+        dropout: of the attention probabilities, in training.
+        relative_dropout: of the vectors of distances, in training.
+
+    Raises:
+        UserError: ``hidden_size`` is not a multiple of ``num_attention_heads``, and no ``head_size`` is given.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        relative: RelativeEmbeddings,
+        *,
+        pos_att_type: tuple[str, ...] = ("c2p", "p2c"),
+        share_att_key: bool = False,
+        head_size: int = 0,
+        bias: bool = True,
+        key_bias: bool = True,
+        scaled: bool = True,
+        dropout: float = 0.0,
+        relative_dropout: nn.Module,
+    ) -> None:
+        super().__init__()
+        self.num_attention_heads = num_attention_heads
+        width = inner_size(hidden_size, num_attention_heads, head_size)
+        self.query = nn.Linear(hidden_size, width, bias=bias)
+        self.key = nn.Linear(hidden_size, width, bias=bias and key_bias)
+        self.value = nn.Linear(hidden_size, width, bias=bias)
+        self.output = nn.Linear(width, hidden_size, bias=bias)
+        self.relative = relative
+        self.relative_dropout = relative_dropout
+        self.position_key = self.position_query = None
+        if "c2p" in pos_att_type:
+            self.position_key = self.key if share_att_key else nn.Linear(hidden_size, width, bias=bias and key_bias)
+        if "p2c" in pos_att_type:
+            self.position_query = self.query if share_att_key else nn.Linear(hidden_size, width, bias=bias)
+        terms = 1 + len(pos_att_type)
+        self.scale = 1 / math.sqrt(width // num_attention_heads * terms) if scaled else 1.0
+        self.kernel = AddedScores(scale=self.scale, dropout=dropout)
+
+    def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
+        """(batch, seq, hidden) -> (batch, seq, hidden); queries may ask about another ``context``."""
+        context = hidden if mask.context is None else mask.context
+        query, key, value = (
+            split_heads(part(vectors), self.num_attention_heads)
+            for part, vectors in ((self.query, hidden), (self.key, context), (self.value, context))
+        )
+        if mask.cache is not None:
+            key, value = mask.cache.extend(self, key, value)
+        added = self._place_scores(query, key, mask.start)
+        values: Tensor = self.kernel(query, key, added, value, mask)  # (batch, heads, seq, head_dim)
+        mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
+        return mixed
+
+    def _place_scores(self, query: Tensor, key: Tensor, start: int) -> Tensor:
+        """(batch, heads, queries, keys), divided as the others are: what is added to the scores of the content."""
+        queries, keys = query.shape[-2], key.shape[-2]
+        vectors, index = self.relative(queries, keys, start)
+        vectors = self.relative_dropout(vectors)
+        terms = []
+        if self.position_key is not None:  # distances fall along the keys
+            against = self._at(self.position_key(vectors), index.flip(0))
+            terms.append(skewed(query @ against, first=queries - 1, length=keys))
+        if self.position_query is not None:  # and rise along the queries
+            against = self._at(self.position_query(vectors), index)
+            terms.append(skewed(key @ against, first=keys, length=queries).transpose(-1, -2))
+        return terms[0] + terms[1] if len(terms) == 2 else terms[0]
+
+    def _at(self, projected: Tensor, index: Tensor) -> Tensor:
+        """(distinct, width) -> (heads, head_size, distances), divided already."""
+        of_heads = (projected * self.scale).view(projected.shape[0], self.num_attention_heads, -1)
+        return of_heads.index_select(0, index).permute(1, 2, 0)
+
+
+def skewed(scores: Tensor, *, first: int, length: int) -> Tensor:
+    """Row i of contiguous (..., rows, width) from column ``first - i`` on: (..., rows, length), without copying.
+
+    Scores of distances become scores of tokens, one place further with every row. ``length + rows`` is the width.
+    """
+    result: Tensor = _Skew.apply(scores, first, length)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _view(scores: Tensor, first: int, length: int) -> Tensor:
+    rows, width = scores.shape[-2:]
+    # in a row that is one shorter, all that follows stands one place further to the right in each
+    flat = scores.flatten(-2)[..., first : first + rows * (width - 1)]
+    return flat.view(*scores.shape[:-2], rows, width - 1)[..., :length]
+
+
+class _Skew(torch.autograd.Function):
+    """`_view`, whose gradient is written once; autograd's own would fill and copy it for each of the two slices."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, first: int, length: int) -> Tensor:
+        ctx.shape, ctx.first, ctx.length = scores.shape, first, length
+        return _view(scores, first, length)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        found = gradient.new_zeros(ctx.shape)
+        _view(found, ctx.first, ctx.length).copy_(gradient)
+        return found, None, None
+
+
+def check_buckets(buckets: int, maximum: int, longest: int) -> None:
+    """Whether every distance of a text of ``longest`` tokens has a bucket.
+
+    Raises:
+        UserError: the last of the near ones lies beyond ``maximum``.
+    """
+    near = buckets // 2
+    if longest - 1 > near and maximum - 1 <= near:
+        raise UserError(
+            f"position_buckets={buckets} keep distances up to {near} apart, so max_relative_positions={maximum} must "
+            f"be at least {near + 2}; raise it, or take fewer buckets"
+        )
+
+
+_LONGEST = 2**20  # its time grows with the square of it, and it has a table of all distances
+
+
+def _in_order(terms: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(terms)) < len(terms):
+        raise ValueError(f"pos_att_type={[*terms]} names a term twice; each counts once")
+    return tuple(sorted(terms))
+
+
+class DisentangledAttentionConfig(Config):
+    """Every token sees every token, by content and by distance (He et al. 2021). Causal too; keeps documents apart.
+
+    V1 is ``key_bias: false`` and nothing else. V2 and V3 have ``position_buckets: 256``, ``share_att_key: true``,
+    ``norm_rel_ebd: layer_norm``. The vectors of distances are the same in all layers. Time and memory grow with the
+    square of the length, as the scores of distances have no fast path.
+    """
+
+    kind: Literal["disentangled"] = "disentangled"
+    pos_att_type: Annotated[tuple[Literal["c2p", "p2c"], ...], Field(min_length=1), AfterValidator(_in_order)] = Field(
+        default=("c2p", "p2c"), description="content to position, position to content"
+    )
+    max_relative_positions: int = Field(
+        default=0, ge=0, description="the furthest distance told from the others; 0: max_position_embeddings"
+    )
+    position_buckets: int = Field(
+        default=0, ge=0, description="buckets of distances on either side, wider further off; 0: none are shared"
+    )
+    share_att_key: bool = Field(default=False, description="distances go through the projections of the content")
+    norm_rel_ebd: Literal["none", "layer_norm"] = Field(default="none", description="normalise vectors of distances")
+    key_bias: bool = Field(default=True, description="projections to keys have biases; those of V1 have none")
+    supports_packing: ClassVar[bool] = True
+
+    def build(self, spec: AttentionSpec) -> nn.Module:
+        spec.check_own_projections("disentangled")
+        return DisentangledAttention(
+            spec.hidden_size,
+            spec.num_attention_heads,
+            self._relative(spec),
+            pos_att_type=self.pos_att_type,
+            share_att_key=self.share_att_key,
+            head_size=spec.head_size,
+            bias=spec.bias,
+            key_bias=self.key_bias,
+            scaled=spec.scaled,
+            dropout=spec.dropout,
+            relative_dropout=Dropout(spec.hidden_dropout),
+        )
+
+    def _relative(self, spec: AttentionSpec) -> RelativeEmbeddings:
+        if spec.shared_with is not None:
+            return cast(RelativeEmbeddings, spec.shared_with.get_submodule("relative"))
+        longest = spec.max_position_embeddings
+        if longest > _LONGEST:
+            raise UserError(f"disentangled attention reads at most {_LONGEST:,} tokens, not {longest:,}")
+        furthest = self.max_relative_positions or longest
+        if self.position_buckets == 1:
+            raise UserError("position_buckets=1 tells no distance from another; give at least 2, or 0 to share none")
+        if self.position_buckets:
+            check_buckets(self.position_buckets, furthest, longest)
+        norm = nn.LayerNorm(spec.hidden_size, eps=spec.layer_norm_eps)
+        return RelativeEmbeddings(
+            spec.hidden_size,
+            longest,
+            span=self.position_buckets or furthest,
+            maximum=furthest if self.position_buckets else 0,
+            norm=norm if self.norm_rel_ebd == "layer_norm" else nn.Identity(),
+        )

@@ -1,0 +1,195 @@
+"""Exact attention under a union of patterns: Longformer, BigBird, BlockBERT, dilated BERT, GPT-3's banded layers."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from torch import nn
+
+from homespun.attention.blocked import Blocked
+from homespun.attention.global_attention import GlobalAttention
+from homespun.attention.spec import MAX_DRAWN, AttentionSpec, of_layer
+from homespun.config import Config
+from homespun.errors import UserError
+from homespun.nn.patterns import Band, Blocks, Global, Pattern, PermutedBlocks, RandomBlocks, Sparse, Window
+
+PerLayer = int | list[int]
+"""One number for all layers, or one a layer."""
+
+
+class WindowConfig(Config):
+    """``radius`` tokens on each side (Longformer's window is twice that), ``dilation`` places apart."""
+
+    kind: Literal["window"] = "window"
+    radius: PerLayer = Field(default=64, description="tokens seen on each side; one number, or one a layer")
+    dilation: int | list[int | list[int]] = Field(
+        default=1, description="places between them; one number, or one a layer, or in a layer one a head"
+    )
+
+    def build(self, spec: AttentionSpec) -> Pattern:
+        radius = of_layer(self.radius, spec.layer, "radius")
+        steps = self._dilation(spec)
+        if radius < 1 or min(steps) < 1:
+            raise UserError(f"a window needs a radius and a dilation of 1 or more, not {radius} and {min(steps)}")
+        longest = spec.max_position_embeddings
+        if max(steps) >= max(longest, 2):
+            raise UserError(
+                f"dilation={max(steps)} leaves no token another to see in max_position_embeddings={longest}; "
+                f"give less than that"
+            )
+        return Window(min(radius, longest), steps if len(set(steps)) > 1 else steps[:1])
+
+    def _dilation(self, spec: AttentionSpec) -> tuple[int, ...]:
+        if isinstance(self.dilation, int):
+            return (self.dilation,)
+        if spec.layer >= len(self.dilation):
+            raise UserError(
+                f"dilation has {len(self.dilation)} entries and there is a layer {spec.layer + 1}; "
+                f"give one a layer, or one number"
+            )
+        entry = self.dilation[spec.layer]
+        steps = (entry,) if isinstance(entry, int) else tuple(entry)
+        heads = spec.num_attention_heads
+        if len(steps) > 1 and len(steps) % heads == 0:  # ELECTRA's generator has fewer heads, and takes them evenly
+            steps = steps[:: len(steps) // heads]
+        if len(steps) not in (1, heads):
+            raise UserError(
+                f"dilation has {len(steps)} numbers in layer {spec.layer + 1} for "
+                f"num_attention_heads={heads}; give one a head, or one number"
+            )
+        return steps
+
+
+class BandConfig(Config):
+    """The token itself and the ``width - 1`` before it: GPT-3's locally banded layers."""
+
+    kind: Literal["band"] = "band"
+    width: int = Field(default=128, ge=1)
+
+    def build(self, spec: AttentionSpec) -> Pattern:
+        return Band(min(self.width, spec.max_position_embeddings))
+
+
+class BlocksConfig(Config):
+    """Blocks of ``size`` tokens: a token sees its own, ``before`` and ``after`` (BigBird's window is 1 and 1)."""
+
+    kind: Literal["blocks"] = "blocks"
+    size: int = Field(default=64, ge=1)
+    before: int = Field(default=1, ge=0)
+    after: int = Field(default=1, ge=0)
+
+    def build(self, spec: AttentionSpec) -> Pattern:
+        return Blocks(*(min(number, spec.max_position_embeddings) for number in (self.size, self.before, self.after)))
+
+
+class RandomBlocksConfig(Config):
+    """``count`` random blocks of ``size`` tokens for each block in each head: BigBird's random part.
+
+    Drawn once from the model's seed, beyond the neighbouring blocks, for training and evaluation alike. Where the
+    longest input has fewer, all of them are drawn.
+    """
+
+    kind: Literal["random_blocks"] = "random_blocks"
+    size: int = Field(default=64, ge=1)
+    count: int = Field(default=3, ge=1)
+
+    def build(self, spec: AttentionSpec) -> Pattern:
+        longest = spec.max_position_embeddings
+        size = min(self.size, longest)
+        blocks = -(-longest // size)
+        if spec.num_attention_heads * blocks**2 > MAX_DRAWN:
+            raise UserError(
+                f"{blocks:,} random blocks of size={size} for max_position_embeddings={longest} are too many to be "
+                f"drawn; give larger blocks"
+            )
+        return RandomBlocks.draw(
+            size=size,
+            count=min(self.count, blocks),
+            blocks=blocks,
+            heads=spec.num_attention_heads,
+            away=2,
+            seed=spec.draw,
+        )
+
+
+class PermutedBlocksConfig(Config):
+    """The longest input in ``blocks`` equal parts; a head sees from each part one other, by its permutation.
+
+    ``shifts`` says how many parts on, a number a group of heads: [0, 1] gives the first half of the heads their own
+    part and the second half the next one (BlockBERT; Qiu et al. 2020, section 3).
+    """
+
+    kind: Literal["permuted_blocks"] = "permuted_blocks"
+    blocks: int = Field(default=2, ge=1)
+    shifts: list[int] = Field(default=[0, 1], min_length=1)
+
+    def build(self, spec: AttentionSpec) -> Pattern:
+        heads, longest = spec.num_attention_heads, spec.max_position_embeddings
+        if self.blocks > longest:
+            raise UserError(
+                f"permuted_blocks with blocks={self.blocks} are more parts than max_position_embeddings={longest} has "
+                f"tokens; give {longest} or less"
+            )
+        shifts = [self.shifts[head * len(self.shifts) // heads] for head in range(heads)]
+        permutations = tuple(tuple((i + shift) % self.blocks for i in range(self.blocks)) for shift in shifts)
+        return PermutedBlocks(-(-longest // self.blocks), permutations)
+
+
+PatternConfig = Annotated[
+    WindowConfig | BandConfig | BlocksConfig | RandomBlocksConfig | PermutedBlocksConfig, Field(discriminator="kind")
+]
+
+
+class GlobalConfig(Config):
+    """Tokens that see all and are seen by all; tokens that the data chooses are global besides."""
+
+    first: int = Field(default=1, ge=0, description="tokens at the start of a document")
+    positions: list[Annotated[int, Field(ge=0)]] = Field(
+        default=[], description="further tokens of a document, counted from 0"
+    )
+    block: int = Field(default=0, ge=0, description="BigBird: the first and the last block of so many tokens; 0: none")
+    projections: bool = Field(default=False, description="global tokens have their own projections (Longformer)")
+
+    def build(self, spec: AttentionSpec) -> Global:
+        longest = spec.max_position_embeddings
+        if self.first > longest:
+            raise UserError(
+                f"everywhere.first={self.first} are more tokens than max_position_embeddings={longest}; "
+                f"give {longest} or less"
+            )
+        if outside := [position for position in self.positions if position >= longest]:
+            raise UserError(
+                f"everywhere.positions={outside} lie outside max_position_embeddings={longest}; "
+                f"give {longest - 1} or less"
+            )
+        return Global(self.first, min(self.block, longest), positions=tuple(self.positions))
+
+
+class SparseAttentionConfig(Config):
+    """Exact attention under the union of ``patterns``, and global tokens where ``everywhere`` is given.
+
+    A window, a band or a block that is longer than the longest input is one of all of it.
+    """
+
+    kind: Literal["sparse"] = "sparse"
+    patterns: list[PatternConfig] = Field(default=[WindowConfig()], min_length=1)
+    everywhere: GlobalConfig | None = None
+    supports_packing: ClassVar[bool] = True
+
+    def build(self, spec: AttentionSpec) -> nn.Module:
+        spec.check_plain("sparse")
+        patterns = tuple(pattern.build(spec) for pattern in self.patterns)
+        everywhere = None if self.everywhere is None else self.everywhere.build(spec)
+        if everywhere is None and all(isinstance(pattern, RandomBlocks) and pattern.is_empty for pattern in patterns):
+            longest = spec.max_position_embeddings
+            raise UserError(
+                f"random_blocks leave no token anything to see: those of max_position_embeddings={longest} are all "
+                f"neighbours; give a size of {(longest - 1) // 2} or less, or another pattern beside them"
+            )
+        sparse = Sparse(patterns, everywhere)
+        if self.everywhere is not None and self.everywhere.projections:
+            spec.check_own_projections("sparse (everywhere.projections)")
+            return GlobalAttention(spec.hidden_size, spec.num_attention_heads, sparse, dropout=spec.dropout)
+        kernel = Blocked(sparse, dropout=spec.dropout)
+        return spec.multi_head(kernel)
