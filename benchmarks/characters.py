@@ -103,7 +103,7 @@ def _train(text: str, seed: int, options: argparse.Namespace) -> list[dict[str, 
 
     def validate() -> Evaluation:
         with watch.stopped():
-            loss = _loss(objective.product()[0], windows)
+            loss = _loss(objective.export_model()[0], windows)
             return Evaluation(loss, {"causal": loss})
 
     rows = PackedRows(corpus, np.zeros(1, np.int64), length=size.context + 2)

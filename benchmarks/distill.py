@@ -118,7 +118,7 @@ def _trial(folder: Path, teacher: Path, settings: list[str], *, alone: bool) -> 
 def _begun(teacher: Path, folder: Path) -> Path:
     """The teacher's layers, before the student learned anything."""
     from homespun.hf.open import open_model
-    from homespun.models.store import save_model
+    from homespun.models.bundle import save_model
     from homespun.models.student import student_of
 
     if not folder.is_dir():

@@ -89,10 +89,10 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # what is not compiled warns that it makes the table of all scores, which here it may
-uncompiled = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+disable_compile = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
-@uncompiled
+@disable_compile
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", ["dilated per head", "big bird"])
 def test_values_and_gradients_are_dense(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,7 @@ def trial(name: str) -> bool:
     return bool(flex.works(SPARSE[name], HEADS, 16, False, torch.float32, CPU))
 
 
-@uncompiled
+@disable_compile
 @pytest.mark.usefixtures("gpu", "eager")
 @torch.no_grad()
 def test_the_trial_passes_without_gradients_and_draws_nothing() -> None:

@@ -84,7 +84,7 @@ def test_causal_training_goes_on_under_the_same_head(tmp_path: Path) -> None:
     theirs = transformers.BertLMHeadModel.from_pretrained(tmp_path).eval()
     stored = open_huggingface(tmp_path).stored
     objective = CausalLM().build(stored.config, TOKENIZER)
-    assert objective.product()[1] == stored.config
+    assert objective.export_model()[1] == stored.config
     objective.model.load_state_dict(stored.model.state_dict())
     rows = [row[row != 0] for row in inputs(pad_id=0)["input_ids"]]
     batch = CausalLM().collate(TOKENIZER)([Row(row.numpy()) for row in rows], [])

@@ -13,9 +13,9 @@ from hf_peers import DECODER, PROPHETNET, REFORMER, SIZES
 from homespun.hf.convert import Rule, Table, Weights, their_name, to_ours, to_theirs
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
+from homespun.models.bundle import weights_of
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.store import weights_of
 
 CLASSES = [(family, architecture) for family in FAMILIES for architecture in family.architectures]
 NAMES = [architecture.name for _, architecture in CLASSES]

@@ -15,8 +15,8 @@ from homespun.hf.heads import head_left_out
 from homespun.hf.open import open_huggingface
 from homespun.jobs.convert import convert
 from homespun.jobs.recipe import pretrain_recipe
+from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model, weights_of
 
 TOKENIZER = bert_tokenizer()
 NARROW: dict[str, Any] = SIZES | {

@@ -18,7 +18,7 @@ from homespun.hf import open as opening
 from homespun.hf.convert import to_theirs
 from homespun.hf.families import FAMILIES
 from homespun.hf.open import open_any, open_huggingface, open_model
-from homespun.models.store import weights_of
+from homespun.models.bundle import weights_of
 
 TOKENIZER = bert_tokenizer()
 WEIGHTS, TORCH, INDEX = "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"

@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import Opened, open_any, open_huggingface
-from homespun.models.store import weights_of
+from homespun.models.bundle import weights_of
 
 transformers = pytest.importorskip("transformers")
 FOLDER = minilm()

@@ -18,8 +18,8 @@ from homespun.errors import UserError
 from homespun.hf import open as opening
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_any, open_huggingface, open_model, open_to_go_on
+from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model, weights_of
 
 TOKENIZER = bert_tokenizer()
 GIVE = "give the folder of a model or of a run"

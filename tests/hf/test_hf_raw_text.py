@@ -25,7 +25,7 @@ from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
 from homespun.inference.passes import logits_of
 from homespun.inference.predict import predict_logits
-from homespun.models.store import Stored
+from homespun.models.bundle import ModelBundle
 from homespun.objectives.span_answers import question_batch
 from homespun.text.tokenizer import Tokenizer
 
@@ -110,7 +110,7 @@ class Both:
     """A model as it is released, ours of it, and what `hf/` is of ours."""
 
     released: Path
-    ours: Stored
+    ours: ModelBundle
     exported: Path
 
     def their_tokenizer(self) -> Any:

@@ -27,7 +27,7 @@ IDS = torch.randint(5, 29, (3, 11), generator=torch.Generator().manual_seed(1))
 def made(objective: Any, *numbers: Any) -> tuple[Any, ModelConfig]:
     torch.manual_seed(1)
     config = ModelConfig.model_validate({"backbone": BACKBONE})
-    model, config = objective.build(config.build(), config, *numbers).product()
+    model, config = objective.build(config.build(), config, *numbers).export_model()
     return model.eval(), config
 
 

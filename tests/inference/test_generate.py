@@ -17,8 +17,8 @@ from homespun.hf.open import load, open_model
 from homespun.inference.generate import TextGenerator
 from homespun.inference.write import Writing, write_texts
 from homespun.jobs.generate import generator
+from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model
 from homespun.text.tokenizer import Tokenizer
 
 TEXTS = [

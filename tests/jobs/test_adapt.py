@@ -19,8 +19,8 @@ from homespun.data.corpus import Corpus, build_corpus
 from homespun.errors import UserError
 from homespun.jobs import pretrain as job
 from homespun.jobs.adapt import _tokens_per_word, changes_in, start
+from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model, weights_of
 from homespun.objectives.electra import Electra
 from homespun.objectives.masked import MaskedLM
 from homespun.text.extend import extend, new_words
@@ -67,8 +67,8 @@ def test_what_is_trained_beside_the_model_is_fresh(world: World, tmp_path: Path)
     config = ModelConfig.model_validate({"backbone": sizes, "head": {"kind": "masked_lm"}})
     save_model(tmp_path, config.build(), config, tokenizer)
     begin = start(str(tmp_path), tokenizer, corpus="corpus")
-    assert begin.fill(MaskedLM().build(begin.config, tokenizer)).fresh == ()
-    fresh = begin.fill(MaskedLM(next_sentence=True).build(begin.config, tokenizer)).fresh
+    assert begin.fill(MaskedLM().build(begin.config, tokenizer)).initialized == ()
+    fresh = begin.fill(MaskedLM(next_sentence=True).build(begin.config, tokenizer)).initialized
     assert fresh
     assert all(name.startswith("next_sentence.") for name in fresh)
 
@@ -101,7 +101,7 @@ def test_a_discriminator_goes_on_with_a_fresh_generator_or_a_given_one(world: Wo
     begin = start(str(world.base), corpus.tokenizer, corpus="corpus", generator=str(tmp_path / "generator"))
     built = objective.build(begin.config, corpus.tokenizer)
     origins = begin.fill(built)
-    assert origins.fresh == ()
+    assert origins.initialized == ()
     assert set(drawn) <= set(origins.copied)
     given = weights_of(homespun.load(tmp_path / "generator"))
     taken, kept = built.generator.state_dict(), homespun.load(world.base).state_dict()

@@ -19,7 +19,7 @@ from homespun.jobs import finetune as finetuning
 from homespun.jobs import pretrain as pretraining
 from homespun.jobs.begun import FILE, Given, begin_run, check_beginning, write_beginning
 from homespun.jobs.recipe import FinetuneRecipe
-from homespun.models.store import save_model
+from homespun.models.bundle import save_model
 from homespun.vectors.store import save_vectors
 from homespun.vectors.word_vectors import WordVectors
 

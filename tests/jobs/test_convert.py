@@ -25,8 +25,8 @@ from homespun.jobs import convert as job
 from homespun.jobs.adapt import start
 from homespun.jobs.beside import export_beside
 from homespun.jobs.convert import compare, convert
+from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model, weights_of
 from homespun.report.conversion import by_layers
 
 TOKENIZER = bert_tokenizer()

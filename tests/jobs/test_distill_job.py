@@ -22,7 +22,7 @@ from homespun.jobs.begun import Given
 from homespun.jobs.distill import side_by_side, with_teacher
 from homespun.jobs.pretrain import pretraining_work
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
-from homespun.models.store import weights_of
+from homespun.models.bundle import weights_of
 from homespun.objectives import teacher as objective
 from homespun.planning.trace import Shadow
 from homespun.training.devices import Place

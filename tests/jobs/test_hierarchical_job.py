@@ -15,8 +15,8 @@ from homespun.errors import UserError
 from homespun.jobs.finetune import finetune
 from homespun.jobs.recipe import finetune_recipe
 from homespun.jobs.use import evaluate, predict
+from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model
 from homespun.text.tokenizer import Tokenizer
 
 pytest.importorskip("rouge_score")

@@ -13,8 +13,8 @@ from jobs_world import run, write_table
 
 from homespun.errors import UserError
 from homespun.jobs.in_context import Prompting, _examples, in_context
+from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model
 from homespun.text.tokenizer import Tokenizer
 
 

@@ -21,7 +21,7 @@ from homespun.jobs.plan import plan
 from homespun.jobs.pretrain import pretrain, pretraining_work
 from homespun.jobs.recipe import PretrainRecipe, load_recipe
 from homespun.jobs.workload import made_up_corpus
-from homespun.models.store import weights_of
+from homespun.models.bundle import weights_of
 from homespun.planning.predict import Memory, Prediction, Workload
 from homespun.planning.probe import Point
 from homespun.planning.rates import Rates
@@ -159,7 +159,7 @@ def test_a_probe_is_of_the_changed_checkpoint(
     capsys.readouterr()
     assert probe.main() == 0
     assert json.loads(capsys.readouterr().out)["rows"] == jobs[0]["rows"]
-    assert len(built[0].product()[0].backbone.layers) == 3
+    assert len(built[0].export_model()[0].backbone.layers) == 3
 
 
 @pytest.mark.usefixtures("counted")

@@ -16,8 +16,8 @@ from jobs_world import COMMON, WORDS, World
 import homespun
 from homespun.errors import UserError
 from homespun.jobs.recipe import finetune_recipe
+from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model
 from homespun.text.tokenizer import Tokenizer
 
 pytest.importorskip("rouge_score")

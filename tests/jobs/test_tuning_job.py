@@ -23,8 +23,8 @@ from homespun.jobs.recipe import finetune_recipe
 from homespun.jobs.tasks.tuning import Tuning, decide
 from homespun.jobs.trials import Trial, write_predictions
 from homespun.jobs.use import evaluate, predict
+from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model
 from homespun.text.tokenizer import Tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
@@ -183,7 +183,7 @@ def test_nothing_is_tuned_on_what_is_measured(folder: Path, caplog: pytest.LogCa
 
 
 def homespun_task(run: Path) -> dict[str, Any]:
-    from homespun.models.store import load_model
+    from homespun.models.bundle import load_model
 
     return load_model(run / "model").task
 

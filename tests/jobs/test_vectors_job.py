@@ -11,7 +11,7 @@ from jobs_world import TINY, World
 
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.models.last_layers import LastLayers
+from homespun.models.last_layers import ConcatLastLayers
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def test_a_head_on_the_last_layers_is_used_as_any_other(world: World, base: Path
     run = tmp_path / "run"
     result = world.run(*words(world, base, "objective.last_layers=3", "objective.head.kind=bilstm"), "--out", run)
     stored = open_model(run)
-    assert stored.model.reader == LastLayers(3)
+    assert stored.model.reader == ConcatLastLayers(3)
     assert stored.model.head.lstm.input_size == 3 * 32  # type: ignore[union-attr]
     metrics = world.run("evaluate", run, "--data", world.test)
     assert metrics["confusion"] == result["test"]["confusion"]

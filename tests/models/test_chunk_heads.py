@@ -146,14 +146,14 @@ def objective(long_inputs: Any, labels: Labels = LABELS, **fields: Any) -> Class
 
 def test_the_layers_are_part_of_the_head_and_of_its_config() -> None:
     module = objective(ChunkPool(chunks=4, layers=2), head={"kind": "mean"})
-    product, config = module.product()
+    product, config = module.export_model()
     assert config.head == ChunkPoolHeadConfig(head={"kind": "mean", "num_labels": 3}, chunks=4, layers=2)
     again = config.build()
     again.load_state_dict(product.state_dict())
     batch = pad_chunks(texts(3, 1, 4), 0)
     assert torch.equal(logits_of(again.eval(), batch), logits_of(product.eval(), batch))
     for plain in (Truncate(), HeadTail(), ChunkMean()):
-        assert objective(plain).product()[1].head == Classification().head.model_copy(update={"num_labels": 3})
+        assert objective(plain).export_model()[1].head == Classification().head.model_copy(update={"num_labels": 3})
 
 
 @pytest.mark.parametrize("long_inputs", [ChunkMean(), ChunkPool()])

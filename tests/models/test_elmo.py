@@ -13,16 +13,16 @@ from torch import Tensor, nn
 
 from homespun.config import validate
 from homespun.errors import UserError
-from homespun.models.bilm import AdaptiveSoftmax, BiLMHead, BiLMHeadConfig, cutoffs_for
+from homespun.models.bundle import load_model, save_model
 from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, CharacterWords, spell
 from homespun.models.config import ModelConfig
+from homespun.models.elmo import AdaptiveSoftmax, BiLMHead, BiLMHeadConfig, cutoffs_for
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.store import load_model, save_model
-from homespun.models.stretch import carry
+from homespun.models.weight_transfer import transfer_weights
 from homespun.nn.highway import Highway
+from homespun.nn.independent_directions import IndependentDirections
 from homespun.nn.recurrent import RecurrentLayer
-from homespun.nn.two_directions import TwoDirections
 from homespun.text.extend import NewWords
 from homespun.text.tokenizer import Tokenizer
 
@@ -94,7 +94,7 @@ def test_it_is_two_networks_of_pytorch() -> None:
     for name, turn in (("forwards", False), ("backwards", True)):
         hidden = words.flip(1) if turn else words
         for number, layer in enumerate(encoder.layers):
-            assert isinstance(layer, TwoDirections)
+            assert isinstance(layer, IndependentDirections)
             network = getattr(layer, name).network
             assert (network.hidden_size, network.proj_size) == (17, WIDTH)
             read = network(hidden)[0]
@@ -277,9 +277,9 @@ def test_new_words_need_no_training(head: dict[str, Any]) -> None:
         row = [BEGIN, *(letter + 1 for letter in name.encode()[:5]), END]
         table[number] = torch.tensor(row + [NOTHING] * (7 - len(row)), dtype=table.dtype)
     words.characters.copy_(table)
-    origins = carry(stored, grown, larger, words=NewWords(VOCAB, ((1,), (1,))))
-    assert not origins.fresh
-    assert not origins.left
+    origins = transfer_weights(stored, grown, larger, words=NewWords(VOCAB, ((1,), (1,))))
+    assert not origins.initialized
+    assert not origins.unused
     assert torch.equal(words.characters[VOCAB:], table[VOCAB:])
     ids = some_ids(2, SEQ)
     torch.testing.assert_close(grown.backbone(ids), model.backbone(ids), rtol=1e-6, atol=1e-6)
@@ -295,9 +295,9 @@ def test_new_words_need_no_training(head: dict[str, Any]) -> None:
 
 
 def load_like(model: Any, config: ModelConfig, tokenizer: Tokenizer) -> Any:
-    from homespun.models.store import Stored
+    from homespun.models.bundle import ModelBundle
 
-    return Stored(model, config, tokenizer)
+    return ModelBundle(model, config, tokenizer)
 
 
 def test_bad_configs_are_refused_in_a_line() -> None:

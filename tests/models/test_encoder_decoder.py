@@ -13,12 +13,12 @@ from torch import Tensor
 
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
+from homespun.models.bundle import weights_of
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.store import weights_of
 from homespun.nn.cache import Cache
-from homespun.nn.residual import OneStream
+from homespun.nn.residual import SequentialStack
 
 VOCAB, SOURCE, TARGET, START = 53, 13, 11, 3
 SIZES: dict[str, Any] = {
@@ -183,7 +183,7 @@ def test_reversible_layers_are_plain_autograd(config: EncoderDecoderConfig, monk
     model = build(config).double().train()
     reversible = outcome(model)
     for stack in (model.encoder, model.decoder):
-        monkeypatch.setattr(stack.streams, "run", OneStream().run)
+        monkeypatch.setattr(stack.streams, "run", SequentialStack().run)
     for found, expected in zip(reversible, outcome(model), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 

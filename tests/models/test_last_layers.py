@@ -13,12 +13,12 @@ from homespun.data.long_inputs import ChunkPool
 from homespun.errors import UserError
 from homespun.hf.open import open_huggingface
 from homespun.inference.predict import predict_logits
+from homespun.models.bundle import load_model, save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.last_layers import LastLayers, LastLayersHeadConfig
+from homespun.models.last_layers import ConcatLastLayers, LastLayersHeadConfig
 from homespun.models.sequence_heads import BiLSTMHeadConfig
-from homespun.models.store import load_model, save_model
 from homespun.objectives.supervised import Classification
 from homespun.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ def test_they_are_the_last_of_the_hidden_states(residual: str) -> None:
     ids, keep = batch()
     states = list(backbone.hidden_states(ids, attention_mask=keep))  # type: ignore[operator]
     for layers in range(1, LAYERS + 1):
-        found = LastLayers(layers)(backbone, ids, attention_mask=keep)  # type: ignore[arg-type]
+        found = ConcatLastLayers(layers)(backbone, ids, attention_mask=keep)  # type: ignore[arg-type]
         expected = [*states[LAYERS - layers + 1 : -1], backbone(ids, attention_mask=keep)]
         torch.testing.assert_close(found, torch.cat(expected, dim=-1), atol=1e-6, rtol=1e-6)
 
@@ -68,7 +68,7 @@ def test_they_are_those_of_transformers(tmp_path: Path) -> None:
     backbone = open_huggingface(tmp_path).stored.model.backbone
     ids, keep = batch()
     states = peer(ids, attention_mask=keep.long(), output_hidden_states=True).hidden_states
-    found = LastLayers(4)(backbone, ids, attention_mask=keep)
+    found = ConcatLastLayers(4)(backbone, ids, attention_mask=keep)
     torch.testing.assert_close(found[keep], torch.cat(states[-4:], dim=-1)[keep], atol=1e-5, rtol=1e-5)
 
 
@@ -80,7 +80,7 @@ def trained(last_layers: int, *, tune: bool = False, **fields: Any) -> Any:
 
 
 def test_the_head_reads_them(tmp_path: Path) -> None:
-    model, made = trained(4).product()
+    model, made = trained(4).export_model()
     ids, keep = batch()
     model.eval()
     wide = model.backbone.last_layers(4, ids, attention_mask=keep)
@@ -104,7 +104,7 @@ def test_gradients_reach_the_layers_also_when_recomputed() -> None:
 
 def test_stored_loaded_and_predicting_the_same(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(TEXTS * 9, kind="wordpiece", vocab_size=61)
-    model, made = trained(4).product()
+    model, made = trained(4).export_model()
     save_model(tmp_path / "model", model, made, tokenizer, labels=LABELS)
     stored = load_model(tmp_path / "model")
     assert stored.config == made
@@ -120,8 +120,8 @@ def test_stored_loaded_and_predicting_the_same(tmp_path: Path) -> None:
 
 
 def test_a_new_task_on_such_a_model_reads_what_it_asks_for() -> None:
-    model, made = trained(4).product()
-    again, config_again = Classification().build(model, made, LABELS).product()
+    model, made = trained(4).export_model()
+    again, config_again = Classification().build(model, made, LABELS).export_model()
     assert config_again.head is not None
     assert config_again.head.kind == "ffn"
     assert again(*batch()).shape == (3, 3)
@@ -130,7 +130,7 @@ def test_a_new_task_on_such_a_model_reads_what_it_asks_for() -> None:
 def test_with_layers_over_chunks() -> None:
     model = config()
     task = Classification(last_layers=2)
-    made = task.build(model.build(), model, LABELS, long_inputs=ChunkPool(chunks=3, layers=1)).product()[0].eval()
+    made = task.build(model.build(), model, LABELS, long_inputs=ChunkPool(chunks=3, layers=1)).export_model()[0].eval()
     chunks = torch.tensor([[0, 2], [1, -1]])
     assert made(*batch(), chunks=chunks).shape == (2, 3)
 

@@ -23,7 +23,7 @@ from homespun.models.positions import PositionsConfig
 from homespun.models.presets import PRESETS
 from homespun.models.residual import ResidualConfig, output_weights
 from homespun.nn.masks import Mask
-from homespun.nn.residual import OneStream
+from homespun.nn.residual import SequentialStack
 
 VOCAB, SEQ, MAXIMUM = 53, 13, 31
 SIZES: dict[str, Any] = {
@@ -364,7 +364,7 @@ def test_reversible_layers_are_plain_autograd(config: EncoderConfig, monkeypatch
     encoder, ids = build(config).double().train(), some_ids(2, SEQ)
     keep = torch.arange(SEQ) < torch.tensor([[SEQ], [7]])
     found: list[list[Tensor]] = []
-    for run in (encoder.streams.run, OneStream().run):
+    for run in (encoder.streams.run, SequentialStack().run):
         monkeypatch.setattr(encoder.streams, "run", run)
         torch.manual_seed(3)
         hidden = encoder(ids, attention_mask=keep)

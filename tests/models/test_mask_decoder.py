@@ -80,7 +80,7 @@ def test_it_is_what_the_authors_run() -> None:
     transformers = pytest.importorskip("transformers")
     from homespun.hf.convert import to_theirs
     from homespun.hf.families.deberta_v2 import DEBERTA_V2
-    from homespun.models.store import weights_of
+    from homespun.models.bundle import weights_of
 
     model = build("none")
     config = ModelConfig.model_validate({"backbone": SIZES, "head": None})

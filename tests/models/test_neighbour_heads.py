@@ -12,9 +12,9 @@ from homespun.attention.global_attention import GlobalAttention
 from homespun.attention.linformer import LinformerAttention
 from homespun.attention.multi_head import MultiHeadAttention, split_heads
 from homespun.errors import UserError
+from homespun.models.bundle import SkipInit
 from homespun.models.encoder import EncoderConfig
 from homespun.models.neighbour_heads import OFFSETS, fit_neighbour_heads
-from homespun.models.store import Undrawn
 from homespun.nn.masks import Mask
 
 LENGTH, VOCAB = 61, 997
@@ -91,11 +91,11 @@ def test_as_drawn_no_position_is_preferred() -> None:
 
 
 def test_nothing_is_fitted_where_weights_are_not_drawn() -> None:
-    with Undrawn(), torch.device("meta"):
+    with SkipInit(), torch.device("meta"):
         assert config().build().embeddings.words.weight.is_meta
     stack = config(neighbour_heads=0).build()
     before = {name: weight.clone() for name, weight in stack.state_dict().items()}
-    with Undrawn():
+    with SkipInit():
         fit_neighbour_heads(stack.embeddings.words.weight, stack, deviation=torch.nan, step=1)
     assert all(torch.equal(weight, before[name]) for name, weight in stack.state_dict().items())
 

@@ -14,13 +14,13 @@ from homespun.data.labelled import LabelledRows, Labels
 from homespun.data.long_inputs import ChunkPool
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
+from homespun.models.bundle import load_model, save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.scalar_mix import EveryLayer, ScalarMix, ScalarMixHeadConfig, layers_mixed, told_of_mix
+from homespun.models.scalar_mix import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, told_of_mix
 from homespun.models.sequence_heads import BiLSTMHeadConfig, MeanHeadConfig
-from homespun.models.store import load_model, save_model
 from homespun.objectives.numbers import Regression
 from homespun.objectives.sentence_labels import SentenceLabels
 from homespun.objectives.span_answers import SpanAnswers
@@ -65,7 +65,7 @@ def test_a_mix_of_one_layer_is_that_layer(backbone: Any) -> None:
     states[-1] = model.backbone.final_norm(states[-1])
     mix = model.head.mix
     assert len(mix.scalars) == len(states) == LAYERS + 1
-    hidden = EveryLayer()(model.backbone, ids, attention_mask=keep)
+    hidden = AllLayers()(model.backbone, ids, attention_mask=keep)
     for number, state in enumerate(states):
         with torch.no_grad():
             mix.scalars.fill_(-1e4)[number] = 1e4
@@ -109,7 +109,7 @@ def test_a_frozen_backbone_stays_to_the_bit_and_the_mix_learns(backbone: Any) ->
     mix = module.model.head.mix
     assert (mix.scalars != 0).all()
     assert mix.gamma != 1
-    told = told_of_mix(module.product()[0].head)["layers"]
+    told = told_of_mix(module.export_model()[0].head)["layers"]
     assert sum(told["weights"]) == pytest.approx(1, abs=1e-6)
     assert told["gamma"] == pytest.approx(mix.gamma.item())
     assert told_of_mix(module.model.backbone) == {}
@@ -130,7 +130,7 @@ def test_tuned_and_recomputed_gradients_reach_every_layer() -> None:
 @pytest.mark.parametrize("layers", ["mix", "normalised_mix"])
 def test_stored_loaded_and_predicting_the_same(layers: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(TEXTS * 9, kind="wordpiece", vocab_size=61)
-    model, made = trained(STACKS["post"], layers=layers).product()
+    model, made = trained(STACKS["post"], layers=layers).export_model()
     with torch.no_grad():
         model.head.mix.scalars.normal_()
     save_model(tmp_path / "model", model, made, tokenizer, labels=LABELS)
@@ -153,7 +153,7 @@ def test_layers_of_a_frozen_model_are_remembered(tmp_path: Path) -> None:
 def test_narrower_words_are_not_in_it() -> None:
     stack = RecurrentConfig.model_validate(SIZES | {"embedding_size": 7})
     model = trained(stack).model
-    assert layers_mixed(model.backbone) == LAYERS == len(model.head.mix.scalars)
+    assert num_mixed_layers(model.backbone) == LAYERS == len(model.head.mix.scalars)
     assert model(*batch()).shape == (3, 3)
 
 
@@ -166,19 +166,21 @@ def test_other_tasks_read_it_too() -> None:
         (SpanAnswers(layers="mix").build(config.build(), config), (3, 11, 2)),
     ]
     for objective, shape in made:
-        model, model_config = objective.product()
+        model, model_config = objective.export_model()
         assert model(ids, keep).shape == shape
         assert isinstance(model_config.head, ScalarMixHeadConfig)
         model_config.build().load_state_dict(model.state_dict())
     numbers = Regression(layers="mix").build(config.build(), config, np.array([1.0, 2.0, 4.0])).eval()
-    plain, plain_config = numbers.product()
+    plain, plain_config = numbers.export_model()
     assert isinstance(plain_config.head, ScalarMixHeadConfig)
     torch.testing.assert_close(plain.eval()(ids, keep), numbers.model(ids, keep), rtol=1e-5, atol=1e-5)
     assert len(told_of_mix(plain.head)["layers"]["weights"]) == LAYERS + 1
-    again = SpanAnswers(layers="mix").build(*made[2][0].product())
+    again = SpanAnswers(layers="mix").build(*made[2][0].export_model())
     assert again.model is made[2][0].model  # fine-tuned before, it goes on with its head
     task = Classification(layers="mix", head=MeanHeadConfig())
-    pooled = task.build(config.build(), config, LABELS, long_inputs=ChunkPool(chunks=3, layers=1)).product()[0].eval()
+    pooled = (
+        task.build(config.build(), config, LABELS, long_inputs=ChunkPool(chunks=3, layers=1)).export_model()[0].eval()
+    )
     assert pooled(ids, keep, chunks=torch.tensor([[0, 2], [1, -1]])).shape == (2, 3)
 
 

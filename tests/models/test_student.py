@@ -8,21 +8,21 @@ import pytest
 import torch
 
 from homespun.errors import UserError
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import PooledHeadConfig
-from homespun.models.store import Stored
 from homespun.models.student import every_second, student_of
 from homespun.planning.made_up import made_up_tokenizer
 
 
-def teacher(head: Any = None, **fields: Any) -> Stored:
+def teacher(head: Any = None, **fields: Any) -> ModelBundle:
     tokenizer = made_up_tokenizer(31)
     sizes = {"hidden_size": 14, "num_hidden_layers": 6, "num_attention_heads": 2, "intermediate_size": 17}
     backbone = EncoderConfig(vocab_size=tokenizer.vocab_size, max_position_embeddings=23, **(sizes | fields))
     config = ModelConfig(backbone=backbone, head=head)
     torch.manual_seed(3)
-    return Stored(config.build().eval(), config, tokenizer)
+    return ModelBundle(config.build().eval(), config, tokenizer)
 
 
 def test_half_of_twelve_is_what_the_released_student_has() -> None:

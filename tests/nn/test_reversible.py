@@ -23,7 +23,7 @@ from homespun.attention.multi_head import MultiHeadAttention
 from homespun.nn.dropout import Dropout
 from homespun.nn.feedforward import FeedForward
 from homespun.nn.masks import Mask
-from homespun.nn.reversible import Branch, ReversibleLayer, TwoStreams, recorded
+from homespun.nn.reversible import ReversibleLayer, ReversibleStack, ReversibleSublayer, record_choice
 
 BATCH, SEQ, WIDTH, HEADS, INNER, LAYERS = 3, 7, 22, 2, 19, 5
 MASK = Mask(torch.arange(SEQ) < torch.tensor([[SEQ], [5], [1]]), documents=torch.arange(SEQ).expand(BATCH, -1) // 3)
@@ -35,7 +35,7 @@ class Stack(nn.Module):
     def __init__(self, layers: list[ReversibleLayer], *, copies: int = 1) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.streams = TwoStreams(copies)
+        self.streams = ReversibleStack(copies)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         return self.streams.run(self.layers, self.streams.enter(hidden), mask, recompute=False)
@@ -47,8 +47,8 @@ class Stack(nn.Module):
         return hidden
 
 
-def branch(sublayer: nn.Module, dropout: float) -> Branch:
-    return Branch(sublayer, nn.LayerNorm(WIDTH), Dropout(dropout))
+def branch(sublayer: nn.Module, dropout: float) -> ReversibleSublayer:
+    return ReversibleSublayer(sublayer, nn.LayerNorm(WIDTH), Dropout(dropout))
 
 
 def layer(dropout: float) -> ReversibleLayer:
@@ -178,8 +178,8 @@ class Buckets(nn.Module):
             self.times += 1
             return torch.arange(SEQ) % (2 + self.times)
 
-        bucket = recorded(choose)
-        result: Tensor = self.inner(hidden) * (1 + bucket)[:, None] + recorded(choose)[:, None]
+        bucket = record_choice(choose)
+        result: Tensor = self.inner(hidden) * (1 + bucket)[:, None] + record_choice(choose)[:, None]
         return result
 
 
@@ -192,7 +192,7 @@ def test_choices_are_made_once() -> None:
     hidden = some_hidden()
     assert_same(outcome(models[0], models[0], hidden), outcome(models[1].plain, models[1], hidden))
     assert [one.attention.sublayer.times for one in models[0].layers] == [2] * LAYERS
-    assert torch.equal(recorded(lambda: torch.arange(3)), torch.arange(3))  # outside of any layer
+    assert torch.equal(record_choice(lambda: torch.arange(3)), torch.arange(3))  # outside of any layer
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -283,8 +283,8 @@ def test_under_autocast(inside: bool) -> None:
 
 def test_copied_streams_are_the_input_twice() -> None:
     hidden = torch.randn(2, 3, 5)
-    assert torch.equal(TwoStreams(2).enter(hidden), torch.cat([hidden, hidden], -1))
-    assert torch.equal(TwoStreams(1).enter(hidden), hidden)
+    assert torch.equal(ReversibleStack(2).enter(hidden), torch.cat([hidden, hidden], -1))
+    assert torch.equal(ReversibleStack(1).enter(hidden), hidden)
 
 
 def one_process(rank: int, folder: Path) -> None:

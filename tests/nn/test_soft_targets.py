@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from homespun.nn import soft_targets
-from homespun.nn.soft_targets import Words, each_yes_or_no, soft_labels, soft_tokens
+from homespun.nn.soft_targets import Words, binary_log_probs, soft_labels, soft_tokens
 
 
 def words(seed: int, targets: int = 13, vocab: int = 29, size: int = 7) -> Words:
@@ -74,5 +74,5 @@ def test_labels_by_hand() -> None:
 
 def test_labels_that_do_not_exclude_each_other() -> None:
     values = torch.tensor([[1.5, -0.5, 0.0]])
-    yes = each_yes_or_no(values).softmax(-1)[..., 1]
+    yes = binary_log_probs(values).softmax(-1)[..., 1]
     torch.testing.assert_close(yes, values.sigmoid())

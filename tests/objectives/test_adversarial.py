@@ -42,7 +42,7 @@ def made(kind: Any, labels: Labels = LABELS, *, dropout: float = 0.1, **fields: 
     model = ModelConfig(backbone=EncoderConfig(**(sizes | fields)))
     config = Classification(head=LinearHeadConfig(dropout=dropout), adversarial=kind)
     torch.manual_seed(1)
-    objective = config.around(config.build(model.build(), model, labels), None, labels)  # type: ignore[arg-type]
+    objective = config.wrap(config.build(model.build(), model, labels), None, labels)  # type: ignore[arg-type]
     random = np.random.default_rng(3)
     rows = []
     for number in range(7):
@@ -234,7 +234,7 @@ def test_a_regression_is_perturbed_in_units_of_its_spread() -> None:
     for scale in (1.0, 100.0):
         numbers = scale * np.array([1.0, 2.0, 4.0, 3.0, 5.0])
         torch.manual_seed(1)
-        objective = config.around(config.build(model.build(), model, numbers)).train()
+        objective = config.wrap(config.build(model.build(), model, numbers)).train()
         rows = [Row(np.arange(5, 11 + 2 * place), label=float(number)) for place, number in enumerate(numbers)]
         batch = config.counting(NumbersCollate(0, "absolute_error"))(rows, [])
         terms = objective(batch).terms

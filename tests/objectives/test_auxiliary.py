@@ -67,11 +67,13 @@ def test_micro_batches_weigh_as_the_whole() -> None:
 
 def test_what_is_kept_is_the_classifier() -> None:
     module = objective()
-    model, config = module.product()
+    model, config = module.export_model()
     assert config.head is not None
     assert config.head.kind == "last"
     plain = objective(Classification(head=LastTokenHeadConfig()))
-    assert {name for name, _ in model.named_parameters()} == {name for name, _ in plain.product()[0].named_parameters()}
+    assert {name for name, _ in model.named_parameters()} == {
+        name for name, _ in plain.export_model()[0].named_parameters()
+    }
     # the words are one parameter of both, and learn once
     assert len(list(module.parameters())) == len(list(plain.parameters()))
 

@@ -27,8 +27,8 @@ from homespun.config import validate
 from homespun.data.loader import Loader
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.bilm import BiLMHeadConfig
 from homespun.models.characters import CharacterWords
+from homespun.models.elmo import BiLMHeadConfig
 from homespun.objectives.bilm import BiLM, BiLMObjective
 from homespun.objectives.causal import CausalLM
 from homespun.objectives.masked import MaskedLM
@@ -163,11 +163,11 @@ def test_killed_and_resumed_is_never_interrupted(tokenizer: Tokenizer, tmp_path:
 
 def test_a_head_of_ones_own_goes_on(tokenizer: Tokenizer) -> None:
     model = tiny_elmo(tokenizer).model_copy(update={"head": BiLMHeadConfig(softmax="adaptive", cutoffs=(3, 11))})
-    _, same = BiLM(softmax="adaptive").build(model, tokenizer).product()
+    _, same = BiLM(softmax="adaptive").build(model, tokenizer).export_model()
     assert same.head == model.head
-    _, other = BiLM().build(model, tokenizer).product()
+    _, other = BiLM().build(model, tokenizer).export_model()
     assert other.head == BiLMHeadConfig()
-    _, chosen = BiLM(softmax="adaptive").build(tiny_elmo(tokenizer), tokenizer).product()
+    _, chosen = BiLM(softmax="adaptive").build(tiny_elmo(tokenizer), tokenizer).export_model()
     assert chosen.head == BiLMHeadConfig(softmax="adaptive", cutoffs=(tokenizer.vocab_size // 4,))
 
 

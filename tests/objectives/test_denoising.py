@@ -159,7 +159,7 @@ def test_alone_is_as_in_a_batch(config: Any, tokenizer: Tokenizer) -> None:
 
 
 def ids_of(objective: Seq2SeqObjective) -> dict[str, int | None]:
-    backbone = objective.product()[1].backbone
+    backbone = objective.export_model()[1].backbone
     assert isinstance(backbone, EncoderDecoderConfig)
     dumped = backbone.model_dump()
     return {name.removesuffix("_token_id"): value for name, value in dumped.items() if name.endswith("_token_id")}

@@ -18,13 +18,13 @@ from homespun.batch import Batch
 from homespun.data.labelled import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
+from homespun.models.bundle import load_model, save_model, weights_of
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.sequence_heads import LinearHeadConfig
-from homespun.models.store import load_model, save_model, weights_of
 from homespun.objectives.distill import LabelTeacher, TokenTeacher
 from homespun.objectives.masked import MaskedLM
 from homespun.objectives.supervised import Classification
-from homespun.objectives.teacher import KeptLogits, Teacher
+from homespun.objectives.teacher import LogitCache, Teacher
 from homespun.text.tokenizer import Tokenizer
 
 LABELS = Labels(("a", "b", "c"))
@@ -147,7 +147,7 @@ def test_a_student_of_another_shape(fields: dict[str, Any], tokenizer: Tokenizer
     assert set(loss.terms) == {"mlm", "mlm_accuracy", "soft", "cosine"}
     loss.total(batch.targets).backward()
     assert all(p.grad is not None for p in objective.parameters())
-    product, config = objective.product()
+    product, config = objective.export_model()
     assert weights_of(product).keys() == weights_of(config.build()).keys()  # a projection is not kept
 
 
@@ -164,7 +164,7 @@ def classifier(tokenizer: Tokenizer, source: Path, labels: Labels = LABELS, **fi
     config = Classification(head=LinearHeadConfig(), teacher=LabelTeacher(source=str(source), **fields))
     model = tiny_model(tokenizer, type_vocab_size=0)
     torch.manual_seed(5)
-    objective = config.around(config.build(model.build(), model, labels), tokenizer, labels).eval()
+    objective = config.wrap(config.build(model.build(), model, labels), tokenizer, labels).eval()
     collate = pickle.loads(pickle.dumps(config.collate(tokenizer.pad_id, labels)))
     return objective, collate(some_texts(tokenizer, labels), [])
 
@@ -220,7 +220,7 @@ def test_kept_logits_are_the_teachers(tmp_path: Path, tokenizer: Tokenizer, labe
     assert torch.equal(again(batch).terms["soft"].sum, first)
     order = [3, 0, 6]
     mixed = Batch(batch.input_ids[order], batch.attention_mask[order] if batch.attention_mask is not None else None)
-    kept = KeptLogits(Teacher.open(str(labeller), tokenizer), tmp_path / "kept", labels=3, limit=10**6)
+    kept = LogitCache(Teacher.open(str(labeller), tokenizer), tmp_path / "kept", labels=3, limit=10**6)
     kept.teacher.logits = refuse  # type: ignore[method-assign]
     assert kept(mixed).shape == (3, 3)
 

@@ -212,7 +212,7 @@ def test_discriminator_tells_what_does_not_belong(tokenizer: Tokenizer) -> None:
 
 def test_discriminator_is_kept(tokenizer: Tokenizer) -> None:
     objective = build(tokenizer)
-    model, config = objective.product()
+    model, config = objective.export_model()
     assert model is objective.discriminator
     assert config.head == DiscriminatorHeadConfig()
     assert not any("generator" in name for name, _ in model.named_parameters())

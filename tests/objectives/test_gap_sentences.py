@@ -199,7 +199,7 @@ def test_the_encoder_tells_masked_tokens_through_the_word_embeddings(tokenizer: 
 def test_narrow_embeddings_have_a_projection_that_is_not_kept(tokenizer: Tokenizer) -> None:
     objective = GapSentenceGeneration(mlm=0.3).build(tiny_writer(tokenizer, embedding_size=17), tokenizer)
     assert objective(GapSentenceGeneration(mlm=0.3).collate(tokenizer)([ROW], draws(1))).total().isfinite()
-    kept = sum(p.numel() for p in objective.product()[0].parameters())
+    kept = sum(p.numel() for p in objective.export_model()[0].parameters())
     assert sum(p.numel() for p in objective.parameters()) == kept + 32 * 17 + 17
 
 

@@ -190,9 +190,9 @@ def test_a_new_head_has_the_biases_of_its_layers(tokenizer: Tokenizer) -> None:
     plain = EncoderConfig.model_validate(sizes | {"mlp_bias": False, "norm_bias": False})
     biases = []
     for backbone in (EncoderConfig.model_validate(sizes), plain):
-        model, _ = MaskedLM().build(ModelConfig(backbone=backbone), tokenizer).product()
+        model, _ = MaskedLM().build(ModelConfig(backbone=backbone), tokenizer).export_model()
         biases.append({name for name in model.head.state_dict() if name.endswith("bias")})
     assert biases == [{"transform.bias", "norm.bias", "bias"}, {"bias"}]
     narrow = plain.model_copy(update={"embedding_size": 6, "causal": True})
-    head = CausalLM().build(ModelConfig(backbone=narrow), tokenizer).product()[0].head
+    head = CausalLM().build(ModelConfig(backbone=narrow), tokenizer).export_model()[0].head
     assert {*head.state_dict()} == {"transform.weight", "words.weight"}

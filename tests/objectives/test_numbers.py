@@ -53,7 +53,7 @@ def test_the_stored_head_says_what_was_trained(make: Any, head: str) -> None:
     objective = make(head={"kind": head}).eval()
     batch = batch_of(RANKS, "accuracy")
     trained = objective.model(batch.input_ids, **batch.context)
-    model, config = objective.product()
+    model, config = objective.export_model()
     assert torch.allclose(model.eval()(batch.input_ids, **batch.context), trained, rtol=1e-5, atol=1e-4)
     assert config.head is not None
     assert config.head.model_dump()["num_labels"] == trained.shape[1] == (1 if make is regression else 3)
@@ -69,7 +69,7 @@ def test_chunks_and_last_layers_are_stored_too(long_inputs: Any, last_layers: in
     made.eval()
     ids = torch.randint(5, 37, (3, 7), generator=torch.Generator().manual_seed(1))
     chunks = torch.tensor([[0, 2], [1, -1]])
-    model, stored = made.product()
+    model, stored = made.export_model()
     assert torch.allclose(model(ids, chunks=chunks), made.model(ids, chunks=chunks), atol=1e-5)
     stored.build().load_state_dict(model.state_dict())
 
@@ -144,7 +144,7 @@ def test_ratings_may_be_perturbed(by: str, kind: str) -> None:
     config = Ratings.model_validate({"by": by, "adversarial": {"kind": kind}, "class_weights": "balanced"})
     weights = config.weights(RANKS, 4)
     torch.manual_seed(3)
-    module = config.around(config.build(CONFIG.build(), CONFIG, RANKS, (1.0, 2.0, 4.0, 5.0), weights=weights)).train()
+    module = config.wrap(config.build(CONFIG.build(), CONFIG, RANKS, (1.0, 2.0, 4.0, 5.0), weights=weights)).train()
     measured = module.model.head.measured
     batch = config.counting(NumbersCollate(0, measured, weights))(rows(RANKS), [Draw(0, 0, i) for i in range(5)])
     terms = module(batch).terms

@@ -210,7 +210,7 @@ def test_padding_does_not_change_the_loss(config: Any, tokenizer: Tokenizer, mon
 @every_variant
 def test_what_is_kept_is_what_its_config_builds(config: Any, tokenizer: Tokenizer) -> None:
     objective = build(config, tokenizer)
-    model, model_config = objective.product()
+    model, model_config = objective.export_model()
     again = model_config.build()
     assert [name for name, _ in again.named_parameters()] == [name for name, _ in model.named_parameters()]
     again.load_state_dict(model.state_dict())

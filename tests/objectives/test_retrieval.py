@@ -92,7 +92,7 @@ def _learns(parameter: torch.nn.Parameter) -> bool:
 
 
 def test_what_is_kept_is_the_encoder(objective: RetrievalObjective) -> None:
-    model, config = objective.product()
+    model, config = objective.export_model()
     assert model.head is None
     assert config.head is None
     assert model.backbone is objective.model.backbone

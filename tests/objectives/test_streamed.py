@@ -203,6 +203,6 @@ def test_what_cannot_be_is_refused_in_a_line(tokenizer: Tokenizer) -> None:
         ContiguousRows(TinyCorpus(tokenizer, [9]), np.arange(1), length=3, streams=1)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="how many streams"):
         StreamedCausalLM().build(tiny_recurrent(tokenizer), tokenizer)
-    kept: ModelConfig = build(tokenizer).product()[1]
+    kept: ModelConfig = build(tokenizer).export_model()[1]
     assert kept.head is not None
     assert kept.head.kind == "causal_lm"

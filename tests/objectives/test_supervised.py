@@ -160,7 +160,7 @@ def test_the_encoder_is_taken_over_and_the_head_is_new() -> None:
     config = model_config()
     model = config.build()
     module = Classification(head=LinearHeadConfig(num_labels=99)).build(model, config, SINGLE)
-    product, described = module.product()
+    product, described = module.export_model()
     assert product.backbone is model.backbone
     assert described.head == LinearHeadConfig(num_labels=3)
     assert described.backbone == config.backbone

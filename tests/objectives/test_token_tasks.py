@@ -165,7 +165,7 @@ class TestAnswers:
 
     def test_a_model_that_answers_goes_on(self) -> None:
         first = SpanAnswers().build(*base())
-        again = SpanAnswers().build(*first.product())
+        again = SpanAnswers().build(*first.export_model())
         assert again.model.head is first.model.head
 
     def test_far_tokens_see_the_question(self, tokenizer: Tokenizer) -> None:

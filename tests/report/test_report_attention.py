@@ -14,9 +14,9 @@ from homespun.errors import UserError
 from homespun.jobs import show
 from homespun.jobs.seen import attentions_of, cell_size, look, reach, shallowest, shows, tried_out
 from homespun.jobs.show import show_attention
+from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.store import save_model
 from homespun.nn.masks import Mask
 from homespun.report.attention import PARTS, Panel, Picture, draw_attention
 from homespun.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ import torch
 from training_parts import Objective, make_trainer, train_config
 
 from homespun.errors import UserError
-from homespun.models.store import weights_of
+from homespun.models.bundle import weights_of
 from homespun.training.config import Budget
 from homespun.training.devices import Place
 

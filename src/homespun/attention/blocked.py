@@ -23,7 +23,7 @@ from homespun.attention import flex
 from homespun.attention.block_plan import Plan, make_plan
 from homespun.attention.full import DotProduct
 from homespun.attention.sdpa import attend
-from homespun.nn.masks import Mask, zero_blind
+from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import Sparse
 
 # bytes of gathered keys that are attended to at once, on a CPU. At 4,096 tokens, forward and backward of the attention
@@ -246,7 +246,7 @@ def see_all(query: Tensor, key: Tensor, value: Tensor, mask: Mask, everywhere: E
     """(batch, heads, n, head_dim): what the tokens everywhere see, of all keys that the data allows."""
     table = table_of_all(mask, everywhere, key.shape[2])
     values = attend(query, key, value, table=table, dropout=dropout)
-    return zero_blind(values, table)
+    return zero_fully_masked(values, table)
 
 
 def table_of_all(mask: Mask, everywhere: Everywhere, keys: int) -> Tensor | None:

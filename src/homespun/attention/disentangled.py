@@ -15,7 +15,7 @@ from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.dropout import Dropout
-from homespun.nn.masks import Mask, zero_blind
+from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
 
 
@@ -104,7 +104,7 @@ class AddedScores(nn.Module):
         if table is not None:  # not -inf, of which a whole row would make NaN
             added = added.masked_fill(~table, torch.finfo(added.dtype).min)
         values = attend(query, key, value, table=added, dropout=dropout, scale=self.scale)
-        return zero_blind(values, table)
+        return zero_fully_masked(values, table)
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}"

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from homespun.attention.full import DotProduct
+from homespun.nn.disable_compile import disable_compile
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import MaskMod, Sparse
-from homespun.nn.uncompiled import uncompiled
 
 Attention = Callable[..., Tensor]
 
@@ -46,7 +46,7 @@ def is_usable(sparse: Sparse, query: Tensor, key: Tensor, mask: Mask, dropout: f
     )
 
 
-@uncompiled
+@disable_compile
 def attend(sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
     """(batch, heads, seq, head_dim) of three such; equal to `DotProduct`, and zeros where a query sees nothing."""
     batch, _, length, _ = query.shape
@@ -56,7 +56,7 @@ def attend(sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask
     return _call(_flex_attention, blocks, query, key, value)
 
 
-@uncompiled
+@disable_compile
 @functools.cache
 def works(sparse: Sparse, heads: int, head_dim: int, causal: bool, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the device has the kernel, and it equals the dense reference there, in values and gradients."""

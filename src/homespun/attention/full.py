@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from homespun.attention.sdpa import attend
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
-from homespun.nn.masks import Mask, zero_blind
+from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL, Sparse
 
 
@@ -40,7 +40,7 @@ class DotProduct(nn.Module):
             return attend(query, key, value, dropout=dropout, causal=True, scale=self.scale)
         table = mask.dense(self.sparse, queries, keys, query.device)
         values = attend(query, key, value, table=table, dropout=dropout, scale=self.scale)
-        return zero_blind(values, table)
+        return zero_fully_masked(values, table)
 
     def extra_repr(self) -> str:
         return f"{self.sparse}, dropout={self.dropout}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from homespun.attention.blocked import Blocked, Everywhere, find_everywhere, see_all, table_of_all
 from homespun.attention.multi_head import split_heads
-from homespun.nn.masks import Mask, zero_blind
+from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import Sparse
 
 
@@ -82,7 +82,7 @@ class GlobalAttention(nn.Module):
         weights = scores.softmax(-1).to(hidden.dtype).flatten(1, 2)
         seen = (weights @ hidden).view(batch, heads, count, -1) @ values.transpose(-1, -2)
         seen = seen + self.value_global.bias.view(heads, 1, head_dim)
-        return zero_blind(seen, table)
+        return zero_fully_masked(seen, table)
 
     def _heads(self, hidden: Tensor) -> Tensor:
         return split_heads(hidden, self.num_attention_heads)

@@ -18,7 +18,7 @@ from homespun.attention.spec import MAX_DRAWN, AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.masks import Mask
-from homespun.nn.reversible import recorded
+from homespun.nn.reversible import record_choice
 
 # added to a token's score with itself: far below any other score (at most the length of a query), so that it counts
 # only where there is no other, and within the range of every float type
@@ -199,7 +199,7 @@ class LSH(nn.Module):
         batch, heads, tokens, _ = query_key.shape
         chunks = self.chunks.within(tokens)
         # in reversible layers the vectors come back changed in their last bits, and some would change their buckets
-        buckets = recorded(lambda: self.buckets(query_key, mask))  # (batch, rounds, heads, seq)
+        buckets = record_choice(lambda: self.buckets(query_key, mask))  # (batch, rounds, heads, seq)
         order = buckets.argsort(dim=-1, stable=True)
         rounds = order.shape[1]
         neighbours = mask.once(

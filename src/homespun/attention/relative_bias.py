@@ -16,7 +16,7 @@ from homespun.attention.sdpa import attend
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.nn.masks import Mask, zero_blind
+from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import FULL
 
 _SCORES = 2**19  # that the backward pass holds at once
@@ -131,7 +131,7 @@ class BiasedDotProduct(nn.Module):
             if learns:
                 table = _Learned.apply(weight, table, self.bias.between(mask, queries, keys))  # type: ignore[no-untyped-call]
             values = attend(query, key, value, table=table, dropout=dropout, scale=scale)
-        return zero_blind(values, mask.dense(self.sparse, queries, keys, query.device))
+        return zero_fully_masked(values, mask.dense(self.sparse, queries, keys, query.device))
 
     def extra_repr(self) -> str:
         return f"dropout={self.dropout}, scaled={self.scaled}"

@@ -22,9 +22,9 @@ from homespun.jobs.adapt import changes_in, start
 from homespun.jobs.pretrain import fitted
 from homespun.jobs.recipe import CorpusData, FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
 from homespun.jobs.trials import plan
+from homespun.models.bundle import ModelBundle, SkipInit
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.models.store import Stored, Undrawn
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.measures import check_best_metric
 from homespun.vectors.starting import begin_embeddings
@@ -99,7 +99,7 @@ class _Reader:
         self.checked = Checked()
         self._corpora: dict[str, Corpus] = {}
         self._splits: dict[tuple[str, float, int], tuple[NDArray[Any], NDArray[Any]]] = {}
-        self._models: dict[str, Stored] = {}
+        self._models: dict[str, ModelBundle] = {}
         self._vectors: dict[str, WordVectors] = {}
         self._examples: dict[str, _Examples] = {}
 
@@ -108,7 +108,7 @@ class _Reader:
             self._corpora[path] = Corpus.open(path)
         return self._corpora[path]
 
-    def model(self, source: str) -> Stored:
+    def model(self, source: str) -> ModelBundle:
         if source not in self._models:
             self._models[source] = open_model(source)
         return self._models[source]
@@ -152,7 +152,7 @@ class _Examples:
 
 
 def _build(trial: Trial, reader: _Reader) -> None:
-    model: Stored | None = None
+    model: ModelBundle | None = None
     search = trial.recipe.search
     for stage in trial.stages:
         measure = search.measure if search is not None and stage.name == trial.recipe.searched else ""
@@ -164,7 +164,7 @@ def _build(trial: Trial, reader: _Reader) -> None:
             _finetuned(stage, begin, reader, measure)
 
 
-def _pretrained(stage: Stage, reader: _Reader, measure: str) -> Stored:
+def _pretrained(stage: Stage, reader: _Reader, measure: str) -> ModelBundle:
     """The model that pretraining will leave, without its weights; ``measure`` is that of a search."""
     settings, changes = (stage.settings, None) if stage.start_from is None else changes_in(list(stage.settings))
     recipe = pretrain_recipe(stage.recipe, settings)
@@ -185,11 +185,11 @@ def _pretrained(stage: Stage, reader: _Reader, measure: str) -> Stored:
         target_length=recipe.objective.target_length(length),
     )
     config = ModelConfig(backbone=backbone) if begin is None else begin.config
-    with torch.device("meta"), Undrawn():
-        model, made = recipe.objective.build(config, corpus.tokenizer).product()
+    with torch.device("meta"), SkipInit():
+        model, made = recipe.objective.build(config, corpus.tokenizer).export_model()
     if stage.vectors is not None:
         _begin_with(stage, model, corpus.tokenizer, reader)
-    return Stored(model, made, corpus.tokenizer)
+    return ModelBundle(model, made, corpus.tokenizer)
 
 
 def _begin_with(stage: Stage, model: Model, tokenizer: Tokenizer, reader: _Reader) -> None:
@@ -231,7 +231,7 @@ def _check_measures(recipe: PretrainRecipe | FinetuneRecipe, measure: str, label
     check_best_metric(measure or "loss", recipe.objective.kind, labels, key="search.measure")
 
 
-def _finetuned(stage: Stage, begin: Stored, reader: _Reader, measure: str) -> None:
+def _finetuned(stage: Stage, begin: ModelBundle, reader: _Reader, measure: str) -> None:
     """Read the examples, divide them, and put the head on a model without weights; ``measure`` is that of a search."""
     recipe = finetune_recipe(stage.recipe, stage.settings)
     examples = reader.examples(recipe)
@@ -240,7 +240,7 @@ def _finetuned(stage: Stage, begin: Stored, reader: _Reader, measure: str) -> No
     plan(recipe, task, examples.training, examples.validation, examples.test)
     _, kinds = np.unique(task.strata(examples.training), axis=0, return_index=True)
     some = [examples.training[index] for index in np.sort(kinds)[:_EXAMPLES].tolist()]
-    with torch.device("meta"), Undrawn():
-        bare = Stored(begin.config.build(), begin.config, begin.tokenizer, begin.labels, begin.task)
+    with torch.device("meta"), SkipInit():
+        bare = ModelBundle(begin.config.build(), begin.config, begin.tokenizer, begin.labels, begin.task)
         if len(kinds) <= _EXAMPLES:
             task.lesson(recipe.objective, bare, task.rows(some))

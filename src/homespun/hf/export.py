@@ -17,9 +17,9 @@ from homespun.hf.fold import fold_weights
 from homespun.hf.open import is_hub_name
 from homespun.hf.place import find_place
 from homespun.io.atomic import atomic_path
+from homespun.models.bundle import weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.model import Model
-from homespun.models.store import weights_of
 from homespun.text.tokenizer import Tokenizer
 
 CONFIG, CARD = "config.json", "README.md"

@@ -18,11 +18,11 @@ from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modern, read_weights
 from homespun.io.json import read_object
+from homespun.models.bundle import ModelBundle, assign_weights, build_uninitialized, load_model, weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.outline import outline
-from homespun.models.store import Stored, build_undrawn, load_model, take_weights, weights_of
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_files import VOCABULARIES
 
@@ -44,19 +44,19 @@ class Opened:
         notes: in what the model differs from the one in the files.
     """
 
-    stored: Stored
+    stored: ModelBundle
     architecture: str | None
     mapped: dict[str, tuple[str, ...]]
     leftovers: tuple[Leftover, ...]
     notes: tuple[str, ...]
 
 
-def open_model(source: str | Path, *, head: str | None = STORED) -> Stored:
+def open_model(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
     """The model in ``source``, in evaluation mode, on the CPU; see `open_any`."""
     return _with_end(open_any(source, head=head).stored)
 
 
-def open_to_go_on(source: str | Path) -> Stored:
+def open_to_go_on(source: str | Path) -> ModelBundle:
     """`open_model`, to be trained further: what differs from the model in the files is said, in a warning each."""
     opened = open_any(source)
     for note in opened.notes:
@@ -64,7 +64,7 @@ def open_to_go_on(source: str | Path) -> Stored:
     return _with_end(opened.stored)
 
 
-def _with_end(stored: Stored) -> Stored:
+def _with_end(stored: ModelBundle) -> ModelBundle:
     tokens, roles = stored.model.special_tokens, stored.tokenizer.roles
     if tokens.eos_token_id is None and ("sep" in roles or "eos" in roles):  # what the config leaves to the tokenizer
         stored.model.special_tokens = replace(tokens, eos_token_id=stored.tokenizer.sep_id)
@@ -112,7 +112,7 @@ def _open_native(folder: Path, head: str | None) -> Opened:
     left: tuple[Leftover, ...] = ()
     if head is None and kind is not None:
         bare = Model(stored.model.backbone).eval()
-        stored = Stored(bare, stored.config.model_copy(update={"head": None}), stored.tokenizer, None, stored.task)
+        stored = ModelBundle(bare, stored.config.model_copy(update={"head": None}), stored.tokenizer, None, stored.task)
         kept = weights_of(bare).keys()
         left = tuple(Leftover(name, _OF_A_HEAD) for name in names if name not in kept)
         names = [name for name in names if name in kept]
@@ -163,13 +163,13 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model embeds "
             f"{config.backbone.vocab_size}; this is the tokenizer of another model"
         )
-    model = build_undrawn(config)
-    take_weights(model, converted, source=str(folder))
+    model = build_uninitialized(config)
+    assign_weights(model, converted, source=str(folder))
     labels = read_labels(tree) if architecture.classifies else None
     # where texts and labels stand is not written there: the plain names of the columns, unless others are given
     task = {"length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}
     return Opened(
-        Stored(model.eval(), config, tokenizer, labels, task),
+        ModelBundle(model.eval(), config, tokenizer, labels, task),
         architecture.name,
         _mapped(table, converted, there, config),
         tuple(Leftover(there[left.name], left.reason) for left in leftovers),

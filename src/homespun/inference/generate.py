@@ -14,9 +14,9 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
+from homespun.models.bundle import ModelBundle
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.generation.write import generate, stream
-from homespun.models.store import Stored
 
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how the first bytes of a character are decoded
 
@@ -42,7 +42,7 @@ class TextGenerator:
         UserError: an empty stop string.
     """
 
-    def __init__(self, stored: Stored, *, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stored: ModelBundle, *, stop: Sequence[str] = ()) -> None:
         if "" in stop:
             raise UserError("a stop string is empty, and nothing stands everywhere; leave it out")
         self.model, self.tokenizer, self.stop = stored.model, stored.tokenizer, tuple(stop)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from homespun.batch import Batch
 from homespun.data.rows import Row, Rows
 from homespun.errors import NotFinite
-from homespun.models.evaluating import evaluating
+from homespun.models.eval_mode import evaluating
 from homespun.models.model import Model
 
 

@@ -25,14 +25,14 @@ from homespun.hf.open import open_model, open_to_go_on
 from homespun.io.atomic import write_text
 from homespun.jobs.prepare import Reading, tokenizer_folder
 from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
+from homespun.models.bundle import ModelBundle
 from homespun.models.characters import spell
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.store import Stored
-from homespun.models.stretch import Origins, carry, changed_stacks
+from homespun.models.weight_transfer import TransferReport, changed_stacks, transfer_weights
 from homespun.objectives.electra import ElectraObjective
 from homespun.text.extend import NewWords, Word, extend, new_words
 from homespun.text.sentinels import with_sentinels
@@ -58,17 +58,17 @@ class Start:
     """
 
     source: str
-    stored: Stored
+    stored: ModelBundle
     backbone: BackboneConfig
     words: NewWords
-    generator: Stored | None = None
+    generator: ModelBundle | None = None
 
     @property
     def config(self) -> ModelConfig:
         """The changed backbone, under the checkpoint's head."""
         return self.stored.config.model_copy(update={"backbone": self.backbone})
 
-    def fill(self, objective: Any) -> Origins:
+    def fill(self, objective: Any) -> TransferReport:
         """Give an objective, just built, what it can take of the checkpoint: its model, and ELECTRA's generator.
 
         What the objective trains besides, such as a head for next sentences, is among the fresh.
@@ -76,9 +76,9 @@ class Start:
         Raises:
             UserError: a generator that does not fit, or a length that a tensor cannot follow.
         """
-        model, config = objective.product()
-        origins = carry(self.stored, model, config, words=self.words)
-        given = Origins() if self.generator is None else _take_generator(objective, self.generator, self.words)
+        model, config = objective.export_model()
+        origins = transfer_weights(self.stored, model, config, words=self.words)
+        given = TransferReport() if self.generator is None else _take_generator(objective, self.generator, self.words)
         return _with_rest(origins, given, objective, model)
 
 
@@ -118,7 +118,7 @@ def start(
     return Start(str(source), stored, backbone, words, given)
 
 
-def _beyond(stored: Stored, tokenizer: Tokenizer, source: str, corpus: str) -> NewWords:
+def _beyond(stored: ModelBundle, tokenizer: Tokenizer, source: str, corpus: str) -> NewWords:
     words = new_words(stored.tokenizer, tokenizer)
     if words is None:
         raise UserError(
@@ -129,7 +129,7 @@ def _beyond(stored: Stored, tokenizer: Tokenizer, source: str, corpus: str) -> N
     return words
 
 
-def _take_generator(objective: Any, given: Stored, words: NewWords) -> Origins:
+def _take_generator(objective: Any, given: ModelBundle, words: NewWords) -> TransferReport:
     if not isinstance(objective, ElectraObjective):
         raise UserError("--generator is for objective electra, which has one")
     wanted = objective.generator_config
@@ -145,12 +145,14 @@ def _take_generator(objective: Any, given: Stored, words: NewWords) -> Origins:
             )
     # its embeddings are the discriminator's, which has taken its own: they stay
     shared = {name: t.clone() for name, t in objective.discriminator.backbone.embeddings.state_dict().items()}
-    origins = carry(given, objective.generator, wanted, words=words)
+    origins = transfer_weights(given, objective.generator, wanted, words=words)
     objective.discriminator.backbone.embeddings.load_state_dict(shared)
     return origins
 
 
-def _with_rest(origins: Origins, generator: Origins, objective: torch.nn.Module, model: Model) -> Origins:
+def _with_rest(
+    origins: TransferReport, generator: TransferReport, objective: torch.nn.Module, model: Model
+) -> TransferReport:
     """With what the objective trains beside the model that it keeps.
 
     Args:
@@ -164,7 +166,7 @@ def _with_rest(origins: Origins, generator: Origins, objective: torch.nn.Module,
         origins,
         copied=(*origins.copied, *(name for name in rest if name in copied)),
         changed={**origins.changed, **{name: changed[name] for name in rest if name in changed}},
-        fresh=(*origins.fresh, *(name for name in rest if name not in copied and name not in changed)),
+        initialized=(*origins.initialized, *(name for name in rest if name not in copied and name not in changed)),
     )
 
 
@@ -212,7 +214,7 @@ def tokenizer_of(source: str | Path) -> Tokenizer:
 def record(
     path: Path,
     begin: Start,
-    origins: Origins,
+    origins: TransferReport,
     *,
     evaluate: Callable[[], Evaluation],
     held_out: Rows,
@@ -242,13 +244,13 @@ def record(
     return told
 
 
-def told_of(origins: Origins) -> Tree:
+def told_of(origins: TransferReport) -> Tree:
     """The tensors by where they came from: how many, and of those not simply copied each with its story."""
     return {
         "copied": len(origins.copied),
         "changed": dict(origins.changed),
-        "fresh": list(origins.fresh),
-        "left": list(origins.left),
+        "fresh": list(origins.initialized),
+        "left": list(origins.unused),
     }
 
 
@@ -300,7 +302,7 @@ def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
     with torch.random.fork_rng(devices=[]):
         before = config.build()
     spell(before, tokenizer)
-    carry(begin.stored, before, config, words=begin.words)
+    transfer_weights(begin.stored, before, config, words=begin.words)
     old, new = _reading(checkpoint), _reading(changed)
     apart = old.attention.supports_packing and new.attention.supports_packing
     rows = [_plain(held_out[index], apart) for index in range(min(_ROWS, len(held_out)))]

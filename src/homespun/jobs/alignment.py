@@ -15,8 +15,8 @@ from homespun.hf.open import open_model
 from homespun.inference.generate import TextGenerator
 from homespun.io.atomic import write_bytes
 from homespun.models.backbone import EncoderDecoder
+from homespun.models.bundle import ModelBundle
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.store import Stored
 from homespun.report.alignment import draw_alignment
 from homespun.text.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ def show_alignment(
     }
 
 
-def _attention(stored: Stored, run: str) -> AdditiveAttention:
+def _attention(stored: ModelBundle, run: str) -> AdditiveAttention:
     found = [module for module in stored.model.modules() if isinstance(module, AdditiveAttention)]
     if not found:
         raise UserError(
@@ -75,7 +75,7 @@ def _attention(stored: Stored, run: str) -> AdditiveAttention:
     return found[0]
 
 
-def _ids(stored: Stored, text: str, option: str) -> list[int]:
+def _ids(stored: ModelBundle, text: str, option: str) -> list[int]:
     """A text in its frame, as those that the model was taught."""
     backbone = stored.config.backbone
     assert isinstance(backbone, EncoderDecoderConfig)
@@ -87,7 +87,7 @@ def _ids(stored: Stored, text: str, option: str) -> list[int]:
 
 
 @torch.no_grad()
-def _weights(stored: Stored, attention: AdditiveAttention, source: list[int], target: list[int]) -> Tensor:
+def _weights(stored: ModelBundle, attention: AdditiveAttention, source: list[int], target: list[int]) -> Tensor:
     """(target, source): what is looked at before each token of the target is written."""
     backbone = stored.model.eval().backbone
     assert isinstance(backbone, EncoderDecoder)

@@ -24,11 +24,11 @@ from homespun.inference.predict import probabilities
 from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
 from homespun.jobs.processes import check_one_process
 from homespun.jobs.result import summarise, watch
+from homespun.models.bundle import load_weights, save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
-from homespun.models.store import load_weights, save_model
 from homespun.objectives.retrieval import Retrieval
 from homespun.objectives.supervised import Classification
 from homespun.report import formats
@@ -358,7 +358,7 @@ def _train(recipe: ArenaRecipe, contest: Contest, run: Run, place: Place, displa
         load_weights(objective, best.tensors("model"), source=str(best.path))
     if not place.is_main:
         return {"test": {}} | dict.fromkeys(("parameters", "seconds_per_step", "peak_bytes", "steps", "seconds", "end"))
-    product, product_config = objective.product()
+    product, product_config = objective.export_model()
     save_model(
         run.path / "model",
         product,

@@ -18,8 +18,8 @@ from homespun.io.atomic import write_text
 from homespun.io.json import read_object
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.models.auto_size import FROM_TRAINING, AutoSizeConfig, same_model
+from homespun.models.bundle import ModelBundle, fingerprint
 from homespun.models.config import BackboneConfig
-from homespun.models.store import Stored, fingerprint
 from homespun.training.run import Run
 from homespun.vectors.word_vectors import WordVectors
 
@@ -38,7 +38,7 @@ class Given(Config):
 Beginning = Mapping[str, Given | None]  # by option; None: it was not given
 
 
-def given_model(name: str | Path | None, stored: Stored | None) -> Given | None:
+def given_model(name: str | Path | None, stored: ModelBundle | None) -> Given | None:
     """A model, wherever it lies: the digest of its weights tells it from another."""
     if name is None or stored is None:
         return None

@@ -20,11 +20,11 @@ from homespun.inference.compare import of_real_tokens, small_batch
 from homespun.inference.export import export_onnx
 from homespun.io.atomic import atomic_path
 from homespun.jobs.beside import another_way
+from homespun.models.bundle import ModelBundle, save_model, weights_of
 from homespun.models.config import BackboneConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
-from homespun.models.store import Stored, save_model, weights_of
 
 Form = Literal["homespun", "hf"]
 FORMS: tuple[Form, ...] = ("homespun", "hf")
@@ -90,7 +90,9 @@ def export(source: str | Path, out: str | Path, *, head: str | None = STORED) ->
     return {"source": str(source), "to": "onnx", **asdict(export_onnx(out, stored.model, stored.config))}
 
 
-def compare(one: Stored, other: Stored, *, names: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, Any]:
+def compare(
+    one: ModelBundle, other: ModelBundle, *, names: Mapping[str, tuple[str, ...]] | None = None
+) -> dict[str, Any]:
     """The largest difference of two models on two texts of random tokens, the second one padded.
 
     Where only one has a head, the hidden states are compared. Where they make other tokens global by themselves, which
@@ -130,7 +132,7 @@ def _global_by_itself(backbone: BackboneConfig) -> int:
     return 0
 
 
-def _not_finite(stored: Stored, names: Mapping[str, tuple[str, ...]], what: str) -> str:
+def _not_finite(stored: ModelBundle, names: Mapping[str, tuple[str, ...]], what: str) -> str:
     """Why ``what`` the model gives cannot be compared, which are not all finite."""
     theirs = {ours: name for name, many in names.items() for ours in many}
     for name, tensor in weights_of(stored.model).items():
@@ -143,7 +145,7 @@ def _hidden(model: Model, given: Mapping[str, Tensor]) -> Tensor:
     return Model(model.backbone).eval()(**given)  # type: ignore[no-any-return]
 
 
-def _write(folder: Path, stored: Stored, to: Form) -> tuple[str, ...]:
+def _write(folder: Path, stored: ModelBundle, to: Form) -> tuple[str, ...]:
     if to == "homespun":
         save_model(folder, stored.model, stored.config, stored.tokenizer, labels=stored.labels, task=stored.task)
         return ()

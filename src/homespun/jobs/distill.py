@@ -21,7 +21,7 @@ from homespun.jobs.begun import FILE, Beginning, Given, check_beginning, given_m
 from homespun.jobs.finetune import finetune
 from homespun.jobs.pretrain import pretrain, pretraining_rows
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
-from homespun.models.store import Stored, save_model
+from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.student import student_of
 from homespun.objectives.distill import LabelTeacher, TokenTeacher
 from homespun.objectives.masked import MaskedLM, MaskedLMObjective
@@ -64,7 +64,7 @@ def distill(
         teacher: a run, a ``model/`` folder, a Hugging Face folder or name.
         start_from: the student, where there is one already.
         layers: of the teacher, which the student begins as; by default every second.
-        changes: to that student, of what `homespun.models.stretch.CHANGEABLE` names.
+        changes: to that student, of what `homespun.models.weight_transfer.CHANGEABLE` names.
         fresh: draw the recipe's model, in place of the teacher's layers; in pretraining.
         resume: go on with the run in ``out``.
         display: where progress is shown; nowhere by default.
@@ -80,7 +80,7 @@ def distill(
     path, stored = Path(out), open_model(teacher)
     place = Place.here()
     given = given_model(teacher, stored)
-    beside: dict[Path, tuple[Stored, Beginning]] = {}
+    beside: dict[Path, tuple[ModelBundle, Beginning]] = {}
     try:
         source = teacher_folder(teacher)
     except UserError:  # in the form of another library
@@ -166,7 +166,7 @@ def _plain(value: str | None) -> Given | None:
     return None if value is None else Given(name=value, fingerprint=value)
 
 
-def _save_beside(run: Path, models: Mapping[Path, tuple[Stored, Beginning]], *, resume: bool) -> None:
+def _save_beside(run: Path, models: Mapping[Path, tuple[ModelBundle, Beginning]], *, resume: bool) -> None:
     """Save the models in their folders, but those that the run goes on with: parts of a student are drawn.
 
     Raises:
@@ -189,11 +189,11 @@ def _save_beside(run: Path, models: Mapping[Path, tuple[Stored, Beginning]], *, 
             write_beginning(folder, beginning)
 
 
-def _pair(teacher: Stored, student: Stored) -> dict[str, Stored]:
+def _pair(teacher: ModelBundle, student: ModelBundle) -> dict[str, ModelBundle]:
     return {"teacher": teacher, "student": student}
 
 
-def _sizes(teacher: Stored, student: Stored) -> dict[str, Any]:
+def _sizes(teacher: ModelBundle, student: ModelBundle) -> dict[str, Any]:
     """Parameters and the bytes of the weights."""
     pair = _pair(teacher, student)
     counts = {name: [p.numel() for p in stored.model.parameters()] for name, stored in pair.items()}
@@ -218,8 +218,8 @@ def _unmeasured(recipe: PretrainRecipe | FinetuneRecipe) -> str:
 
 def _quality(
     recipe: PretrainRecipe | FinetuneRecipe,
-    teacher: Stored,
-    student: Stored,
+    teacher: ModelBundle,
+    student: ModelBundle,
     result: Mapping[str, Any],
     device: torch.device,
 ) -> dict[str, Any]:
@@ -245,7 +245,9 @@ def _quality(
     }
 
 
-def _masked(recipe: PretrainRecipe, stored: Stored, student: Stored, device: torch.device) -> dict[str, float]:
+def _masked(
+    recipe: PretrainRecipe, stored: ModelBundle, student: ModelBundle, device: torch.device
+) -> dict[str, float]:
     """Of masked tokens, the same ones for both: the loss, and the share that is told."""
     assert isinstance(recipe.objective, MaskedLM)
     corpus = Corpus.open(recipe.data.corpus)
@@ -260,8 +262,8 @@ def _masked(recipe: PretrainRecipe, stored: Stored, student: Stored, device: tor
 
 
 def side_by_side(
-    teacher: Stored,
-    student: Stored,
+    teacher: ModelBundle,
+    student: ModelBundle,
     *,
     length: int,
     device: torch.device,
@@ -301,6 +303,6 @@ def side_by_side(
     return rows
 
 
-def _use(stored: Stored, device: torch.device) -> Callable[[torch.Tensor], Any]:
+def _use(stored: ModelBundle, device: torch.device) -> Callable[[torch.Tensor], Any]:
     model = stored.model.to(device).eval()
     return model if stored.labels is not None else model.backbone

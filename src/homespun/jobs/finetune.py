@@ -27,8 +27,8 @@ from homespun.jobs.result import summarise, watch
 from homespun.jobs.tasks.task import Lesson, Task, Tuned
 from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
 from homespun.jobs.workload import finetuning_work, typical
+from homespun.models.bundle import ModelBundle, load_weights, save_model
 from homespun.models.scalar_mix import told_of_mix
-from homespun.models.store import Stored, load_weights, save_model
 from homespun.planning.count import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
@@ -90,7 +90,7 @@ def finetune(
     if told := warning(found):
         logger.warning("%s", told)
     ready = None if resume else _ready(recipe, trials[0], task, stored, display)  # or a mistake leaves a run behind
-    if ready is not None and place.is_main and (left := head_left_out(ready.lesson.product()[1])):
+    if ready is not None and place.is_main and (left := head_left_out(ready.lesson.export_model()[1])):
         logger.warning("%s", left)
     run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
     results: list[dict[str, Any]] = []
@@ -165,7 +165,7 @@ class _Ready:
     lesson: Lesson
 
 
-def _ready(recipe: FinetuneRecipe, trial: Trial, task: Task[Any, Any], stored: Stored, display: Display) -> _Ready:
+def _ready(recipe: FinetuneRecipe, trial: Trial, task: Task[Any, Any], stored: ModelBundle, display: Display) -> _Ready:
     train = _of_trial(recipe, trial).train
     parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
     truth = getattr(parts[1], "targets", getattr(parts[1], "numbers", None))
@@ -218,7 +218,7 @@ def _train(
     best = run.best_checkpoint()
     if best is not None:
         load_weights(objective, best.tensors("model"), source=str(best.path))
-    model, model_config = lesson.product()
+    model, model_config = lesson.export_model()
     if not place.is_main:
         return {"counts": {}, "score": 0.0}
     tuned = Tuned(task, {})

@@ -14,7 +14,7 @@ from homespun.inference.generate import TextGenerator
 from homespun.jobs.said import write_said
 from homespun.jobs.tasks.config import stored_task
 from homespun.jobs.use import predict, said_of
-from homespun.models.store import Stored
+from homespun.models.bundle import ModelBundle
 from homespun.text.sources import Meter, read_records
 
 
@@ -121,7 +121,7 @@ def summaries(
         raise UserError(f"{', '.join(inputs)} holds no rows to summarise")
 
 
-def _writer_of_texts(run: str) -> Stored:
+def _writer_of_texts(run: str) -> ModelBundle:
     stored = open_model(run)
     if stored.task.get("kind") != "text_to_text":
         raise UserError(

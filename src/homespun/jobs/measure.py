@@ -11,8 +11,8 @@ import torch
 
 from homespun.errors import UserError
 from homespun.hf.open import open_model
+from homespun.models.bundle import ModelBundle
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.store import Stored
 from homespun.training.devices import Place
 from homespun.training.memory import PeakMemory
 
@@ -56,7 +56,7 @@ def measure(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 
     }
 
 
-def _measured(stored: Stored, length: int, batch_size: int, device: torch.device) -> dict[str, Any]:
+def _measured(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> dict[str, Any]:
     use = _use(stored, length, batch_size, device)
     with torch.inference_mode(), PeakMemory(device) as memory:
         use()  # the first pass makes what later ones find made
@@ -75,7 +75,7 @@ def _measured(stored: Stored, length: int, batch_size: int, device: torch.device
     }
 
 
-def _use(stored: Stored, length: int, batch_size: int, device: torch.device) -> Callable[[], Any]:
+def _use(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> Callable[[], Any]:
     """One pass over a batch of random tokens, the same ones each time."""
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=draw).to(device)

@@ -90,7 +90,7 @@ def check_pretraining(
         machine: where, to find the size that suits the budget.
         from_scratch: the model has no weights from a checkpoint.
     """
-    config: ModelConfig = objective.product()[1]
+    config: ModelConfig = objective.export_model()[1]
     found: list[str | None] = [*training_warnings(recipe.train, objective, reach.steps), export_warning(config)]
     expected = None
     if from_scratch and reach.tokens:
@@ -115,7 +115,7 @@ def _size_warning(
     ratio = reach.tokens / parameters
     if ratio >= _TOO_FEW:
         return None
-    family = next((name for name in FAMILIES if is_of_family(objective.product()[1].backbone, name)), None)
+    family = next((name for name in FAMILIES if is_of_family(objective.export_model()[1].backbone, name)), None)
     if family is None:  # with the compute of this budget, C = 6 N D
         suits = f"about {in_millions(math.sqrt(parameters * reach.tokens / TOKENS_PER_PARAMETER))} parameters suit it"
     else:

@@ -25,11 +25,11 @@ from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.jobs.size import size_facts, with_size
 from homespun.jobs.workload import Work, seeded, typical, work_of
+from homespun.models.bundle import save_model
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.store import save_model
 from homespun.objectives.bilm import BiLM
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.frequencies import frequency_losses
@@ -73,7 +73,7 @@ def pretrain(
         start_from: a run, a ``model/`` folder, or a Hugging Face folder or name to go on from, in place of the
             recipe's model: its backbone, and its head where that is the objective's. Its tokenizer must be the
             corpus's, or the corpus's an extension of it (`homespun.jobs.adapt.extend_tokenizer`).
-        changes: to that backbone: what `homespun.models.stretch.CHANGEABLE` names, such as
+        changes: to that backbone: what `homespun.models.weight_transfer.CHANGEABLE` names, such as
             ``{"max_position_embeddings": 4096}``. How far its outputs moved is in the result's ``adaptation``.
         generator: the same for the generator of objective electra, which is fresh where none is given.
         vectors: word vectors that the embeddings begin with, see `homespun.vectors.starting.begin_embeddings`; how
@@ -173,7 +173,7 @@ def pretrain(
             evaluate=lambda: evaluate_loss(objective, held_out.once(), place.device),
             held_out=validation,
             corpus=corpus,
-            model=objective.product()[0],
+            model=objective.export_model()[0],
         )
     trainer = Trainer(
         objective,
@@ -184,7 +184,7 @@ def pretrain(
     )
     watch(trainer, display, f"pretraining {Path(out).name}")
 
-    model, model_config = objective.product()
+    model, model_config = objective.export_model()
     if not place.is_main:
         return {}
     save_model(run.path / "model", model, model_config, tokenizer, task={"length": recipe.data.length})

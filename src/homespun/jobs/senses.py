@@ -17,7 +17,7 @@ from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.backbone import Encoder
-from homespun.models.store import Stored
+from homespun.models.bundle import ModelBundle
 from homespun.text.sources import read_documents
 
 _BATCH = 32
@@ -118,7 +118,7 @@ def senses(
     return {"word": word, "layer": chosen, "layers": layers, "occurrences": len(found), "senses": told}
 
 
-def _occurrences(stored: Stored, word: str, texts: Iterable[str]) -> Iterator[_Occurrence]:
+def _occurrences(stored: ModelBundle, word: str, texts: Iterable[str]) -> Iterator[_Occurrence]:
     """Every place of the word, one after the other."""
     tokenizer = stored.tokenizer
     pattern = re.compile(rf"(?<!\w){re.escape(word.strip())}(?!\w)", re.IGNORECASE)
@@ -152,7 +152,7 @@ def _shown(text: str, start: int, end: int) -> str:
 
 
 @torch.inference_mode()
-def _vectors(stored: Stored, occurrences: Sequence[_Occurrence], layer: int) -> NDArray[np.float32]:
+def _vectors(stored: ModelBundle, occurrences: Sequence[_Occurrence], layer: int) -> NDArray[np.float32]:
     """(occurrences, width) of length 1."""
     backbone = stored.model.eval().backbone
     assert isinstance(backbone, Encoder)

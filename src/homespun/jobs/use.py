@@ -14,7 +14,7 @@ from homespun.jobs.said import write_said
 from homespun.jobs.tasks.config import stored_task
 from homespun.jobs.tasks.files import named
 from homespun.jobs.tasks.task import Task
-from homespun.models.store import Stored
+from homespun.models.bundle import ModelBundle
 from homespun.text.sources import Meter, read_records
 from homespun.training.evaluate import Metrics
 
@@ -72,7 +72,7 @@ def predict(
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
     writing: Mapping[str, Any] | None = None,
-    stored: Stored | None = None,
+    stored: ModelBundle | None = None,
     progress: Progress | None = None,
     meter: Meter | None = None,
 ) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def predict(
 
 
 def said_of(
-    stored: Stored, task: Task[Any, Any], inputs: Sequence[str], encoding: str | None, meter: Meter | None = None
+    stored: ModelBundle, task: Task[Any, Any], inputs: Sequence[str], encoding: str | None, meter: Meter | None = None
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Each record of ``inputs``, in its order, with what the model says of it."""
     records = read_records(inputs, encoding=encoding, columns=task.data.columns, meter=meter)

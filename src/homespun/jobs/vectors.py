@@ -19,8 +19,8 @@ from homespun.errors import UserError
 from homespun.io.atomic import write_bytes
 from homespun.jobs.pretrain import fitted
 from homespun.jobs.recipe import pretrain_recipe
+from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
-from homespun.models.store import save_model
 from homespun.report.console import Display
 from homespun.report.word_map import draw_words
 from homespun.text.tokenizer import Tokenizer

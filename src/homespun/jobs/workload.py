@@ -22,7 +22,7 @@ from homespun.data.loader import Collate
 from homespun.data.rows import Rows
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.tasks.task import Task
-from homespun.models.store import Stored
+from homespun.models.bundle import ModelBundle
 from homespun.planning.made_up import made_up_texts, made_up_tokenizer
 from homespun.planning.outlook import Text
 from homespun.planning.predict import Workload
@@ -91,7 +91,9 @@ def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch
     return collate([rows[number] for number in numbers], [Draw(seed, 0, number) for number in numbers])
 
 
-def finetuning_work(task: Task[Any, Any], objective: Any, stored: Stored, training: Any, train: TrainConfig) -> Work:
+def finetuning_work(
+    task: Task[Any, Any], objective: Any, stored: ModelBundle, training: Any, train: TrainConfig
+) -> Work:
     """The work of fine-tuning; its model is built, not copied, so that a shadow of it takes no memory."""
 
     def lesson() -> Any:

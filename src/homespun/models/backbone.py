@@ -13,10 +13,10 @@ from homespun.errors import UserError
 from homespun.models.characters import CharacterWords
 from homespun.models.context import Context
 from homespun.models.embeddings import Embeddings
-from homespun.models.prophet import PredictingStreams
+from homespun.models.prophet import NgramStreams
 from homespun.nn.cache import Cache
 from homespun.nn.masks import Mask, Source
-from homespun.nn.residual import Streams
+from homespun.nn.residual import LayerStack
 
 
 class Encoder(nn.Module):
@@ -43,7 +43,7 @@ class Encoder(nn.Module):
         layers: Sequence[nn.Module],
         *,
         input_size: int,
-        streams: Streams,
+        streams: LayerStack,
         final_norm: nn.Module,
         layer_norm_eps: float,
         causal: bool = False,
@@ -209,7 +209,7 @@ class EncoderDecoder(nn.Module):
         decoder: Encoder,
         *,
         decoder_start_token_id: int = 0,
-        predicting: PredictingStreams | None = None,
+        predicting: NgramStreams | None = None,
     ) -> None:
         super().__init__()
         self.encoder, self.decoder, self.predicting = encoder, decoder, predicting
@@ -255,7 +255,7 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """(batch, seq) ids -> (batch, ngram, seq, hidden): what each stream predicts the next token from.
 
-        The first are those of `decode`; see `PredictingStreams`.
+        The first are those of `decode`; see `NgramStreams`.
 
         Raises:
             UserError: the decoder has no such streams.
@@ -268,7 +268,7 @@ class EncoderDecoder(nn.Module):
 
     def _streams(
         self,
-        predicting: PredictingStreams,
+        predicting: NgramStreams,
         streams: int,
         input_ids: Tensor,
         source: Source,

@@ -11,15 +11,15 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.activation import Activation
 from homespun.models.backbone import Backbone
-from homespun.models.bilm import BiLMHeadConfig
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
+from homespun.models.elmo import BiLMHeadConfig
 from homespun.models.encoder import EncoderConfig, initialise, with_preset
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
-from homespun.models.last_layers import LastLayers, LastLayersHeadConfig
+from homespun.models.last_layers import ConcatLastLayers, LastLayersHeadConfig
 from homespun.models.model import Model, Reader, decoded, last_layer
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.scalar_mix import EveryLayer, ScalarMixHeadConfig
+from homespun.models.scalar_mix import AllLayers, ScalarMixHeadConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.models.token_heads import TokenTaskHeadConfig
 from homespun.nn.feedforward import ACTIVATIONS
@@ -137,8 +137,8 @@ class ModelConfig(Config):
         if isinstance(self.head, MaskedLMHeadConfig):
             return decoded
         if isinstance(self.head, ScalarMixHeadConfig):
-            return EveryLayer()
-        return LastLayers(self.head.layers) if isinstance(self.head, LastLayersHeadConfig) else last_layer
+            return AllLayers()
+        return ConcatLastLayers(self.head.layers) if isinstance(self.head, LastLayersHeadConfig) else last_layer
 
     def build(self) -> Model:
         """A freshly initialised model."""

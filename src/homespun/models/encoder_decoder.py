@@ -13,7 +13,7 @@ from homespun.models.backbone import EncoderDecoder
 from homespun.models.encoder import EncoderConfig, initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import PositionsConfig
-from homespun.models.prophet import PredictingStreams
+from homespun.models.prophet import NgramStreams
 from homespun.models.recurrent import AdditiveAttentionConfig, NoAttentionConfig, RecurrentConfig
 
 # what a decoder does not take over from its encoder, of what both have
@@ -210,10 +210,10 @@ class EncoderDecoderConfig(Config):
             encoder, decoder, decoder_start_token_id=self.decoder_start_token_id, predicting=self._predicting()
         )
 
-    def _predicting(self) -> PredictingStreams | None:
+    def _predicting(self) -> NgramStreams | None:
         if not self.ngram:
             return None
-        predicting = PredictingStreams(
+        predicting = NgramStreams(
             self.ngram,
             self.decoder.embedding_size or self.decoder.hidden_size,
             max_position_embeddings=self.decoder.max_position_embeddings,

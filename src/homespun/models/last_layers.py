@@ -21,7 +21,7 @@ LayerCount = Annotated[int, Field(ge=1, description="layers, from the last, whos
 
 
 @dataclass(frozen=True)
-class LastLayers:
+class ConcatLastLayers:
     """A `homespun.models.model.Reader`: (batch, seq, layers * hidden), the last layer's vectors at the end."""
 
     layers: int
@@ -46,7 +46,7 @@ class LastLayersHeadConfig(Config):
     head: Annotated[SequenceHeadConfig | ChunkPoolHeadConfig, Field(discriminator="kind")] = FeedForwardHeadConfig()
 
     def build(self, backbone: Backbone) -> nn.Module:
-        """The head alone: which vectors it is given is for the `LastLayers` of the model.
+        """The head alone: which vectors it is given is for the `ConcatLastLayers` of the model.
 
         Raises:
             UserError: the backbone has not so many layers, or is not one stack.

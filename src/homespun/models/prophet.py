@@ -9,7 +9,7 @@ from homespun.models.characters import CharacterWords
 from homespun.models.embeddings import Embeddings
 
 
-class PredictingStreams(nn.Module):
+class NgramStreams(nn.Module):
     """Streams beside a decoder's main one, each of a learned vector and of the position to predict.
 
     Stream ``s`` predicts, at place ``t``, the token of place ``t + 1`` from those up to ``t - s``: so many steps ahead

@@ -16,10 +16,10 @@ from homespun.models.embeddings import Embeddings
 from homespun.models.encoder import initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import NoPositionsConfig
+from homespun.nn.independent_directions import DirectionStack, IndependentDirections
 from homespun.nn.positions import NoPositions
 from homespun.nn.recurrent import STATES, Bridge, RecurrentLayer
-from homespun.nn.residual import OneStream
-from homespun.nn.two_directions import SideBySide, TwoDirections
+from homespun.nn.residual import SequentialStack
 
 
 class AdditiveAttentionConfig(Config):
@@ -40,7 +40,7 @@ class RecurrentConfig(Config):
     """One stack of recurrent layers, the first of which reads the embeddings as wide as they are.
 
     In one direction it is causal, and a language model may stand on it; in both it is an encoder. ``apart`` and
-    ``characters`` make it ELMo's two language models (Peters et al. 2018): see `homespun.models.bilm`. As a decoder it
+    ``characters`` make it ELMo's two language models (Peters et al. 2018): see `homespun.models.elmo`. As a decoder it
     begins from what its source's first and last vectors say, and ``attention`` is how it looks at the source besides.
     Documents that are packed into a row are kept apart: the state begins anew at each.
     """
@@ -199,7 +199,7 @@ class RecurrentConfig(Config):
             embeddings,
             layers,
             input_size=embeddings.embedding_size,
-            streams=SideBySide() if self.apart else OneStream(),
+            streams=DirectionStack() if self.apart else SequentialStack(),
             final_norm=nn.Identity(),
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,
@@ -219,7 +219,7 @@ class RecurrentConfig(Config):
         if self.apart:
             half = self._width if number else embedding_size
             onwards, back = (self._network(half, self._width, dropout=0.0, bidirectional=False) for _ in range(2))
-            return TwoDirections(onwards, back, residual=number > 0, dropout=dropout)
+            return IndependentDirections(onwards, back, residual=number > 0, dropout=dropout)
         return self._network(width, size, dropout=dropout, bidirectional=self.bidirectional, bridge=bridge)
 
     def _network(

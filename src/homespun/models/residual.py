@@ -13,8 +13,8 @@ from torch import nn
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.nn.dropout import Dropout
-from homespun.nn.residual import Layer, OneStream, PostNorm, PreNorm, Streams
-from homespun.nn.reversible import Branch, ReversibleLayer, TwoStreams
+from homespun.nn.residual import Layer, LayerStack, PostNorm, PreNorm, SequentialStack
+from homespun.nn.reversible import ReversibleLayer, ReversibleStack, ReversibleSublayer
 
 _WRITING = ("sublayer.output.weight", "sublayer.outer.weight")  # what writes to the stream: attention, feed-forward
 
@@ -46,8 +46,8 @@ class PostResidualConfig(Config):
     def initialise(self, layers: Sequence[nn.Module]) -> None:
         """Change what the layers of a new stack begin as: nothing."""
 
-    def build_streams(self) -> Streams:
-        return OneStream()
+    def build_streams(self) -> LayerStack:
+        return SequentialStack()
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
         return nn.Identity()
@@ -87,8 +87,8 @@ class PreResidualConfig(Config):
             for weight in set(writing):  # layers that share their weights are there several times
                 weight.div_(math.sqrt(len(writing)))
 
-    def build_streams(self) -> Streams:
-        return OneStream()
+    def build_streams(self) -> LayerStack:
+        return SequentialStack()
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
         return nn.Sequential(norm, Dropout(dropout)) if self.final_dropout else norm
@@ -117,7 +117,7 @@ class ReversibleResidualConfig(Config):
         return False
 
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
-        return Branch(sublayer, norm, dropout)
+        return ReversibleSublayer(sublayer, norm, dropout)
 
     def layer(self, attention: nn.Module, feedforward: nn.Module, cross_attention: nn.Module | None) -> nn.Module:
         return ReversibleLayer(attention, feedforward, cross_attention)
@@ -125,8 +125,8 @@ class ReversibleResidualConfig(Config):
     def initialise(self, layers: Sequence[nn.Module]) -> None:
         """Change what the layers of a new stack begin as: nothing."""
 
-    def build_streams(self) -> Streams:
-        return TwoStreams(copies=2 if self.streams == "copy" else 1)
+    def build_streams(self) -> LayerStack:
+        return ReversibleStack(copies=2 if self.streams == "copy" else 1)
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
         return nn.Sequential(norm, Dropout(dropout))

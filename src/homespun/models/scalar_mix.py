@@ -66,7 +66,7 @@ class MixedHead(nn.Module):
 
 
 @dataclass(frozen=True)
-class EveryLayer:
+class AllLayers:
     """A `homespun.models.model.Reader`: (batch, seq, count * hidden), what enters the layers first.
 
     That is left out where it is of another width: a recurrent stack may have narrower words.
@@ -74,10 +74,10 @@ class EveryLayer:
 
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
         stack = _one_stack(backbone)
-        return stack.last_layers(layers_mixed(stack), input_ids, **context)
+        return stack.last_layers(num_mixed_layers(stack), input_ids, **context)
 
 
-def layers_mixed(backbone: Backbone) -> int:
+def num_mixed_layers(backbone: Backbone) -> int:
     """How many vectors of each token are mixed.
 
     Raises:
@@ -97,14 +97,14 @@ class ScalarMixHeadConfig(Config):
     )
 
     def build(self, backbone: Backbone) -> MixedHead:
-        """The head; which vectors it is given is for the `EveryLayer` of the model.
+        """The head; which vectors it is given is for the `AllLayers` of the model.
 
         Raises:
             UserError: the backbone is not one stack.
         """
         size, eps = backbone.hidden_size, backbone.layer_norm_eps
         norm = nn.LayerNorm(size, eps=eps, elementwise_affine=False) if self.normalised else nn.Identity()
-        return MixedHead(ScalarMix(layers_mixed(backbone), norm), self.head.build(backbone))
+        return MixedHead(ScalarMix(num_mixed_layers(backbone), norm), self.head.build(backbone))
 
 
 def on_layers(head: Any, layers: Layers, last_layers: int = 1) -> Any:

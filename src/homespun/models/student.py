@@ -9,15 +9,15 @@ import torch
 
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import MaskedLMHeadConfig
 from homespun.models.model import Model
-from homespun.models.store import Stored
-from homespun.models.stretch import Origins, carry, changed_backbone, layers_of
+from homespun.models.weight_transfer import TransferReport, changed_backbone, layers_of, transfer_weights
 
 
 def student_of(
-    teacher: Stored, *, layers: Sequence[int] | None = None, changes: Mapping[str, Any] | None = None
-) -> tuple[Stored, Origins]:
+    teacher: ModelBundle, *, layers: Sequence[int] | None = None, changes: Mapping[str, Any] | None = None
+) -> tuple[ModelBundle, TransferReport]:
     """The student, and where its tensors came from. It fills places where its teacher does, and has no head else.
 
     What its teacher adds to every token for the first segment becomes part of its learned positions.
@@ -25,7 +25,7 @@ def student_of(
     Args:
         teacher: of one stack.
         layers: of the teacher, which become the student's; by default every second, see `every_second`.
-        changes: to the backbone, of what `homespun.models.stretch.CHANGEABLE` names, such as another attention.
+        changes: to the backbone, of what `homespun.models.weight_transfer.CHANGEABLE` names, such as another attention.
 
     Raises:
         UserError: two stacks, a layer that is not there, changes that cannot be made.
@@ -44,9 +44,9 @@ def student_of(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(backbone.seed)
         model = config.build().eval()
-    origins = carry(teacher, model, config, layers=chosen)
+    origins = transfer_weights(teacher, model, config, layers=chosen)
     _take_first_segment(teacher.model, model)
-    return Stored(model, config, teacher.tokenizer), origins
+    return ModelBundle(model, config, teacher.tokenizer), origins
 
 
 def every_second(layers: int) -> tuple[int, ...]:

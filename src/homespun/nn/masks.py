@@ -130,7 +130,7 @@ class Mask:
         return (last >= 0) & (inside // block == last // block)
 
 
-def zero_blind(values: Tensor, table: Tensor | None) -> Tensor:
+def zero_fully_masked(values: Tensor, table: Tensor | None) -> Tensor:
     """The values of queries that see something under a `Mask.dense` table, and zeros for the others: kernels differ in
     what they give for a row with nothing to see."""
     if table is None:

@@ -68,7 +68,7 @@ class RecurrentLayer(nn.Module):
     """One layer of an RNN, an LSTM or a GRU, in one direction or in both, and dropout.
 
     Padding is never read: where a row has some before or between its tokens, where documents are packed into it, or
-    where it is read from its end, each text gets a row of its own (`OwnRows`), or its tokens are packed
+    where it is read from its end, each text gets a row of its own (`PaddedBatches`), or its tokens are packed
     (`torch.nn.utils.rnn.PackedSequence`). What stands at the places of padding is zero.
 
     Args:
@@ -121,7 +121,7 @@ class RecurrentLayer(nn.Module):
         with self._as_it_is_made():
             if plan is None:
                 vectors, after = self._run(hidden, before)
-            elif isinstance(plan, OwnRows):
+            elif isinstance(plan, PaddedBatches):
                 vectors = plan.run(self._read, hidden, both=self.bidirectional)
             else:
                 vectors, after = plan.run(self._run, hidden, before)
@@ -165,7 +165,7 @@ class RecurrentLayer(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class OwnRows:
+class PaddedBatches:
     """Each text in a row of its own, from its first token on; what the row has behind it is read last, and not kept.
 
     Texts of about one length are read together. On a CPU far faster than packed texts: the gradient of every step of
@@ -247,7 +247,7 @@ class Packing:
 
 def _plan(
     keep: Tensor | None, mask: Mask, *, read_back: bool, together: Callable[[list[int]], Groups]
-) -> OwnRows | Packing | None:
+) -> PaddedBatches | Packing | None:
     """How to read the texts, or ``None`` where reading the rows as they stand is the same.
 
     ``together`` tells of their lengths, the longest first, which are read together in rows of their own; none: they are
@@ -278,7 +278,7 @@ def _plan(
         rows = torch.empty_like(by_length).index_copy(0, by_length, longest.cumsum(0) - longest)  # where each begins
         cells, every = rows[which] + step, torch.arange(int(longest.sum()))
         turned = every.index_copy(0, cells, rows[which] + lengths[which] - 1 - step)
-        return OwnRows(groups, torch.zeros_like(every).index_copy(0, cells, stands), turned, cells, stands)
+        return PaddedBatches(groups, torch.zeros_like(every).index_copy(0, cells, stands), turned, cells, stands)
     rank = torch.empty_like(by_length).scatter_(0, by_length, torch.arange(len(by_length), device=row.device))
     reading = (step * max(len(lengths), 1) + rank[which]).argsort()
     batch_sizes = torch.bincount(step).cpu() if len(step) else step.cpu()

@@ -56,7 +56,7 @@ class Layer(nn.Module):
         return result
 
 
-class Streams(Protocol):
+class LayerStack(Protocol):
     """How a stack of layers is entered and run; the encoder does not ask which wiring its layers have."""
 
     copies: int
@@ -72,8 +72,8 @@ class Streams(Protocol):
         """
 
 
-class OneStream:
-    """Layers one after the other: `Streams` of post-norm and pre-norm layers."""
+class SequentialStack:
+    """Layers one after the other: `LayerStack` of post-norm and pre-norm layers."""
 
     copies = 1
 

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
+from homespun.nn.disable_compile import disable_compile
 from homespun.nn.masks import Mask
-from homespun.nn.uncompiled import uncompiled
 
 Choose = Callable[[], Tensor]
 
 
-class Branch(nn.Module):
+class ReversibleSublayer(nn.Module):
     """``dropout(sublayer(norm(x)))``: what one stream adds to the other."""
 
     def __init__(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> None:
@@ -43,7 +43,7 @@ class Branch(nn.Module):
 
 
 class ReversibleLayer(nn.Module):
-    """One layer on two streams that stand side by side. Called alone it is plain; `TwoStreams` runs a stack of them.
+    """One layer on two streams. Called alone it keeps its activations; `ReversibleStack` recomputes those of a stack.
 
     A decoder's layer looks at the source between the two, by its ``cross_attention``: then it has three steps, and what
     comes out are the streams in the other order.
@@ -68,13 +68,13 @@ class ReversibleLayer(nn.Module):
         return torch.cat([first, second], -1)
 
 
-class TwoStreams:
-    """How a stack of `ReversibleLayer` is entered and run: a `homespun.nn.residual.Streams`.
+class ReversibleStack:
+    """How a stack of `ReversibleLayer` is entered and run: a `homespun.nn.residual.LayerStack`.
 
-    What learns must be a parameter of the layers, and a sublayer must compute the same from the same input, random
-    state and `recorded` choices. What the subtraction gives back is exact but for rounding: in float32 gradients differ
-    from those of plain autograd in their seventh digit. In narrower types it would be much, so under `torch.autocast`
-    the streams are float32.
+    Everything that is trained must be a parameter of the layers, and a sublayer must compute the same from the same
+    input, random state and choices kept by `record_choice`. The recomputed activations are exact but for rounding: in
+    float32 gradients differ from those of plain autograd in their seventh digit. Narrower types would lose more, so
+    under `torch.autocast` the streams are float32.
 
     Args:
         copies: 1: each stream is half of the input (document 000's reversible BERT); 2: each is all of it (Reformer).
@@ -102,7 +102,7 @@ class TwoStreams:
 _chosen: ContextVar[Callable[[Choose], Tensor]] = ContextVar("chosen", default=lambda choose: choose())
 
 
-def recorded(choose: Choose) -> Tensor:
+def record_choice(choose: Choose) -> Tensor:
     """``choose()``; where a reversible layer is computed again, what was chosen the first time.
 
     For choices that jump, such as the bucket of a token: its vector comes back changed in its last bits, which now and
@@ -141,7 +141,7 @@ class _Streams:
     second: Tensor | None = None
 
 
-@uncompiled
+@disable_compile
 def _recomputed(layers: Iterable[Any], hidden: Tensor, mask: Mask) -> Tensor:
     first, second = hidden.chunk(2, -1)
     back = _Streams()

@@ -60,7 +60,7 @@ def soft_labels(logits: Tensor, teacher: Tensor, *, temperature: float) -> Tenso
     return F.kl_div(told, wanted, log_target=True, reduction="none").sum(-1) * temperature**2
 
 
-def each_yes_or_no(logits: Tensor) -> Tensor:
+def binary_log_probs(logits: Tensor) -> Tensor:
     """(texts, labels) logits of labels that do not exclude each other -> (texts, labels, 2) of no and yes."""
     return torch.stack([torch.zeros_like(logits), logits], dim=-1)
 

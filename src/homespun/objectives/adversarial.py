@@ -22,8 +22,8 @@ from homespun.models.characters import CharacterWords
 from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.model import Model
-from homespun.nn.soft_targets import each_yes_or_no
-from homespun.nn.uncompiled import uncompiled
+from homespun.nn.disable_compile import disable_compile
+from homespun.nn.soft_targets import binary_log_probs
 from homespun.objectives.answer import Answer, Answering
 
 TERM = "adversarial"
@@ -46,7 +46,7 @@ def symmetric_kl(told: Tensor, clean: Tensor) -> Tensor:
 
 def symmetric_kl_of_each(told: Tensor, clean: Tensor) -> Tensor:
     """`symmetric_kl` of labels that do not exclude each other: (texts,), the mean over them."""
-    return symmetric_kl(each_yes_or_no(told), each_yes_or_no(clean)).mean(-1)
+    return symmetric_kl(binary_log_probs(told), binary_log_probs(clean)).mean(-1)
 
 
 def squared_error(told: Tensor, clean: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class AdversarialObjective(nn.Module):
         term = self._term(batch, clean.logits, seed)
         return Answer(clean.hidden, clean.logits, Loss(clean.loss.terms | {TERM: term}))
 
-    @uncompiled  # a gradient is taken inside
+    @disable_compile  # a gradient is taken inside
     def _term(self, batch: Batch, clean: Tensor, seed: int) -> Term:
         device = batch.input_ids.device
         moved = _Moved(self.adversary, torch.Generator().manual_seed(seed))
@@ -181,9 +181,9 @@ class AdversarialObjective(nn.Module):
                 harm, count = self.adversary.harm(self.objective, batch, clean, self.distance)
         return Term(harm, count, weight=self.adversary.alpha)
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """That of the objective."""
-        return self.objective.product()
+        return self.objective.export_model()
 
 
 class _Moved:

@@ -43,7 +43,7 @@ class Answering(Protocol):
     def answer(self, batch: Batch) -> Answer:
         """All of it."""
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """What is kept when training is over."""
 
 

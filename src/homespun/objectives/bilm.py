@@ -16,9 +16,9 @@ from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import PackedRows, Row, Rows
 from homespun.errors import UserError
-from homespun.models.bilm import BiLMHead, BiLMHeadConfig, Cutoffs, Softmax, cutoffs_for
 from homespun.models.characters import spell
 from homespun.models.config import ModelConfig
+from homespun.models.elmo import BiLMHead, BiLMHeadConfig, Cutoffs, Softmax, cutoffs_for
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.causal import false_ends, next_tokens
@@ -136,6 +136,6 @@ class BiLMObjective(nn.Module):
                 terms[f"{name}_accuracy"] = Term(correct, count, weight=0.0)
         return Loss(terms)
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The backbone with its softmax."""
         return self.model, self.config

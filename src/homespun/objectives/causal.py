@@ -138,6 +138,6 @@ class CausalLMObjective(nn.Module):
             }
         )
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The backbone with its LM head."""
         return self.model, self.config

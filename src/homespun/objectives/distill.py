@@ -23,9 +23,9 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.heads import MaskedLMHead
 from homespun.models.model import Model
-from homespun.nn.soft_targets import Words, each_yes_or_no, soft_labels, soft_tokens
+from homespun.nn.soft_targets import Words, binary_log_probs, soft_labels, soft_tokens
 from homespun.objectives.answer import Answer, Answering
-from homespun.objectives.teacher import KeptLogits, Teacher
+from homespun.objectives.teacher import LogitCache, Teacher
 from homespun.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class TokenTeacher(Config):
         soft = (SOFT,) if self.soft and self.positions == "all" else ()
         return (*soft, COSINE) if self.cosine else soft
 
-    def around(self, objective: MaskedTokens, tokenizer: Tokenizer) -> TaughtMaskedLM:
+    def wrap(self, objective: MaskedTokens, tokenizer: Tokenizer) -> TaughtMaskedLM:
         """The objective with the teacher.
 
         Raises:
@@ -104,7 +104,7 @@ class LabelTeacher(Config):
         """What is counted beside the labels, by text."""
         return {name: None for name, weight in ((SOFT, self.soft), (COSINE, self.cosine)) if weight}
 
-    def around(self, objective: Answering, tokenizer: Tokenizer, labels: Labels) -> TaughtLabels:
+    def wrap(self, objective: Answering, tokenizer: Tokenizer, labels: Labels) -> TaughtLabels:
         """The objective with the teacher.
 
         Raises:
@@ -138,7 +138,7 @@ class MaskedTokens(Protocol):
     def of(self, hidden: Tensor, batch: Batch) -> Loss:
         """The terms of (batch, seq, hidden) vectors, among them ``mlm``."""
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """What is kept when training is over."""
 
 
@@ -179,9 +179,9 @@ class TaughtMaskedLM(nn.Module):
             terms[COSINE] = Term(apart.sum(), len(places), weight=self.config.cosine)
         return Loss(terms)
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The student alone."""
-        return self.objective.product()
+        return self.objective.export_model()
 
 
 class TaughtLabels(nn.Module):
@@ -197,7 +197,7 @@ class TaughtLabels(nn.Module):
         self.projection = _projection(objective.model, teacher, config.cosine)
         self._wanted: Callable[[Batch], Tensor] = teacher.logits
         if config.cache:
-            self._wanted = KeptLogits(teacher, config.cache, labels=len(labels), limit=config.cache_size)
+            self._wanted = LogitCache(teacher, config.cache, labels=len(labels), limit=config.cache_size)
 
     @property
     def model(self) -> Model:
@@ -229,7 +229,9 @@ class TaughtLabels(nn.Module):
     def _apart(self, logits: Tensor, wanted: Tensor) -> Tensor:
         """(texts,)."""
         if self.multi_label:
-            of_each = soft_labels(each_yes_or_no(logits), each_yes_or_no(wanted), temperature=self.config.temperature)
+            of_each = soft_labels(
+                binary_log_probs(logits), binary_log_probs(wanted), temperature=self.config.temperature
+            )
             return of_each.mean(-1)
         return soft_labels(logits, wanted, temperature=self.config.temperature)
 
@@ -243,9 +245,9 @@ class TaughtLabels(nn.Module):
             apart, tokens = ((values[batch.chunks.clamp(min=0)] * there).sum(1) for values in (apart, tokens))
         return Term((apart / tokens.clamp(min=1)).sum(), len(apart), weight=self.config.cosine)
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The student alone."""
-        return self.objective.product()
+        return self.objective.export_model()
 
 
 def _words(model: Model, vectors: Tensor) -> Words:

@@ -156,6 +156,6 @@ class ElectraObjective(nn.Module):
             }
         )
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The discriminator; the generator is let go."""
         return self.discriminator, self.config

@@ -314,7 +314,7 @@ class GapSentenceObjective(nn.Module):
         mlm = {"mlm": Term(told.loss, count), "mlm_accuracy": Term(told.correct, count, weight=0.0)}
         return Loss(written(self.model, source, batch) | mlm)
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """Both stacks with their head."""
         return self.model, self.config
 

@@ -170,7 +170,7 @@ class MaskedLM(Config):
             pairs = NextSentenceHead(built.backbone.hidden_size)
             initialise(pairs.modules(), model.backbone.initializer_range)
         objective = MaskedLMObjective(built, config, pairs)
-        return objective if self.teacher is None else self.teacher.around(objective, tokenizer)
+        return objective if self.teacher is None else self.teacher.wrap(objective, tokenizer)
 
 
 def masked_head(backbone: EncoderConfig | RecurrentConfig) -> MaskedLMHeadConfig:
@@ -238,6 +238,6 @@ class MaskedLMObjective(nn.Module):
             terms["next_sentence_accuracy"] = Term(right, len(logits), weight=0.0)
         return Loss(terms)
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The backbone with its masked LM head."""
         return self.model, self.config

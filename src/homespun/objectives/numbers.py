@@ -48,7 +48,7 @@ class _Steadied(Config):
         check_not_frozen(self.adversarial, frozen=self.frozen)
         return self
 
-    def around(self, objective: NumbersObjective) -> Any:
+    def wrap(self, objective: NumbersObjective) -> Any:
         """What `build` gave, with an adversary where there is one."""
         if self.adversarial is None:
             return objective
@@ -57,7 +57,7 @@ class _Steadied(Config):
         return AdversarialObjective(objective, self.adversarial, head.apart)
 
     def counting(self, collate: Collate) -> Collate:
-        """A collate that counts what `around` adds."""
+        """A collate that counts what `wrap` adds."""
         return collate if self.adversarial is None else Counted(collate, {TERM: self.adversarial.like})
 
 
@@ -256,7 +256,7 @@ class NumbersObjective(nn.Module):
         """What the loss is of examples with these metrics (see `homespun.training.numbers`)."""
         return self._head.loss_of(metrics)
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The model with an ordinary head, which gives the same logits."""
         head, config = self._head.plain(self.config)
         return Model(self.model.backbone, head, reader=config.reader), config

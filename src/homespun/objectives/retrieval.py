@@ -100,6 +100,6 @@ class RetrievalObjective(nn.Module):
         count = float(len(batch.labels))
         return Loss({"loss": Term(loss, count), "accuracy": Term(right, count, weight=0.0)})
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The encoder, which is what serves to look documents up with; the head compares given pairs only."""
         return Model(self.model.backbone), self.config

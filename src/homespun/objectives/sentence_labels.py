@@ -158,6 +158,6 @@ class SentenceObjective(nn.Module):
         right = (logits.argmax(dim=1) == batch.labels).sum().float()
         return Loss({"loss": Term(loss, count), "accuracy": Term(right, len(batch.labels), weight=0.0)})
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The model, which gives logits of every token."""
         return Model(self.model.backbone, self.model.head, reader=self.config.reader), self.config

@@ -92,6 +92,6 @@ class Seq2SeqObjective(nn.Module):
         source = backbone.encode(batch.input_ids, **batch.context)
         return Loss(written(self.model, source, batch, self.streams))
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """Both stacks with their head."""
         return self.model, self.config

@@ -101,6 +101,6 @@ class SpanAnswersObjective(nn.Module):
         count = len(batch.labels)
         return Loss({"loss": Term(loss, count), "accuracy": Term(right, count, weight=0.0)})
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """All of it."""
         return self.model, self.config

@@ -184,6 +184,6 @@ class StreamedObjective(nn.Module):
         known = self.after if self.training or self._read is None else self._read
         known.index_copy_(0, stream, state.to(known.dtype))
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The backbone with its LM head; what was carried stays behind."""
         return self.model, self.config

@@ -21,10 +21,10 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError, nearest
 from homespun.models.config import ModelConfig
+from homespun.models.feature_cache import CachedEncoder
 from homespun.models.last_layers import LayerCount
 from homespun.models.model import Model
-from homespun.models.remembered import Remembered
-from homespun.models.scalar_mix import Layers, layers_mixed
+from homespun.models.scalar_mix import Layers, num_mixed_layers
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives import adversarial
 from homespun.objectives.adversarial import (
@@ -127,7 +127,7 @@ class Classification(Config):
             more[adversarial.TERM] = self.adversarial.like
         return Counted(collate, more) if more else collate
 
-    def around(self, objective: ClassificationObjective, tokenizer: Tokenizer, labels: Labels) -> Any:
+    def wrap(self, objective: ClassificationObjective, tokenizer: Tokenizer, labels: Labels) -> Any:
         """What `build` gave, with an adversary and a teacher where there are any: a module that is `Answering`.
 
         Raises:
@@ -137,7 +137,7 @@ class Classification(Config):
         if self.adversarial is not None:
             distance = symmetric_kl_of_each if labels.multi_label else symmetric_kl
             wrapped = AdversarialObjective(wrapped, self.adversarial, distance)
-        return wrapped if self.teacher is None else self.teacher.around(wrapped, tokenizer, labels)
+        return wrapped if self.teacher is None else self.teacher.wrap(wrapped, tokenizer, labels)
 
     def build(
         self,
@@ -159,9 +159,9 @@ class Classification(Config):
         head, config = new_head(self, model, config, len(labels), long_inputs)
         reader = config.reader
         if self.cache:
-            count = self.last_layers if self.layers == "last" else layers_mixed(model.backbone)
+            count = self.last_layers if self.layers == "last" else num_mixed_layers(model.backbone)
             width = count * model.backbone.hidden_size
-            reader = Remembered.of(
+            reader = CachedEncoder.of(
                 reader, model.backbone, config.backbone, self.cache, width=width, limit=self.cache_size
             )
         return ClassificationObjective(
@@ -265,6 +265,6 @@ class ClassificationObjective(nn.Module):
         right = ((logits > 0) == labels.bool()).all(dim=1).sum().float()
         return Loss({"loss": Term(loss, labels.numel()), "accuracy": Term(right, len(labels), weight=0.0)})
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """The classifier, which is the whole of what was trained; it remembers no vectors."""
         return Model(self.model.backbone, self.model.head, reader=self.config.reader), self.config

@@ -133,6 +133,6 @@ class TaggingObjective(nn.Module):
         right = (logits.argmax(dim=1) == labels).sum().float()
         return Loss({"loss": Term(loss, count), "accuracy": Term(right, len(labels), weight=0.0)})
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """All of it."""
         return self.model, self.config

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from homespun.batch import Batch
 from homespun.errors import UserError
+from homespun.models.bundle import ModelBundle, fingerprint, load_model
+from homespun.models.feature_cache import FeatureCache
 from homespun.models.model import Model
-from homespun.models.remembered import VectorStore
-from homespun.models.store import Stored, fingerprint, load_model
 from homespun.text.tokenizer import Tokenizer
 
 _FILE = "homespun.json"
@@ -32,7 +32,7 @@ class Teacher:
         source: how messages name it.
     """
 
-    def __init__(self, stored: Stored, source: str) -> None:
+    def __init__(self, stored: ModelBundle, source: str) -> None:
         self.stored, self.source = stored, source
         stored.model.requires_grad_(False).eval()
 
@@ -91,7 +91,7 @@ class Teacher:
         return logits
 
 
-class KeptLogits:
+class LogitCache:
     """A teacher's logits of texts, kept on disk by the tokens of each text: computed in the first epoch only.
 
     They are rounded to float16, as what is kept is, whether they come from the disk or not.
@@ -106,7 +106,7 @@ class KeptLogits:
     def __init__(self, teacher: Teacher, folder: str | Path, *, labels: int, limit: int) -> None:
         own = fingerprint(teacher.stored.model, beside=teacher.stored.config.model_dump_json().encode())
         self.teacher = teacher
-        self.store = VectorStore(Path(folder) / own, width=labels, limit=limit)
+        self.store = FeatureCache(Path(folder) / own, width=labels, limit=limit)
 
     def __call__(self, batch: Batch) -> Tensor:
         """(texts, labels) float32."""
@@ -144,7 +144,7 @@ def teacher_folder(source: str | Path) -> Path:
 
 
 @functools.lru_cache(maxsize=1)  # of all seeds, folds and plans: it never changes
-def _opened(folder: Path, stamp: int) -> Stored:
+def _opened(folder: Path, stamp: int) -> ModelBundle:
     with _disable_current_modes():  # a step that is only planned has no values, and a teacher's come from the disk
         return load_model(folder)
 

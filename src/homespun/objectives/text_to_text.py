@@ -167,6 +167,6 @@ class TextToTextObjective(nn.Module):
         learnt, correct = Term(prediction.loss, count), Term(prediction.correct, count, weight=0.0)
         return Loss(dict(zip(_TERMS, (learnt, correct), strict=True)))
 
-    def product(self) -> tuple[Model, ModelConfig]:
+    def export_model(self) -> tuple[Model, ModelConfig]:
         """All of it."""
         return self.model, self.config

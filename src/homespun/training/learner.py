@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from homespun.batch import Batch, Loss
 from homespun.errors import NotFinite, UserError
 from homespun.models.backbone import Encoder
-from homespun.models.store import load_weights, weights_of
+from homespun.models.bundle import load_weights, weights_of
 from homespun.training.checkpoint import (
     Checkpoint,
     State,

@@ -21,9 +21,9 @@ from homespun.errors import UserError
 from homespun.inference.answers import Answer, find_answers
 from homespun.jobs.tasks.files import SplitSeed, files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
-from homespun.models.store import Stored
 from homespun.objectives.span_answers import SpanAnswers
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.squad import MEASURES, answer_scores, mean_answers
@@ -83,7 +83,7 @@ class QuestionData(Config):
             encoding=self.encoding,
         )
 
-    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
         """Answering them.
 
         Raises:
@@ -105,7 +105,7 @@ class QuestionData(Config):
         none = any(not one.answers for one in training) if self.no_answer is None else self.no_answer
         return AnswersTask(self.model_copy(update={"no_answer": none}), stored)
 
-    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
         """Answering, as the model was fine-tuned for it, here or elsewhere."""
         head = stored.config.head
         if head is None or not kind_of_head(head).startswith("question_answering"):
@@ -145,7 +145,7 @@ class AnswersTask:
     labels = None
     measures = MEASURES
 
-    def __init__(self, data: QuestionData, stored: Stored) -> None:
+    def __init__(self, data: QuestionData, stored: ModelBundle) -> None:
         self.data = data
         self.tokenizer: Tokenizer = stored.tokenizer
         self._segments = stored.config.backbone.type_vocab_size > 1
@@ -173,11 +173,11 @@ class AnswersTask:
             segments=self._segments,
         )
 
-    def lesson(self, objective: SpanAnswers, stored: Stored, training: QuestionRows) -> Lesson:
+    def lesson(self, objective: SpanAnswers, stored: ModelBundle, training: QuestionRows) -> Lesson:
         """A new head on the encoder."""
         module = objective.build(copy.deepcopy(stored.model), stored.config)
         return Lesson(
-            module, module.model, _teaching(training), objective.collate(self.tokenizer.pad_id), module.product
+            module, module.model, _teaching(training), objective.collate(self.tokenizer.pad_id), module.export_model
         )
 
     def validate(self, lesson: Lesson, rows: QuestionRows, *, batch_size: int) -> Evaluation:

@@ -33,9 +33,9 @@ from homespun.jobs.tasks.texts import (
     whole_pairs,
 )
 from homespun.jobs.tasks.tuning import Tuning, decide
+from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
-from homespun.models.store import Stored
 from homespun.objectives.new_head import check_head
 from homespun.objectives.supervised import Classification
 from homespun.training.calibration import calibration, row_losses
@@ -91,7 +91,7 @@ class LabelledData(Config):
         labels: Sequence[str | tuple[str, ...]] = found
         return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
 
-    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
         """What the objective learns from them: classes, numbers, ratings.
 
         Raises:
@@ -100,7 +100,7 @@ class LabelledData(Config):
         """
         return task_on_texts(self, objective, stored, training)
 
-    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
         """The task that the model was fine-tuned for."""
         several = stored.labels is not None and stored.labels.multi_label and not stored.task.get("learned")
         return stored_task_on_texts(self.model_copy(update={"multi_label": several}), stored, source=source)
@@ -139,7 +139,7 @@ class ClassificationTask:
 
     measures = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 
-    def __init__(self, data: TextsData, labels: Labels, stored: Stored, *, decision: Decision = PLAIN) -> None:
+    def __init__(self, data: TextsData, labels: Labels, stored: ModelBundle, *, decision: Decision = PLAIN) -> None:
         self.decision = decision
         self.data = data
         self.labels = labels
@@ -148,14 +148,14 @@ class ClassificationTask:
 
     @classmethod
     def of(
-        cls, data: TextsData, objective: Classification, stored: Stored, training: Sequence[LabelledText]
+        cls, data: TextsData, objective: Classification, stored: ModelBundle, training: Sequence[LabelledText]
     ) -> ClassificationTask:
         """For the classes of the training."""
         several = any(isinstance(example.label, tuple) for example in training[:1])
         return cls(data, Labels.collect(labels_of(training), multi_label=several), stored)
 
     @classmethod
-    def again(cls, data: TextsData, stored: Stored, *, source: str) -> ClassificationTask:
+    def again(cls, data: TextsData, stored: ModelBundle, *, source: str) -> ClassificationTask:
         """Classification as the model was fine-tuned for it."""
         if stored.labels is None or "length" not in stored.task:
             raise UserError(
@@ -188,7 +188,7 @@ class ClassificationTask:
         """A row a text or pair."""
         return rows_of(examples, self.data, self.stored, names=self.labels)
 
-    def lesson(self, objective: Classification, stored: Stored, training: LabelledRows) -> Lesson:
+    def lesson(self, objective: Classification, stored: ModelBundle, training: LabelledRows) -> Lesson:
         """A new head on the encoder."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
@@ -199,14 +199,14 @@ class ClassificationTask:
             weights=weights,
             long_inputs=self.data.long_inputs,
         )
-        module = objective.around(module, self.tokenizer, self.labels)
+        module = objective.wrap(module, self.tokenizer, self.labels)
         collate = objective.collate(self.tokenizer.pad_id, self.labels, weights=weights)
         rows = whole_pairs(training, training.one_sided)
 
         def tune(validation: LabelledRows, tuning: Tuning, batch_size: int) -> Tuned:
             return self.tuned(module.model, validation, tuning, batch_size=batch_size)
 
-        return Lesson(module, module.model, rows, collate, module.product, tune)
+        return Lesson(module, module.model, rows, collate, module.export_model, tune)
 
     def tuned(self, model: Model, validation: LabelledRows, tuning: Tuning, *, batch_size: int) -> Tuned:
         """The same with its logits read as is best for the validation texts."""
@@ -287,7 +287,7 @@ class ClassificationTask:
 _TASKS: dict[str, Any] = {"classification": ClassificationTask, "regression": RegressionTask, "ratings": RatingsTask}
 
 
-def task_on_texts(data: TextsData, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+def task_on_texts(data: TextsData, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
     """What an objective learns from labelled texts, or pairs.
 
     Raises:
@@ -304,7 +304,7 @@ def task_on_texts(data: TextsData, objective: Any, stored: Stored, training: Seq
     return made
 
 
-def stored_task_on_texts(data: TextsData, stored: Stored, *, source: str) -> Task[Any, Any]:
+def stored_task_on_texts(data: TextsData, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
     """The same of a fine-tuned model; what tells of no objective is a classifier, or nothing of the kind."""
     kind = stored.task.get("kind", "classification")
     made: Task[Any, Any] = _TASKS.get(kind, ClassificationTask).again(data, stored, source=source)

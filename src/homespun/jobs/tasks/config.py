@@ -16,7 +16,7 @@ from homespun.jobs.tasks.sentences import SentencesData
 from homespun.jobs.tasks.tagging import TaggedData
 from homespun.jobs.tasks.task import Task, TaskData
 from homespun.jobs.tasks.text_to_text import TextPairsData
-from homespun.models.store import Stored
+from homespun.models.bundle import ModelBundle
 from homespun.objectives.numbers import Ratings, Regression
 from homespun.objectives.sentence_labels import SentenceLabels
 from homespun.objectives.span_answers import SpanAnswers
@@ -44,7 +44,7 @@ class _Remembered(Config):
 
 
 def stored_task(
-    stored: Stored,
+    stored: ModelBundle,
     *,
     source: str,
     text: Sequence[str] | None = None,

@@ -27,8 +27,8 @@ from homespun.jobs.tasks.texts import (
     shown,
     whole_pairs,
 )
+from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
-from homespun.models.store import Stored
 from homespun.objectives.number_heads import Cumulative, Scaled, rating_probabilities
 from homespun.objectives.numbers import NumbersCollate, Ratings, Regression
 from homespun.training.evaluate import Metrics
@@ -45,7 +45,7 @@ class RegressionTask:
     measures = ("spearman", "pearson", "absolute_error")
 
     def __init__(
-        self, data: TextsData, stored: Stored, *, bounds: tuple[float, float] | None, refuses: bool = True
+        self, data: TextsData, stored: ModelBundle, *, bounds: tuple[float, float] | None, refuses: bool = True
     ) -> None:
         self.data = data
         self.stored = stored
@@ -54,13 +54,13 @@ class RegressionTask:
 
     @classmethod
     def of(
-        cls, data: TextsData, objective: Regression, stored: Stored, training: Sequence[LabelledText]
+        cls, data: TextsData, objective: Regression, stored: ModelBundle, training: Sequence[LabelledText]
     ) -> RegressionTask:
         """For the range that the objective says."""
         return cls(data, stored, bounds=objective.range, refuses=objective.outside == "refuse")
 
     @classmethod
-    def again(cls, data: TextsData, stored: Stored, *, source: str) -> RegressionTask:
+    def again(cls, data: TextsData, stored: ModelBundle, *, source: str) -> RegressionTask:
         """As the model was fine-tuned."""
         learned = _learned(stored, source, "range", "outside")
         bounds = None if learned["range"] is None else (float(learned["range"][0]), float(learned["range"][1]))
@@ -96,13 +96,13 @@ class RegressionTask:
         numbers = _numbers(examples)
         return _numbered(examples, self.data, self.stored, np.where(self._outside(numbers), np.nan, numbers))
 
-    def lesson(self, objective: Regression, stored: Stored, training: NumberedRows) -> Lesson:
+    def lesson(self, objective: Regression, stored: ModelBundle, training: NumberedRows) -> Lesson:
         """A new head on the encoder."""
         known = training.numbers[~_left_out(training)]
         _check_some(known)
         module = objective.build(copy.deepcopy(stored.model), stored.config, known, long_inputs=self.data.long_inputs)
         collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, "absolute_error"))
-        return _lesson(objective.around(module), training, collate)
+        return _lesson(objective.wrap(module), training, collate)
 
     def validate(self, lesson: Lesson, rows: NumberedRows, *, batch_size: int) -> Evaluation:
         """The squared error, in units of the training's spread, and the metrics."""
@@ -151,7 +151,7 @@ class RatingsTask:
     measures = ("quadratic_kappa", "accuracy", "absolute_error", "spearman")
 
     def __init__(
-        self, data: TextsData, stored: Stored, *, levels: tuple[float, ...], by: str, refuses: bool = True
+        self, data: TextsData, stored: ModelBundle, *, levels: tuple[float, ...], by: str, refuses: bool = True
     ) -> None:
         self.data = data
         self.stored = stored
@@ -160,14 +160,16 @@ class RatingsTask:
         self.refuses = refuses
 
     @classmethod
-    def of(cls, data: TextsData, objective: Ratings, stored: Stored, training: Sequence[LabelledText]) -> RatingsTask:
+    def of(
+        cls, data: TextsData, objective: Ratings, stored: ModelBundle, training: Sequence[LabelledText]
+    ) -> RatingsTask:
         """For the ratings of the objective, or of the training."""
         with named(data.train):
             levels = objective.levels_of(_numbers(training))
         return cls(data, stored, levels=levels, by=objective.by, refuses=objective.outside == "refuse")
 
     @classmethod
-    def again(cls, data: TextsData, stored: Stored, *, source: str) -> RatingsTask:
+    def again(cls, data: TextsData, stored: ModelBundle, *, source: str) -> RatingsTask:
         """As the model was fine-tuned."""
         learned = _learned(stored, source, "levels", "by", "outside")
         levels = tuple(float(level) for level in learned["levels"])
@@ -212,7 +214,7 @@ class RatingsTask:
         ranks, outside = self._ranks(_numbers(examples))
         return _numbered(examples, self.data, self.stored, np.where(outside, np.nan, ranks.astype(np.float64)))
 
-    def lesson(self, objective: Ratings, stored: Stored, training: NumberedRows) -> Lesson:
+    def lesson(self, objective: Ratings, stored: ModelBundle, training: NumberedRows) -> Lesson:
         """A new head on the encoder."""
         known = training.numbers[~_left_out(training)].astype(np.int64)
         _check_some(known)
@@ -227,7 +229,7 @@ class RatingsTask:
         )
         measured = "absolute_error" if self.by == "squared" else "accuracy"
         collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, measured, weights))
-        return _lesson(objective.around(module), training, collate)
+        return _lesson(objective.wrap(module), training, collate)
 
     def validate(self, lesson: Lesson, rows: NumberedRows, *, batch_size: int) -> Evaluation:
         """The loss of the objective, and the metrics."""
@@ -320,7 +322,7 @@ def _numbers(examples: Sequence[LabelledText]) -> NDArray[np.float64]:
 
 
 def _numbered(
-    examples: Sequence[LabelledText], data: TextsData, stored: Stored, numbers: NDArray[np.float64]
+    examples: Sequence[LabelledText], data: TextsData, stored: ModelBundle, numbers: NDArray[np.float64]
 ) -> NumberedRows:
     rows = rows_of(examples, data, stored)
     return NumberedRows(rows, numbers, rows.counts | {"outside": int(np.isnan(numbers).sum())})
@@ -339,7 +341,7 @@ def _check_some(known: NDArray[Any]) -> None:
 
 
 def _lesson(module: Any, training: NumberedRows, collate: Collate) -> Lesson:
-    return Lesson(module, module.model, whole_pairs(training, _left_out(training)), collate, module.product)
+    return Lesson(module, module.model, whole_pairs(training, _left_out(training)), collate, module.export_model)
 
 
 def _evaluation(lesson: Lesson, metrics: Metrics) -> Evaluation:
@@ -379,7 +381,7 @@ def _lines(
     return np.full(len(test), float(constant(known))), told
 
 
-def _learned(stored: Stored, source: str, *keys: str) -> Mapping[str, Any]:
+def _learned(stored: ModelBundle, source: str, *keys: str) -> Mapping[str, Any]:
     learned = stored.task.get("learned")
     if not isinstance(learned, Mapping) or any(key not in learned for key in keys):
         raise UserError(f"{source} does not say which numbers it tells; fine-tune it with this version of homespun")

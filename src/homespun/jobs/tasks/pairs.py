@@ -15,7 +15,7 @@ from homespun.jobs.tasks.classification import stored_task_on_texts, task_on_tex
 from homespun.jobs.tasks.files import SplitSeed, files_of, paths
 from homespun.jobs.tasks.task import Part, Task
 from homespun.jobs.tasks.texts import LabelledText
-from homespun.models.store import Stored
+from homespun.models.bundle import ModelBundle
 
 
 class PairsData(Config):
@@ -71,7 +71,7 @@ class PairsData(Config):
         first, second = (text_of(record, paths(columns), where=where) for columns in (self.first, self.second))
         return first, second
 
-    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
         """What the objective learns from them: classes, numbers, ratings.
 
         Raises:
@@ -79,7 +79,7 @@ class PairsData(Config):
         """
         return task_on_texts(self, objective, stored, training)
 
-    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
         """The task that the model was fine-tuned for."""
         return stored_task_on_texts(self, stored, source=source)
 

@@ -26,8 +26,8 @@ from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
 from homespun.jobs.tasks.files import SplitSeed, files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
-from homespun.models.store import Stored
 from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels
 from homespun.training.evaluate import classification_metrics, classify
 from homespun.training.validation import Evaluation
@@ -77,7 +77,7 @@ class SentencesData(Config):
             inputs, sentences=self.sentences, labels=self.labels, columns=self.columns, encoding=self.encoding
         )
 
-    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
         """Labels for their sentences.
 
         Raises:
@@ -102,7 +102,7 @@ class SentencesData(Config):
         labels = Labels.collect([label for document in training for label in document.labels])
         return SentencesTask(self, labels, stored, vector=objective.vector)
 
-    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
         """The same, as the model was fine-tuned for it."""
         learned = stored.task.get("learned")
         if stored.labels is None or not isinstance(learned, Mapping) or "vector" not in learned:
@@ -133,7 +133,7 @@ class SentencesData(Config):
 class SentencesTask:
     """Labels for the sentences of documents; see `homespun.jobs.tasks.task.Task`."""
 
-    def __init__(self, data: SentencesData, labels: Labels, stored: Stored, *, vector: Vector) -> None:
+    def __init__(self, data: SentencesData, labels: Labels, stored: ModelBundle, *, vector: Vector) -> None:
         self.data = data
         self.labels = labels
         self.stored = stored
@@ -180,13 +180,13 @@ class SentencesTask:
             vector=self.vector,
         )
 
-    def lesson(self, objective: SentenceLabels, stored: Stored, training: SentenceWindows) -> Lesson:
+    def lesson(self, objective: SentenceLabels, stored: ModelBundle, training: SentenceWindows) -> Lesson:
         """A new head on the backbone."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
         module = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
         collate = SentenceCollate(stored.tokenizer.pad_id, self.vector, weights)
-        return Lesson(module, module.model, training, collate, module.product)
+        return Lesson(module, module.model, training, collate, module.export_model)
 
     def validate(self, lesson: Lesson, rows: SentenceWindows, *, batch_size: int) -> Evaluation:
         """The log loss and the metrics, over all sentences."""

@@ -21,9 +21,9 @@ from homespun.errors import UserError
 from homespun.inference.tags import entities, tag_probabilities, tags_of
 from homespun.jobs.tasks.files import SplitSeed, files_of
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
-from homespun.models.store import Stored
 from homespun.objectives.tagging import Tagging
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.tag_metrics import ENTITIES, WORDS, EntityMetrics, are_entities, word_metrics
@@ -67,7 +67,7 @@ class TaggedData(Config):
         """The sentences of any files."""
         return read_tagged(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
 
-    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
         """Tagging them.
 
         Raises:
@@ -87,7 +87,7 @@ class TaggedData(Config):
         labels = Labels.collect([tag for sentence in training for tag in sentence.tags])
         return TaggingTask(self, labels, stored)
 
-    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
         """Tagging, as the model was fine-tuned for it, here or elsewhere."""
         head = stored.config.head
         if stored.labels is None or head is None or kind_of_head(head) != "token_classification":
@@ -120,7 +120,7 @@ class TaggedData(Config):
 class TaggingTask:
     """Tags for words; see `homespun.jobs.tasks.task.Task`."""
 
-    def __init__(self, data: TaggedData, labels: Labels, stored: Stored) -> None:
+    def __init__(self, data: TaggedData, labels: Labels, stored: ModelBundle) -> None:
         self.data = data
         self.labels = labels
         self.tokenizer: Tokenizer = stored.tokenizer
@@ -140,7 +140,7 @@ class TaggingTask:
         """A row a sentence, several where it is longer."""
         return TaggedRows(examples, self.tokenizer, length=self.data.length, stride=self.data.stride, names=self.labels)
 
-    def lesson(self, objective: Tagging, stored: Stored, training: TaggedRows) -> Lesson:
+    def lesson(self, objective: Tagging, stored: ModelBundle, training: TaggedRows) -> Lesson:
         """A new head on the encoder."""
         if not len(training):
             raise UserError("there is nothing to learn: no sentence of the training has a word")
@@ -149,7 +149,11 @@ class TaggingTask:
         weights = objective.weights(self.labels, targets[targets != NONE])
         module = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
         return Lesson(
-            module, module.model, training, objective.collate(self.tokenizer.pad_id, weights=weights), module.product
+            module,
+            module.model,
+            training,
+            objective.collate(self.tokenizer.pad_id, weights=weights),
+            module.export_model,
         )
 
     def validate(self, lesson: Lesson, rows: TaggedRows, *, batch_size: int) -> Evaluation:

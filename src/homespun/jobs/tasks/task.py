@@ -20,9 +20,9 @@ from homespun.data.labelled import Labels
 from homespun.data.loader import Collate
 from homespun.data.rows import Rows
 from homespun.jobs.tasks.tuning import Tuning
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.models.store import Stored
 from homespun.training.evaluate import Metrics
 from homespun.training.validation import Evaluation
 
@@ -70,7 +70,7 @@ class Lesson:
     model: Model
     rows: Rows
     collate: Collate
-    product: Callable[[], tuple[Model, ModelConfig]]
+    export_model: Callable[[], tuple[Model, ModelConfig]]
     tune: Callable[[Any, Tuning, int], Tuned] | None = None
 
 
@@ -111,7 +111,7 @@ class Task(Protocol[Example_contra, RowsOfTask]):
     def rows(self, examples: Sequence[Example_contra]) -> RowsOfTask:
         """What a model is given of them."""
 
-    def lesson(self, objective: Any, stored: Stored, training: RowsOfTask) -> Lesson:
+    def lesson(self, objective: Any, stored: ModelBundle, training: RowsOfTask) -> Lesson:
         """A training of ``objective`` (a member of `FinetuneObjective`) on a copy of the model in ``stored``.
 
         Raises:
@@ -168,14 +168,14 @@ class TaskData(Protocol):
     def read_files(self, inputs: Sequence[str]) -> list[Any]:
         """The examples of any files, for `homespun evaluate`."""
 
-    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
         """The task, for a model and the examples that it may learn from.
 
         Raises:
             UserError: the objective is of another kind, the model cannot do it, or a package is missing.
         """
 
-    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
         """The task of a fine-tuned model, as `Task.describe` wrote it.
 
         Raises:

@@ -31,11 +31,11 @@ from homespun.errors import UserError, nearest
 from homespun.inference.write import Writing, write_texts
 from homespun.jobs.tasks.files import SplitSeed, files_of, paths
 from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.generation.settings import check_beams
 from homespun.models.model import Model
-from homespun.models.store import Stored
 from homespun.objectives.text_to_text import TextToText
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.rouge import MEASURES, Rouge, mean_scores
@@ -165,7 +165,7 @@ class TextPairsData(Config):
         """Column of a title; empty where there is none."""
         return "" if self.paragraphs is None else self.paragraphs.title
 
-    def task(self, objective: Any, stored: Stored, training: Sequence[Any]) -> Task[Any, Any]:
+    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
         """Writing the targets.
 
         Raises:
@@ -219,7 +219,7 @@ class TextPairsData(Config):
                     f"data.{name}_length={given} exceeds the model's max_position_embeddings={limit}; lower it"
                 )
 
-    def stored_task(self, stored: Stored, *, source: str) -> Task[Any, Any]:
+    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
         """Writing, as the model was fine-tuned for it.
 
         Raises:
@@ -270,7 +270,7 @@ class TextToTextTask:
     labels = None
     measures = MEASURES
 
-    def __init__(self, data: TextPairsData, stored: Stored) -> None:
+    def __init__(self, data: TextPairsData, stored: ModelBundle) -> None:
         self.data = data
         self.tokenizer: Tokenizer = stored.tokenizer
         backbone = stored.config.backbone
@@ -302,14 +302,14 @@ class TextToTextTask:
             paragraphs=self.data.paragraphs,
         )
 
-    def lesson(self, objective: TextToText, stored: Stored, training: PairsOfTextsRows) -> Lesson:
+    def lesson(self, objective: TextToText, stored: ModelBundle, training: PairsOfTextsRows) -> Lesson:
         """The model as it is, or under a new head."""
         module = objective.build(copy.deepcopy(stored.model), stored.config)
         rows: Rows = training
         if (sets := self.data.sets) is not None:
             weights = [one.weight for one in sets]
             rows = Mixture(training, training.data_sets, weights=weights, limit=self.data.limit)
-        return Lesson(module, module.model, rows, objective.collate(module.config), module.product)
+        return Lesson(module, module.model, rows, objective.collate(module.config), module.export_model)
 
     def validate(self, lesson: Lesson, rows: PairsOfTextsRows, *, batch_size: int) -> Evaluation:
         """The loss by teacher forcing: nothing is written."""

@@ -15,7 +15,7 @@ from homespun.data.numbers import ChosenRows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.jobs.tasks.task import TaskData
-from homespun.models.store import Stored
+from homespun.models.bundle import ModelBundle
 
 _AHEAD = 4096  # records read ahead in prediction, and sorted by length together
 
@@ -71,7 +71,7 @@ def shown(examples: Sequence[LabelledText]) -> list[str]:
 
 
 def rows_of(
-    examples: Sequence[LabelledText], data: TextsData, stored: Stored, *, names: Labels | None = None
+    examples: Sequence[LabelledText], data: TextsData, stored: ModelBundle, *, names: Labels | None = None
 ) -> LabelledRows:
     """A row a text or pair; with ``names`` it has its class."""
     return LabelledRows(
@@ -108,7 +108,7 @@ def predicted_in_parts(
         yield [LabelledText(text, "", second) for text, second in read]
 
 
-def check_length(data: TextsData, stored: Stored) -> None:
+def check_length(data: TextsData, stored: ModelBundle) -> None:
     """Refuse a length beyond the model's.
 
     Raises:

@@ -15,7 +15,7 @@ from homespun.models.backbone import Encoder, EncoderDecoder
 from homespun.models.heads import LanguageModelHead
 from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.masks import Source
-from homespun.nn.packed import Product, packed_linears, product
+from homespun.nn.prepacked_linear import Product, packed_linears, product
 
 _WORTHWHILE = 16  # steps from which on laying out the weights anew pays
 

@@ -12,7 +12,7 @@ from homespun.attention.full import DotProduct
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder, EncoderDecoder
 from homespun.models.context import Context
-from homespun.models.evaluating import evaluating
+from homespun.models.eval_mode import evaluating
 from homespun.models.generation.scores import uniforms
 from homespun.models.generation.search import Beams, Ends, Task, one_by_one
 from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, check_beams

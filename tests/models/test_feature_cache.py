@@ -14,8 +14,8 @@ from torch import Tensor
 from homespun.data.labelled import Labels
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.feature_cache import CachedEncoder, FeatureCache
 from homespun.models.model import last_layer
-from homespun.models.remembered import Remembered, VectorStore
 from homespun.models.sequence_heads import MeanHeadConfig
 from homespun.objectives.supervised import Classification, ClassificationObjective
 
@@ -54,9 +54,11 @@ def batch(rows: int = 5, seed: int = 3) -> tuple[Tensor, Tensor]:
     return ids, torch.arange(11)[None] < torch.tensor([11, 7, 2, 5, 3])[:rows, None]
 
 
-def remembered(folder: Path, backbone: Any, *, limit: int = 10**6, width: int = HIDDEN) -> tuple[Remembered, Counting]:
+def remembered(
+    folder: Path, backbone: Any, *, limit: int = 10**6, width: int = HIDDEN
+) -> tuple[CachedEncoder, Counting]:
     reader = Counting()
-    return Remembered.of(reader, backbone, CONFIG.backbone, folder, width=width, limit=limit), reader
+    return CachedEncoder.of(reader, backbone, CONFIG.backbone, folder, width=width, limit=limit), reader
 
 
 def test_it_is_what_the_encoder_computes_and_is_computed_once(tmp_path: Path) -> None:
@@ -104,10 +106,10 @@ def test_segments_and_types_of_numbers_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_two_stores_may_write_into_one_folder_at_a_time(tmp_path: Path) -> None:
-    stores = [VectorStore(tmp_path, width=3, limit=10**6) for _ in range(2)]
+    stores = [FeatureCache(tmp_path, width=3, limit=10**6) for _ in range(2)]
     for number in range(10):
         stores[number % 2].write(bytes([number] * 16), np.full((number, 3), number, np.float16))
-    found = VectorStore(tmp_path, width=3, limit=10**6)
+    found = FeatureCache(tmp_path, width=3, limit=10**6)
     assert len(found) == 10
     for number in range(10):
         vectors = found.read(bytes([number] * 16))
@@ -118,7 +120,7 @@ def test_two_stores_may_write_into_one_folder_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "zeros"])
 def test_what_was_not_written_whole_is_computed_again(tmp_path: Path, damage: str) -> None:
-    store = VectorStore(tmp_path, width=3, limit=10**6)
+    store = FeatureCache(tmp_path, width=3, limit=10**6)
     for number in (1, 2):
         store.write(bytes([number] * 16), np.full((5, 3), number, np.float16))
     with (tmp_path / "vectors").open("r+b") as file:
@@ -129,12 +131,12 @@ def test_what_was_not_written_whole_is_computed_again(tmp_path: Path, damage: st
             file.write(bytes(30))
     with (tmp_path / "index").open("ab") as file:
         file.write(b"half a record")
-    again = VectorStore(tmp_path, width=3, limit=10**6)
+    again = FeatureCache(tmp_path, width=3, limit=10**6)
     assert again.read(bytes([1] * 16)) is not None
     assert again.read(bytes([2] * 16)) is None
     again.write(bytes([2] * 16), np.full((5, 3), 2, np.float16))
     again.write(bytes([3] * 16), np.full((4, 3), 3, np.float16))
-    last = VectorStore(tmp_path, width=3, limit=10**6)
+    last = FeatureCache(tmp_path, width=3, limit=10**6)
     for number in (1, 2, 3):
         vectors = last.read(bytes([number] * 16))
         assert vectors is not None
@@ -142,7 +144,7 @@ def test_what_was_not_written_whole_is_computed_again(tmp_path: Path, damage: st
 
 
 def test_no_more_is_kept_than_the_limit_allows_nor_what_is_no_number(tmp_path: Path) -> None:
-    store = VectorStore(tmp_path, width=3, limit=100)
+    store = FeatureCache(tmp_path, width=3, limit=100)
     for number, value in enumerate([1.0, float("inf"), float("nan"), 2.0, 3.0, 4.0]):
         store.write(bytes([number] * 16), np.full((6, 3), value, np.float16))  # 36 bytes each
     assert len(store) == 2
@@ -176,7 +178,7 @@ def test_a_head_learns_the_same_from_it(tmp_path: Path, last_layers: int) -> Non
     ids, keep = batch()
     module = trained(cache=str(tmp_path), cache_size="2M", last_layers=last_layers)
     bare = trained(last_layers=last_layers)
-    assert isinstance(module.model.reader, Remembered)
+    assert isinstance(module.model.reader, CachedEncoder)
     gradients = []
     for objective in (bare, module, module):
         objective.eval()
@@ -187,6 +189,6 @@ def test_a_head_learns_the_same_from_it(tmp_path: Path, last_layers: int) -> Non
     torch.testing.assert_close(gradients[1], gradients[0], atol=3e-3, rtol=3e-3)
     for first, second in zip(gradients[1], gradients[2], strict=True):
         assert (first == second).all()
-    product = module.product()[0]
+    product = module.export_model()[0]
     assert product.reader == bare.model.reader
     assert product.state_dict().keys() == bare.model.state_dict().keys()

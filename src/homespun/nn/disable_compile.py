@@ -11,7 +11,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
+def disable_compile(function: Callable[P, T]) -> Callable[P, T]:
     """``torch.compiler.disable``, but the compiler is imported when the function is first called: importing it takes
     as long as the rest of torch, and most commands never compile."""
     return _disable_dynamo(function)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from homespun.errors import UserError
+from homespun.models.bundle import assign_weights, fingerprint, load_model, load_weights, save_model, weights_of
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.store import fingerprint, load_model, load_weights, save_model, take_weights, weights_of
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -187,7 +187,7 @@ def test_weights_that_are_taken_are_not_copied_and_ties_stay() -> None:
     given["0.weight"] = torch.randn(3, 5).t()  # of another order
     given["2.bias"] = given["1.bias"]  # one there, two here
     given["0.bias"] = given["0.bias"].half()
-    take_weights(module, given, source="file")
+    assign_weights(module, given, source="file")
     assert module[1].weight.data_ptr() == given["1.weight"].data_ptr()
     assert module[2].weight is module[1].weight
     assert module[0].weight.is_contiguous()
@@ -198,7 +198,7 @@ def test_weights_that_are_taken_are_not_copied_and_ties_stay() -> None:
         module[2].bias.zero_()
     assert module[1].bias.abs().sum() > 0
     with pytest.raises(UserError, match="1 tensors are missing"):
-        take_weights(module, {name: tensor for name, tensor in given.items() if name != "0.bias"}, source="file")
+        assign_weights(module, {name: tensor for name, tensor in given.items() if name != "0.bias"}, source="file")
 
 
 def test_training_a_model_that_was_opened_leaves_its_file_alone(folder: Path) -> None:

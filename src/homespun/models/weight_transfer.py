@@ -1,6 +1,6 @@
 """A checkpoint in another shape: longer positions, another attention, more or fewer layers, new words.
 
-Every tensor of the new model is the checkpoint's own, one made of it, or fresh; `Origins` says which.
+Every tensor of the new model is the checkpoint's own, one made of it, or fresh; `TransferReport` says which.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from homespun.attention import AlternatingAttentionConfig, AttentionConfig
 from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Config, validate
 from homespun.errors import UserError, nearest
+from homespun.models.bundle import ModelBundle, weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.store import Stored, weights_of
 from homespun.text.extend import NewWords
 
 CHANGEABLE = (
@@ -59,27 +59,27 @@ _LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
 
 
 @dataclass(frozen=True)
-class Origins:
+class TransferReport:
     """Where the tensors of a model came from, by their names.
 
     Attributes:
         copied: the checkpoint's own, under the same name.
         changed: made of the checkpoint's, or read at more places than there, and how.
-        fresh: newly drawn, or zero, for want of anything to begin with.
-        left: of the checkpoint, and in no use any more.
+        initialized: newly drawn or zero, because the checkpoint has nothing for them.
+        unused: tensors of the checkpoint that the new model does not use.
         layers: which layer of the checkpoint each layer is; of two stacks the encoder's, then the decoder's.
     """
 
     copied: tuple[str, ...] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
-    fresh: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    initialized: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     layers: tuple[int, ...] = ()
 
 
 def stretch(
-    stored: Stored, *, max_position_embeddings: int | None = None, attention: AttentionConfig | None = None
-) -> Stored:
+    stored: ModelBundle, *, max_position_embeddings: int | None = None, attention: AttentionConfig | None = None
+) -> ModelBundle:
     """The model for longer texts, as Longformer and LED were made: learned positions are copied over and over, and
     another attention begins with the projections of the one before (Beltagy et al. 2020, section 5).
 
@@ -96,21 +96,21 @@ def stretch(
             tensor of the model cannot follow; an attention that the model cannot have.
     """
     given = {"max_position_embeddings": max_position_embeddings, "attention": attention}
-    return carried(stored, {name: value for name, value in given.items() if value is not None})[0]
+    return transferred(stored, {name: value for name, value in given.items() if value is not None})[0]
 
 
-def carried(stored: Stored, changes: Mapping[str, Any]) -> tuple[Stored, Origins]:
+def transferred(stored: ModelBundle, changes: Mapping[str, Any]) -> tuple[ModelBundle, TransferReport]:
     """The model with ``changes`` to its backbone's config, and where its tensors came from.
 
     Raises:
-        UserError: see `changed_backbone` and `carry`.
+        UserError: see `changed_backbone` and `transfer_weights`.
     """
     backbone = changed_backbone(stored.config.one_text("stretching a checkpoint"), changes)
     config = stored.config.model_copy(update={"backbone": backbone})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(backbone.seed)
         model = config.build().eval()
-    origins = carry(stored, model, config)
+    origins = transfer_weights(stored, model, config)
     task = dict(stored.task)
     if isinstance(task.get("length"), int):
         task["length"] = min(task["length"], backbone.max_position_embeddings)
@@ -200,14 +200,14 @@ def layers_of(layers: int, wanted: int) -> tuple[int, ...]:
     return tuple(round(number * (layers - 1) / max(1, wanted - 1)) for number in range(wanted))
 
 
-def carry(
-    stored: Stored,
+def transfer_weights(
+    stored: ModelBundle,
     model: Model,
     config: ModelConfig,
     *,
     words: NewWords | None = None,
     layers: Sequence[int] | None = None,
-) -> Origins:
+) -> TransferReport:
     """Fill ``model``, just built from ``config``, with what it can take of ``stored``.
 
     The head is taken where it is of the same kind.
@@ -266,7 +266,7 @@ def carry(
             else:
                 copied.append(name)
     left = [name for name in weights_of(stored.model) if name not in source or id(source[name]) not in used]
-    return Origins(tuple(copied), changed, tuple(fresh), tuple(left), tuple(chain(*chosen.values())))
+    return TransferReport(tuple(copied), changed, tuple(fresh), tuple(left), tuple(chain(*chosen.values())))
 
 
 def _pairs_of_stacks(

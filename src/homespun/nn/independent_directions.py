@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from homespun.nn.dropout import Dropout
 from homespun.nn.masks import Mask
-from homespun.nn.residual import OneStream
+from homespun.nn.residual import SequentialStack
 
 
-class SideBySide:
-    """`homespun.nn.residual.Streams` of two halves that begin alike."""
+class DirectionStack:
+    """`homespun.nn.residual.LayerStack` of two halves that begin alike."""
 
     copies = 2
 
@@ -28,10 +28,10 @@ class SideBySide:
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
         """(batch, seq, 2 * size) -> the same."""
-        return OneStream().run(layers, hidden, mask, recompute=recompute)
+        return SequentialStack().run(layers, hidden, mask, recompute=recompute)
 
 
-class TwoDirections(nn.Module):
+class IndependentDirections(nn.Module):
     """A layer for each half: ``forwards`` reads the left one as it stands, ``backwards`` the right one turned round.
 
     A text is turned round among its own places: padding stays where it is, and documents that are packed into a row

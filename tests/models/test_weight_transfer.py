@@ -8,10 +8,17 @@ import pytest
 import torch
 
 from homespun.errors import UserError
+from homespun.models.bundle import ModelBundle
 from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.store import Stored
-from homespun.models.stretch import CHANGEABLE, carried, carry, changed_stacks, layers_of, stretch
+from homespun.models.weight_transfer import (
+    CHANGEABLE,
+    changed_stacks,
+    layers_of,
+    stretch,
+    transfer_weights,
+    transferred,
+)
 from homespun.text.extend import NewWords
 from homespun.text.tokenizer import Tokenizer
 
@@ -25,7 +32,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["the quick brown fox jumps over the lazy dog"] * 3, kind="words", vocab_size=12)
 
 
-def made(tokenizer: Tokenizer, **given: Any) -> Stored:
+def made(tokenizer: Tokenizer, **given: Any) -> ModelBundle:
     sizes = {"hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 3, "intermediate_size": 17}
     tree = sizes | {"vocab_size": 13, "max_position_embeddings": 23} | given
     config = ModelConfig(backbone=EncoderConfig.model_validate(tree), head=MaskedLMHeadConfig())
@@ -34,7 +41,7 @@ def made(tokenizer: Tokenizer, **given: Any) -> Stored:
     with torch.no_grad():  # biases and norms too: what is zero or one would hide a mistake
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return Stored(model, config, tokenizer, task={"length": 19})
+    return ModelBundle(model, config, tokenizer, task={"length": 19})
 
 
 def ids(length: int) -> torch.Tensor:
@@ -67,7 +74,7 @@ def test_with_the_same_length_and_attention_the_bits_are_the_same(
         assert again.task == stored.task
         assert not again.model.training
         assert torch.equal(again.model(ids(19)), stored.model(ids(19)))
-    assert carried(stored, {})[1].fresh == ()
+    assert transferred(stored, {})[1].initialized == ()
 
 
 @pytest.mark.parametrize("kind", ["learned", "offset", "sinusoidal", "relative", "axial"])
@@ -82,7 +89,7 @@ def test_positions_are_copied_over_and_over_or_cut(tokenizer: Tokenizer, kind: s
     if kind == "axial":
         positions |= {"shape": (5, 5), "sizes": (9, 13)}
     stored = made(tokenizer, positions=positions, attention={"kind": attention})
-    stretched, origins = carried(stored, {"max_position_embeddings": longer})
+    stretched, origins = transferred(stored, {"max_position_embeddings": longer})
     assert stretched.config.backbone.max_position_embeddings == longer
     short = min(longer, 23)
     assert torch.equal(stretched.model(ids(short)), stored.model(ids(short)))
@@ -117,12 +124,12 @@ def test_the_mask_decoders_positions_are_copied_over_and_over_or_cut(
     tokenizer: Tokenizer, changes: dict[str, Any], longer: int
 ) -> None:
     stored = made(tokenizer, **LATE, enhanced_mask_decoder=True)
-    stretched, origins = carried(stored, changes | {"max_position_embeddings": longer})
+    stretched, origins = transferred(stored, changes | {"max_position_embeddings": longer})
     name = "backbone.embeddings.late.embedding.weight"
     old, new = stored.model.state_dict()[name], stretched.model.state_dict()[name]
     assert torch.equal(new, old[torch.arange(longer) % 23])
     assert name in origins.changed
-    assert origins.fresh == ()
+    assert origins.initialized == ()
     if not changes:
         short = min(longer, 23)
         assert torch.equal(stretched.model(ids(short)), stored.model(ids(short)))
@@ -134,16 +141,16 @@ def test_a_window_over_the_whole_text_is_full_attention_to_rounding(
     tokenizer: Tokenizer, attention: dict[str, Any]
 ) -> None:
     stored = made(tokenizer)
-    stretched, origins = carried(stored, {"attention": attention})
-    assert origins.fresh == ()
+    stretched, origins = transferred(stored, {"attention": attention})
+    assert origins.initialized == ()
     torch.testing.assert_close(stretched.model(ids(23)), stored.model(ids(23)), rtol=1e-5, atol=1e-5)
     # and a narrow one is not: the test above would not see a window that is never looked at
-    narrow = carried(stored, {"attention": attention | {"patterns": [{"kind": "window", "radius": 2}]}})[0]
+    narrow = transferred(stored, {"attention": attention | {"patterns": [{"kind": "window", "radius": 2}]}})[0]
     assert not torch.allclose(narrow.model(ids(23)), stored.model(ids(23)), rtol=1e-5, atol=1e-5)
 
 
 def test_projections_of_global_tokens_begin_as_the_local_ones(tokenizer: Tokenizer) -> None:
-    stretched, origins = carried(made(tokenizer), {"attention": GLOBAL})
+    stretched, origins = transferred(made(tokenizer), {"attention": GLOBAL})
     weights = stretched.model.state_dict()
     for layer in range(3):
         stem = f"backbone.layers.{layer}.attention.sublayer."
@@ -155,15 +162,15 @@ def test_projections_of_global_tokens_begin_as_the_local_ones(tokenizer: Tokeniz
 
 def test_shared_queries_and_keys_begin_as_the_queries_and_the_way_back(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer)
-    shared, origins = carried(stored, {"attention": {"kind": "lsh", "chunk_length": 7}})
+    shared, origins = transferred(stored, {"attention": {"kind": "lsh", "chunk_length": 7}})
     stem = "backbone.layers.1.attention.sublayer."
     old, new = stored.model.state_dict(), shared.model.state_dict()
     assert torch.equal(new[f"{stem}query_key.weight"], old[f"{stem}query.weight"])
-    assert f"{stem}key.weight" in origins.left
-    back, origins = carried(shared, {"attention": {"kind": "full"}})
+    assert f"{stem}key.weight" in origins.unused
+    back, origins = transferred(shared, {"attention": {"kind": "full"}})
     new = back.model.state_dict()
     assert torch.equal(new[f"{stem}key.weight"], old[f"{stem}query.weight"])
-    assert f"{stem}key.bias" in origins.fresh
+    assert f"{stem}key.bias" in origins.initialized
     assert not new[f"{stem}key.bias"].any()
 
 
@@ -171,11 +178,11 @@ def test_shared_queries_and_keys_begin_as_the_queries_and_the_way_back(tokenizer
 def test_what_starts_fresh_is_named(tokenizer: Tokenizer, kind: str) -> None:
     stored = made(tokenizer)
     changes = {"attention": {"kind": kind} | ({"k": 5} if kind == "linformer" else {})}
-    stretched, origins = carried(stored, changes)
-    assert all(".kernel." in name for name in origins.fresh)
-    assert bool(origins.fresh) == (kind == "linformer")
-    assert len(origins.copied) + len(origins.fresh) == len(origins.copied + origins.fresh)
-    assert torch.equal(carried(stored, changes)[0].model(ids(11)), stretched.model(ids(11)))
+    stretched, origins = transferred(stored, changes)
+    assert all(".kernel." in name for name in origins.initialized)
+    assert bool(origins.initialized) == (kind == "linformer")
+    assert len(origins.copied) + len(origins.initialized) == len(origins.copied + origins.initialized)
+    assert torch.equal(transferred(stored, changes)[0].model(ids(11)), stretched.model(ids(11)))
 
 
 def test_linformers_sums_go_on_over_the_new_places(tokenizer: Tokenizer) -> None:
@@ -195,14 +202,14 @@ def test_relative_positions_stay_what_they_were(tokenizer: Tokenizer) -> None:
         stretch(stored, max_position_embeddings=61)
     assert "set model.attention.max_relative_positions=23, so that relative positions" in str(e.value)
     changes = {"max_position_embeddings": 61, "attention": {"max_relative_positions": 23}}
-    longer, origins = carried(stored, changes)
-    assert origins.fresh == ()
+    longer, origins = transferred(stored, changes)
+    assert origins.initialized == ()
     assert "simply go on to 61 tokens" in origins.changed[f"{STEM}relative.embedding.weight"]
     assert torch.equal(longer.model(ids(23)), stored.model(ids(23)))
     longer.model(ids(61))
     biased = made(tokenizer, attention={"kind": "relative_bias"}, positions={"kind": "none"})
-    farther, origins = carried(biased, {"attention": {"max_distance": 257}})
-    assert origins.fresh == ()
+    farther, origins = transferred(biased, {"attention": {"max_distance": 257}})
+    assert origins.initialized == ()
     assert torch.equal(farther.model(ids(7)), biased.model(ids(7)))
 
 
@@ -222,23 +229,23 @@ def test_layers_are_copied_or_dropped_evenly(layers: int, wanted: int, expected:
 
 def test_another_depth_has_the_checkpoints_layers(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer)
-    deeper, origins = carried(stored, {"num_hidden_layers": 7})
+    deeper, origins = transferred(stored, {"num_hidden_layers": 7})
     assert origins.layers == (0, 0, 0, 1, 1, 2, 2)
-    assert origins.fresh == ()
+    assert origins.initialized == ()
     for layer, origin in zip(deeper.model.backbone.layers, origins.layers, strict=True):
         other = stored.model.backbone.layers[origin].state_dict()
         assert all(torch.equal(tensor, other[name]) for name, tensor in layer.state_dict().items())
-    shallow, origins = carried(stored, {"num_hidden_layers": 2})
+    shallow, origins = transferred(stored, {"num_hidden_layers": 2})
     assert origins.layers == (0, 2)
-    assert all(name.startswith("backbone.layers.1.") for name in origins.left)
-    assert origins.left
+    assert all(name.startswith("backbone.layers.1.") for name in origins.unused)
+    assert origins.unused
     shallow.model(ids(7))
 
 
 def test_repeated_layers_stay_repeated(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer, num_hidden_layers=4, num_hidden_groups=2)
-    deeper, _ = carried(stored, {"num_hidden_layers": 6})
-    assert carried(stored, {"num_hidden_layers": 2})[1].left == ()  # the second is layer 3, which is layer 2
+    deeper, _ = transferred(stored, {"num_hidden_layers": 6})
+    assert transferred(stored, {"num_hidden_layers": 2})[1].unused == ()  # the second is layer 3, which is layer 2
     layers, own = deeper.model.backbone.layers, stored.model.backbone.layers
     assert layers[0] is layers[2]
     for layer, origin in ((0, 0), (5, 3)):
@@ -252,7 +259,7 @@ def test_new_words_are_the_mean_of_their_pieces(tokenizer: Tokenizer) -> None:
     backbone = stored.config.one_stack("this test").with_tokens(15, 0)
     config = stored.config.model_copy(update={"backbone": backbone})
     model = config.build().eval()
-    origins = carry(stored, model, config, words=words)
+    origins = transfer_weights(stored, model, config, words=words)
     old, new = stored.model.state_dict(), model.state_dict()
     for name in ("backbone.embeddings.words.weight", "head.bias"):
         assert torch.equal(new[name][:12], old[name][:12])
@@ -266,10 +273,10 @@ def test_new_words_are_the_mean_of_their_pieces(tokenizer: Tokenizer) -> None:
 def test_a_head_of_another_kind_is_not_taken(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer)
     config = ModelConfig(backbone=stored.config.backbone, head=DiscriminatorHeadConfig())
-    origins = carry(stored, config.build(), config)
-    assert origins.fresh
-    assert all(name.startswith("head.") for name in origins.fresh)
-    assert "head.transform.weight" in origins.left
+    origins = transfer_weights(stored, config.build(), config)
+    assert origins.initialized
+    assert all(name.startswith("head.") for name in origins.initialized)
+    assert "head.transform.weight" in origins.unused
 
 
 NOWHERE = {"positions": {"kind": "none"}}
@@ -310,7 +317,7 @@ MISTAKES = {
 def test_mistakes_are_told(tokenizer: Tokenizer, mistake: str) -> None:
     given, changes, message = MISTAKES[mistake]
     with pytest.raises(UserError, match=message) as error:
-        carried(made(tokenizer, **given), changes)
+        transferred(made(tokenizer, **given), changes)
     assert "\n" not in str(error.value)
 
 
@@ -319,8 +326,8 @@ def test_a_model_without_positions_may_be_cut_and_be_given_some(tokenizer: Token
     shorter = stretch(stored, max_position_embeddings=13)
     assert torch.equal(shorter.model(ids(13)), stored.model(ids(13)))
     cycle = {"kind": "alternating", "cycle": [{"kind": "full"}, {"kind": "relative_bias"}]}
-    longer, origins = carried(stored, {"max_position_embeddings": 61, "attention": cycle})
-    assert [name.rpartition(".kernel.")[2] for name in origins.fresh] == ["bias.embedding.weight"]
+    longer, origins = transferred(stored, {"max_position_embeddings": 61, "attention": cycle})
+    assert [name.rpartition(".kernel.")[2] for name in origins.initialized] == ["bias.embedding.weight"]
     longer.model(ids(61))
 
 
@@ -331,11 +338,11 @@ def test_relative_positions_of_one_of_two_stacks_go_on(tokenizer: Tokenizer, sta
     decoder = {"attention": {"kind": "relative_bias"}}
     backbone = {"kind": "encoder_decoder", "encoder": sizes | NOWHERE, "decoder": decoder}
     config = ModelConfig.model_validate({"backbone": backbone})
-    stored = Stored(config.build().eval(), config, tokenizer)
+    stored = ModelBundle(config.build().eval(), config, tokenizer)
     changed = config.model_copy(
         update={"backbone": changed_stacks(config.backbone, {stack: {"max_position_embeddings": 61}})}
     )
-    origins = carry(stored, changed.build(), changed)
+    origins = transfer_weights(stored, changed.build(), changed)
     assert [*origins.changed] == [STEM.replace("layers", f"{stack}.layers") + "kernel.bias.embedding.weight"]
     plain = {stack: {"max_position_embeddings": 61, "attention": {"kind": "full"}}}
     with pytest.raises(UserError, match="has nothing to stretch"):
@@ -346,7 +353,7 @@ def test_an_encoder_with_a_decoder_is_refused(tokenizer: Tokenizer) -> None:
     sizes = {"vocab_size": 13, "hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1}
     config = ModelConfig.model_validate({"backbone": {"kind": "encoder_decoder", "encoder": sizes}})
     with pytest.raises(UserError, match="one stack"):
-        stretch(Stored(config.build(), config, tokenizer), max_position_embeddings=997)
+        stretch(ModelBundle(config.build(), config, tokenizer), max_position_embeddings=997)
 
 
 def test_every_changeable_setting_is_one() -> None:

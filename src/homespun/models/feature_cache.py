@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from homespun.models.backbone import Backbone
+from homespun.models.bundle import weights_of
 from homespun.models.config import BackboneConfig
 from homespun.models.model import Reader
-from homespun.models.store import weights_of
 
 _RECORD = np.dtype([("key", "u1", 16), ("start", "<i8"), ("tokens", "<i4"), ("checksum", "<u4")])
 
 
-class VectorStore:
+class FeatureCache:
     """Sequences of vectors by key, in float16.
 
     Args:
@@ -89,7 +89,7 @@ class VectorStore:
         self._places[key] = (start, len(vectors), checksum)
 
 
-class Remembered:
+class CachedEncoder:
     """A `Reader` that asks the backbone only for sequences that are not in a store.
 
     All vectors are rounded to float16, whether they come from the store or not: what is computed from them does not
@@ -97,19 +97,19 @@ class Remembered:
     nothing.
     """
 
-    def __init__(self, reader: Reader, store: VectorStore) -> None:
+    def __init__(self, reader: Reader, store: FeatureCache) -> None:
         self.reader, self.store = reader, store
 
     @classmethod
     def of(
         cls, reader: Reader, backbone: Backbone, config: BackboneConfig, folder: str | Path, *, width: int, limit: int
-    ) -> Remembered:
+    ) -> CachedEncoder:
         """Vectors of ``width`` of the backbone as it is now; any other one has its own place in ``folder``."""
         digest = hashlib.blake2b(f"{width} {config.model_dump_json()}".encode(), digest_size=16)
         for name, tensor in weights_of(backbone).items():
             digest.update(f"{name} {list(tensor.shape)}".encode())
             digest.update(tensor.cpu().numpy().tobytes())
-        store = VectorStore(Path(folder) / digest.hexdigest(), width=width, limit=limit)
+        store = FeatureCache(Path(folder) / digest.hexdigest(), width=width, limit=limit)
         return cls(reader, store)
 
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ _DRAWS = frozenset(
 
 
 @dataclass(frozen=True)
-class Stored:
+class ModelBundle:
     """A model as it lies on disk. ``task`` says how its data was read: text and label columns, length in tokens."""
 
     model: Model
@@ -79,7 +79,7 @@ def fingerprint(model: torch.nn.Module, *, beside: bytes = b"") -> str:
     return digest.hexdigest()
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Parameters keep what the memory held instead of random numbers; buffers are drawn as always."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,9 +90,9 @@ class Undrawn(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def build_undrawn(config: ModelConfig) -> Model:
-    """The model, to be given its weights by `take_weights` at once: they are not drawn, and take no memory."""
-    with Undrawn():
+def build_uninitialized(config: ModelConfig) -> Model:
+    """The model, to be given its weights by `assign_weights` at once: they are not drawn, and take no memory."""
+    with SkipInit():
         return config.build()
 
 
@@ -109,7 +109,7 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, so
             tensor.copy_(weights[name])
 
 
-def take_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, source: str) -> None:
+def assign_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, source: str) -> None:
     """Make ``weights`` those of ``model``, which must not be in use yet: what has its type and order is not copied.
 
     Tensors that are mapped from a file stay so, and take memory when they are read.
@@ -166,7 +166,7 @@ def save_model(
         (made / "homespun.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Stored:
+def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> ModelBundle:
     """The model in a ``model/`` folder, in evaluation mode.
 
     Raises:
@@ -196,10 +196,10 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Sto
     except SafetensorError as error:
         raise UserError(f"{weights} cannot be read: {error}") from error
     _check_fit(weights_of(outline(config, tensors, source=str(path))), tensors, str(weights))
-    model = build_undrawn(config)
-    take_weights(model, tensors, source=str(weights))
+    model = build_uninitialized(config)
+    assign_weights(model, tensors, source=str(weights))
     labels = None if description["labels"] is None else Labels.from_dict(description["labels"])
-    return Stored(model.to(device).eval(), config, tokenizer, labels, description["task"])
+    return ModelBundle(model.to(device).eval(), config, tokenizer, labels, description["task"])
 
 
 def _description(path: Path) -> dict[str, Any]:
