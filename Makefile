@@ -15,7 +15,10 @@ export NO_PYTHON
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help quickstart test docs wheel lock clean
+.PHONY: help quickstart lint test test-all docs wheel lock clean
+
+# A file's tests go to one worker, so that its fixtures are built once.
+PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z.]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -32,11 +35,16 @@ help: ## list the targets
 quickstart: .venv/.installed ## the whole job on the documentation of installed packages,, start to end in minutes
 	.venv/bin/homespun quickstart
 
-test: .venv/.installed ## ruff, mypy and the tests
+lint: .venv/.installed ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n auto --maxprocesses 4
+
+test: .venv/.installed ## the tests, but for slow ones
+	$(PYTEST) -m "not slow"
+
+test-all: test ## all tests: those of make test, then the slow ones
+	$(PYTEST) -m slow
 
 docs: .venv/.installed ## the documentation, into site/
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict

@@ -32,6 +32,7 @@ def page(trials: dict[str, dict[str, Any]]) -> str:
     return checkpoint_page.page({"trials": trials, "baselines": {"tfidf": {"accuracy": 0.917}}}, about)
 
 
+@pytest.mark.slow
 def test_means_and_deviations_over_the_seeds() -> None:
     trials = {"full-0": trial(0.93), "full-1": trial(0.94), "frozen-cnn-0": trial(0.9, "frozen-cnn")}
     found = checkpoint_page.summary(trials)
@@ -40,6 +41,7 @@ def test_means_and_deviations_over_the_seeds() -> None:
     assert "| 2 | 93.50 ± 0.71 |" in page(trials)
 
 
+@pytest.mark.slow
 def test_a_finding_is_said_to_hold_only_where_it_was_seen() -> None:
     said = page({"full-0": trial(0.93)})
     assert "cannot be said yet: no trial of `frozen-cnn` and `frozen-ffn`." in said
@@ -54,6 +56,7 @@ def test_a_finding_is_said_to_hold_only_where_it_was_seen() -> None:
     assert "`full` 93.00, `frozen-cnn` 90.00" in page(best)
 
 
+@pytest.mark.slow
 def test_minutes_of_computed_and_of_found_vectors_are_not_mixed() -> None:
     trials = {
         "frozen-ffn-0": trial(0.9, "frozen-ffn", vectors_computed=2**30, seconds=600.0, processor_seconds=None),
@@ -62,6 +65,7 @@ def test_minutes_of_computed_and_of_found_vectors_are_not_mixed() -> None:
     assert "| 0.5 | 2.0 (10.0) | 2.0 |" in page(trials)
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "checkpoint.json"
     checkpoint.write(results, {"trials": {"full-0": trial(0.93)}, "baselines": {"tfidf": {"accuracy": 0.917}}})
@@ -95,6 +99,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pyt
         checkpoint.run(words)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(checkpoint, "_homespun", lambda *words: ran.append(words))

@@ -40,6 +40,7 @@ def run(installed: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = {
@@ -55,6 +56,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     assert any(name.startswith("homespun/report/") and name.endswith(".j2") for name in names)
 
 
+@pytest.mark.slow
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
@@ -66,6 +68,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert not [line for line in metadata.get_all("Requires-Dist") if "transformers" in line and "peers" not in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [[sys.executable, "-m", "homespun"], ["bin/homespun"]])
 def test_the_installed_command_answers(installed: Path, start: list[str]) -> None:
     first = str(installed / start[0]) if start[0].startswith("bin/") else start[0]
@@ -85,6 +88,7 @@ def test_the_installed_command_answers(installed: Path, start: list[str]) -> Non
         assert verb in done.stdout
 
 
+@pytest.mark.slow
 def test_the_installed_command_finds_its_recipes(installed: Path) -> None:
     code = "import homespun; print(homespun.__file__)"
     assert run(installed, sys.executable, "-c", code).stdout.startswith(str(installed))

@@ -8,6 +8,7 @@ import pytest
 from benchmarks import sources
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes_last", [False, True])
 def test_changes_stand_before_or_after_the_options(
     changes_last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

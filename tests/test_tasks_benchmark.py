@@ -25,6 +25,7 @@ def both(ours: list[float], peer: list[float]) -> dict[str, Any]:
     return made | {f"mrpc-peer-{seed}": trial(score, seed) for seed, score in enumerate(peer)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ours", "peer", "reached"),
     [([0.90, 0.92], [0.91, 0.93], True), ([0.80, 0.801], [0.9, 0.902], False), ([0.95, 0.96], [0.9, 0.902], True)],
@@ -36,6 +37,7 @@ def test_a_figure_is_reached_within_a_deviation(ours: list[float], peer: list[fl
     assert f"| 2 and 2 | {'yes' if reached else 'no'} | 80.00 |" in tasks.page(both(ours, peer))
 
 
+@pytest.mark.slow
 def test_one_seed_says_nothing_and_a_missing_side_is_left_out(tmp_path: Path) -> None:
     assert "one seed does not say" in tasks.page(both([0.9], [0.9]))
     assert "one seed does not say" in tasks.page(both([0.9, 0.91], [0.95]))
@@ -45,6 +47,7 @@ def test_one_seed_says_nothing_and_a_missing_side_is_left_out(tmp_path: Path) ->
     assert (tmp_path / "tasks.md").is_file()
 
 
+@pytest.mark.slow
 def test_the_time_of_a_trial_that_was_stopped_is_not_told(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"test": {"f1": 0.9}}', encoding="utf-8")
     found = tasks._ours(tmp_path, tmp_path, tasks.CONTESTS["mrpc"], {}, tasks.Training())
@@ -54,6 +57,7 @@ def test_the_time_of_a_trial_that_was_stopped_is_not_told(tmp_path: Path) -> Non
     assert "a trial, ours: 30 to 30." in tasks.page(made)
 
 
+@pytest.mark.slow
 def test_files_have_one_form(tmp_path: Path) -> None:
     folder = tmp_path / "mrpc"
     folder.mkdir()
@@ -73,6 +77,7 @@ def test_files_have_one_form(tmp_path: Path) -> None:
         pair_contests.stsb(tmp_path, tmp_path, None)
 
 
+@pytest.mark.slow
 def test_both_sides_are_told_the_same() -> None:
     told = tasks.Training(seed=7, epochs=2.0, precision="bf16").settings
     assert "train.seed=7" in told
@@ -81,6 +86,7 @@ def test_both_sides_are_told_the_same() -> None:
     assert "train.optimizer.layer_decay=1.0" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "kind"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
 def test_the_loop_beside_ours_learns_in_the_precision_that_it_is_told(precision: str, kind: torch.dtype) -> None:
     pytest.importorskip("transformers")

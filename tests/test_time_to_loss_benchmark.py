@@ -30,6 +30,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(time_to_loss.TEXTS, "financial", lambda shared, out: None)
     found = time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)])
@@ -51,6 +52,7 @@ def test_ours_and_a_peer_are_trained_on_the_same_tokens(data: Path, monkeypatch:
     assert time_to_loss.run([*ARGUMENTS, *TINY, "--out", str(data)]) == found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("peer", "probability"), [("bert", 0.15), ("modernbert", 0.3)])
 def test_peers_mask_as_their_papers_did(peer: str, probability: float) -> None:
     name, *settings = time_to_loss.PEER_RECIPES[peer]
@@ -59,6 +61,7 @@ def test_peers_mask_as_their_papers_did(peer: str, probability: float) -> None:
     assert objective.probability == probability
 
 
+@pytest.mark.slow
 def test_held_out_rows_of_seq2seq_are_the_same_for_all_settings(tmp_path: Path) -> None:
     texts = [" ".join(f"word{(7 * text + step) % 41}" for step in range(700)) for text in range(13)]
     tokenizer = with_sentinels(Tokenizer.train(texts, kind="words", vocab_size=46), 100)

@@ -97,6 +97,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_a_comparison_killed_and_started_again_is_whole(compared: Path) -> None:
     said = json.loads((compared.parent / "said.json").read_text())
     assert (said["trials"], said["done"], said["failed"]) == (2, 2, [])
@@ -111,6 +112,7 @@ def test_a_comparison_killed_and_started_again_is_whole(compared: Path) -> None:
         assert all(row["seconds_per_text"] > 0 and row["peak_bytes"] > 0 for row in record["inference"])
 
 
+@pytest.mark.slow
 def test_baselines_are_rows_of_the_comparison(compared: Path) -> None:
     told = json.loads((compared / "comparison.json").read_text())
     contenders = {row["name"]: row["kind"] for row in told["tasks"]["topics"]["contenders"]}
@@ -122,6 +124,7 @@ def test_baselines_are_rows_of_the_comparison(compared: Path) -> None:
     assert "baselines" not in result
 
 
+@pytest.mark.slow
 def test_nothing_is_run_again(compared: Path) -> None:
     logs = {path: path.stat().st_mtime_ns for path in compared.rglob("logs/*.log")}
     assert len(logs) == 1 + 2 + 2 + 1  # pretraining, two tasks, two measurements, the baselines
@@ -140,6 +143,7 @@ def command(*words: str | Path) -> str:
     return printed.getvalue()
 
 
+@pytest.mark.slow
 def test_a_model_is_measured_by_length(compared: Path) -> None:
     result: dict[str, Any] = json.loads(
         command("measure", compared / "trials/tuned/seed-0/topics", "--lengths", "5,16", "--batch-size", "3")
@@ -148,6 +152,7 @@ def test_a_model_is_measured_by_length(compared: Path) -> None:
     assert result["parameters"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lengths", "words"),
     [("a", "takes whole numbers"), ("0", "must be 1 or more"), ("9999", "fewer than 9999; give --lengths")],

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -16,6 +18,7 @@ def benchmark(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_last_line_is_the_result():
     done = benchmark("corpus", "--megabytes", "0.3", "--vocab-size", "700", "--rounds", "1")
     assert done.returncode == 0, done.stderr

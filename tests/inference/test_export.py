@@ -53,6 +53,7 @@ def build(backbone: dict[str, Any], head: dict[str, Any] | None) -> tuple[Model,
     return config.build().eval(), config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backbone", "head", "inputs"),
     [
@@ -103,6 +104,7 @@ def test_any_batch_of_any_length(backbone: Any, head: Any, inputs: list[str], tm
     torch.testing.assert_close(found[real], expected[real], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_model_is_as_it_was(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     model, config = build({"attention": GLOBAL, "type_vocab_size": 0}, None)
@@ -112,6 +114,7 @@ def test_the_model_is_as_it_was(tmp_path: Path) -> None:
     assert str(model) == before
 
 
+@pytest.mark.slow
 def test_a_performer_takes_one_length_and_says_so(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model, config = build({"attention": {"kind": "performer", "num_features": 7}, "num_hidden_layers": 1}, None)

@@ -1,13 +1,30 @@
 from __future__ import annotations
 
+import os
+import shutil
+
 import pytest
+from filelock import FileLock
 from jobs_world import TINY, World, run, write_table
 
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    folder = tmp_path_factory.mktemp("world")
-    made = World(folder, run)
+    """Built once per run of pytest: its workers share the folder, so a test writes only to names of its own in it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    made = World(shared / "world", run)
+    with FileLock(shared / "world.lock"):
+        if not (shared / "world.done").exists():
+            shutil.rmtree(made.folder, ignore_errors=True)  # of a worker that failed
+            build(made)
+            (shared / "world.done").touch()
+    return made
+
+
+def build(made: World) -> None:
+    folder = made.folder
+    folder.mkdir()
     write_table(made.train, 240, seed=1)
     write_table(made.test, 61, seed=2)
     run(
@@ -27,4 +44,3 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
         *("data.length=24", "train.budget.epochs=6", "train.optimizer.learning_rate=5e-3"),
         *("train.optimizer.layer_decay=1.0", "--from", made.base, "--out", made.classifier),
     )
-    return made

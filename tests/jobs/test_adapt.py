@@ -87,6 +87,7 @@ def test_the_causal_head_goes_on_with_its_own_words(world: World, tmp_path: Path
     assert "head.words.weight" in weights_of(homespun.load(tmp_path / "own"))
 
 
+@pytest.mark.slow
 def test_a_discriminator_goes_on_with_a_fresh_generator_or_a_given_one(world: World, tmp_path: Path) -> None:
     corpus = Corpus.open(world.corpus)
     alone = go_on(world, world.base, tmp_path / "fresh", recipe="electra-tiny")

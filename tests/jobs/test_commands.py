@@ -130,6 +130,7 @@ def test_next_sentences_need_a_corpus_with_sentences(world: World, tmp_path: Pat
     assert {"mlm", "next_sentence"} <= result["validation"]["losses"].keys()
 
 
+@pytest.mark.slow
 def test_seeds_and_folds_are_runs_of_their_own(world: World, tmp_path: Path) -> None:
     words = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24")
     words += ("train.budget.steps=3", "--from", world.base)
@@ -155,6 +156,7 @@ def test_frozen_encoders_stay_as_they_are(world: World, tmp_path: Path) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on_with_a_finished_run(world: World, tmp_path: Path) -> None:
     words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY)
     words += ("train.batch_size=4", "--out", tmp_path / "run")
@@ -282,6 +284,7 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "homespun", *map(str, words)]
 
 
+@pytest.mark.slow
 def test_the_process_exits_with_2_and_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command("recipes", "show", "electra-smal"), capture_output=True, text=True, check=False)
     assert done.returncode == 2
@@ -301,6 +304,7 @@ def test_help_is_instant() -> None:
     assert min(times) < 0.5
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_is_never_interrupted(world: World, tmp_path: Path) -> None:
     words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY)
     words += ("train.budget.steps=60", "train.batch_size=4", "train.checkpoint_every=0.1")
@@ -329,6 +333,7 @@ def test_interrupted_and_resumed_is_never_interrupted(world: World, tmp_path: Pa
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_two_processes_train_what_one_trains(world: World, tmp_path: Path) -> None:
     pretrain = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY)
     pretrain += ("train.budget.steps=3", "train.batch_size=6", "model.hidden_dropout_prob=0", "objective.kind=mlm")

@@ -54,6 +54,7 @@ def distil(world: World, teacher: Path, out: str, *words: str) -> dict[str, Any]
     )
 
 
+@pytest.mark.slow
 def test_a_student_of_every_second_layer(world: World, teacher: Path) -> None:
     result = distil(world, teacher, "half", "train.budget.steps=12")
     told = result["distillation"]
@@ -72,6 +73,7 @@ def test_a_student_of_every_second_layer(world: World, teacher: Path) -> None:
     assert (world.folder / "runs" / "half" / "report" / "tables" / "distillation.csv").is_file()
 
 
+@pytest.mark.slow
 def test_given_layers_and_another_attention(world: World, teacher: Path) -> None:
     words = ("--layers", "3,1", "model.attention.kind=linformer", "model.attention.k=8", "train.budget.steps=3")
     assert distil(world, teacher, "linformer", *words)["distillation"]["layers"] == [3, 1]
@@ -79,6 +81,7 @@ def test_given_layers_and_another_attention(world: World, teacher: Path) -> None
     assert student.attention.kind == "linformer"
 
 
+@pytest.mark.slow
 def test_a_student_of_another_width(world: World, teacher: Path) -> None:
     words = ("--fresh", *TINY, "model.hidden_size=24", "model.num_hidden_layers=1", "train.budget.steps=3")
     told = distil(world, teacher, "narrow", *words)["distillation"]
@@ -86,6 +89,7 @@ def test_a_student_of_another_width(world: World, teacher: Path) -> None:
     assert open_model(world.folder / "runs" / "narrow").config.one_stack("a test").hidden_size == 24
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_same_weights(world: World, teacher: Path) -> None:
     runs = world.folder / "runs"
     whole = distil(world, teacher, "whole", "train.budget.steps=8", "train.schedule.kind=constant")
@@ -147,6 +151,7 @@ def labelled(world: World) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.slow
 def test_a_classifier_of_half_the_depth(world: World) -> None:
     out = world.folder / "runs" / "small-classifier"
     cache = world.folder / "logits"
@@ -166,6 +171,7 @@ def test_a_classifier_of_half_the_depth(world: World) -> None:
     shutil.rmtree(cache)
 
 
+@pytest.mark.slow
 def test_the_quality_of_several_students_is_their_mean(world: World) -> None:
     out = world.folder / "runs" / "students"
     given = (*labelled(world), "seeds=3", "train.optimizer.learning_rate=1e-3", "train.batch_size=90")
@@ -200,6 +206,7 @@ def test_what_both_learned_from_compares_nothing_and_it_is_said(
     assert f"will not be compared: {told['quality_why']}" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_teacher_in_the_form_of_another_library(world: World, teacher: Path) -> None:
     told = distil(world, teacher / "hf", "foreign", "train.budget.steps=2")
     assert told["distillation"]["layers"] == [0, 3]

@@ -60,6 +60,7 @@ def elmo(world: World, words: Path) -> Path:
     return words / "elmo"
 
 
+@pytest.mark.slow
 def test_a_task_mixes_its_layers_and_tells_how(world: World, elmo: Path, tmp_path: Path) -> None:
     data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", *SHORT]
     fine = ["finetune", "elmo-classify", *data, "objective.head.lstm_size=7", "--from", elmo]

@@ -78,6 +78,7 @@ def released(folder: Path, texts: list[str], kind: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["GPT2", "OpenAIGPT"])
 def test_a_gpt_as_released_goes_everywhere(kind: str, world: World, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -67,6 +67,7 @@ def recipe(folder: Path, *more: str) -> Any:
     return finetune_recipe("summarize-documents", [*given, "train.batch_size=17", *more])
 
 
+@pytest.mark.slow
 def test_it_learns_to_write_of_several_documents(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = finetune(recipe(folder, "train.budget.epochs=45"), run, start_from=str(folder / "two"))

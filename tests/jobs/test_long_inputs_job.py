@@ -99,6 +99,7 @@ def test_a_plain_call_reads_one_chunk_a_text(world: World, tmp_path: Path, caplo
     assert "chunk_pool" in result["export"]["notes"][0]  # transformers has no such head: the encoder goes alone
 
 
+@pytest.mark.slow
 def test_with_all_else_that_fine_tuning_can(world: World, tmp_path: Path) -> None:
     result = world.run(
         *words(world, "chunk_pool", "folds=2", "seeds=2", "objective.class_weights=balanced", "objective.frozen=true"),

@@ -45,6 +45,7 @@ def recipe(name: str = "electra-tiny", *changes: str) -> PretrainRecipe:
     return found
 
 
+@pytest.mark.slow
 def test_soap_keeps_more_than_adam() -> None:
     changes = ("model.preset=spun-encoder-tiny", "objective={kind: mlm}")
     sizes = {
@@ -67,6 +68,7 @@ def test_parameters_are_counted_exactly() -> None:
     assert planned["made_up_text"]
 
 
+@pytest.mark.slow
 def test_checkpointing_keeps_less_and_computes_more() -> None:
     plain, again = (plan(recipe("electra-tiny", f"train.gradient_checkpointing={on}")) for on in ("false", "true"))
     assert again["memory"]["activations"] < plain["memory"]["activations"]
@@ -80,6 +82,7 @@ def test_steps_and_tokens_of_a_budget() -> None:
     assert planned["expected"]["tokens"] == round(23 * 4 * planned["tokens_per_row"])
 
 
+@pytest.mark.slow
 def test_a_limit_that_nothing_fits_says_what_would() -> None:
     with pytest.raises(UserError, match=r"nothing fits into 0\.01 GB.*at least 0\.\d\d GB"):
         plan(recipe(), memory="10MB")
@@ -211,6 +214,7 @@ def test_progress_moves_while_a_micro_batch_is_worked_through() -> None:
     assert passes == [(number, "of 4 rows") for number in range(1, 7)]
 
 
+@pytest.mark.slow
 def test_a_limit_is_said_as_it_was_read() -> None:
     with pytest.raises(UserError, match="nothing fits into 12 bytes"):
         plan(recipe(), memory="12")
@@ -223,6 +227,7 @@ def test_sizes_of_memory() -> None:
     assert parse_bytes(4096) == 4096
 
 
+@pytest.mark.slow
 def test_a_limit_in_the_recipe_is_kept_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = recipe("electra-tiny", "train.batch_size=8", "train.budget.steps=2", "train.budget.tokens=50k")
     whole = plan(given)["memory"]["peak"]
@@ -240,6 +245,7 @@ def test_a_limit_in_the_recipe_is_kept_and_told(tmp_path: Path, caplog: pytest.L
     assert result["flops_per_token"] == pytest.approx(plan(given)["flops_per_token"]["total"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_is_given_must_fit(tmp_path: Path) -> None:
     given = recipe("electra-tiny", "train.batch_size=8", "train.micro_batch_size=2", "train.precision=float32")
     limited = given.train.budget.model_copy(update={"memory": 10**6})
@@ -284,6 +290,7 @@ def test_a_probe_corrects_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> No
         plan(given, memory=113, probe=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ratio", "name"), [(2.0, "bf16"), (1.0, "float32")])
 def test_a_plan_has_the_precision_that_its_training_takes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, name: str
@@ -310,6 +317,7 @@ def test_a_plan_has_the_precision_that_its_training_takes(
     assert f"{name}: {result['precision']['reason']}" in lines.getvalue()
 
 
+@pytest.mark.slow
 def test_a_precision_narrowed_to_fit_is_trained_in(tmp_path: Path) -> None:
     given = recipe("electra-tiny", "train.batch_size=8", "train.micro_batch_size=8", "train.budget.steps=2")
     peaks = []

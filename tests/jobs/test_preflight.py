@@ -121,6 +121,7 @@ def test_a_step_beyond_the_budget_is_refused() -> None:
         check_first_step(120.0, 60.0)
 
 
+@pytest.mark.slow
 def test_a_budget_that_holds_no_step_exits_with_2(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +180,7 @@ def test_another_size_is_another_run(run: Any) -> None:
         run("spun-decoder", "model.hidden_act=gelu", "train.budget.steps=2", resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["spun-decoder", "spun-encoder"])
 def test_a_plan_has_the_size_and_the_forecast(family: str, corpus: Corpus) -> None:
     given = recipe(family, f"data.corpus={corpus.path}")
@@ -197,6 +199,7 @@ def test_a_plan_on_made_up_text_has_no_epochs_to_size_by() -> None:
         plan(recipe("spun-decoder", "train.budget={epochs: 2}"))
 
 
+@pytest.mark.slow
 def test_the_command_shows_the_size_and_the_forecast(corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "spun-decoder", f"data.corpus={corpus.path}", *SMALL[1:], "--time", "2m"]
     app(words, standalone_mode=False)

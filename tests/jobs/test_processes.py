@@ -34,6 +34,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines if line["event"] == "step"]
 
 
+@pytest.mark.slow
 def test_a_pretraining_in_two_processes_has_the_losses_of_one(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_pretraining_in_two_processes_has_the_losses_of_one(
     assert (tmp_path / "two" / "model").is_dir()
 
 
+@pytest.mark.slow
 def test_a_fine_tuning_in_two_processes(world: World, tmp_path: Path) -> None:
     words = ["finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24"]
     words += ["train.budget.steps=3", "train.processes=2", "--from", str(world.base)]
@@ -59,6 +61,7 @@ def test_a_fine_tuning_in_two_processes(world: World, tmp_path: Path) -> None:
     assert "majority" in result["baselines"]
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_of_one_process(world: World, tmp_path: Path) -> None:
     words = pretraining(world, "train.budget.steps=5", "train.processes=2", "data.length=100000")
     done = subprocess.run(command(*words, "--out", tmp_path / "out"), capture_output=True, text=True, check=False)
@@ -68,6 +71,7 @@ def test_a_mistake_is_one_line_of_one_process(world: World, tmp_path: Path) -> N
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_is_resumed(world: World, tmp_path: Path, number: signal.Signals) -> None:
     words = [*pretraining(world, "train.budget.steps=200", "train.processes=2"), "--out", str(tmp_path / "run")]
@@ -120,6 +124,7 @@ def test_jobs_that_start_none_refuse_them() -> None:
         processes.check_one_process(TrainConfig(processes=2), "homespun arena")
 
 
+@pytest.mark.slow
 def test_a_plan_is_of_one_process() -> None:
     recipe = load_recipe("electra-tiny", ["model.vocab_size=499", "data.length=31", "train.batch_size=4"])
     train = recipe.train.model_copy(update={"processes": 2})

@@ -14,6 +14,7 @@ SMALL = ["model.hidden_size=32", "model.embedding_size=16", "model.num_hidden_la
 STEPS = ["train.budget.time=null", "train.budget.steps=3", "train.batch_size=8"]
 
 
+@pytest.mark.slow
 def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_path: Path) -> None:
     words = ["pretrain", "lstm-tiny", f"data.corpus={world.corpus}", "data.length=13", *SMALL, *STEPS]
     result = world.run(*words, "--out", tmp_path / "lm")

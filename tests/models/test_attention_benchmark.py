@@ -33,6 +33,7 @@ def attention(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("benchmarks.attention")
 
 
+@pytest.mark.slow
 def test_ours_and_the_peer_are_measured() -> None:
     result = result_of("--length", "64", "--only", "longformer")
     assert (result["benchmark"], result["length"]) == ("attention", 64)
@@ -42,6 +43,7 @@ def test_ours_and_the_peer_are_measured() -> None:
     assert result["ratios"]["longformer"].keys() >= {"times_faster", "peak_bytes"}
 
 
+@pytest.mark.slow
 def test_growth_and_crossover_are_told_and_drawn(tmp_path: Path) -> None:
     plot = tmp_path / "crossover.svg"
     result = result_of("--by-length", "--only", "performer", "--lengths", "64,2048,3001", "--plot", str(plot))
@@ -55,6 +57,7 @@ def test_growth_and_crossover_are_told_and_drawn(tmp_path: Path) -> None:
     assert b"performer" in plot.read_bytes()
 
 
+@pytest.mark.slow
 def test_the_crossover_is_where_it_wins_from_then_on(attention: ModuleType) -> None:
     found = {
         "full": {"seconds": [1.0, 2.0, 4.0, 8.0], "peak_bytes": [10, 20, 40, 80]},
@@ -65,6 +68,7 @@ def test_the_crossover_is_where_it_wins_from_then_on(attention: ModuleType) -> N
     assert set(attention._exponents([2, 4, 8], growing).values()) == {1.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -299,6 +299,7 @@ def one_process(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_processes_average_their_gradients(tmp_path: Path) -> None:
     processes = [
         multiprocessing.get_context("spawn").Process(target=one_process, args=(rank, tmp_path)) for rank in range(2)

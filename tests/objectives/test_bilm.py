@@ -101,6 +101,7 @@ def test_what_is_to_be_told_is_not_seen(tokenizer: Tokenizer) -> None:
         assert back[0].any(-1).tolist() == [number > place for number in range(13)]
 
 
+@pytest.mark.slow
 def test_an_adaptive_softmax_learns_in_both_directions(tokenizer: Tokenizer) -> None:
     config = BiLM(softmax="adaptive", cutoffs=(7, 19))
     terms = fit(build(tokenizer, softmax="adaptive"), batches(config, tokenizer), 200)
@@ -109,6 +110,7 @@ def test_an_adaptive_softmax_learns_in_both_directions(tokenizer: Tokenizer) -> 
     assert terms["backward"] < 0.85 * UNIGRAM_ENTROPY, terms
 
 
+@pytest.mark.slow
 def test_the_full_softmax_learns_backwards_too(tokenizer: Tokenizer) -> None:
     terms = fit(build(tokenizer), batches(BiLM(), tokenizer), 200)
     assert terms["backward"] < 0.85 * UNIGRAM_ENTROPY, terms

@@ -250,6 +250,7 @@ def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
     torch.testing.assert_close(compiled(batch).total(batch.targets), plain)
 
 
+@pytest.mark.slow
 @every_kind
 def test_beats_the_unigram_entropy(config: Any, tokenizer: Tokenizer) -> None:
     terms = fit(build(config, tokenizer), batches(config, tokenizer), 300)

@@ -314,6 +314,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in own if file.is_file()}
 
 
+@pytest.mark.slow
 def test_made_twice_the_report_is_the_same_and_what_is_stale_goes(folder: Path, tmp_path: Path) -> None:
     again = copy(folder, tmp_path)
     (again / "report" / "tables" / "old.csv").write_text("stale")
@@ -510,6 +511,7 @@ def shared_by(folder: Path, name: str, owner: str) -> None:
         path.write_text(json.dumps(tree))
 
 
+@pytest.mark.slow
 def test_who_shares_a_pretraining_is_said_and_drawn_once(tmp_path: Path) -> None:
     path = make_comparison(tmp_path / "shared", everyone=(BERT, SMALL, CAUSAL), seeds=2, failed=False, rows=211)
     shared_by(path, "window-16", "bert")

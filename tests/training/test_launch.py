@@ -40,6 +40,7 @@ def is_running(number: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_processes_join_a_group_and_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     environment = dict(os.environ)
@@ -49,6 +50,7 @@ def test_processes_join_a_group_and_share_the_threads(tmp_path: Path, monkeypatc
     assert dict(os.environ) == environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_error_of_any_process_is_raised(tmp_path: Path, rank: int) -> None:
     with pytest.raises(NotFinite, match=r"^the loss is not finite$"):
@@ -56,12 +58,14 @@ def test_the_error_of_any_process_is_raised(tmp_path: Path, rank: int) -> None:
     assert not left_over(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)process 2 failed:.*launched.py.*ZeroDivisionError: a bug"):
         launch(2, launched.fail, tmp_path, 1, "bug")
     assert not left_over(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_the_others(tmp_path: Path, rank: int) -> None:
     with pytest.raises(UserError, match=rf"process {rank + 1} of 2 was killed \(SIGKILL\).*--resume"):
@@ -69,6 +73,7 @@ def test_a_killed_process_ends_the_others(tmp_path: Path, rank: int) -> None:
     assert not left_over(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)]
 )

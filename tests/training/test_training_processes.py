@@ -52,6 +52,7 @@ def last_weights(path: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(path / "checkpoints" / f"step-{step}" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_never_interrupted(tmp_path):
     list(in_this_process(tmp_path / "whole", 40))
     with start(tmp_path / "killed", 40, pause=0.005) as process:
@@ -107,6 +108,7 @@ def test_a_run_with_workers_is_interrupted_from_the_terminal(tmp_path):
     assert [line["loss"] for line in events(tmp_path, "step")] == losses
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     config = train_config(budget=Budget(steps=6), checkpoint_every=1e-9, validate_every=0.2)
     torch.manual_seed(5)
