@@ -209,7 +209,7 @@ def make_comparison(
             ]
             pretrained: dict[str, Any] = {"kind": "pretrain", "path": "pretrain", "seconds": made.seconds + seed}
             tuned: dict[str, Any] = {"kind": "finetune", "path": "phrasebank", "seconds": 40.0 + place + seed}
-            stages = {"pretrain": pretrained | {"energy_joules": 50_000 + 1000 * place}, "phrasebank": tuned}
+            stages = {"pretrain": pretrained, "phrasebank": tuned}
             write_trial(
                 trial,
                 name=made.name,

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from homespun.compare.energy import Meter
 from homespun.compare.stage import START, Command, Outcome, Process, Running
 from homespun.errors import UserError
 
@@ -48,7 +47,6 @@ class Cluster:
             "max_retries": 0,  # a failure is a row; the checkpoint makes the next attempt cheap
         }
         self._task = ray.remote(**options)(run_command)
-        self._alone = self._slots <= len(nodes)
 
     @property
     def slots(self) -> int:
@@ -58,11 +56,11 @@ class Cluster:
     def start(self, command: Command) -> Running:
         """A task; what it runs dies with it."""
         words, log = list(command.words), str(command.log.absolute())
-        reference = self._task.remote(words, log, dict(command.environment), str(command.folder), self._alone)
+        reference = self._task.remote(words, log, dict(command.environment), str(command.folder))
         return _Remote(self._ray, reference)
 
 
-def run_command(words: list[str], log: str, environment: Mapping[str, str], folder: str, alone: bool) -> dict[str, Any]:
+def run_command(words: list[str], log: str, environment: Mapping[str, str], folder: str) -> dict[str, Any]:
     """Run one command to its end, in a worker of the cluster; the `Outcome`, as plain values.
 
     A cancelled task lets its command write a checkpoint.
@@ -70,7 +68,7 @@ def run_command(words: list[str], log: str, environment: Mapping[str, str], fold
     import time
 
     command = Command(tuple(words), Path(log), environment, Path(folder))
-    process = Process(command, START, environment, meter=Meter() if alone else None)
+    process = Process(command, START, environment)
     while (outcome := process.poll()) is None:
         try:
             time.sleep(_LOOK)

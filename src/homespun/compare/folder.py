@@ -60,7 +60,6 @@ class Record:
                     "finished": False,
                     "seconds": 0.0,
                     "processor_seconds": 0.0,
-                    "energy_joules": None,
                 }
                 for stage in trial.stages
             },

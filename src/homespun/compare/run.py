@@ -274,7 +274,7 @@ class Runner:
         owner, known = self._sharing.owner(record), record.stage(stage.name)
         theirs = owner.stage(stage.name)
         if owner.is_finished(stage.name):
-            known |= {key: theirs[key] for key in ("finished", "seconds", "energy_joules")}
+            known |= {key: theirs[key] for key in ("finished", "seconds")}
             record.values["seconds"] += theirs["seconds"]  # what the trial costs, whoever paid
             record.write()
             return True
@@ -325,8 +325,6 @@ class Runner:
             return
         known = record.stage(stage.name)
         known["processor_seconds"] += outcome.processor_seconds
-        if outcome.energy_joules is not None:
-            known["energy_joules"] = outcome.energy_joules + (known["energy_joules"] or 0.0)
         if outcome.why is None:
             known["finished"] = True
             record.write()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from homespun.compare.energy import Meter
 from homespun.errors import UserError
 
 START = (sys.executable, "-m", "homespun.compare.child")
@@ -45,7 +44,6 @@ class Outcome:
     why: str | None
     seconds: float = 0.0
     processor_seconds: float = 0.0
-    energy_joules: float | None = None  # of the whole machine meanwhile; None where it does not tell
 
 
 class Running(Protocol):
@@ -97,12 +95,10 @@ class Here:
         def ended() -> None:
             self._free.append(slot)
 
-        # what the machine spends is this process's only where it has the machine to itself
-        meter = Meter() if self._slots == 1 else None
         variables = (
             dict(command.environment) if self._slots == 1 else {**shares(slot, self._slots), **command.environment}
         )
-        return Process(command, self._start, variables, inherit=self._inherit, meter=meter, ended=ended)
+        return Process(command, self._start, variables, inherit=self._inherit, ended=ended)
 
 
 def shares(slot: int, slots: int) -> dict[str, str]:
@@ -134,11 +130,9 @@ class Process:
         variables: Mapping[str, str],
         *,
         inherit: Sequence[int] = (),
-        meter: Meter | None = None,
         ended: Callable[[], None] | None = None,
     ) -> None:
         self.command = command
-        self._meter = meter
         self._ended = ended
         self._outcome: Outcome | None = None
         command.log.parent.mkdir(parents=True, exist_ok=True)
@@ -172,7 +166,6 @@ class Process:
             why=None if code == 0 else reason(code, self.said()),
             seconds=time.monotonic() - self._begun,
             processor_seconds=_of_children() - before,  # only what was waited for is counted
-            energy_joules=None if self._meter is None else self._meter.joules(),
         )
         return self._outcome
 

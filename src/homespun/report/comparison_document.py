@@ -61,7 +61,7 @@ class Report:
     def _sum(self, variation: Variation, task: str | None = None) -> float | None:
         """Seconds of training of one trial: of the stage of pretraining and of one task, or of all."""
         stages = self.stages if task is None else [s for s in self.stages if s in ("pretrain", task)]
-        found = [variation.stage_mean(stage, "seconds") for stage in stages]
+        found = [variation.stage_seconds(stage) for stage in stages]
         known = [seconds for seconds in found if seconds is not None]
         return sum(known) if known else None
 

@@ -32,7 +32,6 @@ class Stage:
     kind: str
     record: RunRecord | None  # None: nothing there yet
     seconds: float | None  # of its process, from start to end
-    energy: float | None  # joules
     processor_seconds: float = 0.0
     begins: Tree = field(default_factory=dict)  # what of _BEGINS it was given
     baselines: str = ""  # of a task: the folder below baselines/ of those that its model is set beside
@@ -96,9 +95,9 @@ class Variation:
         found = [trial.stages[task].baselines for trial in self.trials if task in trial.stages]
         return found[0] if found else None
 
-    def stage_mean(self, stage: str, what: str) -> float | None:
-        """The mean of ``seconds`` or ``energy`` of a stage over the trials that are done."""
-        found = [getattr(trial.stages[stage], what) for trial in self.done if stage in trial.stages]
+    def stage_seconds(self, stage: str) -> float | None:
+        """Mean duration of a stage in seconds over finished trials; None: unknown."""
+        found = [trial.stages[stage].seconds for trial in self.done if stage in trial.stages]
         known = [value for value in found if value is not None]
         return fmean(known) if known else None
 
@@ -210,11 +209,11 @@ def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
             troubles.append(f"{where}: {said}.")
             status, why = "unreadable", said
         kind = str(told.get("kind") or ("pretrain" if name == "pretrain" else "finetune"))
-        seconds, energy = number(told.get("seconds")), number(told.get("energy_joules"))
+        seconds = number(told.get("seconds"))
         begins = {key: given for key in _BEGINS if (given := told.get(key)) is not None}
         spent = number(told.get("processor_seconds")) or 0.0
         beside = str(told.get("baselines") or name)
-        stages[str(name)] = Stage(str(name), kind, record, seconds, energy, spent, begins, beside)
+        stages[str(name)] = Stage(str(name), kind, record, seconds, spent, begins, beside)
     return Trial(
         name=str(tree.get("name") or path.parent.name),
         seed=int(number(tree.get("seed")) or seed),

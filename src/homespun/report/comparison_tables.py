@@ -123,7 +123,7 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
         mean = variation.mean(stage)
         if mean is None:
             state = variation.state if variation.why is None else f"{variation.state}: {variation.why}"
-            rows.append((variation.name, *[None] * 11, state))
+            rows.append((variation.name, *[None] * 10, state))
             continue
         # of inference the table by length says all; here is what the largest measured length takes
         memory = [value for row in inference(variation, "peak_bytes").values() for value in row]
@@ -138,7 +138,6 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
                 mean.summary.get("peak_bytes"),
                 max(memory, default=None),
                 *(mean.summary.get(key) for key in keys),
-                variation.stage_mean(stage, "energy"),
                 variation.state,
             )
         )
@@ -156,7 +155,6 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
         Column("tokens seen", formats.count),
         Column("iterations", formats.whole),
         Column("time", formats.duration),
-        Column("energy, joules", formats.count),
         Column("trials", numeric=False),
     )
     title = "In pretraining" if stage == "pretrain" else f"In fine-tuning: {stage}"
@@ -197,7 +195,7 @@ def _flat_trial(trial: Trial) -> dict[str, Any]:
     row: dict[str, Any] = {"variation": trial.name, "seed": trial.seed, "status": trial.status}
     row |= {"stage": trial.stage or None, "why": trial.why or None, "seconds": trial.seconds}
     for name, stage in trial.stages.items():
-        row |= {f"{name}.process_seconds": stage.seconds, f"{name}.energy_joules": stage.energy}
+        row[f"{name}.process_seconds"] = stage.seconds
         if stage.record is None:
             continue
         train, validation = final_losses(stage.record)
