@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from homespun.jobs.pretrain import pretrain
     from homespun.jobs.quickstart import quickstart
     from homespun.jobs.recipe import finetune_recipe, load_recipe, pretrain_recipe
-    from homespun.jobs.senses import senses
     from homespun.jobs.show import show_attention
     from homespun.jobs.use import evaluate, predict
     from homespun.jobs.vectors import begin_model, map_vectors, measure_vectors, train_vectors, vectors_config
@@ -74,7 +73,6 @@ _WHERE = {
     "reading": "homespun.jobs.prepare.reading",
     "run_comparison": "homespun.compare.run.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",
-    "senses": "homespun.jobs.senses.senses",
     "show_alignment": "homespun.jobs.alignment.show_alignment",
     "show_attention": "homespun.jobs.show.show_attention",
     "summaries": "homespun.jobs.generate.summaries",
@@ -120,7 +118,6 @@ __all__ = [
     "reading",
     "run_comparison",
     "save_vectors",
-    "senses",
     "show_alignment",
     "show_attention",
     "summaries",

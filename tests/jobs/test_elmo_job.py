@@ -1,4 +1,4 @@
-"""ELMo by the commands: pretrained, mixed, tagged, asked for senses, given new words, planned, and refused."""
+"""ELMo by the commands: pretrained, mixed, tagged, given new words, planned, and refused."""
 
 from __future__ import annotations
 
@@ -97,70 +97,6 @@ def test_words_are_tagged_by_a_mix(world: World, elmo: Path, tmp_path: Path) -> 
     assert world.run("evaluate", tmp_path / "tags", "--data", train)["f1"] == pytest.approx(result["test"]["f1"])
 
 
-def test_senses_are_shown(world: World, elmo: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    texts = [
-        "The bank of the market was very old.",
-        "in a BANK of the league",
-        "all the match was before the bank",
-        "a",
-    ]
-    asked = ["senses", elmo, "--word", "bank", *(word for text in texts for word in ("--text", text))]
-    found = world.run(*asked)
-    assert found["occurrences"] == len(found["senses"]) == 3
-    assert (found["layer"], found["layers"]) == (2, 2)
-    assert found["senses"][0]["text"] == "The [bank] of the market was very old."
-    assert {near["text"] for near in found["senses"][0]["nearest"]} == {
-        "in a [BANK] of the league",
-        "all the match was before the [bank]",
-    }
-    table = {(one["text"], near["text"]): near["cosine"] for one in found["senses"] for near in one["nearest"]}
-    for (one, other), cosine in table.items():
-        assert cosine == pytest.approx(table[other, one], abs=1e-5)
-    cosines = [near["cosine"] for near in found["senses"][0]["nearest"]]
-    assert cosines == sorted(cosines, reverse=True)
-    # by hand, at the place of the word, and of the characters of it
-    stored = open_model(elmo)
-    vectors = []
-    for text, place in ((texts[0], 2), (texts[2], 7)):
-        (ids,) = stored.tokenizer.encode_batch([text])
-        framed = torch.tensor([[stored.tokenizer.cls_id, *ids.tolist(), stored.tokenizer.sep_id]])
-        vectors.append(stored.model.backbone(framed)[0, place])  # after [CLS]
-    expected = torch.cosine_similarity(vectors[0], vectors[1], dim=0).item()
-    assert table["The [bank] of the market was very old.", "all the match was before the [bank]"] == pytest.approx(
-        expected, abs=1e-5
-    )
-    same = world.run("senses", elmo, "--word", "bank", "--layer", "0", *asked[4:])
-    near = {near["text"]: near["cosine"] for near in same["senses"][0]["nearest"]}
-    assert near["all the match was before the [bank]"] == pytest.approx(1, abs=1e-5)
-    alone = world.run(*asked, "--sentence", "with bank for the market", "--nearest", "1")
-    assert [one["text"] for one in alone["senses"]] == ["with [bank] for the market"]
-    assert len(alone["senses"][0]["nearest"]) == 1
-    from homespun.cli import app
-
-    app([*map(str, asked)], standalone_mode=False)
-    assert "  [BANK]" not in capsys.readouterr().out
-    long = " ".join(["of the market"] * 50)  # it is read around the word, as far as the model was taught on
-    for text in (f"bank {long}", f"{long} bank", f"{long} bank {long}"):
-        assert world.run(*asked, "--sentence", text)["senses"][0]["nearest"][0]["cosine"] < 1
-    files = world.run("senses", world.base, "--word", "market", "--input", world.train, "--text-field", "sentence")
-    assert files["occurrences"] > 2
-
-
-def test_senses_that_cannot_be_shown_are_refused(world: World, elmo: Path) -> None:
-    for words_given, message in (
-        (["--word", "bank", "--text", "nothing of it, but banks"], "is nowhere in these texts"),
-        (["--word", "bank", "--text", "one bank"], "is in these texts once"),
-        (["--word", "bank"], "where is the word to be looked for"),
-        (["--word", " ", "--text", "one bank"], "which word"),
-        (["--word", "zebra", "--text", "a zebra and a zebra"], "the tokenizer does not know the word 'zebra'"),
-        (["--word", "bank", "--text", "a bank, a bank", "--layer", "3"], "--layer 3: the model has layers 1 to 2"),
-        (["--word", "bank", "--text", "a bank", "--sentence", "no such word"], "--sentence does not have the word"),
-        (["--word", "bank", "--text", "a bank", "--nearest", "0"], "--nearest 0: give 1 or more"),
-    ):
-        with pytest.raises(UserError, match=message):
-            world.run("senses", elmo, *words_given)
-
-
 def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path: Path) -> None:
     table = tmp_path / "new.csv"
     with table.open("w", encoding="utf-8", newline="") as stream:
@@ -185,10 +121,6 @@ def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path
     vectors = words_of(torch.tensor([[after.tokenizer.tokens.index(word) for word in ("zebra", "zebras", "bank")]]))[0]
     near, far = (torch.cosine_similarity(vectors[0], other, dim=0) for other in vectors[1:])
     assert near > far
-    found = world.run(
-        "senses", tmp_path / "run", "--word", "zebra", "--text", "a zebra", "--text", "the zebra of a bank"
-    )
-    assert found["occurrences"] == 2
 
 
 def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,6 @@ from homespun.cli.options import (
 from homespun.cli.plan import plan
 from homespun.cli.prompt import prompt
 from homespun.cli.recipes import recipes_app
-from homespun.cli.senses import senses
 from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
@@ -65,7 +64,6 @@ app.command()(generate)
 app.command(short_help="Summarise texts with a model that was fine-tuned to.")(summarize)
 app.command(short_help="What a recipe will take in memory and time, before it runs.")(plan)
 app.command(short_help="Zero-, one- and few-shot: a task told by a prompt.")(prompt)
-app.command(short_help="Show where else a word is used as it is here.")(senses)
 app.command()(compare)
 app.command(short_help="Measure what a model costs in use: seconds and memory.")(measure)
 app.command()(baselines)
