@@ -9,7 +9,7 @@ import pytest
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 
-LIMIT = 10.0  # seconds of processor time; an unmarked test is meant to need at most 3
+LIMIT = 20.0  # seconds of processor time; an unmarked test is meant to need at most 3
 
 
 @pytest.hookimpl(wrapper=True)
