@@ -103,10 +103,10 @@ def test_texts_in_rows_of_their_own_are_packed_texts(
         lambda lengths: (),  # packed
         lambda lengths: ((len(lengths), lengths[0]),),
         lambda lengths: ((1, lengths[0]), (len(lengths) - 1, lengths[1])),
-        recurrent._alike,
+        recurrent._similar_lengths,
     ]
     for together in ways:
-        monkeypatch.setattr(recurrent, "_alike", together)
+        monkeypatch.setattr(recurrent, "_similar_lengths", together)
         monkeypatch.setattr(recurrent, "_all_together", together)
         encoder = build(config).double()
         hidden = encoder(some_ids(4, SEQ), attention_mask=keep, documents=documents)
@@ -118,8 +118,8 @@ def test_texts_in_rows_of_their_own_are_packed_texts(
 
 
 def test_texts_of_about_one_length_are_read_together() -> None:
-    assert recurrent._alike([40, 20, 19, 10, 9, 1]) == ((2, 40), (2, 19), (1, 9), (1, 1))
-    assert recurrent._alike([]) == recurrent._all_together([]) == ()
+    assert recurrent._similar_lengths([40, 20, 19, 10, 9, 1]) == ((2, 40), (2, 19), (1, 9), (1, 1))
+    assert recurrent._similar_lengths([]) == recurrent._all_together([]) == ()
     assert recurrent._all_together([15, 15, 6]) == ((3, 15),)
     assert recurrent._all_together([15, 6, 6]) == ()
 

@@ -43,7 +43,7 @@ class AlternatingAttentionConfig(Config):
 
     @property
     def supports_packing(self) -> bool:
-        """Whether all of them keep packed documents apart."""
+        """True if every attention of the cycle masks other documents of a packed row."""
         return all(attention.supports_packing for attention in self.cycle)
 
     def build(self, spec: AttentionSpec) -> nn.Module:

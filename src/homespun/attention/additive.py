@@ -27,7 +27,7 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Linear(state_size, 1, bias=False)
 
     def forward(self, state: Tensor, keys: Tensor, values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What a state sees, and how much of it where.
+        """Context vectors of decoder states and their attention weights.
 
         Args:
             state: (batch, state).

@@ -1,4 +1,4 @@
-"""How texts of one length are cut into blocks, and which blocks of keys each block of queries is given."""
+"""Block layout of sparse attention: which blocks of keys each block of queries attends to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from homespun.nn.patterns import Sparse
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How texts of one length are cut into blocks under one union of patterns; the same for all batches."""
+    """Block layout for one sequence length under one union of patterns, shared by all batches."""
 
     size: int  # tokens in a block
     heads: int  # 1: all heads are alike
@@ -62,9 +62,9 @@ def make_plan(sparse: Sparse, length: int, causal: bool, device: torch.device) -
         inside = inside & (keys[:, :, None] <= queries)
     inside = inside.expand(table.shape[0], *inside.shape[1:])
     empty = (queries == length).expand_as(inside)
-    some = (inside & ~empty).any(-2, keepdim=True)
-    if bool(((inside == some) | empty).all()):  # all queries of a block see the same
-        inside = some
+    any_query = (inside & ~empty).any(-2, keepdim=True)
+    if bool(((inside == any_query) | empty).all()):  # all queries of a block see the same
+        inside = any_query
     return Plan(
         size,
         table.shape[0],
@@ -78,7 +78,7 @@ def make_plan(sparse: Sparse, length: int, causal: bool, device: torch.device) -
 
 
 def _column(column: Tensor) -> int | Tensor:
-    """One shift for all rows, if that is what a column of blocks is; those beyond the ends are masked anyway."""
+    """A column of blocks as one shift, if it is one; blocks beyond the ends are masked anyway."""
     shifts = (column - torch.arange(column.shape[1], device=column.device))[column >= 0]
     first = int(shifts[0]) if len(shifts) else 0
     return first if bool((shifts == first).all()) else column

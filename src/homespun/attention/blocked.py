@@ -91,7 +91,7 @@ class Everywhere:
 
 
 def find_everywhere(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> Everywhere | None:
-    """Where they stand; None where there are none. Found once for all layers."""
+    """Positions of global tokens, found once for all layers; None if there are none."""
     if sparse.everywhere is None:
         return None
     members = mask.members(sparse.everywhere, length, device)
@@ -361,7 +361,7 @@ def _in_slots(tokens: Tensor, plan: Plan, before: int = 0, after: int = 0) -> Te
 def _bias(
     plan: Plan, mask: Mask, everywhere: Everywhere | None, batch: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores, and which queries see anything at all, in the layout of the blocks.
+    """Bias of the scores and mask of the queries that see a key, in block layout.
 
     Either is None where it changes nothing. Scores of what is not allowed get the least number, not minus infinity:
     a query that sees nothing then has finite gradients, which are multiplied by zero.

@@ -64,7 +64,7 @@ class RelativeEmbeddings(nn.Module):
         self.register_buffer("rows", rows.to(self.embedding.weight.device), persistent=False)
 
     def forward(self, queries: int, keys: int, start: int) -> tuple[Tensor, Tensor]:
-        """What is needed for queries at ``start, start + 1, ...`` and keys from 0.
+        """Embeddings and indices for queries at ``start, start + 1, ...`` and keys from 0.
 
         Returns:
             (distinct, hidden) vectors, and which of them is that of each distance from ``start - keys`` up to
@@ -233,7 +233,7 @@ class _Skew(torch.autograd.Function):
 
 
 def check_buckets(buckets: int, maximum: int, longest: int) -> None:
-    """Whether every distance of a text of ``longest`` tokens has a bucket.
+    """Check that every distance of a text of ``longest`` tokens has a bucket.
 
     Raises:
         UserError: the last of the near ones lies beyond ``maximum``.

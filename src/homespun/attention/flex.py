@@ -32,7 +32,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def is_usable(sparse: Sparse, query: Tensor, key: Tensor, mask: Mask, dropout: float) -> bool:
-    """Whether `attend` can compute this, by what is given and on this device."""
+    """True if `attend` supports these inputs on this device."""
     _, heads, length, head_dim = query.shape
     return (
         query.device.type == "cuda"
@@ -59,7 +59,7 @@ def attend(sparse: Sparse, query: Tensor, key: Tensor, value: Tensor, mask: Mask
 @disable_compile
 @functools.cache
 def works(sparse: Sparse, heads: int, head_dim: int, causal: bool, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the device has the kernel, and it equals the dense reference there, in values and gradients."""
+    """True if the device has the kernel and its values and gradients equal the dense reference."""
     if torch.cuda.get_device_capability(device) < CAPABILITY or importlib.util.find_spec("triton") is None:
         return False
     try:
@@ -126,10 +126,10 @@ def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device:
     """The blocks of keys that each block of queries needs, and who sees whom inside them."""
     needed = pattern_blocks(sparse, length, device)[None]  # (batch or 1, heads or 1, blocks, blocks)
     if sparse.everywhere is not None:
-        some = _in_blocks(mask.members(sparse.everywhere, length, device), False).any(-1)[:, None]
-        needed = needed | some[:, :, None]
+        has_global = _in_blocks(mask.members(sparse.everywhere, length, device), False).any(-1)[:, None]
+        needed = needed | has_global[:, :, None]
         if sparse.everywhere.queries:
-            needed = needed | some[..., None]
+            needed = needed | has_global[..., None]
     if mask.keep is not None:
         needed = needed & _in_blocks(mask.keep, False).any(-1)[:, None, None]
     if mask.documents is not None:
@@ -175,7 +175,7 @@ def pattern_rules(sparse: Sparse, device: torch.device) -> tuple[MaskMod, ...]:
 
 
 def make_mask_mod(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> MaskMod:
-    """What `Mask.dense` holds, one place at a time."""
+    """Mask function with the values of `Mask.dense`, one position at a time."""
     rules = pattern_rules(sparse, device)
     keep, documents, causal = mask.keep, mask.documents, mask.causal
     members, queries = None, False

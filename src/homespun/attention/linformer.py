@@ -48,11 +48,11 @@ class LinearProjection(nn.Module):
             return weight @ tokens
         # heads come as slices of one tensor: side by side they are one product, and nothing is copied
         together = weight[0] @ tokens.transpose(1, 2).flatten(2)  # (batch, k, heads * head_dim)
-        apart = together.reshape(*together.shape[:2], tokens.shape[1], -1)  # (batch, k, heads, head_dim)
-        return apart.transpose(1, 2)  # (batch, heads, k, head_dim)
+        split = together.reshape(*together.shape[:2], tokens.shape[1], -1)  # (batch, k, heads, head_dim)
+        return split.transpose(1, 2)  # (batch, heads, k, head_dim)
 
     def seen(self, keep: Tensor | None) -> Tensor | None:
-        """None: every one of the ``k`` is a sum over the whole text, so none can be empty."""
+        """No mask: each of the ``k`` is a sum over the whole text, so no projected key is masked."""
         return None
 
 

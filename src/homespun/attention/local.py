@@ -24,7 +24,7 @@ from homespun.nn.masks import Mask
 
 @dataclass(frozen=True)
 class ChunkWindow:
-    """Which chunk of keys stands in each slot of a chunk's window.
+    """Chunks of keys in the slots of each chunk's window.
 
     Args:
         source: (batch or 1, rounds * chunks, slots) int64: the chunk.
@@ -113,7 +113,7 @@ class Chunks:
         return chunked.flatten(1, 2)  # (batch, rounds * chunks, heads, length)
 
     def place_of(self, inverse: Tensor, batch: int, heads: int) -> Tensor:
-        """Where each token's result stands among those of all chunks.
+        """Index of each token's result among those of all chunks.
 
         Args:
             inverse: (batch or 1, rounds, heads or 1, tokens) int64: its place in the round.
@@ -136,7 +136,7 @@ def as_rows(vectors: Tensor) -> Tensor:
 
 
 def row_index(places: Tensor, vectors: Tensor) -> Tensor:
-    """Where the vectors at these places stand in ``as_rows(vectors)``.
+    """Indices of the vectors at these positions in ``as_rows(vectors)``.
 
     Args:
         places: (batch or 1, n, heads or 1, m) int64. Of a place past the last token, where there is none, the row of
@@ -158,14 +158,14 @@ def take(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def lookup(table: Tensor, tokens: Tensor, beyond: int) -> Tensor:
-    """What ``table`` (batch, tokens) holds of each of ``tokens`` (batch or 1, ...); ``beyond`` of one past its end."""
+    """Look up ``table`` (batch, tokens) at ``tokens`` (batch or 1, ...); ``beyond`` is the value past its end."""
     longer = F.pad(table, (0, 1), value=beyond)
     rows = torch.arange(len(table), device=table.device).view(-1, *[1] * (tokens.dim() - 1))
     return longer[rows, tokens]
 
 
 def allowed(query: Tensor, key: Tensor, mask: Mask, *, tokens: int) -> Tensor:
-    """Whether the token at each place of a chunk may see those of its window, as the data has it.
+    """Mask of the keys in its window that each token of a chunk may see, by padding and documents.
 
     Args:
         query: (batch or 1, n, heads or 1, length) int64; ``tokens`` itself stands for a place with no token.
@@ -185,7 +185,7 @@ def allowed(query: Tensor, key: Tensor, mask: Mask, *, tokens: int) -> Tensor:
 
 
 def bias(table: Tensor, itself: Tensor, own: float, *, batch: int, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores: nothing where ``table`` is true, ``own`` at the token itself, else minus infinity.
+    """Bias of the scores: 0 where ``table`` is true, ``own`` at the token itself, else minus infinity.
 
     No row is without a finite place, so that none gives NaN.
 

@@ -240,7 +240,7 @@ class LSH(nn.Module):
     def _bias(
         self, vectors: Tensor, buckets: Tensor, places: Tensor, windows: Tensor, neighbours: ChunkWindow, mask: Mask
     ) -> Tensor:
-        """What is added to the scores, (batch * rounds * chunks, heads or 1, length, slots * length)."""
+        """Bias of the scores, (batch * rounds * chunks, heads or 1, length, slots * length)."""
         tokens, rounds, chunks = buckets.shape[-1], buckets.shape[1], neighbours.chunks
         if not self.attend_across_buckets:
             return self._within_buckets(vectors, buckets, places, windows, neighbours, mask)

@@ -91,7 +91,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def inner_size(hidden_size: int, num_attention_heads: int, head_size: int) -> int:
-    """How wide all heads are together, where ``head_size`` 0 is ``hidden_size / num_attention_heads``.
+    """Width of all heads together; ``head_size`` 0 means ``hidden_size / num_attention_heads``.
 
     Raises:
         UserError: there is no such whole number.

@@ -21,7 +21,7 @@ _SLOWEST = 10_000.0
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """Which tokens are of which paragraph.
+    """Membership of tokens in paragraphs.
 
     Args:
         tokens: (batch, paragraphs, seq) bool.
@@ -79,7 +79,7 @@ class ParagraphAttention(nn.Module):
 
     @property
     def kernel(self) -> nn.Module:
-        """What mixes the paragraphs."""
+        """Kernel that mixes the paragraphs."""
         kernel: nn.Module = self.between.kernel
         return kernel
 
@@ -89,9 +89,9 @@ class ParagraphAttention(nn.Module):
         members = mask.once("paragraphs", lambda: Membership.of(mask, hidden))
         paragraphs = self.pool(hidden, members.tokens)
         paragraphs = self.norm(paragraphs + _places(paragraphs))
-        told = self.between(paragraphs, mask.once("between paragraphs", lambda: Mask(members.present)))
-        of_tokens = members.tokens.transpose(1, 2).to(told.dtype)  # (batch, seq, paragraphs)
-        result: Tensor = of_tokens @ told
+        mixed = self.between(paragraphs, mask.once("between paragraphs", lambda: Mask(members.present)))
+        of_tokens = members.tokens.transpose(1, 2).to(mixed.dtype)  # (batch, seq, paragraphs)
+        result: Tensor = of_tokens @ mixed
         return result
 
     def pool(self, hidden: Tensor, members: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ _CAUSAL_CHUNK = 128
 
 @dataclass(frozen=True)
 class _State:
-    """What the queries need of the keys so far. Values carry a column of ones, whose sums are the normalisers.
+    """Sums over the keys so far. Values carry a column of ones, whose sums are the normalisers.
 
     Features are ``e + epsilon``; the part of epsilon is a product with ``values``, so it is never added to each.
     """

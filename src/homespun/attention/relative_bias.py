@@ -42,7 +42,7 @@ def bucket_of(distance: Tensor, *, num_buckets: int, max_distance: int, causal: 
 
 
 class RelativeBias(nn.Module):
-    """What is added to the scores of each head: (1, heads, queries, keys), the same along every diagonal.
+    """Bias of the scores of each head: (1, heads, queries, keys), constant along every diagonal.
 
     One of these is in all layers of a stack.
 
@@ -187,19 +187,19 @@ class _Attend(torch.autograd.Function):
         heads, queries, keys = query.shape[1], query.shape[2], key.shape[2]
         by_distance = torch.zeros(heads, queries + keys - 1, dtype=ctx.dtype, device=query.device)
         wide = torch.promote_types(query.dtype, torch.float32)
-        for rows, some in _parts(query.shape, keys):
-            bias = table[rows if len(table) > 1 else slice(None), :, some]
-            scores = (query[rows, :, some] @ key[rows].mT).to(wide).mul_(ctx.scale).add_(bias)
+        for rows, chunk in _parts(query.shape, keys):
+            bias = table[rows if len(table) > 1 else slice(None), :, chunk]
+            scores = (query[rows, :, chunk] @ key[rows].mT).to(wide).mul_(ctx.scale).add_(bias)
             shares = scores.softmax(-1)
-            out = gradient[rows, :, some]
+            out = gradient[rows, :, chunk]
             found_value[rows] += shares.to(out.dtype).mT @ out
             through = (out @ value[rows].mT).to(wide)
-            through -= (out * values[rows, :, some]).sum(-1, keepdim=True, dtype=wide)
+            through -= (out * values[rows, :, chunk]).sum(-1, keepdim=True, dtype=wide)
             through *= shares
             narrow = through.to(query.dtype)
-            found_query[rows, :, some] = (narrow @ key[rows]).mul_(ctx.scale)
-            found_key[rows] += (narrow.mT @ query[rows, :, some]).mul_(ctx.scale)
-            last = queries - some.start  # the smallest distances are those of the last query
+            found_query[rows, :, chunk] = (narrow @ key[rows]).mul_(ctx.scale)
+            found_key[rows] += (narrow.mT @ query[rows, :, chunk]).mul_(ctx.scale)
+            last = queries - chunk.start  # the smallest distances are those of the last query
             count = through.shape[2]
             by_distance[:, last - count : last - 1 + keys] += _by_distance(through.sum(0, dtype=ctx.dtype))
         weight = by_distance.new_zeros(ctx.shape).index_add_(0, ctx.buckets, by_distance.T)

@@ -1,4 +1,4 @@
-"""What every attention is built for: the layer that holds it."""
+"""Specification that every attention module is built from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_DRAWN = 2**24
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """The place of one attention in its model.
+    """Settings of one attention module, given by the layer that holds it.
 
     Args:
         hidden_size: width of the stream that it reads and writes.
@@ -117,7 +117,7 @@ class AttentionSpec:
 
 
 def of_layer(value: int | list[int], layer: int, name: str) -> int:
-    """What a setting that is one number, or one a layer, is in this layer.
+    """Value in this layer of a setting that is one number, or one a layer.
 
     Raises:
         UserError: a list that ends before it.

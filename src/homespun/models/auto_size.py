@@ -71,13 +71,13 @@ class _Holder(Config):
 
 
 def is_of_family(backbone: BackboneConfig, family: str) -> bool:
-    """Whether a backbone differs from a preset of the family in its size alone."""
+    """True if a backbone differs from a preset of the family only in size."""
     preset = {"kind": "encoder"} | PRESETS[next(iter(sizes_of(family).values()))]
     return preset["kind"] == backbone.kind and same_model(backbone, type(backbone).model_validate(preset), _SIZE)
 
 
 def same_model(left: BackboneConfig, right: BackboneConfig, ignored: frozenset[str]) -> bool:
-    """Whether two backbones have the same settings, but for fields of these names in any part."""
+    """True if two backbones have the same settings, ignoring fields of these names in any part."""
     return dict(_settings(left.model_dump(), ignored)) == dict(_settings(right.model_dump(), ignored))
 
 

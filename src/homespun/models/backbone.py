@@ -224,7 +224,7 @@ class EncoderDecoder(nn.Module):
 
     @property
     def gradient_checkpointing(self) -> bool:
-        """Whether both stacks compute layers again in the backward pass."""
+        """True if both stacks recompute layers in the backward pass."""
         return self.encoder.gradient_checkpointing
 
     @gradient_checkpointing.setter

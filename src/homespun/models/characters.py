@@ -34,7 +34,7 @@ Count = Annotated[int, Field(ge=1, description="filters of this width")]
 
 
 class CharactersConfig(Config):
-    """What words are made of, where they have no vectors of their own; the numbers of Peters et al. 2018 by default.
+    """Word vectors from characters; defaults of Peters et al. 2018.
 
     Characters are bytes of UTF-8, with marks at the beginning and the end of each word.
     """
@@ -128,7 +128,7 @@ class CharacterWords(nn.Module):
 
     @property
     def words(self) -> nn.Embedding:
-        """There are none, which is for whoever would tie an output to them to know.
+        """None: there is no embedding table to tie an output to.
 
         Raises:
             UserError: always.

@@ -133,7 +133,7 @@ class ModelConfig(Config):
 
     @property
     def reader(self) -> Reader:
-        """Which of the backbone's vectors the head is given."""
+        """Function that selects the hidden states that the head reads."""
         if isinstance(self.head, MaskedLMHeadConfig):
             return decoded
         if isinstance(self.head, ScalarMixHeadConfig):

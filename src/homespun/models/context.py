@@ -1,4 +1,4 @@
-"""What goes with the ids that an encoder is given."""
+"""Optional inputs of an encoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Context(TypedDict, total=False):
-    """What an encoder may be given beside ``input_ids``."""
+    """Optional inputs of an encoder besides ``input_ids``."""
 
     attention_mask: Tensor | None
     """(batch, seq); nonzero takes part."""

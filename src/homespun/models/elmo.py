@@ -1,4 +1,4 @@
-"""What stands on two language models that read in either direction, and tells the next word of each (ELMo's biLM).
+"""Head of ELMo's bidirectional language model: the next word in each direction.
 
 The backbone is a recurrent stack whose directions are ``apart``: the left half of a vector has read what comes before,
 the right half what comes after. Both tell words by one softmax (Peters et al. 2018, section 3.1).
@@ -134,5 +134,5 @@ class BiLMHeadConfig(Config):
 
 
 def cutoffs_for(vocab_size: int) -> tuple[int, ...]:
-    """Where the groups of an adaptive softmax begin, by how many words there are."""
+    """Cutoffs of an adaptive softmax for a vocabulary size."""
     return tuple(cut for cut in _CUTS if 2 * cut <= vocab_size) or (max(1, vocab_size // 4),)

@@ -46,7 +46,7 @@ class Embeddings(nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """How many words there are."""
+        """Number of tokens in the vocabulary."""
         return self.words.num_embeddings
 
     @property

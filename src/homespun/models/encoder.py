@@ -208,7 +208,7 @@ class EncoderConfig(Config):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What writing depends on; what ends a text is the tokenizer's matter."""
+        """Special tokens of generation; the tokenizer defines the end of a text."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderConfig:

@@ -165,7 +165,7 @@ class EncoderDecoderConfig(Config):
 
     @property
     def causal(self) -> bool:
-        """Whether it is a language model by itself: it is not, it wants something to read."""
+        """False: the decoder needs a source."""
         return False
 
     @property
@@ -175,7 +175,7 @@ class EncoderDecoderConfig(Config):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What writing depends on."""
+        """Special tokens of generation."""
         return SpecialTokens(
             pad_token_id=self.pad_token_id,
             eos_token_id=self.eos_token_id,

@@ -32,7 +32,7 @@ class ConcatLastLayers:
 
 @dataclass(frozen=True)
 class Width:
-    """What a head over texts is built for."""
+    """Width and norm settings that a sequence head is built from."""
 
     hidden_size: int
     layer_norm_eps: float

@@ -14,7 +14,7 @@ from homespun.models.generation.settings import GenerationArguments, SpecialToke
 
 
 class Reader(Protocol):
-    """How a model reads its backbone: ids and their context -> the vectors that the head is given."""
+    """Function from ids and their context to the hidden states that the head reads."""
 
     def __call__(self, backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor: ...
 

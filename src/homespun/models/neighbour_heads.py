@@ -155,7 +155,7 @@ def _raise_neighbours(bias: RelativeBias, step: int, *, causal: bool) -> None:
 
 
 def _entering(encoder: Encoder, attention: nn.Module, length: int) -> Tensor:
-    """What the first layer's attention reads of rows of random words, (rows, length, hidden).
+    """Input of the first layer's attention for rows of random tokens, (rows, length, hidden).
 
     Norms, narrow embeddings and reversible streams all change how large positions and words are in it.
     """

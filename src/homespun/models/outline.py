@@ -1,4 +1,4 @@
-"""What a described model asks for, as shapes alone: compared with the weights at hand before memory is taken for it."""
+"""Shapes of a described model, compared with the given weights before memory is allocated."""
 
 from __future__ import annotations
 

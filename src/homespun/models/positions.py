@@ -60,7 +60,7 @@ class AxialPositionsConfig(Config):
 
 
 class NoPositionsConfig(Config):
-    """None: the attention knows of places itself (T5, DeBERTa)."""
+    """No position embeddings, for attention with relative positions (T5, DeBERTa)."""
 
     kind: Literal["none"] = "none"
     projectable: ClassVar[bool] = True
@@ -70,7 +70,7 @@ class NoPositionsConfig(Config):
 
 
 class RotaryPositionsConfig(Config):
-    """Nothing is added to the embeddings; queries and keys are rotated (Su et al. 2021)."""
+    """Rotary positions: queries and keys are rotated, nothing is added to embeddings (Su et al. 2021)."""
 
     kind: Literal["rotary"] = "rotary"
     projectable: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What enters a decoder that predicts several tokens ahead (Qi et al. 2020, ProphetNet, section 3.2)."""
+"""Inputs of a decoder that predicts several tokens ahead (Qi et al. 2020, ProphetNet, section 3.2)."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class AdditiveAttentionConfig(Config):
 
 
 class NoAttentionConfig(Config):
-    """What has been read is in the first state alone (Sutskever et al. 2014; Cho et al. 2014)."""
+    """No attention: the first decoder state carries the source (Sutskever et al. 2014; Cho et al. 2014)."""
 
     kind: Literal["none"] = "none"
     supports_packing: ClassVar[bool] = True
@@ -115,12 +115,12 @@ class RecurrentConfig(Config):
 
     @property
     def causal(self) -> bool:
-        """Whether no token knows of a later one."""
+        """True if no token depends on a later one."""
         return not self.bidirectional
 
     @property
     def positions(self) -> NoPositionsConfig:
-        """None are told: a state goes from left to right."""
+        """No positions: the recurrence is ordered."""
         return NoPositionsConfig()
 
     @property
@@ -145,7 +145,7 @@ class RecurrentConfig(Config):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What writing depends on; what ends a text is the tokenizer's matter."""
+        """Special tokens of generation; the tokenizer defines the end of a text."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> RecurrentConfig:

@@ -34,7 +34,7 @@ class PostResidualConfig(Config):
         return hidden_size
 
     def enters_unnormed(self, layer: int) -> bool:
-        """Whether the attention of a layer, counted from 0, reads the stream as it is."""
+        """True if the attention of a layer, counted from 0, reads the stream without a norm."""
         return False
 
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
@@ -69,7 +69,7 @@ class PreResidualConfig(Config):
         return hidden_size
 
     def enters_unnormed(self, layer: int) -> bool:
-        """Whether the attention of a layer, counted from 0, reads the stream as it is."""
+        """True if the attention of a layer, counted from 0, reads the stream without a norm."""
         return not (layer or self.first_norm)
 
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:
@@ -113,7 +113,7 @@ class ReversibleResidualConfig(Config):
         return hidden_size // 2
 
     def enters_unnormed(self, layer: int) -> bool:
-        """Whether the attention of a layer, counted from 0, reads the stream as it is."""
+        """True if the attention of a layer, counted from 0, reads the stream without a norm."""
         return False
 
     def wire(self, sublayer: nn.Module, norm: nn.Module, dropout: nn.Module) -> nn.Module:

@@ -78,7 +78,7 @@ class AllLayers:
 
 
 def num_mixed_layers(backbone: Backbone) -> int:
-    """How many vectors of each token are mixed.
+    """Number of layer outputs that are mixed.
 
     Raises:
         UserError: the backbone is not one stack.

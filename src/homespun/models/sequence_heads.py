@@ -28,7 +28,7 @@ Width = Annotated[int, Field(ge=1)]
 
 
 class Vectors(Protocol):
-    """What the heads here have to know of a backbone: how wide its vectors are, and the epsilon of its norms."""
+    """Backbone properties that sequence heads need: hidden size and epsilon of the norms."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -38,7 +38,7 @@ class Vectors(Protocol):
 
 
 class SequenceHead(Protocol):
-    """What all heads here have, so that layers can stand between the features and the classifier."""
+    """Interface of sequence heads: features and classifier, so that layers fit between them."""
 
     dropout: nn.Dropout
     classifier: nn.Linear
@@ -389,7 +389,7 @@ SequenceHeadConfig = Annotated[
 
 
 def reads_first(head: SequenceHeadConfig) -> bool:
-    """Whether all that a head is given is the vector of the first token."""
+    """True if a head reads only the vector of the first token."""
     if isinstance(head, PooledHeadConfig):
         return head.token == "first"
     return isinstance(head, LinearHeadConfig | FeedForwardHeadConfig)

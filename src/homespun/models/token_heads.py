@@ -34,7 +34,7 @@ class TokenClassificationHead(nn.Module):
 
 
 class QuestionAnsweringHead(nn.Module):
-    """What comes of every token -> dropout -> linear to two: whether an answer begins or ends there.
+    """Start and end logits of an answer at every token: dropout, then a linear layer to two.
 
     ``feedforward``: what is made of the vectors first; BERT makes nothing (Devlin et al. 2019, section 4.2).
     """

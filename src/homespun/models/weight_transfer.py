@@ -60,7 +60,7 @@ _LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
 
 @dataclass(frozen=True)
 class TransferReport:
-    """Where the tensors of a model came from, by their names.
+    """Origin of each tensor of a model, by name.
 
     Attributes:
         copied: the checkpoint's own, under the same name.
@@ -185,14 +185,14 @@ def changed_backbone(
 
 
 def _knows_places(backbone: EncoderConfig) -> bool:
-    """Whether anything tells where a token stands."""
+    """True if the model has any position information."""
     attention = backbone.attention
     parts = attention.cycle if isinstance(attention, AlternatingAttentionConfig) else [attention]
     return backbone.positions.kind != "none" or any(part.kind in _TELL_PLACES for part in parts)
 
 
 def layers_of(layers: int, wanted: int) -> tuple[int, ...]:
-    """Which of ``layers`` each of ``wanted`` is: fewer are spaced evenly from the first to the last (Shleifer and Rush
+    """Source layer of each of ``wanted`` layers: fewer are spaced evenly from the first to the last (Shleifer and Rush
     2020, section 3.1), of more each stands several times in a row.
     """
     if wanted >= layers:
@@ -322,7 +322,7 @@ def _fitted(
 
 
 def _staying(before: EncoderConfig | RecurrentConfig) -> str:
-    """What of the attention is to be set so that a tensor keeps its shape."""
+    """Attention setting that must stay for a tensor to keep its shape."""
     if not isinstance(before.attention, DisentangledAttentionConfig):
         return "model.attention so that it stays"
     furthest = before.attention.max_relative_positions or before.max_position_embeddings

@@ -37,8 +37,8 @@ def each_once(table: Tensor) -> Tensor:
     there = own + shift
     straight = (table == torch.where((there >= 0) & (there < blocks), there, -1)).all(1).all(0) & (shift > none)
     others = table[..., ~straight].sort(dim=-1, descending=True).values
-    some = torch.cat([table[..., straight], others[..., (others >= 0).any(1).any(0)]], dim=-1)
-    return some if some.shape[-1] else table[..., :1]
+    kept = torch.cat([table[..., straight], others[..., (others >= 0).any(1).any(0)]], dim=-1)
+    return kept if kept.shape[-1] else table[..., :1]
 
 
 def _touched(length: int, size: int, other: int) -> Tensor:

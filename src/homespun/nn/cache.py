@@ -1,4 +1,4 @@
-"""What a decoder need not compute again while it writes: keys and values of the tokens before, and of the source.
+"""Key-value cache of a decoder during generation, for previous tokens and for the source.
 
 Of a recurrent layer it is the state after the tokens before, which is all that the layer knows of them.
 """

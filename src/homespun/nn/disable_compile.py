@@ -1,4 +1,4 @@
-"""What ``torch.compile`` leaves alone."""
+"""Functions that ``torch.compile`` does not trace."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class ReLUSquared(nn.Module):
 
 
 def _is_faster_by_hand(values: Tensor) -> bool:
-    """Whether neither a GPU nor a compiler fuses the operations, and the type needs no wider one for its sums."""
+    """True on a CPU without a compiler, in types whose sums need no wider type."""
     wide = values.dtype in (torch.float32, torch.float64)
     return wide and values.device.type == "cpu" and not torch.compiler.is_compiling()
 

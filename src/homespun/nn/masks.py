@@ -1,4 +1,4 @@
-"""Who may attend to whom in this batch. `Mask` is what the data decides, a pattern what the model does.
+"""Attention masks. `Mask` holds what depends on the batch; a pattern what depends on the model.
 
 Both are symbolic; only a dense reference builds a ``queries x keys`` table. ``True`` means *takes part*, as in
 `torch.nn.functional.scaled_dot_product_attention`.
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Mask:
-    """Which tokens of this batch take part.
+    """Mask of one batch: padding, documents, causality, global tokens.
 
     Args:
         keep: (batch, keys) bool, False at padding; None when nothing is padded.
@@ -145,7 +145,7 @@ def zero_fully_masked(values: Tensor, table: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a decoder reads: the vectors of its encoder, and which of them are of real tokens."""
+    """Encoder output that a decoder attends to, with its padding mask."""
 
     hidden: Tensor
     """(batch, source, hidden)"""

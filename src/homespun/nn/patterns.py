@@ -24,14 +24,14 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Pattern(Protocol):
-    """Which positions see which. Frozen and hashable, so that a mask builds what belongs to it once for all layers."""
+    """Sparsity pattern: the keys that each query may see. Frozen and hashable, so that masks are cached per pass."""
 
     @property
     def heads(self) -> int:
         """1 when all heads are alike, else how many there are."""
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether the query at one position may see the key at another.
+        """True where the query at one position may see the key at another.
 
         Args:
             query, key: int64 positions of shapes that broadcast against each other; heads come first, 1 of them or all.
@@ -252,7 +252,7 @@ class RandomBlocks:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no block was there to be drawn."""
+        """True if there was no block to draw."""
         return all(block < 0 for head in self.table for row in head for block in row)
 
     @classmethod
@@ -309,7 +309,7 @@ class Global:
 
     @property
     def most(self) -> int:
-        """How many there are at the most, but for those that the data chooses."""
+        """Maximum number of global tokens, those chosen by the data excluded."""
         return self.first + 2 * self.block + len(self.positions)
 
 
@@ -325,7 +325,7 @@ class Sparse:
         return max((pattern.heads for pattern in self.patterns), default=1)
 
     def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """What the patterns allow, `Global` apart; None when that is everything."""
+        """Keys that the patterns allow, without `Global`; None if they allow all."""
         tables = [pattern.allowed(query, key) for pattern in self.patterns]
         if not tables:
             return None
@@ -378,7 +378,7 @@ def _of_all_heads(pattern: Pattern, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _blocks_of_table(size: int, table: Tensor, device: torch.device) -> MaskMod:
-    """Whether the key is in one of the blocks that a table (heads, blocks, n) names for the block of the query."""
+    """True where the key's block is listed in the table (heads, blocks, n) for the block of the query."""
     # one more block, for all past the end of the table, that names none; copies, since the compiler trips over views
     columns = [F.pad(column.int(), (0, 1), value=-1).to(device) for column in table.unbind(-1)]
 

@@ -1,4 +1,4 @@
-"""Where a token stands, as a vector to add to its embedding."""
+"""Position embeddings, added to token embeddings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LearnedPositions(nn.Module):
 
 
 class NoPositions(nn.Module):
-    """Nothing is added: the attention knows of places itself (T5, DeBERTa).
+    """No position embedding, for attention with relative positions (T5, DeBERTa).
 
     Raises:
         UserError: in `forward`, for a sequence longer than ``max_position_embeddings``.

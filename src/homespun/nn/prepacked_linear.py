@@ -36,7 +36,7 @@ def product(weight: Tensor, bias: Tensor | None, *, rows: int) -> Product:
 
 
 def can_pack(weight: Tensor, rows: int) -> bool:
-    """Whether it would help, and PyTorch can: these are the operations that `torch.compile` uses on a CPU."""
+    """True if prepacked weights are supported and faster here: the operations that `torch.compile` uses on a CPU."""
     plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= _LEAST
     return plain and 1 < rows <= _MOST_ROWS and _operations() is not None
 

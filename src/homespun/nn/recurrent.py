@@ -28,7 +28,7 @@ STATES = {"rnn": 1, "lstm": 2, "gru": 1}
 """Vectors that a cell hands on: of an LSTM its output and its memory."""
 
 _READ: dict[str, Callable[..., Any]] = {"RNN_TANH": torch.rnn_tanh, "LSTM": torch.lstm, "GRU": torch.gru}
-_ALIKE = 2.0  # oneDNN's LSTM reads those texts together whose lengths differ by no more than this factor
+_LENGTH_RATIO = 2.0  # oneDNN's LSTM reads those texts together whose lengths differ by no more than this factor
 _EMPTY = 1.5  # times as many places as tokens, up to which other networks read all texts together
 
 State = tuple[Tensor, ...]
@@ -113,7 +113,7 @@ class RecurrentLayer(nn.Module):
         keep = None if mask.keep is None else mask.keep[:, -seq:]  # that of a cache has the tokens before too
         together: Callable[[list[int]], Groups] = _no_groups
         if hidden.device.type == "cpu" and before is None and mask.cache is None:
-            together = _alike if self.network.mode == "LSTM" and not self.network.proj_size else _all_together
+            together = _similar_lengths if self.network.mode == "LSTM" and not self.network.proj_size else _all_together
         plan = mask.once(
             ("texts", seq, together), lambda: _plan(keep, mask, read_back=self.bidirectional, together=together)
         )
@@ -208,7 +208,7 @@ class PaddedBatches:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """Where the tokens of each text stand, in the order in which a network reads packed texts: all firsts come first.
+    """Indices of the tokens in packed order: the first tokens of all texts, then the second ones, and so on.
 
     Args:
         places: (tokens,) int64 into batch * seq.
@@ -240,15 +240,15 @@ class Packing:
         spread = vectors.new_zeros(batch * seq, vectors.shape[-1]).index_copy(0, self.places, vectors)
         after = []
         for number, end in enumerate(ends):
-            whole = end.new_zeros(batch, end.shape[-1]) if before is None else before[number].to(end.dtype)
-            after.append(whole.index_copy(0, self.rows, end))
+            final = end.new_zeros(batch, end.shape[-1]) if before is None else before[number].to(end.dtype)
+            after.append(final.index_copy(0, self.rows, end))
         return spread.view(batch, seq, -1), tuple(after)
 
 
 def _plan(
     keep: Tensor | None, mask: Mask, *, read_back: bool, together: Callable[[list[int]], Groups]
 ) -> PaddedBatches | Packing | None:
-    """How to read the texts, or ``None`` where reading the rows as they stand is the same.
+    """Packing of the texts, or ``None`` where reading the rows as they are gives the same.
 
     ``together`` tells of their lengths, the longest first, which are read together in rows of their own; none: they are
     packed.
@@ -265,9 +265,9 @@ def _plan(
     text = row if documents is None else row * (documents.amax() + 2) + documents[row, column] + 1
     order = text.argsort(stable=True)
     row, column = row[order], column[order]
-    begun = torch.ones_like(order, dtype=torch.bool)
-    begun[1:] = text[order][1:] != text[order][:-1]
-    which = begun.cumsum(0) - 1
+    starts = torch.ones_like(order, dtype=torch.bool)
+    starts[1:] = text[order][1:] != text[order][:-1]
+    which = starts.cumsum(0) - 1
     lengths = torch.bincount(which)
     begins = lengths.cumsum(0) - lengths
     step = torch.arange(len(row), device=row.device) - begins[which]
@@ -295,10 +295,10 @@ def _all_together(lengths: list[int]) -> Groups:
     return ((len(lengths), lengths[0]),)
 
 
-def _alike(lengths: list[int]) -> Groups:
+def _similar_lengths(lengths: list[int]) -> Groups:
     groups: list[tuple[int, int]] = []
     for length in lengths:
-        if groups and groups[-1][1] <= _ALIKE * length:
+        if groups and groups[-1][1] <= _LENGTH_RATIO * length:
             groups[-1] = (groups[-1][0] + 1, groups[-1][1])
         else:
             groups.append((1, length))

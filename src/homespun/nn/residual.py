@@ -1,4 +1,4 @@
-"""How a sublayer joins the stream: normalised after the sum (post) or before the sublayer (pre)."""
+"""Residual connections: layer norm after the sum (post) or before the sublayer (pre)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
 
 class LayerStack(Protocol):
-    """How a stack of layers is entered and run; the encoder does not ask which wiring its layers have."""
+    """Interface that runs a stack of layers, whatever its residual connections."""
 
     copies: int
     """How wide the stream is, in widths of what enters."""

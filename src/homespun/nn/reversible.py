@@ -54,7 +54,7 @@ class ReversibleLayer(nn.Module):
         self.attention, self.feedforward, self.cross_attention = attention, feedforward, cross_attention
 
     def steps(self, mask: Mask) -> Iterator[tuple[nn.Module, tuple[Mask, ...]]]:
-        """What is added in turn, and what it is given beside its stream."""
+        """Sublayers in order, each with the arguments that follow its stream."""
         yield self.attention, (mask,)
         if self.cross_attention is not None:
             yield self.cross_attention, (mask,)
@@ -69,7 +69,7 @@ class ReversibleLayer(nn.Module):
 
 
 class ReversibleStack:
-    """How a stack of `ReversibleLayer` is entered and run: a `homespun.nn.residual.LayerStack`.
+    """Run a stack of `ReversibleLayer`: a `homespun.nn.residual.LayerStack`.
 
     Everything that is trained must be a parameter of the layers, and a sublayer must compute the same from the same
     input, random state and choices kept by `record_choice`. The recomputed activations are exact but for rounding: in

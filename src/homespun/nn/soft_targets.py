@@ -1,4 +1,4 @@
-"""What a student's answers are from its teacher's (Hinton et al. 2015): over a vocabulary, in bounded memory.
+"""Distillation loss over a vocabulary in bounded memory (Hinton et al. 2015).
 
 Two tables of logits over 30,522 words are twice what `homespun.nn.vocabulary` keeps from being held. Here too the
 targets are worked through in chunks, and the gradient of each is formed while both tables are at hand.
@@ -33,7 +33,7 @@ class Words:
     bias: Tensor
 
     def first(self, words: int) -> Words:
-        """That of the first words alone: released vocabularies are padded to round numbers, each to its own."""
+        """Logits of the first words alone: released vocabularies are padded to different round numbers."""
         return Words(self.features, self.weight[:words], self.bias[:words])
 
 
@@ -56,8 +56,8 @@ def soft_tokens(student: Words, teacher: Words, *, temperature: float) -> Tensor
 
 def soft_labels(logits: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
     """(texts, classes) of each -> (texts,) ``T^2 KL(teacher || student)``."""
-    told, wanted = (F.log_softmax(values.float() / temperature, dim=-1) for values in (logits, teacher.detach()))
-    return F.kl_div(told, wanted, log_target=True, reduction="none").sum(-1) * temperature**2
+    student, wanted = (F.log_softmax(values.float() / temperature, dim=-1) for values in (logits, teacher.detach()))
+    return F.kl_div(student, wanted, log_target=True, reduction="none").sum(-1) * temperature**2
 
 
 def binary_log_probs(logits: Tensor) -> Tensor:
@@ -89,15 +89,15 @@ class _SoftTokens(torch.autograd.Function):
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             chunk = hidden[part]
-            told = logits_of(chunk, narrow_weight, narrow_bias).to(kind).div_(temperature)  # (rows, vocab)
-            told = _log_softmax(told)
+            student = logits_of(chunk, narrow_weight, narrow_bias).to(kind).div_(temperature)  # (rows, vocab)
+            student = _log_softmax(student)
             truth = logits_of(teacher_hidden[part], teacher_weight, teacher_bias).to(kind).div_(temperature)
             truth = _log_softmax(truth)
             share = truth.exp()
-            loss += torch.dot(share.flatten(), truth.sub_(told).flatten()) * temperature**2
+            loss += torch.dot(share.flatten(), truth.sub_(student).flatten()) * temperature**2
             if grad_hidden is not None and grad_weight is not None and grad_bias is not None:
                 # d loss / d logits = T (student's probabilities - teacher's)
-                gradient = told.exp_().sub_(share).mul_(temperature)
+                gradient = student.exp_().sub_(share).mul_(temperature)
                 grad_bias += gradient.sum(0)
                 gradient = gradient.to(chunk.dtype)
                 grad_hidden[part] = gradient @ narrow_weight

@@ -22,7 +22,7 @@ _BLOCK = 512  # of the vocabulary, in one product on a CPU: a product as wide as
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a projection to the vocabulary gives over its targets."""
+    """Results of a projection to the vocabulary at its targets."""
 
     loss: Tensor  # () sum of the cross entropies, differentiable
     correct: Tensor  # () how many targets have the highest logit
@@ -128,7 +128,7 @@ class _PredictTokens(torch.autograd.Function):
 
 
 def as_in_autocast(hidden: Tensor) -> Tensor:
-    """What autocast would make of it for a linear layer, if that is bfloat16: it reaches into no function of our own.
+    """Cast as autocast does for a linear layer, if to bfloat16: custom functions are outside of autocast.
 
     What comes out of a norm, or of a sum with the embeddings, is float32 otherwise. Float16 is left alone, whose range
     small gradients leave.

@@ -1,4 +1,4 @@
-"""What is done to the scores of the next token before one is chosen, and drawing one. Scores are (rows, vocab)."""
+"""Processing and sampling of next-token scores, (rows, vocab)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ban_repeats(scores: Tensor, written: Tensor, size: int) -> None:
 
 
 def force(scores: Tensor, tokens: Sequence[int], score: Tensor | float = 0.0) -> None:
-    """Nothing but these tokens has a chance; in place. ``score``, (rows, 1) or a number, is what they then have."""
+    """Allow only these tokens, in place; they get ``score``, (rows, 1) or a number."""
     scores.fill_(-torch.inf)
     scores[:, list(tokens)] = score
 

@@ -18,7 +18,7 @@ Ends = Callable[[list[int]], bool]
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is to be written.
+    """Inputs and limits of one generation.
 
     Args:
         config: how.
@@ -179,7 +179,7 @@ class Beams:
         self.kept_lengths = lengths.gather(1, best)
 
     def _over(self, best: Tensor, ended: Tensor, number: int) -> bool:
-        """Whether no text can become better, or none can go on; (batch, 1) are the scores of the best beams."""
+        """True where no beam can improve or continue; ``(batch, 1)`` are the scores of the best beams."""
         config = self.task.config
         never = config.early_stopping == "never" and config.length_penalty > 0
         length = self.task.most if never else number + 1

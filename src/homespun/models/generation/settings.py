@@ -1,4 +1,4 @@
-"""How a model is asked to write: the arguments of `Model.generate`, under their names in `transformers`."""
+"""Arguments of `Model.generate`, named as in `transformers`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ GENERATION_TOKENS = {field.name for field in fields(SpecialTokens)}
 
 
 class GenerationArguments(TypedDict, total=False):
-    """What `Model.generate` may be given beside the texts; `GenerationConfig` says what each is."""
+    """Keyword arguments of `Model.generate`; `GenerationConfig` describes them."""
 
     max_new_tokens: int
     max_length: int

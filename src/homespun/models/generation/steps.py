@@ -22,7 +22,7 @@ _WORTHWHILE = 16  # steps from which on laying out the weights anew pays
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """What is there before the first new token.
+    """Prompt: state before the first new token.
 
     Args:
         input_ids: (batch, seq) ids of what is gone on with; for a decoder of its own, one token a row.
@@ -41,7 +41,7 @@ class Prompt:
 
 
 class Steps(Protocol):
-    """What a search asks of a model."""
+    """Interface between a search and a model."""
 
     def begin(self) -> Tensor:
         """(batch, vocab) logits of what comes after the prompt."""

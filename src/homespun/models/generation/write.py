@@ -141,7 +141,7 @@ def _checked(
 
 
 def _with_room(backbone: Encoder | EncoderDecoder, longest: int, most: int, *, given: bool) -> int:
-    """How many new tokens there are to be, where so many were asked for; if they were not, as many as there is room."""
+    """Number of new tokens: the requested number, or as many as fit."""
     reads, writes = backbone, backbone
     if isinstance(backbone, EncoderDecoder):
         reads, writes = backbone.encoder, backbone.decoder
@@ -167,7 +167,7 @@ def _lengths(input_ids: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _kind(model: Model) -> str:
-    """What a model that does not write is, in words."""
+    """Name of the kind of a model that cannot generate."""
     stack = "two stacks" if isinstance(model.backbone, EncoderDecoder) else "an encoder whose tokens see later ones"
     if not isinstance(model.backbone, EncoderDecoder) and model.backbone.causal:
         stack = "a causal stack"
@@ -175,7 +175,7 @@ def _kind(model: Model) -> str:
 
 
 def _only_distances(stack: Encoder) -> bool:
-    """Whether attention asks how far apart two tokens are, not where they stand: so may all be moved to the right."""
+    """True if attention uses relative positions only, so that prompts may be padded on the left."""
     sparse = [part.sparse for part in stack.modules() if isinstance(part, DotProduct)]
     return all(
         each.everywhere is None and all(isinstance(pattern, (Window, Band)) for pattern in each.patterns)
@@ -184,7 +184,7 @@ def _only_distances(stack: Encoder) -> bool:
 
 
 def _begun(job: _Job, rows: Tensor) -> tuple[Task, Writer, Prompt]:
-    """What is to be written of these texts, by what, and after what."""
+    """Prepare prompts, steps and limits of these texts."""
     config = job.config
     ids, keep = job.input_ids[rows], None if job.keep is None else job.keep[rows]
     many = len(rows) * max(config.num_beams, config.num_return_sequences)
