@@ -17,8 +17,8 @@ import sys
 from typing import Any
 
 from homespun.config import validate
-from homespun.jobs.memory import run_probe
 from homespun.jobs.plan import plan
+from homespun.jobs.probe import Clock, ProbeJob, run_probe
 from homespun.jobs.recipe import PretrainRecipe
 
 _MLM: dict[str, Any] = {"kind": "mlm"}
@@ -93,7 +93,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--wall", action="store_true")
     options = parser.parse_args(arguments)
-    clock = "wall" if options.wall else "process"
+    clock: Clock = "wall" if options.wall else "process"
     names = [part.strip() for part in options.only.split(";") if part.strip()] or list(CASES)
     recipes = {name: recipe_of(name, options.times) for name in names}  # all of them before the first is measured
     cases = []
@@ -103,11 +103,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
     return {"cases": cases, "clock": clock, "deviations": _deviations(cases)}
 
 
-def _case(name: str, recipe: PretrainRecipe, clock: str) -> dict[str, Any]:
+def _case(name: str, recipe: PretrainRecipe, clock: Clock) -> dict[str, Any]:
     planned = plan(recipe, probe=True, clock=clock)
     rows = planned["chosen"]["micro_batch_size"]
-    measured = run_probe({"recipe": recipe.model_dump(mode="json"), "rows": rows, "clock": clock})
-    seconds = measured["seconds"] + measured["update_seconds"]
+    measured = run_probe(ProbeJob(recipe=recipe.model_dump(mode="json"), rows=rows, clock=clock))
+    seconds = measured.seconds + measured.update_seconds
     return {
         "case": name,
         "rows": rows,
@@ -118,7 +118,7 @@ def _case(name: str, recipe: PretrainRecipe, clock: str) -> dict[str, Any]:
         "memory": {
             "predicted": planned["probe"]["peak_before"],
             "probed": planned["memory"]["peak"],
-            "measured": measured["peak_bytes"],
+            "measured": measured.peak_bytes,
         },
         "seconds": {
             "predicted": planned["probe"]["seconds_per_step_before"],

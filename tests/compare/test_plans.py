@@ -10,8 +10,7 @@ from comparing import comparison
 from homespun.compare.plans import plans
 from homespun.compare.trials import trials
 from homespun.errors import UserError
-from homespun.planning.choose import NothingFits, choose
-from homespun.planning.predict import Memory, Prediction, Workload
+from homespun.planning.predict import Memory, NothingFits, Prediction, Workload, choose
 from homespun.training.config import Budget, TrainConfig
 
 

@@ -24,7 +24,7 @@ from homespun.jobs.pretrain import pretraining_work
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.bundle import weights_of
 from homespun.objectives import teacher as objective
-from homespun.planning.trace import Shadow
+from homespun.planning.tracer import StepTracer
 from homespun.training.devices import Place
 
 QUICK = ("data.length=32", "train.batch_size=7", "train.validate_every=1.0")
@@ -217,17 +217,15 @@ def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
     overrides = [f"data.corpus={world.corpus}", *QUICK, *TINY]
     recipe = with_teacher(pretrain_recipe("distil-mini", overrides), str(teacher))
     objective._opened.cache_clear()  # also where the plan is the first to open it
-    with Shadow() as shadow:
+    with StepTracer() as tracer:
         assert isinstance(recipe, PretrainRecipe)
         work = pretraining_work(recipe, Corpus.open(world.corpus), None).workload
         model = work.build()
         (batch,) = work.batches(7, 1)
-        with shadow.span("step"):
+        with tracer.span("step"):
             model(batch).total(batch.targets).backward()
     inner = [
-        count
-        for done, count in shadow.spans["step"].operations.items()
-        if done.name == "addmm" and done.outputs[0][-1:] == (48,)
+        count for done, count in tracer.spans["step"].items() if done.name == "addmm" and done.outputs[0][-1:] == (48,)
     ]
     assert sum(inner) == 1 + 4  # layers of the student and of the teacher
 

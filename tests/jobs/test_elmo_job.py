@@ -18,10 +18,9 @@ from homespun.jobs.plan import plan
 from homespun.jobs.pretrain import pretraining_work
 from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.characters import CharacterWords
-from homespun.planning.choose import choose
-from homespun.planning.predict import Memory, Prediction, Workload
+from homespun.planning.predict import Memory, Prediction, Workload, choose
 from homespun.planning.rates import Rates
-from homespun.planning.trace import Shadow
+from homespun.planning.tracer import StepTracer
 
 SIZES = [
     "model.hidden_size=22",
@@ -131,7 +130,7 @@ def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch)
     short = ["model.num_hidden_layers=1", "data.length=8", "objective.softmax=adaptive", "objective.cutoffs=[7]"]
     recipe = pretrain_recipe("elmo-tiny", [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, *short])
     planned = plan(recipe)
-    with Shadow():
+    with StepTracer():
         built = pretraining_work(recipe, Corpus.open(words / "corpus"), None).workload.build()
     assert planned["parameters"]["total"] == sum(p.numel() for p in built.parameters())
     assert planned["flops_per_token"]["forward"] > 0

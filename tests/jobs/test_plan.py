@@ -19,11 +19,11 @@ from homespun.errors import UserError
 from homespun.jobs import memory, probe
 from homespun.jobs.plan import plan
 from homespun.jobs.pretrain import pretrain, pretraining_work
+from homespun.jobs.probe import Line, ProbeJob, ProbeResult, probe_sizes
 from homespun.jobs.recipe import PretrainRecipe, load_recipe
 from homespun.jobs.workload import made_up_corpus
 from homespun.models.bundle import weights_of
 from homespun.planning.predict import Memory, Prediction, Workload
-from homespun.planning.probe import Point
 from homespun.planning.rates import Rates
 from homespun.report.console import Display
 from homespun.training import precision
@@ -142,26 +142,29 @@ def test_changes_to_a_checkpoint_are_planned(world: World) -> None:
 def test_a_probe_is_of_the_changed_checkpoint(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs: list[dict[str, Any]] = []
+    jobs: list[ProbeJob] = []
 
-    def asked(job: dict[str, Any]) -> dict[str, Any]:
-        jobs.append(json.loads(json.dumps(job)))
-        return dataclasses.asdict(Point(job["rows"], 10**9, 0.1, 0.05))
+    def result(rows: int) -> ProbeResult:
+        return ProbeResult(rows=rows, peak_bytes=10**9, seconds=0.1, update_seconds=0.05)
 
-    monkeypatch.setattr(memory, "run_probe", asked)
+    def run(job: ProbeJob) -> ProbeResult:
+        jobs.append(job)
+        return result(job.rows)
+
+    monkeypatch.setattr(memory, "run_probe", run)
     planned_from(world, "--from", str(world.base), "model.num_hidden_layers=3", "--probe")
-    assert [job["changes"] for job in jobs] == [{"num_hidden_layers": 3}] * 2
+    assert [job.changes for job in jobs] == [{"num_hidden_layers": 3}] * 2
     built: list[Any] = []
 
-    def measured(workload: Workload, rows: int, **options: Any) -> Point:
+    def measured(workload: Workload, rows: int, **options: Any) -> ProbeResult:
         built.append(workload.build())
-        return Point(rows, 10**9, 0.1, 0.05)
+        return result(rows)
 
-    monkeypatch.setattr("homespun.planning.probe.measure", measured)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(jobs[0])))
+    monkeypatch.setattr(probe, "measure", measured)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(jobs[0].model_dump_json()))
     capsys.readouterr()
     assert probe.main() == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == jobs[0]["rows"]
+    assert json.loads(capsys.readouterr().out)["rows"] == jobs[0].rows
     assert len(built[0].export_model()[0].backbone.layers) == 3
 
 
@@ -199,7 +202,7 @@ def test_one_step_is_no_steps_and_may_be_more_than_was_asked_for(
     told = " ".join(capsys.readouterr().out.split())
     assert "1 step, " in told
     assert "1 steps" not in told
-    assert "a step alone takes" in told
+    assert "lower train.batch_size" in told
 
 
 def test_progress_moves_while_a_micro_batch_is_worked_through() -> None:
@@ -272,11 +275,11 @@ def test_a_probe_corrects_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> No
         kept = Memory(0, 0, 0, 0, {}, 100, 100 + (7 if again else 11) * rows)
         return Prediction(rows, {"total": 3}, kept, 29.0, 5.0, 5.0, (2.0 if again else 1.0) * rows, 1.0)
 
-    def probed(recipe: Any, choice: Any, rows: int, **options: Any) -> Point:
-        return Point(rows, 100 + 22 * rows, 0.1 * rows, 0.05)
+    def probed(recipe: Any, choice: Any, rows: int, **options: Any) -> ProbeResult:
+        return ProbeResult(rows=rows, peak_bytes=100 + 22 * rows, seconds=0.1 * rows, update_seconds=0.05)
 
     monkeypatch.setattr(memory.Machine, "predict", lambda self: predicted)
-    monkeypatch.setattr("homespun.jobs.plan.probed", probed)
+    monkeypatch.setattr("homespun.jobs.plan.probe_choice", probed)
     corrected = plan(given, probe=True)
     assert corrected["memory"]["peak"] == 100 + 22 * 8
     assert corrected["seconds_per_step"] == pytest.approx(0.85)
@@ -331,3 +334,10 @@ def test_a_precision_narrowed_to_fit_is_trained_in(tmp_path: Path) -> None:
         train = given.train.model_copy(update={"budget": limited, "gradient_checkpointing": True})
         result = pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run")
     assert result["plan"]["precision"] == result["precision"]["name"] == "bf16"
+
+
+def test_a_line_is_never_below_zero() -> None:
+    assert Line.through([2, 4], [30.0, 50.0]).at(8) == pytest.approx(90.0)
+    assert Line.through([2, 4], [10.0, 40.0]).at(8) == pytest.approx(80.0)
+    assert Line.through([1], [7.0]).at(3) == pytest.approx(21.0)
+    assert [probe_sizes(rows) for rows in (1, 2, 3, 8, 32)] == [[1], [1, 2], [1, 2], [2, 4], [8, 16]]

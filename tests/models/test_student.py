@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from homespun.errors import UserError
+from homespun.jobs.workload import made_up_tokenizer
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import PooledHeadConfig
 from homespun.models.student import every_second, student_of
-from homespun.planning.made_up import made_up_tokenizer
 
 
 def teacher(head: Any = None, **fields: Any) -> ModelBundle:

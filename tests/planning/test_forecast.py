@@ -8,7 +8,7 @@ import pytest
 
 from homespun.jobs.recipe import PretrainRecipe, load_recipe
 from homespun.models.config import BackboneConfig
-from homespun.planning.forecast import CLASSIFIERS, CURVES, BudgetForecast, LearningCurve, forecast
+from homespun.planning.forecast import CLASSIFIERS, CURVES, LearningCurve, LossForecast, forecast_loss
 
 CURVE = CURVES[0]
 
@@ -20,9 +20,9 @@ def backbone(name: str = "spun-decoder", *changes: str) -> BackboneConfig:
     return recipe.backbone
 
 
-def predicted(tokens: int, *, model: BackboneConfig | None = None, **changes: object) -> BudgetForecast:
+def predicted(tokens: int, *, model: BackboneConfig | None = None, **changes: object) -> LossForecast:
     given = {"objective": "clm", "optimizer": "soap", "parameters": 5_193_728, "tokens_per_second": 1000.0} | changes
-    return forecast(model or backbone(), tokens=tokens, **given)  # type: ignore[arg-type]
+    return forecast_loss(model or backbone(), tokens=tokens, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("curve", CURVES, ids=lambda curve: curve.family)
@@ -47,7 +47,7 @@ def test_a_forecast_is_of_the_curve_of_its_model() -> None:
     found = predicted(1_200_000)
     assert found.loss == pytest.approx(3.65, abs=0.1)
     assert found.curve is CURVE
-    assert found.facts()["unigram"] == CURVE.unigram
+    assert found.to_dict()["unigram"] == CURVE.unigram
     assert f"{found.loss:.1f}" in str(found.summary())
 
 
@@ -74,7 +74,7 @@ def test_the_threshold_is_the_first_that_beat_tf_idf() -> None:
     assert below.below_threshold
     assert not above.below_threshold
     assert above.warning() is None
-    assert below.facts()["threshold_tokens"] == min(won)
+    assert below.to_dict()["threshold_tokens"] == min(won)
     assert below.seconds_to_threshold == pytest.approx(min(won) / 1000)
     assert "train.budget.time=4h" in str(predicted(7, tokens_per_second=min(won) / (3.5 * 3600)).warning())
     assert "train.budget.time=90m" in str(predicted(7, tokens_per_second=min(won) / (90 * 60)).warning())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from homespun.planning import rates
-from homespun.planning.rates import Rates, keep_base, machine_rates
+from homespun.planning.rates import Rates, machine_rates, save_rates
 
 CPU = torch.device("cpu")
 
@@ -29,13 +29,13 @@ def test_are_measured_once_a_processor(processor: dict[str, str]) -> None:
     assert machine_rates(CPU).products == machine_rates(CPU).products == 1.0
     processor["cpu"] = "a slow one"
     assert machine_rates(CPU).products == 2.0
-    keep_base(CPU, 5.0, machine_rates(CPU))
+    save_rates(CPU, dataclasses.replace(machine_rates(CPU), base=5.0))
     processor["cpu"] = "a swift one"
     assert (machine_rates(CPU).products, machine_rates(CPU).base) == (1.0, 0.0)
 
 
-def test_fresh_ones_keep_what_a_process_takes(processor: dict[str, str]) -> None:
-    keep_base(CPU, 5.0, machine_rates(CPU))
+def test_fresh_rates_keep_the_memory_of_the_process(processor: dict[str, str]) -> None:
+    save_rates(CPU, dataclasses.replace(machine_rates(CPU), base=5.0))
     fresh = machine_rates(CPU, fresh=True)
     assert (fresh.products, fresh.base) == (2.0, 5.0)
     assert machine_rates(CPU) == fresh

@@ -10,7 +10,7 @@ from homespun.compare.trials import Trial, each_line
 from homespun.errors import UserError
 from homespun.jobs.adapt import changes_in
 from homespun.jobs.recipe import load_recipe
-from homespun.planning.choose import NothingFits
+from homespun.planning.predict import NothingFits
 
 
 def plans(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, Any], list[str]]:

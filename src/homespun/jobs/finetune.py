@@ -29,7 +29,7 @@ from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
 from homespun.jobs.workload import finetuning_work, typical
 from homespun.models.bundle import ModelBundle, load_weights, save_model
 from homespun.models.scalar_mix import told_of_mix
-from homespun.planning.count import flops_per_token
+from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer

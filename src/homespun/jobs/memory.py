@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, JsonValue
 from pydantic_core import to_jsonable_python
 
-from homespun.errors import UserError
+from homespun.jobs.probe import CLOCKS, Clock, ProbeJob, ProbeResult, run_probe
 from homespun.jobs.workload import Work
-from homespun.planning.choose import Choice, choose
-from homespun.planning.predict import Prediction, Workload, predict
-from homespun.planning.probe import CLOCKS, Point
-from homespun.planning.rates import Rates, keep_base, machine_rates
-from homespun.planning.trace import Shadow
+from homespun.planning.predict import Choice, Prediction, Workload, choose, predict
+from homespun.planning.rates import Rates, machine_rates, save_rates
+from homespun.planning.tracer import StepTracer
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.training.budget import Limits
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place
-from homespun.training.malloc import training_environment
 from homespun.training.precision import choose_precision
 
-_PROBE_SECONDS = 600
-_SMALL = {
+_SMALL: dict[str, JsonValue] = {
     "kind": "pretrain",
     "data": {"length": 32},
     "model": {"preset": "bert-tiny", "vocab_size": 1000},
@@ -49,34 +41,34 @@ class Machine:
     rates: Rates
 
     @classmethod
-    def here(cls, *, clock: str = "wall") -> Machine:
-        """Measured once, in some ten seconds, and kept in the user's cache folder."""
-        device = Place.here().device
-        rates = machine_rates(device, clock=CLOCKS[clock])
-        if device.type == "cpu" and not rates.base:
-            # what a process takes beside its tensors is found with a model of almost none
-            small = run_probe({"recipe": _SMALL, "rows": 2, "clock": clock, "shadow": True})
-            rates = keep_base(device, float(max(0, small["peak_bytes"] - small["shadow_bytes"])), rates)
-        return cls(device, rates)
+    def here(cls, *, clock: Clock = "wall") -> Machine:
+        """With the process's memory, measured once in some ten seconds and kept in the user's cache folder."""
+        machine = cls.timed(clock=clock)
+        if machine.device.type == "cpu" and not machine.rates.base:
+            # memory of a process besides its tensors: of a model that has almost none
+            small = run_probe(ProbeJob(recipe=_SMALL, rows=2, clock=clock, predict=True))
+            base = float(max(0, small.peak_bytes - (small.predicted_bytes or 0)))
+            machine = cls(machine.device, save_rates(machine.device, dataclasses.replace(machine.rates, base=base)))
+        return machine
 
     @classmethod
-    def timed(cls) -> Machine:
-        """With the rates alone, measured in about two seconds, for plans without a limit of memory."""
+    def timed(cls, *, clock: Clock = "wall") -> Machine:
+        """With the rates alone, measured in about two seconds, for plans without a memory limit."""
         device = Place.here().device
-        return cls(device, machine_rates(device))
+        return cls(device, machine_rates(device, clock=CLOCKS[clock]))
 
     def choose(self, workload: Workload, memory: int | None) -> Choice:
-        """See `homespun.planning.choose.choose`."""
+        """See `homespun.planning.predict.choose`."""
         return choose(workload, memory=memory, predict=self.predict())
 
     def predict(self) -> Callable[[Workload, int, bool], Prediction]:
         """The prediction of each workload and size, made once."""
 
         @functools.cache
-        def known(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+        def cached(workload: Workload, rows: int, accumulate: bool) -> Prediction:
             return predict(workload, rows, self.rates, device=self.device, accumulate=accumulate)
 
-        return known
+        return cached
 
 
 def within_memory(
@@ -104,25 +96,24 @@ def within_memory(
 def with_precision(work: Work, device: torch.device) -> Work:
     """The work in the precision that its training would choose; ``auto`` stays where that is float32.
 
-    `homespun.planning.choose.choose` may then still narrow it to fit a memory limit.
+    `homespun.planning.predict.choose` may then still narrow it to fit a memory limit.
     """
-    train, text = work.workload.train, work.text
+    train, dataset = work.workload.train, work.dataset
     if train.precision != "auto":
         return work
-    with Shadow():
+    with StepTracer():
         objective = work.workload.build()
     found = choose_precision(
         "auto",
         device,
         objective=objective,
-        limits=Limits.of(train.budget, steps_per_epoch=-(-(text.rows or 1) // train.batch_size)),
+        limits=Limits.of(train.budget, steps_per_epoch=-(-(dataset.rows or 1) // train.batch_size)),
         batch_size=train.batch_size,
         row_tokens=work.row_tokens,
     )
     if found.name == "float32":
         return work
-    narrow = train.model_copy(update={"precision": found.name})
-    return dataclasses.replace(work, workload=dataclasses.replace(work.workload, train=narrow))
+    return dataclasses.replace(work, workload=work.workload.with_train(precision=found.name))
 
 
 def chosen(choice: Choice) -> dict[str, Any]:
@@ -150,51 +141,25 @@ def in_words(choice: Choice) -> str:
     return f"{rows}, precision {_precision(train)}{again}: {peak} at the peak"
 
 
-def run_probe(job: dict[str, Any]) -> dict[str, Any]:
-    """`homespun.jobs.probe` in a process of its own; what it found.
-
-    Raises:
-        UserError: the recipe cannot be run so.
-    """
-    command = [sys.executable, "-m", "homespun.jobs.probe"]
-    try:
-        done = subprocess.run(
-            command,
-            input=json.dumps(job),
-            env=training_environment(os.environ),
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"the probe took more than {_PROBE_SECONDS} s; plan without --probe") from error
-    lines = done.stderr.strip().splitlines()
-    if done.returncode:
-        raise UserError(f"the probe failed: {lines[-1] if lines else f'it was stopped ({done.returncode})'}")
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-def probed(
+def probe_choice(
     recipe: BaseModel,
     choice: Choice,
     rows: int,
     *,
     start_from: str | None,
     changes: Mapping[str, Any] | None,
-    clock: str,
-) -> Point:
-    """The probe of a choice with micro-batches of so many rows."""
+    clock: Clock,
+) -> ProbeResult:
+    """Probe a choice with micro-batches of so many rows."""
     tree = recipe.model_dump(mode="json")
     tree["train"] |= {name: chosen(choice)[name] for name in ("gradient_checkpointing", "precision")}
-    job = {
-        "recipe": tree,
-        "start_from": start_from,
-        "changes": to_jsonable_python(changes),
-        "rows": rows,
-        "accumulate": choice.accumulation > 1,
-        "clock": clock,
-    }
-    found = run_probe(job)
-    return Point(**{name: found[name] for name in asdict(Point(0, 0, 0.0, 0.0))})
+    return run_probe(
+        ProbeJob(
+            recipe=tree,
+            rows=rows,
+            start_from=start_from,
+            changes=to_jsonable_python(changes),
+            accumulate=choice.accumulation > 1,
+            clock=clock,
+        )
+    )

@@ -14,18 +14,17 @@ from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.adapt import start
-from homespun.jobs.memory import Machine, chosen, probed, with_precision
+from homespun.jobs.memory import Machine, chosen, probe_choice, with_precision
 from homespun.jobs.preflight import check_pretraining, training_warnings
 from homespun.jobs.pretrain import pretraining_work
+from homespun.jobs.probe import Clock, Line, probe_sizes
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.jobs.size import Works, size_facts, with_size
 from homespun.jobs.trials import plan as trials_of
 from homespun.jobs.workload import Work, finetuning_work, made_up_corpus
-from homespun.planning.choose import Choice, choose
-from homespun.planning.outlook import Outlook, outlook, short_of_step, short_of_text
-from homespun.planning.predict import Prediction, Workload
-from homespun.planning.probe import Line, probe_sizes
-from homespun.planning.trace import Shadow
+from homespun.planning.budget import BudgetForecast, DatasetSize, epochs_warning, forecast_budget, step_warning
+from homespun.planning.predict import Choice, Prediction, Workload, choose
+from homespun.planning.tracer import StepTracer
 from homespun.report.console import Display
 from homespun.training.config import Budget
 
@@ -43,7 +42,7 @@ def plan(
     start_from: str | None = None,
     changes: Mapping[str, Any] | None = None,
     display: Display | None = None,
-    clock: str = "wall",
+    clock: Clock = "wall",
 ) -> dict[str, Any]:
     """The plan of a recipe, as plain values; see ``docs/planning.md`` for what each means.
 
@@ -77,8 +76,11 @@ def plan(
         if isinstance(recipe, PretrainRecipe) and start_from is None:
             recipe, size = with_size(recipe, lambda: machine, sized, display)
         work = sized(recipe)
-        told = dataclasses.replace(work.workload, told=lambda rows: line.update(next(passes), note=f"of {rows} rows"))
-        work = dataclasses.replace(work, workload=told)
+
+        def on_pass(rows: int) -> None:
+            line.update(next(passes), note=f"of {rows} rows")
+
+        work = dataclasses.replace(work, workload=dataclasses.replace(work.workload, on_pass=on_pass))
         work = with_precision(work, machine.device)
         choice = machine.choose(work.workload, budget.memory)
         found = (
@@ -128,7 +130,7 @@ def recipe_work(
             raise UserError("which corpus? with --from give data.corpus=FOLDER, whose tokenizer is the model's")
         with made_up_corpus(recipe) as corpus:
             work = pretraining_work(recipe, corpus, None)
-            yield dataclasses.replace(work, made_up=True, text=dataclasses.replace(work.text, rows=None, tokens=None))
+            yield dataclasses.replace(work, made_up=True, dataset=DatasetSize(None, None))
 
 
 def _budget(
@@ -170,8 +172,8 @@ def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> 
     per_token = {name: value / tokens for name, value in names.items()}
     expected, *others = _expected(budget, work, prediction, choice.step_seconds)
     warnings = [
-        short_of_text(budget, work.text.counted(prediction.tokens)),
-        short_of_step(budget, expected),
+        epochs_warning(budget, work.dataset.with_row_tokens(prediction.tokens)),
+        step_warning(budget, expected),
         None if recipe.train.processes in (1, "auto") else "planned for one process, whatever train.processes is",
     ]
     return {
@@ -211,8 +213,8 @@ def _checked(
     from_scratch: bool,
 ) -> dict[str, Any]:
     """The warnings of a plan with those of `homespun.jobs.preflight`, and the forecast of a pretraining."""
-    reach = Outlook(**planned["expected"])
-    with Shadow():
+    reach = BudgetForecast(**planned["expected"])
+    with StepTracer():
         objective = work.workload.build()
     if not isinstance(recipe, PretrainRecipe):
         found = training_warnings(recipe.train, objective, reach.steps)
@@ -220,16 +222,16 @@ def _checked(
     checked = check_pretraining(recipe, objective, reach, sized, lambda: machine, from_scratch=from_scratch)
     return {
         "warnings": [*planned["warnings"], *checked.warnings],
-        "forecast": None if checked.forecast is None else checked.forecast.facts(),
+        "forecast": None if checked.forecast is None else checked.forecast.to_dict(),
     }
 
 
-def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: float) -> list[Outlook]:
+def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: float) -> list[BudgetForecast]:
     """Of the training that is planned, and then of each that the recipe asks for."""
     batch = work.workload.train.batch_size
-    texts = [work.text.share(part) for part in (1.0, *work.shares)]
+    texts = [work.dataset.scaled(part) for part in (1.0, *work.shares)]
     return [
-        outlook(budget, text, batch_size=batch, row_tokens=prediction.tokens, step_seconds=step_seconds)
+        forecast_budget(budget, text, batch_size=batch, row_tokens=prediction.tokens, step_seconds=step_seconds)
         for text in texts
     ]
 
@@ -241,7 +243,7 @@ def _corrected(
     machine: Machine,
     start_from: str | None,
     changes: Mapping[str, Any] | None,
-    clock: str,
+    clock: Clock,
 ) -> dict[str, Any]:
     """The plan with memory and time from real steps.
 
@@ -252,7 +254,7 @@ def _corrected(
     predicted = machine.predict()
     accumulate = choice.accumulation > 1
     points = [
-        probed(recipe, choice, rows, start_from=start_from, changes=changes, clock=clock)
+        probe_choice(recipe, choice, rows, start_from=start_from, changes=changes, clock=clock)
         for rows in probe_sizes(choice.rows)
     ]
     last, expected = points[-1], predicted(choice.workload, points[-1].rows, accumulate)
@@ -280,7 +282,7 @@ def _corrected(
     before = _described(recipe, work, choice, machine)
     return _described(recipe, work, better, machine) | {
         "probe": {
-            "points": [asdict(point) for point in points],
+            "points": [point.model_dump(exclude={"predicted_bytes"}) for point in points],
             "peak_before": before["memory"]["peak"],
             "seconds_per_step_before": before["seconds_per_step"],
         }

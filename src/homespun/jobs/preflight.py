@@ -16,9 +16,8 @@ from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.size import Works, size_for
 from homespun.models.auto_size import FAMILIES, AutoSizeConfig, is_of_family
 from homespun.models.config import ModelConfig
-from homespun.planning.forecast import BudgetForecast, forecast
-from homespun.planning.outlook import Outlook, in_millions
-from homespun.planning.size import TOKENS_PER_PARAMETER
+from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, in_millions
+from homespun.planning.forecast import LossForecast, forecast_loss
 from homespun.training.config import Soap, TrainConfig
 from homespun.training.soap import LARGEST, SETTLED
 
@@ -67,14 +66,14 @@ class Preflight:
         warnings: one line each.
     """
 
-    forecast: BudgetForecast | None
+    forecast: LossForecast | None
     warnings: tuple[str, ...]
 
 
 def check_pretraining(
     recipe: PretrainRecipe,
     objective: Any,
-    reach: Outlook,
+    reach: BudgetForecast,
     work: Works,
     machine: Callable[[], Machine],
     *,
@@ -96,7 +95,7 @@ def check_pretraining(
     if from_scratch and reach.tokens:
         found.append(_size_warning(recipe, objective, reach, work, machine))
         if not recipe.objective.target_length(recipe.data.length):
-            expected = forecast(
+            expected = forecast_loss(
                 config.backbone,
                 objective=recipe.objective.kind,
                 optimizer=recipe.train.optimizer.kind,
@@ -109,7 +108,7 @@ def check_pretraining(
 
 
 def _size_warning(
-    recipe: PretrainRecipe, objective: Any, reach: Outlook, work: Works, machine: Callable[[], Machine]
+    recipe: PretrainRecipe, objective: Any, reach: BudgetForecast, work: Works, machine: Callable[[], Machine]
 ) -> str | None:
     parameters = _parameters(objective)
     ratio = reach.tokens / parameters

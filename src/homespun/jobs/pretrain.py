@@ -34,8 +34,8 @@ from homespun.objectives.bilm import BiLM
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.frequencies import frequency_losses
 from homespun.objectives.streamed import StreamedCausalLM
-from homespun.planning.count import flops_per_token
-from homespun.planning.outlook import Text, outlook, short_of_text
+from homespun.planning.budget import DatasetSize, epochs_warning, forecast_budget
+from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
@@ -196,7 +196,7 @@ def pretrain(
     if chosen_size is not None:
         result |= {"size": size_facts(chosen_size)}
     if checked is not None and checked.forecast is not None:
-        result |= {"forecast": checked.forecast.facts()}
+        result |= {"forecast": checked.forecast.to_dict()}
     result |= {
         "trained_parameters": sum(p.numel() for p in objective.parameters()),
         "export": exported,
@@ -238,7 +238,7 @@ def _check_shared(recipe: PretrainRecipe, processes: int) -> None:
 
 
 def _warn(recipe: PretrainRecipe, training: Rows) -> None:
-    short = short_of_text(recipe.train.budget, Text(len(training), int(training.lengths.sum())))
+    short = epochs_warning(recipe.train.budget, DatasetSize(len(training), int(training.lengths.sum())))
     if short is not None:
         logger.warning(short)
     if _sees_packed(recipe):
@@ -266,7 +266,9 @@ def _checked(
         workload = with_precision(work, machine().device).workload
         seconds = machine().choose(workload, None).step_seconds
         check_first_step(seconds, budget.time)
-    reach = outlook(budget, work.text, batch_size=train.batch_size, row_tokens=work.row_tokens, step_seconds=seconds)
+    reach = forecast_budget(
+        budget, work.dataset, batch_size=train.batch_size, row_tokens=work.row_tokens, step_seconds=seconds
+    )
     checked = check_pretraining(
         recipe,
         objective,

@@ -15,10 +15,9 @@ from homespun.jobs.workload import Work
 from homespun.models.auto_size import AutoSizeConfig
 from homespun.models.config import BackboneConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.planning.choose import NothingFits
-from homespun.planning.outlook import outlook
-from homespun.planning.size import Candidate, SizeChoice, choose_size
-from homespun.planning.trace import Shadow
+from homespun.planning.budget import SizeCandidate, SizeChoice, choose_size, forecast_budget
+from homespun.planning.predict import NothingFits
+from homespun.planning.tracer import StepTracer
 from homespun.report.console import Display
 from homespun.training.devices import Place
 
@@ -55,7 +54,7 @@ def with_size(
 
 
 def size_for(recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: Works) -> SizeChoice:
-    """The size of a family that suits the recipe's budget, by `homespun.planning.size.choose_size`.
+    """The size of a family that suits the recipe's budget, by `homespun.planning.budget.choose_size`.
 
     Args:
         recipe: its data, objective and training.
@@ -83,13 +82,13 @@ def size_facts(choice: SizeChoice) -> dict[str, Any]:
 
 def _candidates(
     recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: Works
-) -> Iterator[Candidate]:
+) -> Iterator[SizeCandidate]:
     budget, processes = recipe.train.budget, Place.here().world_size
     for number, (name, backbone) in enumerate(model.candidates().items()):
         sized = work(recipe.model_copy(update={"model": backbone}))
         row_tokens, seconds = sized.row_tokens, None
         if budget.time is None and budget.memory is None:  # then all sizes see as many tokens
-            with Shadow():
+            with StepTracer():
                 parameters = sum(parameter.numel() for parameter in sized.workload.build().parameters())
         else:
             try:
@@ -101,16 +100,16 @@ def _candidates(
             prediction = choice.prediction
             parameters, row_tokens = prediction.parameters["total"], prediction.tokens
             seconds = choice.step_seconds / processes
-        reach = outlook(
+        reach = forecast_budget(
             budget,
-            sized.text,
+            sized.dataset,
             batch_size=recipe.train.batch_size,
             row_tokens=row_tokens,
             step_seconds=seconds,
         )
         if not reach.tokens:
             raise UserError("model.size=auto needs data.corpus for a budget of epochs; give it, or a budget of time")
-        yield Candidate(name, _shape(backbone), parameters, reach, sized.text)
+        yield SizeCandidate(name, _shape(backbone), parameters, reach, sized.dataset)
 
 
 def _shape(backbone: BackboneConfig) -> str:

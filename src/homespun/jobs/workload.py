@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,17 +24,18 @@ from homespun.data.rows import Rows
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.tasks.task import Task
 from homespun.models.bundle import ModelBundle
-from homespun.planning.made_up import made_up_texts, made_up_tokenizer
-from homespun.planning.outlook import Text
+from homespun.planning.budget import DatasetSize
 from homespun.planning.predict import Workload
-from homespun.planning.trace import Shadow
+from homespun.planning.tracer import StepTracer
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
+from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 
 MADE_UP_VOCABULARY = 30_522  # BERT's, where the recipe has none of its own
 _MADE_UP_TOKENS = 2**19
 _SENTINELS = 100
+_SENTENCE_LENGTH = 23  # words
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,14 @@ class Work:
 
     Args:
         workload: of one training: of several that with the most examples.
-        text: what it has.
+        dataset: training data of that training.
         row_tokens: mean length of its rows.
         shares: of the trainings that the recipe asks for, what each has of that.
         made_up: the text means nothing.
     """
 
     workload: Workload
-    text: Text
+    dataset: DatasetSize
     row_tokens: float
     shares: Sequence[float] = (1.0,)
     made_up: bool = False
@@ -79,7 +81,7 @@ def work_of(
         ]
 
     tokens = int(rows.lengths.sum())
-    return Work(Workload(build, batches, train, lighter), Text(len(rows), tokens), tokens / len(rows))
+    return Work(Workload(build, batches, train, lighter), DatasetSize(len(rows), tokens), tokens / len(rows))
 
 
 def typical(rows: Rows, collate: Collate, seed: int) -> Batch:
@@ -94,13 +96,13 @@ def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch
 def finetuning_work(
     task: Task[Any, Any], objective: Any, stored: ModelBundle, training: Any, train: TrainConfig
 ) -> Work:
-    """The work of fine-tuning; its model is built, not copied, so that a shadow of it takes no memory."""
+    """The work of fine-tuning; its model is built, not copied, so that tracing it takes no memory."""
 
     def lesson() -> Any:
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # a copy asks where a shadow's tensors lie
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # fake tensors have no address to copy
             return task.lesson(objective, dataclasses.replace(stored, model=stored.config.build()), training)
 
-    with Shadow():
+    with StepTracer():
         first = lesson()
     return work_of(first.rows, first.collate, lambda: lesson().objective, train, sorted_=True)
 
@@ -116,6 +118,24 @@ def made_up_corpus(recipe: PretrainRecipe) -> Iterator[Corpus]:
     texts = itertools.islice(made_up_texts(words, tokens=length), count)
     with tempfile.TemporaryDirectory(prefix="homespun-plan-") as folder:
         yield build_corpus((Document(text) for text in texts), tokenizer, Path(folder) / "corpus", sentences=True)
+
+
+def made_up_tokenizer(vocab_size: int) -> Tokenizer:
+    """A tokenizer of ``vocab_size`` tokens, one for each word of `made_up_texts`."""
+    words = (f"w{number}" for number in range(vocab_size))
+    return Tokenizer.train([" ".join([".", *words])], kind="words", vocab_size=vocab_size, lowercase=True)
+
+
+def made_up_texts(vocab_size: int, *, tokens: int, seed: int = 0) -> Iterator[str]:
+    """Endless texts of ``tokens`` uniformly drawn words each, in sentences."""
+    draw = random.Random(seed)
+    highest = max(1, vocab_size - 8)
+    while True:
+        words = [f"w{draw.randrange(highest)}" for _ in range(tokens)]
+        for end in range(_SENTENCE_LENGTH, tokens, _SENTENCE_LENGTH):
+            words[end - 1] = "."
+            words[end] = words[end].capitalize()
+        yield " ".join(words).replace(" .", ".")
 
 
 def seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:

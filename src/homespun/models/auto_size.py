@@ -31,7 +31,7 @@ _SIZE = FROM_TRAINING | {
 class AutoSizeConfig(Config):
     """A family of presets with ``size: auto``; other fields win over the preset that is chosen.
 
-    `homespun.planning.size` chooses before training, and the config of the run has the chosen model.
+    `homespun.planning.budget` chooses before training, and the config of the run has the chosen model.
     """
 
     model_config = ConfigDict(extra="allow")

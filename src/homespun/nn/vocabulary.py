@@ -6,6 +6,9 @@ targets are worked through in chunks, and the gradient of each chunk is formed w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from homespun.nn.repeats import alike
-
 _CHUNK = 12 * 2**20  # logits held at once: 48 MB in float32
 _ROWS = 256  # of targets, at once on a CPU: more leave its cache between two passes, fewer make the products slower
 _BLOCK = 512  # of the vocabulary, in one product on a CPU: a product as wide as all of it takes 1.6 times as long
+
+repeat_context: ContextVar[Callable[[int], AbstractContextManager[None]] | None] = ContextVar(
+    "repeat_context", default=None
+)
+"""Set while `homespun.planning.tracer.StepTracer` is active, whose tensors have no values: of n equal iterations one
+runs, in ``repeat_context.get()(n)``, which counts it n times."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class _PredictTokens(torch.autograd.Function):
         rows = max(1, _CHUNK // len(weight))
         if hidden.device.type == "cpu":
             rows = min(rows, _ROWS)
-        for start in alike(range(0, len(labels), rows)):
+        for start in _iterations(range(0, len(labels), rows)):
             part = slice(start, start + rows)
             chunk, truth = hidden[part], labels[part][:, None]
             labelled, truth = truth >= 0, truth.clamp(min=0)
@@ -127,6 +134,19 @@ class _PredictTokens(torch.autograd.Function):
         )
 
 
+def _iterations(starts: range) -> Iterable[int]:
+    """``starts``; while a step is traced the first, the second for all that equal it, and the last."""
+    repeat = repeat_context.get()
+    return starts if repeat is None or len(starts) < 4 else _distinct(starts, repeat)
+
+
+def _distinct(starts: range, repeat: Callable[[int], AbstractContextManager[None]]) -> Iterator[int]:
+    yield starts[0]
+    with repeat(len(starts) - 2):
+        yield starts[1]
+    yield starts[-1]
+
+
 def as_in_autocast(hidden: Tensor) -> Tensor:
     """Cast as autocast does for a linear layer, if to bfloat16: custom functions are outside of autocast.
 
@@ -155,7 +175,7 @@ def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if hidden.device.type != "cpu":
         return F.linear(hidden, weight, bias)
     logits = hidden.new_empty(len(hidden), len(weight))
-    for start in alike(range(0, len(weight), _BLOCK)):
+    for start in _iterations(range(0, len(weight), _BLOCK)):
         block = slice(start, start + _BLOCK)
         torch.addmm(bias[block], hidden, weight[block].T, out=logits[:, block])
     return logits

@@ -1,19 +1,15 @@
-"""What a budget of pretraining can be expected to reach, from finished runs that were measured.
-
-New measurements go into `CURVES` and `CLASSIFIERS`; the forecast follows from them.
-"""
+"""Expected held-out loss of a pretraining budget, from measured runs: add new ones to `CURVES` and `CLASSIFIERS`."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from homespun.models.auto_size import is_of_family
 from homespun.models.config import BackboneConfig
-from homespun.planning.outlook import in_millions
+from homespun.planning.budget import in_millions
 
 SIZE_EXPONENT, TOKEN_EXPONENT = 0.34, 0.28
 """Exponents of the loss in parameters and in tokens (Hoffmann et al. 2022, approach 3)."""
@@ -23,8 +19,8 @@ _LARGER = 2.0  # times the largest model or vocabulary that was measured, or the
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A run whose learning rate came down to its end."""
+class PretrainingRun:
+    """A finished run: its learning rate came down to its end."""
 
     parameters: int
     tokens: int
@@ -36,11 +32,11 @@ class LearningCurve:
     """Finished runs of one family on one text.
 
     Args:
-        family: of presets, which the model must be of, whatever its size.
+        family: of presets.
         objective: its ``kind``.
         optimizer: its ``kind``.
         text: in words.
-        vocabulary: number of entries of its tokenizer.
+        vocabulary: size of the tokenizer.
         unigram: loss of the unigram baseline on that text.
         runs: at least two.
         source: where they are described.
@@ -52,14 +48,11 @@ class LearningCurve:
     text: str
     vocabulary: int
     unigram: float
-    runs: tuple[Finished, ...]
+    runs: tuple[PretrainingRun, ...]
     source: str
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """``E + A N^-0.34 + B D^-0.28`` of N parameters and D tokens, by least squares over the runs.
-
-        Of runs of one size ``A`` is 0.
-        """
+        """``E + A N^-0.34 + B D^-0.28`` of N parameters and D tokens, least squares; A is 0 for runs of one size."""
         sizes = np.array([run.parameters for run in self.runs], dtype=float)
         seen = np.array([run.tokens for run in self.runs], dtype=float)
         several = float(len({*sizes}) > 1)
@@ -67,17 +60,18 @@ class LearningCurve:
         weights = np.linalg.lstsq(terms, np.array([run.loss for run in self.runs]), rcond=None)[0]
         return float(weights @ [1.0, several * parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
 
-    def covers(self, parameters: float, vocabulary: int) -> bool:
-        """Whether a model of so many parameters and entries is near enough to those that were measured."""
+    def covers(self, parameters: float, vocabulary: int, tokens: float) -> bool:
+        """Whether model, vocabulary and tokens are near enough to the measured ones."""
         sizes = [run.parameters for run in self.runs]
         return (
             min(sizes) / _LARGER <= parameters <= max(sizes) * _LARGER
             and self.vocabulary / _LARGER <= vocabulary <= self.vocabulary * _LARGER
+            and tokens <= _FAR * max(run.tokens for run in self.runs)
         )
 
 
 @dataclass(frozen=True)
-class Classifier:
+class ClassifierRun:
     """A classifier fine-tuned from a pretraining from scratch, and TF-IDF with a linear model on the same rows."""
 
     task: str
@@ -99,44 +93,44 @@ CURVES = (
         vocabulary=8_000,
         unigram=6.44,
         runs=(
-            Finished(_TINY, 274_365, 4.678),
-            Finished(_TINY, 1_099_560, 3.868),
-            Finished(_TINY, 4_000_000, 3.370),
-            Finished(_TINY, 20_120_000, 3.003),
-            Finished(_MINI, 411_556, 4.177),
-            Finished(_MINI, 1_200_000, 3.531),
+            PretrainingRun(_TINY, 274_365, 4.678),
+            PretrainingRun(_TINY, 1_099_560, 3.868),
+            PretrainingRun(_TINY, 4_000_000, 3.370),
+            PretrainingRun(_TINY, 20_120_000, 3.003),
+            PretrainingRun(_MINI, 411_556, 4.177),
+            PretrainingRun(_MINI, 1_200_000, 3.531),
         ),
         source="results/efficiency.md",
     ),
 )
 
 CLASSIFIERS = (
-    Classifier("financial topics", "spun-decoder-mini", 1_050_000, 83.9, 85.1, "results/efficiency.md"),
-    Classifier("packages of Python", "spun-decoder-tiny", 1_420_000, 83.4, 88.1, "results/quickstart.md"),
-    Classifier("AG News", "causal-mini", 5_400_000, 90.95, 91.70, "results/agnews.md"),
-    Classifier("AG News", "causal-mini", 11_500_000, 92.18, 91.70, "results/agnews.md"),
-    Classifier("financial topics", "causal-mini", 12_500_000, 79.1, 85.1, "results/financial.md"),
-    Classifier("financial topics", "causal-mini", 48_600_000, 86.9, 85.1, "results/financial.md"),
-    Classifier("Financial PhraseBank", "causal-mini", 48_600_000, 80.7, 79.1, "results/financial.md"),
+    ClassifierRun("financial topics", "spun-decoder-mini", 1_050_000, 83.9, 85.1, "results/efficiency.md"),
+    ClassifierRun("packages of Python", "spun-decoder-tiny", 1_420_000, 83.4, 88.1, "results/quickstart.md"),
+    ClassifierRun("AG News", "causal-mini", 5_400_000, 90.95, 91.70, "results/agnews.md"),
+    ClassifierRun("AG News", "causal-mini", 11_500_000, 92.18, 91.70, "results/agnews.md"),
+    ClassifierRun("financial topics", "causal-mini", 12_500_000, 79.1, 85.1, "results/financial.md"),
+    ClassifierRun("financial topics", "causal-mini", 48_600_000, 86.9, 85.1, "results/financial.md"),
+    ClassifierRun("Financial PhraseBank", "causal-mini", 48_600_000, 80.7, 79.1, "results/financial.md"),
 )
 
 
 @dataclass(frozen=True)
-class BudgetForecast:
+class LossForecast:
     """What a pretraining from scratch can be expected to reach.
 
     Args:
-        tokens: that it sees.
+        tokens: of the budget.
         loss: held out, on the curve's text; None where no curve covers the model.
-        curve: its family, text and source.
-        threshold: the run of fewest tokens whose classifier was better than TF-IDF.
-        seconds_to_threshold: until so many tokens are seen; None where the rate is not known.
+        curve: the learning curve of the model's family.
+        threshold: the run of fewest tokens whose classifier beat TF-IDF.
+        seconds_to_threshold: time of as many tokens; None where the rate is not known.
     """
 
     tokens: int
     loss: float | None
     curve: LearningCurve | None
-    threshold: Classifier
+    threshold: ClassifierRun
     seconds_to_threshold: float | None
 
     @property
@@ -145,11 +139,11 @@ class BudgetForecast:
         return self.tokens < self.threshold.tokens
 
     def summary(self) -> str | None:
-        """The loss that is expected, in one line; None where no curve covers the model."""
-        if self.curve is None or self.loss is None:
+        """The expected loss in one line; None where no curve covers the model."""
+        if self.curve is None:
             return None
-        far = max(run.tokens for run in self.curve.runs)
-        beyond = f", extrapolated from at most {in_millions(far)}" if self.tokens > far else ""
+        most = max(run.tokens for run in self.curve.runs)
+        beyond = f", extrapolated from at most {in_millions(most)}" if self.tokens > most else ""
         return (
             f"{in_millions(self.tokens)} tokens: held-out loss of about {self.loss:.1f} nats on text like "
             f"{self.curve.text}, where the unigram baseline has {self.curve.unigram:.1f} ({self.curve.family}, "
@@ -157,7 +151,7 @@ class BudgetForecast:
         )
 
     def warning(self) -> str | None:
-        """That the budget is below the threshold, in one line; None where it is not."""
+        """A warning if the budget is below the threshold."""
         if not self.below_threshold:
             return None
         best = self.threshold
@@ -171,16 +165,14 @@ class BudgetForecast:
             f"{give}, or start from a checkpoint (--from)"
         )
 
-    def facts(self) -> dict[str, Any]:
-        """Plain values, for result files."""
+    def to_dict(self) -> dict[str, str | float | None]:
+        """Values for result files."""
         curve = self.curve
         return {
             "summary": self.summary(),
             "tokens": self.tokens,
             "loss": self.loss,
-            "unigram": None if curve is None else curve.unigram,
-            "text": None if curve is None else curve.text,
-            "source": None if curve is None else curve.source,
+            **{name: getattr(curve, name, None) for name in ("unigram", "text", "source")},
             "threshold_tokens": self.threshold.tokens,
             "threshold_source": self.threshold.source,
             "below_threshold": self.below_threshold,
@@ -188,7 +180,7 @@ class BudgetForecast:
         }
 
 
-def forecast(
+def forecast_loss(
     backbone: BackboneConfig,
     *,
     objective: str,
@@ -196,30 +188,27 @@ def forecast(
     parameters: int,
     tokens: int,
     tokens_per_second: float | None,
-) -> BudgetForecast:
-    """What pretraining ``backbone`` from scratch on so many tokens can be expected to reach.
+) -> LossForecast:
+    """What pretraining ``backbone`` from scratch can be expected to reach.
 
     Args:
         backbone: of the model.
         objective: its ``kind``.
         optimizer: its ``kind``.
-        parameters: that are trained.
-        tokens: that the budget reaches.
+        parameters: trained.
+        tokens: of the budget.
         tokens_per_second: None: not known.
     """
-    threshold = min((found for found in CLASSIFIERS if found.accuracy > found.tfidf), key=lambda found: found.tokens)
-    curve = next(
-        (
-            curve
-            for curve in CURVES
-            if (curve.objective, curve.optimizer) == (objective, optimizer)
-            and curve.covers(parameters, backbone.vocab_size)
-            and tokens <= _FAR * max(run.tokens for run in curve.runs)
-            and is_of_family(backbone, curve.family)
-        ),
-        None,
-    )
-    return BudgetForecast(
+    curves = [
+        curve
+        for curve in CURVES
+        if (curve.objective, curve.optimizer) == (objective, optimizer)
+        and curve.covers(parameters, backbone.vocab_size, tokens)
+        and is_of_family(backbone, curve.family)
+    ]
+    curve = curves[0] if curves else None
+    threshold = min((run for run in CLASSIFIERS if run.accuracy > run.tfidf), key=lambda run: run.tokens)
+    return LossForecast(
         tokens=tokens,
         loss=None if curve is None else curve.loss(parameters, tokens),
         curve=curve,

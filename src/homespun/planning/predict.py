@@ -1,7 +1,8 @@
-"""What one step of training takes: memory, FLOPs and seconds, from a `Shadow` of the step itself."""
+"""Memory, FLOPs and seconds of a training step, and the fastest way to make it within a memory limit."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,36 +10,40 @@ import torch
 from torch import nn
 
 from homespun.batch import Batch
+from homespun.errors import UserError
 from homespun.models.backbone import Encoder
-from homespun.nn.repeats import rehearsed
 from homespun.planning.rates import Rates, flops
-from homespun.planning.trace import Shadow
+from homespun.planning.tracer import StepTracer
 from homespun.training.config import TrainConfig
 from homespun.training.devices import number_type
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be trained, on what: enough to run a step of it, or its shadow.
+    """What is trained on what: enough to run or trace a step.
 
     Args:
-        build: the objective, with weights drawn anew.
-        batches: ``(rows, count)`` -> so many micro-batches of so many rows.
+        build: builds the objective with random weights.
+        batches: ``(rows, count)`` -> ``count`` micro-batches of ``rows`` rows, the largest first.
         train: how it is trained.
-        lighter: a setting that would take less memory, in words; empty: none is known.
-        told: how many rows its shadow has just gone through, forward or backward: for who waits.
+        lighter: a setting that would take less memory, for errors; empty: none is known.
+        on_pass: called with the rows after each traced forward or backward pass, for progress.
     """
 
     build: Callable[[], nn.Module]
     batches: Callable[[int, int], list[Batch]]
     train: TrainConfig
     lighter: str = ""
-    told: Callable[[int], None] = lambda rows: None
+    on_pass: Callable[[int], None] = lambda rows: None
+
+    def with_train(self, **changes: object) -> Workload:
+        """The workload with other training settings."""
+        return dataclasses.replace(self, train=self.train.model_copy(update=changes))
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. ``peak`` is what a run reports: the process on a CPU, the tensors on a GPU."""
+    """Bytes. ``peak`` is what a run reports: of the process on a CPU, of the tensors on a GPU."""
 
     weights: int
     gradients: int
@@ -56,67 +61,70 @@ class Prediction:
     rows: int
     parameters: dict[str, int]  # total, trained, embeddings
     memory: Memory
-    tokens: float  # of a row, padding excluded
+    tokens: float  # of a row, without padding
     flops_forward: float  # of a micro-batch
     flops_backward: float
     seconds: float  # of a micro-batch, forward and backward
     update_seconds: float  # once a step
 
 
+Predict = Callable[[Workload, int, bool], Prediction]  # (workload, rows, accumulate)
+
+
 def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device, accumulate: bool) -> Prediction:
-    """Run the shadow of two steps, of which the second has the optimizer's state and, with ``accumulate``, two parts.
+    """Trace three steps; with ``accumulate`` the second has two micro-batches.
 
     Raises:
         UserError: the recipe cannot be built, or its device lacks the precision.
     """
     config = workload.train
-    heaviest, typical = workload.batches(rows, 2)
+    largest, typical = workload.batches(rows, 2)
     dtype = number_type(config.precision, device)
-    with Shadow() as shadow, rehearsed(shadow.times):
+    with StepTracer() as tracer:
         objective = workload.build()
         for module in objective.modules():
             if isinstance(module, Encoder):
                 module.gradient_checkpointing = config.gradient_checkpointing
         objective.train()
-        shadow.watch(objective)
+        tracer.watch(objective)
         optimizer = config.optimizer.build(objective)
         parameters = _count(objective)
-        weights = shadow.heap.live
-        learning = [p for p in objective.parameters() if p.requires_grad]
+        weights = tracer.allocator.live
+        trained = [p for p in objective.parameters() if p.requires_grad]
 
         def micro_batch(part: Batch) -> dict[str, int]:
-            before = shadow.held()
-            with shadow.span("forward"), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            before = tracer.held()
+            with tracer.span("forward"), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
                 total = objective(part).total(part.targets)
-            workload.told(rows)
-            kept = {name: size - before.get(name, 0) for name, size in shadow.held().items()}
-            with shadow.span("backward"):
+            workload.on_pass(rows)
+            kept = tracer.held() - before
+            with tracer.span("backward"):
                 torch.autograd.backward(total)
-            workload.told(rows)
-            return {name: size for name, size in kept.items() if size > 0}
+            workload.on_pass(rows)
+            return dict(kept)
 
         def update() -> None:
-            with shadow.span("update"):
-                torch.nn.utils.clip_grad_norm_(learning, config.max_grad_norm or float("inf"))
+            with tracer.span("update"):
+                torch.nn.utils.clip_grad_norm_(trained, config.max_grad_norm or float("inf"))
                 optimizer.step()
 
-        # the second step has the optimizer's state, and the gradients of a part before where there are several
-        micro_batch(heaviest)
+        # the peak is in the second step, which has the optimizer's state, and gradients of an earlier micro-batch
+        micro_batch(largest)
         update()
         optimizer.zero_grad(set_to_none=True)
-        state = shadow.heap.live - weights
-        by_part = micro_batch(heaviest)
-        gradients = sum(p.grad.numel() * p.grad.element_size() for p in learning if p.grad is not None)
+        state = tracer.allocator.live - weights
+        by_part = micro_batch(largest)
+        gradients = sum(p.grad.numel() * p.grad.element_size() for p in trained if p.grad is not None)
         if accumulate:
-            micro_batch(heaviest)
+            micro_batch(largest)
         update()
         optimizer.zero_grad(set_to_none=True)
-        # and the third is as steps are as a rule
-        shadow.spans.clear()
+        # time and FLOPs are those of the third, a typical one
+        tracer.spans.clear()
         micro_batch(typical)
         update()
-    forward, backward, updating = (shadow.spans[name].operations for name in ("forward", "backward", "update"))
     on_cpu = device.type == "cpu"
+    process = round(rates.base) if on_cpu else 0
     return Prediction(
         rows=rows,
         parameters=parameters,
@@ -126,14 +134,14 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
             optimizer=state,
             activations=sum(by_part.values()),
             by_part=by_part,
-            process=round(rates.base) if on_cpu else 0,
-            peak=(shadow.heap.peak if on_cpu else shadow.heap.peak_live) + (round(rates.base) if on_cpu else 0),
+            process=process,
+            peak=process + (tracer.allocator.peak if on_cpu else tracer.allocator.peak_live),
         ),
         tokens=typical.real_tokens / typical.num_rows,
-        flops_forward=sum(flops(op) * count for op, count in forward.items()),
-        flops_backward=sum(flops(op) * count for op, count in backward.items()),
-        seconds=sum(rates.seconds(op) * count for span in (forward, backward) for op, count in span.items()),
-        update_seconds=sum(rates.seconds(op) * count for op, count in updating.items()),
+        flops_forward=tracer.sum("forward", flops),
+        flops_backward=tracer.sum("backward", flops),
+        seconds=tracer.sum("forward", rates.seconds) + tracer.sum("backward", rates.seconds),
+        update_seconds=tracer.sum("update", rates.seconds),
     )
 
 
@@ -144,3 +152,88 @@ def _count(objective: nn.Module) -> dict[str, int]:
         "trained": sum(p.numel() for p in objective.parameters() if p.requires_grad),
         "embeddings": sum(p.numel() for p in embeddings),
     }
+
+
+class NothingFits(UserError):
+    """A memory limit that is too small for a recipe, however its step is made."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How a step of ``batch_size`` rows is made."""
+
+    workload: Workload  # its `train` has the chosen settings
+    rows: int  # of a micro-batch
+    prediction: Prediction
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step."""
+        return -(-self.workload.train.batch_size // self.rows)
+
+    @property
+    def step_seconds(self) -> float:
+        """Predicted time of a step."""
+        micro_batches = self.workload.train.batch_size / self.rows
+        return micro_batches * self.prediction.seconds + self.prediction.update_seconds
+
+
+def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choice:
+    """The fastest way to make the recipe's step within ``memory`` bytes.
+
+    A ``micro_batch_size`` in the recipe is kept. Gradient checkpointing is turned on where it is faster than the small
+    micro-batches that fit without, or nothing fits. Then bf16 is tried, if the recipe has ``precision: auto``.
+
+    Raises:
+        NothingFits: with the smallest memory that would do.
+    """
+    plain = _largest(workload, memory, predict)
+    if plain is not None and (memory is None or plain.accumulation == 1):
+        return plain
+    assert memory is not None
+    others = [] if workload.train.gradient_checkpointing else [workload.with_train(gradient_checkpointing=True)]
+    found = [plain, *(_largest(other, memory, predict) for other in others)]
+    if not any(found) and workload.train.precision == "auto":
+        narrow = [other.with_train(precision="bf16") for other in [workload, *others]]
+        found = [_largest(other, memory, predict) for other in narrow]
+        others += narrow
+    fitting = [choice for choice in found if choice is not None]
+    if fitting:
+        return min(fitting, key=lambda choice: choice.step_seconds)
+    rows = workload.train.micro_batch_size or 1
+    accumulate = rows < workload.train.batch_size
+    least = min(predict(other, rows, accumulate).memory.peak for other in [workload, *others])
+    lighter = f", or set {workload.lighter}" if workload.lighter else ""
+    fewer = "train.micro_batch_size or " if rows > 1 else ""
+    raise NothingFits(
+        f"nothing fits into {_gigabytes(memory)}: with micro-batches of {rows} this recipe takes at least "
+        f"{_gigabytes(least)}; give that much, lower {fewer}data.length, or take a smaller model{lighter}"
+    )
+
+
+def _largest(workload: Workload, memory: int | None, predict: Predict) -> Choice | None:
+    """The largest micro-batch that fits, among those that cut the step into parts as equal as can be."""
+    batch = workload.train.batch_size
+    given = workload.train.micro_batch_size
+    most = min(given or batch, batch)
+    first = predict(workload, most, most < batch)
+    if memory is None or first.memory.peak <= memory:
+        return Choice(workload, most, first)
+    if given is not None or most == 1:
+        return None
+    single = predict(workload, 1, True)
+    if single.memory.peak > memory:
+        return None
+    # nearly linear in the rows; where it is not, the next smaller size is tried
+    slope = (first.memory.peak - single.memory.peak) / (most - 1)
+    rows = 1 + int((memory - single.memory.peak) / max(slope, 1.0))
+    for size in sorted({-(-batch // parts) for parts in range(2, batch)}, reverse=True):
+        if size <= rows:
+            prediction = predict(workload, size, True)
+            if prediction.memory.peak <= memory:
+                return Choice(workload, size, prediction)
+    return Choice(workload, 1, single)
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.2f} GB" if size >= 1e7 else f"{size:,} bytes"

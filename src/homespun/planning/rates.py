@@ -1,4 +1,8 @@
-"""How fast this machine is: a few short measurements, made once and kept, from which the time of a step is added up."""
+"""FLOPs and time of operations.
+
+`flops` counts matrix products, convolutions, attention and recurrent layers. `Rates` are a few short measurements of
+this machine, made once and cached, from which `Rates.seconds` estimates the time of an operation.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,19 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from homespun.batch import Batch
 from homespun.io.atomic import write_text
-from homespun.planning.trace import Operation
+from homespun.planning.tracer import Operation, Shape, tensors
 from homespun.training.environment import describe_environment
 from homespun.training.malloc import give_back_freed_memory, keep_freed_memory
 
@@ -33,56 +40,123 @@ _FAMILIES = {
     "gathered": r"embedding(_dense_backward)?|gather|scatter(_add)?|_?index(_select|_add|_put|_copy|_put_impl)?",
     "sorted": r"sort|argsort|topk",
 }
-_BY_ELEMENT = ("unary", "drawn", "sorted")
-_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_": 1}  # where their factors begin
-# whole layers at once, on a CPU, a GPU and a Mac; where there is none, PyTorch puts them together of products
-_RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps", "lstm_mps")
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "addmm_": 1, "baddbmm": 1, "baddbmm_": 1}  # -> index of the first factor
+_RECURRENT = ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "_lstm_mps", "lstm_mps")  # fused layers: CPU, GPU, Mac
 _ATTENTION = "_scaled_dot_product"
-_LARGE = 2**24  # numbers, more than caches hold
-_FORM = 4  # of the measurements: those of another form are made anew
+_LARGE = 2**24  # elements, more than caches hold
+_VERSION = 4  # of the cached measurements
+
+
+def flops(operation: Operation) -> float:
+    """FLOPs of one call (a multiplication and an addition are two), 0 but for products, convolutions, fused layers.
+
+    Attention counts masked pairs too; a recurrent layer sends every token through every matrix.
+    """
+    name, shapes = operation.name, operation.inputs
+    backward = name.endswith("_backward")
+    if name.startswith(_ATTENTION):
+        query, key, value = shapes[1:4] if backward else shapes[:3]
+        pairs = 2.0 * math.prod(query[:-1]) * key[-2]
+        return pairs * (3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1])
+    if name in _PRODUCTS:
+        left, right = _factors(operation)
+        return 2.0 * math.prod(left) * right[-1]
+    if name == "convolution":
+        return 2.0 * math.prod(operation.outputs[0]) * math.prod(shapes[1][1:])
+    if name == "convolution_backward":
+        gradients = sum(len(shape) == len(shapes[0]) for shape in operation.outputs)  # of the input, of the filters
+        return 2.0 * gradients * math.prod(shapes[0]) * math.prod(shapes[2][1:])
+    if name.removesuffix("_backward") in _RECURRENT:
+        tokens, *others = shapes
+        if name.startswith("mkldnn"):
+            weights: Iterable[Shape] = others[:2]
+        else:  # the weights stand between states, which have three dimensions
+            later = itertools.dropwhile(lambda shape: len(shape) > 2, others)
+            weights = itertools.takewhile(lambda shape: len(shape) < 3, later)
+        matrices = sum(math.prod(shape) for shape in weights if len(shape) == 2)
+        return (4.0 if backward else 2.0) * math.prod(tokens[:-1]) * matrices
+    return 0.0
+
+
+def _factors(operation: Operation) -> Sequence[Shape]:
+    """Shapes of the two factors; ``addmm`` has the summand before them."""
+    first = _PRODUCTS[operation.name]
+    return operation.inputs[first : first + 2]
+
+
+class FlopCounter(TorchDispatchMode):
+    """Sums the `flops` of real operations in ``total``."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0.0
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        self.total += flops(Operation.of(func, tensors((args, kwargs)), tensors(result), 0))
+        return result
+
+
+def flops_per_token(objective: nn.Module, batch: Batch) -> float:
+    """FLOPs of training on one token that is not padding, forward and backward. A batch of one row is enough.
+
+    Leaves ``objective`` without gradients, and the random number generator as it was.
+    """
+    device = next(objective.parameters()).device
+    with torch.random.fork_rng(devices=[]), FlopCounter() as counter:
+        torch.autograd.backward(objective(batch.to(device)).total(batch.targets))
+    objective.zero_grad(set_to_none=True)
+    total: float = counter.total
+    return total / max(batch.real_tokens, 1)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one device with one number of threads."""
+    """Of one device with one number of threads; FLOPs, elements or bytes a second."""
 
-    products: float  # FLOPs a second, of large matrices
-    small_products: float  # of many matrices of 64 x 64
-    half_products: float  # of large matrices in bf16
-    attention: float  # FLOPs a second, of fused attention
-    recurrent: float  # the same, of whole recurrent layers
-    moved: float  # bytes a second, read and written
-    unary: float  # elements a second, of exponentials and their like
-    drawn: float  # random numbers a second
-    gathered: float  # bytes a second
-    sorted: float  # elements a second
-    call: float  # seconds that calling an operator takes
-    base: float = 0.0  # bytes that the process has beside its tensors; on a GPU 0
+    products: float  # FLOPs of large matrices
+    small_products: float  # FLOPs of many matrices of 64 x 64
+    half_products: float  # FLOPs of large matrices in bf16
+    attention: float  # FLOPs of fused attention
+    recurrent: float  # FLOPs of fused recurrent layers
+    moved: float  # bytes read and written
+    unary: float  # elements of exponentials and the like
+    drawn: float  # random numbers
+    gathered: float  # bytes
+    sorted: float  # elements
+    call: float  # seconds to call an operator
+    base: float = 0.0  # bytes of the process besides its tensors; 0 on a GPU
 
     def seconds(self, operation: Operation) -> float:
-        """What one call takes."""
+        """Time of one call: the larger of its arithmetic and its memory traffic."""
         if not operation.moved:
             return self.call
-        elements = sum(math.prod(shape) for shape in operation.outputs)
-        name = operation.name
-        moved = operation.moved / self.moved
-        if name.startswith(_ATTENTION):
-            work = attention_flops(operation) / self.attention
-        elif name.removesuffix("_backward") in _RECURRENT:
-            work = matrix_flops(operation) / self.recurrent
-        elif flops := matrix_flops(operation):
-            work = flops / self._products(operation)
-        else:
-            work = elements / float(getattr(self, family)) if (family := _family(name)) in _BY_ELEMENT else 0.0
-            moved = operation.moved / self.gathered if family == "gathered" else moved
+        family, count = _family(operation.name), flops(operation)
+        moved = operation.moved / (self.gathered if family == "gathered" else self.moved)
+        work = 0.0
+        if count:
+            work = count / self._flops_rate(operation)
+        elif family in ("unary", "drawn", "sorted"):
+            work = sum(math.prod(shape) for shape in operation.outputs) / float(getattr(self, family))
         return self.call + max(work, moved)
 
-    def _products(self, operation: Operation) -> float:
+    def _flops_rate(self, operation: Operation) -> float:
+        name = operation.name
+        if name.startswith(_ATTENTION):
+            return self.attention
+        if name.removesuffix("_backward") in _RECURRENT:
+            return self.recurrent
         if operation.dtype in (torch.bfloat16, torch.float16):
             return self.half_products
-        if operation.name not in _PRODUCTS:
+        if name not in _PRODUCTS:
             return self.products
-        narrow = min(size for shape in _operands(operation) for size in shape[-2:])
+        narrow = min(size for shape in _factors(operation) for size in shape[-2:])
         share = min(1.0, max(0.0, math.log2(max(narrow, 1) / 64) / 2))  # 64: the small rate, 256: the large one
         return float(self.small_products ** (1 - share) * self.products**share)
 
@@ -92,82 +166,28 @@ def _family(name: str) -> str:
     return next((family for family, names in _FAMILIES.items() if re.fullmatch(names, name.rstrip("_"))), "")
 
 
-def flops(operation: Operation) -> float:
-    """Multiplications and additions of one call, by PyTorch's own count; of products of matrices alone."""
-    return attention_flops(operation) if operation.name.startswith(_ATTENTION) else matrix_flops(operation)
-
-
-def matrix_flops(operation: Operation) -> float:
-    """FLOPs of a product of matrices, of a convolution or of whole recurrent layers, else 0."""
-    name, shapes = operation.name, operation.inputs
-    if name in _PRODUCTS:
-        left, right = _operands(operation)
-        return 2.0 * math.prod(left) * right[-1]
-    if name == "convolution":
-        return _convolved(operation.outputs[0], shapes[1])
-    if name == "convolution_backward":
-        asked = sum(len(shape) == len(shapes[0]) for shape in operation.outputs)  # of the input, of the filters
-        return asked * _convolved(shapes[0], shapes[2])
-    if name.removesuffix("_backward") in _RECURRENT:
-        return (2.0 if name.endswith("_backward") else 1.0) * _recurrent_flops(operation)
-    return 0.0
-
-
-def _convolved(made: tuple[int, ...], filters: tuple[int, ...]) -> float:
-    return 2.0 * math.prod(made) * math.prod(filters[1:])
-
-
-def _recurrent_flops(operation: Operation) -> float:
-    """Of the forward pass: every token goes through every matrix, of a packed text as of a padded one."""
-    tokens, *others = operation.inputs
-    if operation.name.startswith("mkldnn"):
-        weights: Iterable[tuple[int, ...]] = others[:2]
-    else:  # the weights stand between states, which have three dimensions
-        later = itertools.dropwhile(lambda shape: len(shape) > 2, others)
-        weights = itertools.takewhile(lambda shape: len(shape) < 3, later)
-    return 2.0 * math.prod(tokens[:-1]) * sum(math.prod(shape) for shape in weights if len(shape) == 2)
-
-
-def _operands(operation: Operation) -> Sequence[tuple[int, ...]]:
-    """The shapes of the two factors; what is added comes before them, and where the result goes after."""
-    first = _PRODUCTS[operation.name]
-    return operation.inputs[first : first + 2]
-
-
-def attention_flops(operation: Operation) -> float:
-    """FLOPs of fused attention, masked pairs among them."""
-    backward = operation.name.endswith("_backward")
-    query, key, value = operation.inputs[1:4] if backward else operation.inputs[:3]
-    pairs = 2.0 * math.prod(query[:-1]) * key[-2]
-    return pairs * (3 * query[-1] + 2 * value[-1] if backward else query[-1] + value[-1])
-
-
 def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fresh: bool = False) -> Rates:
-    """Measured in about two seconds, or read from the user's cache folder where they were measured before.
+    """Rates from the user's cache folder, else measured in about two seconds and cached.
 
     Args:
         device: where training would run.
         clock: seconds.
         fresh: measure again; ``base`` stays.
     """
-    file = _file(device)
-    kept = _read(file)
-    if kept is not None and not fresh:
-        return kept
-    rates = replace(_measure(device, clock), base=0.0 if kept is None else kept.base)
+    cached = _read(_file(device))
+    if cached is not None and not fresh:
+        return cached
+    rates = replace(_measure(device, clock), base=0.0 if cached is None else cached.base)
     if device.type == "cpu":
         give_back_freed_memory()
-    with contextlib.suppress(OSError):  # they are measured again
-        write_text(file, json.dumps(asdict(rates), indent=2))
-    return rates
+    return save_rates(device, rates)
 
 
-def keep_base(device: torch.device, base: float, rates: Rates) -> Rates:
-    """The rates with what a process takes beside its tensors, kept for the next time."""
-    whole = replace(rates, base=base)
+def save_rates(device: torch.device, rates: Rates) -> Rates:
+    """Write ``rates`` to the user's cache folder, if that can be written; return them."""
     with contextlib.suppress(OSError):
-        write_text(_file(device), json.dumps(asdict(whole), indent=2))
-    return whole
+        write_text(_file(device), json.dumps(asdict(rates), indent=2))
+    return rates
 
 
 def _measure(device: torch.device, clock: Clock) -> Rates:
@@ -178,10 +198,10 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
         call()
         found = []
         for _ in range(repeats):
-            _wait(device)
+            synchronize(device)
             began = clock()
             call()
-            _wait(device)
+            synchronize(device)
             found.append(clock() - began)
         return max(statistics.median(found), 1e-7)
 
@@ -202,7 +222,7 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
     network = nn.LSTM(256, 256, device=device)
     steps = normal(32, 32, 256)
     recurrent = 16.0 * steps[..., 0].numel() * 256 * 256
-    # a step comes back to a tensor when it is no longer in any cache, and to memory that is there
+    # larger than the caches, as the tensors of a step are, and already allocated
     left, right, made = (normal(_LARGE) for _ in range(3))
     drawn, rows = made[: _LARGE // 4], made.view(-1, 256)
     table, index = normal(4096, 256), torch.randint(4096, (len(rows),), device=device)
@@ -222,20 +242,17 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
     )
 
 
-def _wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
+    """Wait for an accelerator."""
     if device.type != "cpu":
         torch.accelerator.synchronize()
 
 
 def _file(device: torch.device) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "homespun" / f"rates-{_FORM}-{_machine(device)}.json"
-
-
-def _machine(device: torch.device) -> str:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}-{_processor()}"
-    words = f"{name}-{torch.get_num_threads()}-{torch.__version__}"
-    return "".join(letter if letter.isalnum() or letter in ".-" else "_" for letter in words)
+    machine = re.sub(r"[^\w.-]", "_", f"{name}-{torch.get_num_threads()}-{torch.__version__}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "homespun" / f"rates-{_VERSION}-{machine}.json"
 
 
 @functools.cache

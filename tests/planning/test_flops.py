@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from homespun.batch import Batch, Loss, Term
-from homespun.planning.count import _Counter, flops_per_token
-from homespun.planning.rates import flops
-from homespun.planning.trace import Operation, Shadow
+from homespun.planning.rates import FlopCounter, flops, flops_per_token
+from homespun.planning.tracer import Operation, StepTracer
 
 
 class Objective(nn.Module):
@@ -35,16 +34,16 @@ def test_products_forward_and_backward_by_real_tokens_and_nothing_is_left() -> N
     assert all(parameter.grad is None for parameter in objective.parameters())
 
 
-def really(step: Callable[[], Any]) -> float:
-    with _Counter() as counter:
+def executed(step: Callable[[], Any]) -> float:
+    with FlopCounter() as counter:
         step()
     return counter.total
 
 
-def in_the_shadow(step: Callable[[], Any]) -> float:
-    with Shadow() as shadow, shadow.span("step"):
+def traced(step: Callable[[], Any]) -> float:
+    with StepTracer() as tracer, tracer.span("step"):
         step()
-    return sum(flops(operation) * count for operation, count in shadow.spans["step"].operations.items())
+    return tracer.sum("step", flops)
 
 
 LENGTHS, ENTERING, SIZE = (7, 5, 2), 5, 11
@@ -52,7 +51,7 @@ PROJECTED = {"proj_size": 3, "bidirectional": True}
 
 
 @pytest.mark.filterwarnings("ignore:.*proj")
-@pytest.mark.parametrize("counted", [really, in_the_shadow])
+@pytest.mark.parametrize("counted", [executed, traced])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("cell", "options"),
@@ -95,8 +94,8 @@ def test_cells_that_are_called_token_by_token() -> None:
 
     matrices, first = 4 * SIZE * (ENTERING + SIZE), 4 * SIZE * SIZE
     # the tokens do not learn, nor does the first state; and both ways count alike
-    assert really(step) == in_the_shadow(step)
-    assert really(step) == 2 * 3 * (7 * matrices + 7 * matrices + 6 * first)
+    assert executed(step) == traced(step)
+    assert executed(step) == 2 * 3 * (7 * matrices + 7 * matrices + 6 * first)
 
 
 W1, W2, BIAS, STATE = (44, 5), (44, 11), (44,), (1, 3, 11)
@@ -122,7 +121,7 @@ def test_recurrent_layers_of_other_devices(name: str, inputs: list[tuple[int, ..
 
 
 @pytest.mark.parametrize("learns", [False, True])
-@pytest.mark.parametrize("counted", [really, in_the_shadow])
+@pytest.mark.parametrize("counted", [executed, traced])
 def test_filters_over_characters(learns: bool, counted: Callable[..., float]) -> None:
     def step() -> None:
         filters = nn.Conv1d(3, 5, 2)

@@ -1,0 +1,121 @@
+"""Models of what the process's memory holds besides the bytes of its tensors.
+
+Fake tensors (`homespun.planning.tracer`) have sizes. The peak memory on a CPU also depends on:
+
+- **glibc's heap.** PyTorch asks for aligned memory, and glibc looks for a free block that is larger than the request by
+  the alignment and a header (`_int_memalign` in malloc.c). So the block that a tensor leaves does not fit the next one
+  of its size unless it has merged with a neighbour. `AllocatorModel` replays the malloc and free calls of a step.
+- **oneDNN's LSTM workspace**, which `lstm_workspace_bytes` computes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+_ALIGNMENT = 64  # bytes, of PyTorch's tensors on a CPU
+_HEADER = 16  # bytes before each block
+_SMALLEST = 32  # bytes of a free block
+_PAGE = 4096  # bytes: each part of the LSTM workspace begins on a page
+_CACHE_LINE = 64  # bytes: rows of the LSTM workspace are padded to it
+_ALIASED = 256  # elements: oneDNN pads rows of a multiple of these, which would share cache sets
+
+
+class AllocatorModel:
+    """Best-fit heap of addresses and sizes. Free neighbours merge; the top grows where no free block is large enough.
+
+    Attributes:
+        live: bytes allocated now.
+        peak_live: their maximum: the peak of an allocator without fragmentation.
+        peak: the highest top: the peak of this one.
+    """
+
+    def __init__(self) -> None:
+        self.live = self.peak_live = self.peak = 0
+        self._top = 0
+        self._allocated: dict[int, int] = {}  # address -> size
+        self._blocks: list[tuple[int, int]] = []  # free: (size, address), sorted
+        self._size_at: dict[int, int] = {}  # address of a free block -> size
+        self._start_of: dict[int, int] = {}  # end of a free block -> its address
+
+    def malloc(self, size: int, *, alignment: int = _ALIGNMENT) -> int:
+        """The address of ``size`` new bytes; with ``alignment`` 0 at any address."""
+        size = max(_SMALLEST, -(-(size + _HEADER // 2) // _HEADER) * _HEADER)
+        wanted = size + (alignment + _SMALLEST if alignment else 0)
+        index = bisect_left(self._blocks, (wanted, -1))
+        if index < len(self._blocks):
+            block, start = self._blocks[index]
+            self._remove(start)
+        else:
+            block, start = wanted, self._top
+            self._top += wanted
+        address = start
+        if alignment and (start + _HEADER) % alignment:
+            address = -(-(start + _HEADER) // alignment) * alignment - _HEADER
+            if address - start < _SMALLEST:
+                address += alignment
+            self._add(start, address - start)
+        rest = start + block - address - size
+        if rest < _SMALLEST:
+            size += rest
+        else:
+            self._release(address + size, rest)
+        self._allocated[address] = size
+        self.live += size
+        self.peak_live = max(self.peak_live, self.live)
+        self.peak = max(self.peak, self._top)
+        return address
+
+    def free(self, address: int) -> None:
+        """Free what `malloc` returned."""
+        size = self._allocated.pop(address)
+        self.live -= size
+        self._release(address, size)
+
+    def _release(self, address: int, size: int) -> None:
+        before = self._start_of.get(address)
+        if before is not None:
+            size += address - before
+            self._remove(before)
+            address = before
+        after = self._size_at.get(address + size)
+        if after is not None:
+            self._remove(address + size)
+            size += after
+        if address + size == self._top:
+            self._top = address
+        else:
+            self._add(address, size)
+
+    def _add(self, address: int, size: int) -> None:
+        insort(self._blocks, (size, address))
+        self._size_at[address] = size
+        self._start_of[address + size] = address
+
+    def _remove(self, address: int) -> None:
+        size = self._size_at.pop(address)
+        del self._start_of[address + size]
+        del self._blocks[bisect_left(self._blocks, (size, address))]
+
+
+def lstm_workspace_bytes(seq: int, rows: int, *, input_size: int, hidden_size: int, itemsize: int) -> int:
+    """Bytes that oneDNN's LSTM keeps for the backward pass of one layer and direction over (seq, rows, input_size).
+
+    Gates, outputs and cell states, and their gradients in float32; each state from before the first token on, and twice
+    (`set_workspace_sizes` in oneDNN's rnn_utils.cpp).
+    """
+    states, widest = 2 * (seq + 1) * rows, max(input_size, hidden_size)
+    parts = [
+        seq * rows * _padded(4 * hidden_size, itemsize) * itemsize,  # gates
+        seq * rows * _padded(hidden_size, itemsize) * itemsize,  # outputs
+        states * _padded(widest, itemsize) * itemsize,
+        states * hidden_size * itemsize,  # cell
+        *[states * _padded(widest, 4) * 4] * 2,  # gradients of the outputs: to the layer above, to the token before
+        states * hidden_size * 4,
+    ]
+    return sum(-(-part // _PAGE) * _PAGE for part in parts)
+
+
+def _padded(width: int, itemsize: int) -> int:
+    line = _CACHE_LINE // itemsize
+    padded = -(-width // line) * line
+    return padded + line if padded % _ALIASED == 0 else padded

@@ -1,0 +1,48 @@
+from typing import Any
+
+import pytest
+
+from homespun.errors import UserError
+from homespun.planning.predict import Memory, Prediction, Workload, choose
+from homespun.training.config import Budget, TrainConfig
+
+
+def workload(**train: Any) -> Workload:
+    config = TrainConfig(budget=Budget(steps=1), batch_size=12, **train)
+    return Workload(build=lambda: pytest.fail("not built"), batches=lambda rows, count: [], train=config)
+
+
+def predict(work: Workload, rows: int, accumulate: bool) -> Prediction:
+    """100 bytes and 10 a row; half of that and a third more time where layers are computed again."""
+    again = work.train.gradient_checkpointing
+    peak = 100 + (5 if again else 10) * rows
+    memory = Memory(0, 0, 0, 0, {}, 0, peak)
+    return Prediction(rows, {}, memory, 7.0, 0.0, 0.0, (1.3 if again else 1.0) * rows + 0.5, 0.0)
+
+
+def test_the_whole_step_at_once_where_it_fits() -> None:
+    choice = choose(workload(), memory=220, predict=predict)
+    assert (choice.rows, choice.accumulation) == (12, 1)
+    assert not choice.workload.train.gradient_checkpointing
+
+
+def test_equal_parts_where_it_does_not() -> None:
+    choice = choose(workload(), memory=165, predict=predict)
+    assert (choice.rows, choice.accumulation) == (6, 2)
+    assert choice.prediction.memory.peak <= 165
+
+
+def test_layers_are_computed_again_where_nothing_else_fits() -> None:
+    choice = choose(workload(), memory=108, predict=predict)
+    assert choice.workload.train.gradient_checkpointing
+    assert choice.rows == 1
+
+
+def test_a_given_micro_batch_is_kept() -> None:
+    assert choose(workload(micro_batch_size=3), memory=None, predict=predict).rows == 3
+    assert choose(workload(micro_batch_size=3), memory=116, predict=predict).workload.train.gradient_checkpointing
+
+
+def test_what_nothing_fits_says_the_least_that_would() -> None:
+    with pytest.raises(UserError, match=r"nothing fits into 90 bytes.*at least 105 bytes"):
+        choose(workload(), memory=90, predict=predict)
