@@ -314,7 +314,7 @@ MISTAKES = {
         "has the rating 900, and the ratings are",
     ),
     "order": ("similarity", ["objective={kind: ratings, levels: [5, 3]}"], "from the lowest to the highest"),
-    "another objective": ("pairs", ["objective={kind: text_to_text}"], "data.kind=pairs has a label for each"),
+    "another objective": ("pairs", ["objective={kind: text_to_text}"], "objective.kind=text_to_text.*data.kind=pairs"),
     "length": ("pairs", ["data.length=4096"], "exceeds the model's max_position_embeddings"),
     "no constant": ("similarity", ["objective.head.kind=last"], "head last has no constant"),
 }

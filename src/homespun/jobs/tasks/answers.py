@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.baselines import span_baselines
-from homespun.config import Config
 from homespun.data.loader import Loader
 from homespun.data.numbers import ChosenRows
 from homespun.data.questions import Question, QuestionRows, questions_of, read_questions
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.inference.answers import Answer, find_answers
-from homespun.jobs.tasks.files import SplitSeed, files_of
-from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
@@ -34,21 +32,16 @@ _AHEAD = 64  # records read ahead in prediction, of which one may be an article 
 _NOTHING = "there is nothing to learn: no answer stands in its text; are data.context and data.answers right?"
 
 
-class QuestionData(Config):
-    """Questions with the texts that answer them, and how to read them."""
+class QuestionData(TaskData):
+    """Questions with the texts that answer them. Articles are not divided between training and validation."""
+
+    missing = "which questions? give data.train=FILE: SQuAD's JSON, or rows with question, context and answers"
+    objectives = ("span_answers",)
 
     kind: Literal["questions"] = "questions"
-    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
-    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
-    validation: float | str | list[str] = Field(
-        default=0.1, description="held-out share of the articles of the training, or files"
-    )
-    split_seed: SplitSeed = 0
     question: str = Field(default="question", description="column of the question, where rows are not SQuAD's articles")
     context: str = Field(default="context", description="column of the text")
     answers: str = Field(default="answers", description="column of the answers")
-    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
-    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
     length: int = Field(default=384, ge=16, description="tokens of a window, the question and special ones included")
     stride: int = Field(default=128, ge=0, description="tokens of the text that a window repeats of the one before")
     question_length: int = Field(default=64, ge=1, description="tokens of a question at the most")
@@ -60,17 +53,6 @@ class QuestionData(Config):
     null_threshold: float = Field(
         default=0.0, description="no answer is said where its score is so much above the best answer's"
     )
-
-    @property
-    def share(self) -> float | None:
-        """Of the articles of the training, for the validation."""
-        return self.validation if isinstance(self.validation, float) else None
-
-    def read(self, part: Part) -> list[Any] | None:
-        """The questions of a part."""
-        ways = "which questions? give data.train=FILE: SQuAD's JSON, or rows with question, context and answers"
-        files = files_of(part, train=self.train, validation=self.validation, test=self.test, ways=ways)
-        return self.read_files(files) if files else None
 
     def read_files(self, inputs: Sequence[str]) -> list[Question]:
         """The questions of any files."""
@@ -89,17 +71,9 @@ class QuestionData(Config):
         Raises:
             UserError: another objective, a length beyond the model's, or no question that has a text.
         """
-        if not isinstance(objective, SpanAnswers):
-            raise UserError(
-                f"data.kind=questions has answers to find, and objective {objective.kind} learns something else; set "
-                f"objective.kind=span_answers, or give data of its kind"
-            )
+        self.check_objective(objective)
         limit = stored.config.backbone.max_position_embeddings
-        if self.length > limit:
-            raise UserError(
-                f"data.length={self.length} exceeds the model's max_position_embeddings={limit}; lower it: longer "
-                f"texts are read in windows"
-            )
+        check_length("length", self.length, limit, ": longer texts are read in windows")
         if not any(one.spans or not one.answers for one in training if not one.is_empty):
             raise UserError(_NOTHING)
         none = any(not one.answers for one in training) if self.no_answer is None else self.no_answer
@@ -117,26 +91,13 @@ class QuestionData(Config):
         room |= {"question_length": min(self.question_length, length // 3)}
         return AnswersTask(self.model_copy(update=room if length < self.length else {}), stored)
 
-    def with_columns(
-        self,
-        *,
-        text: Sequence[str] | None,
-        label: str | None,
-        encoding: str | None,
-        columns: Sequence[str] | None,
-    ) -> QuestionData:
-        """The same for files with other columns: of the text, or of question and text. The encoding is that of the
-        files given, not of the training's."""
-        names = list(text or [])
-        return self.model_copy(
-            update={
-                "question": names[0] if len(names) > 1 else self.question,
-                "context": names[-1] if names else self.context,
-                "answers": label or self.answers,
-                "columns": list(columns) if columns else self.columns,
-                "encoding": encoding,
-            }
-        )
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """``text`` are the columns of question and text, or that of the text alone; ``label`` that of the answers."""
+        return {
+            "question": text[0] if len(text) > 1 else self.question,
+            "context": text[-1] if text else self.context,
+            "answers": label or self.answers,
+        }
 
 
 class AnswersTask:
@@ -237,10 +198,7 @@ class AnswersTask:
 
     def describe(self) -> dict[str, Any]:
         """How the questions are read and answered."""
-        told = self.data.model_dump(
-            mode="json", exclude={"kind", "train", "test", "validation", "split_seed", "encoding"}
-        )
-        return {"kind": "span_answers", "data": self.data.kind} | told
+        return {"kind": "span_answers", "data": self.data.kind} | self.data.to_metadata("encoding")
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """``answer``, ``start`` and ``end`` in the text in characters (none where there is no answer), ``probability``,

@@ -12,19 +12,18 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.baselines import majority, tfidf
-from homespun.config import Config, validate
+from homespun.config import validate
 from homespun.data.labelled import LabelledRows, Labels, read_labelled, text_of
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
 from homespun.inference.decision import PLAIN, Decision
 from homespun.inference.predict import Predictor, predict_logits, probabilities
-from homespun.jobs.tasks.files import SplitSeed, files_of, paths
+from homespun.jobs.tasks.files import paths
 from homespun.jobs.tasks.numbers import RatingsTask, RegressionTask
-from homespun.jobs.tasks.task import Lesson, Measured, Part, Task, Tuned
+from homespun.jobs.tasks.task import Lesson, Measured, Task, Tuned, check_length
 from homespun.jobs.tasks.texts import (
     LabelledText,
     TextsData,
-    check_length,
     labels_of,
     predicted_in_parts,
     rows_of,
@@ -43,39 +42,18 @@ from homespun.training.evaluate import classification_metrics, classify
 from homespun.training.validation import Evaluation
 
 
-class LabelledData(Config):
+class LabelledData(TextsData):
     """Labelled texts, and how to read them."""
 
+    missing = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
+
     kind: Literal["texts"] = "texts"
-    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
-    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
-    validation: float | str | list[str] = Field(
-        default=0.1, description="held-out share of the training rows (by class), or files"
-    )
-    split_seed: SplitSeed = 0
     text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
-    label: str = Field(default="label", description="column of the label")
-    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
-    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
     multi_label: bool = Field(default=False, description="a text may have several labels, or none")
     separator: str | None = Field(
         default=None, min_length=1, description="between the labels of one text; a comma where not given"
     )
-    length: int = Field(
-        default=128, ge=8, description="tokens that the model is given at a time, special ones included"
-    )
     long_inputs: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
-
-    @property
-    def share(self) -> float | None:
-        """Of the training texts, for the validation."""
-        return self.validation if isinstance(self.validation, float) else None
-
-    def read(self, part: Part) -> list[Any] | None:
-        """The texts of a part."""
-        ways = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
-        files = files_of(part, train=self.train, validation=self.validation, test=self.test, ways=ways)
-        return self.read_files(files) if files else None
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
         """The texts of any files."""
@@ -109,29 +87,13 @@ class LabelledData(Config):
         """The text of a record, which is no pair."""
         return text_of(record, paths(self.text), where=where), None
 
-    def described(self) -> dict[str, Any]:
-        """How the texts are read."""
-        return self.model_dump(
-            mode="json", exclude={"kind", "train", "test", "validation", "split_seed", "multi_label"}
-        )
+    def to_metadata(self, *without: str) -> dict[str, Any]:
+        """Whether a text has several labels is stored with the labels."""
+        return super().to_metadata("multi_label", *without)
 
-    def with_columns(
-        self,
-        *,
-        text: Sequence[str] | None,
-        label: str | None,
-        encoding: str | None,
-        columns: Sequence[str] | None,
-    ) -> LabelledData:
-        """The same for files with other columns. The encoding is that of the files given, not of the training's."""
-        return self.model_copy(
-            update={
-                "text": list(text) if text else self.text,
-                "label": label or self.label,
-                "columns": list(columns) if columns else self.columns,
-                "encoding": encoding,
-            }
-        )
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """``text`` are the columns of the text, ``label`` that of the label."""
+        return {"text": list(text) if text else self.text, "label": label or self.label}
 
 
 class ClassificationTask:
@@ -267,7 +229,7 @@ class ClassificationTask:
 
     def describe(self) -> dict[str, Any]:
         """How the texts are read."""
-        told = {"kind": "classification", "data": self.data.kind} | self.data.described()
+        told = {"kind": "classification", "data": self.data.kind} | self.data.to_metadata()
         return told if self.decision == PLAIN else told | {"decision": self.decision.model_dump(mode="json")}
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
@@ -293,12 +255,9 @@ def task_on_texts(data: TextsData, objective: Any, stored: ModelBundle, training
     Raises:
         UserError: as in `LabelledData.task`.
     """
-    if objective.kind not in _TASKS:
-        raise UserError(
-            f"data.kind={data.kind} has a label for each of its texts, and objective {objective.kind} learns something "
-            f"else; set objective.kind=classification, or give data of its kind"
-        )
-    check_length(data, stored)
+    data.check_objective(objective)
+    chunks = ", and read longer texts with data.long_inputs.kind=chunk_mean" if data.kind == "texts" else ""
+    check_length("length", data.length, stored.config.backbone.max_position_embeddings, chunks)
     check_head(objective.head, stored.config)
     made: Task[Any, Any] = _TASKS[objective.kind].of(data, objective, stored, training)
     return made

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
 from homespun.errors import UserError
-from homespun.jobs.tasks.task import Part
+
+Part = Literal["train", "validation", "test"]
 
 SplitSeed = Annotated[
     int,
@@ -26,23 +27,27 @@ def paths(value: str | Sequence[str] | Path) -> list[str]:
     return [str(value)] if isinstance(value, str | Path) else [str(v) for v in value]
 
 
-def files_of(
-    part: Part,
-    *,
-    train: str | Sequence[str],
-    validation: float | str | Sequence[str],
-    test: str | Sequence[str],
-    ways: str,
-) -> list[str]:
-    """The files of a part, none where it has none.
+class HasFiles(Protocol):
+    """Config with the files of each part; a share in place of validation files."""
+
+    @property
+    def train(self) -> str | list[str]: ...
+    @property
+    def validation(self) -> float | str | list[str]: ...
+    @property
+    def test(self) -> str | list[str]: ...
+
+
+def files_of(part: Part, data: HasFiles, missing: str) -> list[str]:
+    """Files of a part, none where it has none.
 
     Raises:
-        UserError: there are none to train on; ``ways`` says how they are given.
+        UserError: there are none to train on; ``missing`` is the message.
     """
-    given = {"train": train, "validation": "" if isinstance(validation, float) else validation, "test": test}[part]
+    given: float | str | list[str] = getattr(data, part)
     if part == "train" and not given:
-        raise UserError(ways)
-    return paths(given) if given else []
+        raise UserError(missing)
+    return [] if isinstance(given, float) or not given else paths(given)
 
 
 @contextmanager

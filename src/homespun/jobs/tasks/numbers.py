@@ -135,7 +135,7 @@ class RegressionTask:
     def describe(self) -> dict[str, Any]:
         """How the texts are read, and what can be told of them."""
         learned = {"range": self.bounds, "outside": "refuse" if self.refuses else "leave_out"}
-        return {"kind": "regression", "data": self.data.kind, "learned": learned} | self.data.described()
+        return {"kind": "regression", "data": self.data.kind, "learned": learned} | self.data.to_metadata()
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """``number``."""
@@ -299,7 +299,7 @@ class RatingsTask:
         """How the texts are read, and what can be told of them."""
         outside = "refuse" if self.refuses else "leave_out"
         learned = {"levels": list(self.levels), "by": self.by, "outside": outside}
-        return {"kind": "ratings", "data": self.data.kind, "learned": learned} | self.data.described()
+        return {"kind": "ratings", "data": self.data.kind, "learned": learned} | self.data.to_metadata()
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """``rating``, the ``expected`` one between the ratings, and ``probabilities`` of all where there are any."""

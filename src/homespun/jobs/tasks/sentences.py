@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.baselines import Baseline, majority, tfidf
-from homespun.config import Config
 from homespun.data.document_sentences import (
     LabelledDocument,
     SentenceWindows,
@@ -24,8 +23,7 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
-from homespun.jobs.tasks.files import SplitSeed, files_of
-from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels
@@ -36,22 +34,17 @@ _AHEAD = 256  # documents read ahead in prediction
 _LEAST = np.finfo(np.float32).eps
 
 
-class SentencesData(Config):
+class SentencesData(TaskData):
     """Documents whose sentences have a label each: JSON lines in the Goodreads format, or of that kind."""
 
+    missing = "which documents? give data.train=FILE, with data.sentences=COLUMN, a list of [label, sentence] in each"
+    objectives = ("sentence_labels",)
+
     kind: Literal["sentences"] = "sentences"
-    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
-    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
-    validation: float | str | list[str] = Field(
-        default=0.1, description="held-out share of the training documents, or files"
-    )
-    split_seed: SplitSeed = 0
     sentences: str = Field(
         default="review_sentences", description="column of [[label, sentence], ...], or of a list of sentences"
     )
     labels: str | None = Field(default=None, description="column of as many labels, where the sentences stand alone")
-    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
-    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
     length: int = Field(default=512, ge=8, description="tokens that the model is given at a time")
     context: float = Field(
         default=0.25,
@@ -59,17 +52,6 @@ class SentencesData(Config):
         le=0.9,
         description="of a long document's next part: the share that repeats what came before",
     )
-
-    @property
-    def share(self) -> float | None:
-        """Of the training documents, for the validation."""
-        return self.validation if isinstance(self.validation, float) else None
-
-    def read(self, part: Part) -> list[Any] | None:
-        """The documents of a part."""
-        ways = "which documents? give data.train=FILE, with data.sentences=COLUMN, a list of [label, sentence] in each"
-        files = files_of(part, train=self.train, validation=self.validation, test=self.test, ways=ways)
-        return self.read_files(files) if files else None
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledDocument]:
         """The documents of any files."""
@@ -83,17 +65,9 @@ class SentencesData(Config):
         Raises:
             UserError: another objective, documents longer than the model, or one class alone.
         """
-        if not isinstance(objective, SentenceLabels):
-            raise UserError(
-                f"data.kind=sentences has a label for every sentence, and objective {objective.kind} learns something "
-                f"else; set objective.kind=sentence_labels, or give data of its kind"
-            )
+        self.check_objective(objective)
         limit = stored.config.backbone.max_position_embeddings
-        if self.length > limit:
-            raise UserError(
-                f"data.length={self.length} exceeds the model's max_position_embeddings={limit}; lower it: longer "
-                f"documents are read in several parts"
-            )
+        check_length("length", self.length, limit, ": longer documents are read in several parts")
         if objective.vector == "first" and stored.config.one_text("objective.vector=first").causal:
             raise UserError(
                 "objective.vector=first stands before its sentence, which a causal model has not read there; set "
@@ -109,25 +83,11 @@ class SentencesData(Config):
             raise UserError(f"{source} does not label sentences; fine-tune it first: homespun finetune spoilers ...")
         return SentencesTask(self, stored.labels, stored, vector=learned["vector"])
 
-    def with_columns(
-        self,
-        *,
-        text: Sequence[str] | None,
-        label: str | None,
-        encoding: str | None,
-        columns: Sequence[str] | None,
-    ) -> SentencesData:
-        """The same for files with other columns: ``text`` is that of the sentences, ``label`` that of their labels."""
-        if text is not None and len(text) > 1:
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """``text`` is the column of the sentences, ``label`` that of their labels."""
+        if len(text) > 1:
             raise UserError("the sentences of a document are in one column; give --text-field once")
-        return self.model_copy(
-            update={
-                "sentences": text[0] if text else self.sentences,
-                "labels": label or self.labels,
-                "columns": list(columns) if columns else self.columns,
-                "encoding": encoding,
-            }
-        )
+        return {"sentences": text[0] if text else self.sentences, "labels": label or self.labels}
 
 
 class SentencesTask:
@@ -257,8 +217,8 @@ class SentencesTask:
 
     def describe(self) -> dict[str, Any]:
         """How the documents are read."""
-        told = self.data.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "split_seed"})
-        return {"kind": "sentence_labels", "data": self.data.kind, "learned": {"vector": self.vector}} | told
+        learned = {"vector": self.vector}
+        return {"kind": "sentence_labels", "data": self.data.kind, "learned": learned} | self.data.to_metadata()
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """``label``, a list with one for each sentence, and ``probability``, a list of those of all classes."""

@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.baselines import frequent_tags
-from homespun.config import Config
 from homespun.data.labelled import Labels, text_of
 from homespun.data.loader import Loader
 from homespun.data.tagged import NONE, TaggedRows, TaggedWords, list_of, read_tagged, word_spans
 from homespun.errors import UserError
 from homespun.inference.tags import entities, tag_probabilities, tags_of
-from homespun.jobs.tasks.files import SplitSeed, files_of
-from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
@@ -33,35 +31,19 @@ _AHEAD = 1024  # records read ahead in prediction, and sorted by length together
 _WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
 
-class TaggedData(Config):
+class TaggedData(TaskData):
     """Words with a tag each, and how to read them."""
 
+    missing = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
+    objectives = ("tagging",)
+
     kind: Literal["tags"] = "tags"
-    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
-    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
-    validation: float | str | list[str] = Field(
-        default=0.1, description="held-out share of the training sentences, or files"
-    )
-    split_seed: SplitSeed = 0
     words: str = Field(default="words", description="column of the words; of a CoNLL file the first is called so")
     tags: str = Field(default="tags", description="column of the tags; of a CoNLL file the last is called so")
-    columns: list[str] | None = Field(default=None, description="names of the columns of a CoNLL file, or of a csv")
-    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
     length: int = Field(
         default=128, ge=8, description="tokens that the model is given at a time, special ones included"
     )
     stride: int = Field(default=32, ge=0, description="of a longer sentence: tokens that a window repeats")
-
-    @property
-    def share(self) -> float | None:
-        """Of the training sentences, for the validation."""
-        return self.validation if isinstance(self.validation, float) else None
-
-    def read(self, part: Part) -> list[Any] | None:
-        """The sentences of a part."""
-        ways = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
-        files = files_of(part, train=self.train, validation=self.validation, test=self.test, ways=ways)
-        return self.read_files(files) if files else None
 
     def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
         """The sentences of any files."""
@@ -73,17 +55,9 @@ class TaggedData(Config):
         Raises:
             UserError: another objective, a length beyond the model's, one tag alone, or seqeval is not installed.
         """
-        if not isinstance(objective, Tagging):
-            raise UserError(
-                f"data.kind=tags has words to tag, and objective {objective.kind} learns something else; set "
-                f"objective.kind=tagging, or give data of its kind"
-            )
+        self.check_objective(objective)
         limit = stored.config.backbone.max_position_embeddings
-        if self.length > limit:
-            raise UserError(
-                f"data.length={self.length} exceeds the model's max_position_embeddings={limit}; lower it: longer "
-                f"sentences are read in windows"
-            )
+        check_length("length", self.length, limit, ": longer sentences are read in windows")
         labels = Labels.collect([tag for sentence in training for tag in sentence.tags])
         return TaggingTask(self, labels, stored)
 
@@ -98,23 +72,9 @@ class TaggedData(Config):
         data = self.model_copy(update={"length": length, "stride": min(self.stride, (length - 2) // 2)})
         return TaggingTask(data, stored.labels, stored)
 
-    def with_columns(
-        self,
-        *,
-        text: Sequence[str] | None,
-        label: str | None,
-        encoding: str | None,
-        columns: Sequence[str] | None,
-    ) -> TaggedData:
-        """The same for files with other columns. The encoding is that of the files given, not of the training's."""
-        return self.model_copy(
-            update={
-                "words": text[0] if text else self.words,
-                "tags": label or self.tags,
-                "columns": list(columns) if columns else self.columns,
-                "encoding": encoding,
-            }
-        )
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """``text`` is the column of the words, ``label`` that of the tags."""
+        return {"words": text[0] if text else self.words, "tags": label or self.tags}
 
 
 class TaggingTask:
@@ -191,10 +151,7 @@ class TaggingTask:
 
     def describe(self) -> dict[str, Any]:
         """How the sentences are read."""
-        told = self.data.model_dump(
-            mode="json", exclude={"kind", "train", "test", "validation", "split_seed", "encoding"}
-        )
-        return {"kind": "tagging", "data": self.data.kind} | told
+        return {"kind": "tagging", "data": self.data.kind} | self.data.to_metadata("encoding")
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """``words``, ``tags``, and ``entities`` with where they begin and end in the text, in characters.

@@ -1,24 +1,29 @@
-"""What fine-tuning asks of a task. The job, its trials and `homespun evaluate` know these interfaces and no task.
+"""Interfaces of fine-tuning. The job, its trials and `homespun evaluate` know these interfaces and no task.
 
-A task is a file beside this one. It has a config of its data, which is a member of the union `FinetuneData`, and a
-class that is a `Task`; its objective is a config of `homespun.objectives`, a member of `FinetuneObjective`. *Examples*
-are what was read, one for each thing that a split may divide; *rows* are what a model is given of them, and there may
-be more rows than examples (windows of a long text) or fewer.
+A task is one file of this package. It has a config of its data, a `TaskData` and member of the union `FinetuneData`,
+and a class that is a `Task`; its objective is a config of `homespun.objectives`, a member of `FinetuneObjective`.
+*Examples* are what was read, one for each thing that a split may divide; *rows* are what a model is given of them, and
+there may be more rows than examples (windows of a long text) or fewer.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import nn
 
+from homespun.config import Config
 from homespun.data.labelled import Labels
 from homespun.data.loader import Collate
 from homespun.data.rows import Rows
+from homespun.errors import UserError
+from homespun.jobs.tasks.files import Part, SplitSeed, files_of
 from homespun.jobs.tasks.tuning import Tuning
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
@@ -26,7 +31,6 @@ from homespun.models.model import Model
 from homespun.training.evaluate import Metrics
 from homespun.training.validation import Evaluation
 
-Part = Literal["train", "validation", "test"]
 Example_contra = TypeVar("Example_contra", contravariant=True)
 
 
@@ -61,7 +65,7 @@ class Lesson:
         model: the part of it that is measured, in whatever state it is.
         rows: what an epoch goes through.
         collate: rows to a batch, for training and for the loss of the validation.
-        product: the model to keep, once the best weights are in the objective.
+        export_model: the model to keep, once the best weights are in the objective.
         tune: the validation rows, what the recipe wants tuned, rows at a time -> the task with what was chosen on them;
             once the best weights are in. ``None``: there is nothing to choose.
     """
@@ -143,44 +147,61 @@ class Task(Protocol[Example_contra, RowsOfTask]):
         """
 
 
-class TaskData(Protocol):
-    """The config of a task's data: where it lies, how it is read, how much of it a model is given."""
+class TaskData(Config, ABC):
+    """Data of one kind of task: its files, how they are split and read. A subclass adds its columns and lengths."""
 
-    @property
-    def columns(self) -> list[str] | None:
-        """Names of the columns of a csv without a header."""
+    missing: ClassVar[str]
+    """Error without training files, with the settings that name them."""
+    objectives: ClassVar[tuple[str, ...]]
+    """Kinds of objectives that train on such data, the usual one first."""
+
+    kind: str
+    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
+    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
+    validation: float | str | list[str] = Field(
+        default=0.1, description="held-out share of the training examples, or files"
+    )
+    split_seed: SplitSeed = 0
+    columns: list[str] | None = Field(default=None, description="names of the columns of a file without a header")
+    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
 
     @property
     def share(self) -> float | None:
-        """Of the training examples, for the validation; ``None`` where it has files of its own."""
-
-    @property
-    def split_seed(self) -> int:
-        """Of the folds, and of which examples that share is."""
+        """Share of the training examples held out for validation; ``None`` where there are validation files."""
+        return self.validation if isinstance(self.validation, float) else None
 
     def read(self, part: Part) -> list[Any] | None:
-        """The examples of a part; ``None`` where it has no files.
+        """Examples of a part; ``None`` where it has no files.
 
         Raises:
             UserError: there are no training files, or these cannot be read so.
         """
+        files = files_of(part, self, self.missing)
+        return self.read_files(files) if files else None
 
+    @abstractmethod
     def read_files(self, inputs: Sequence[str]) -> list[Any]:
-        """The examples of any files, for `homespun evaluate`."""
+        """Examples of any files, for `homespun evaluate`."""
 
+    @abstractmethod
     def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
-        """The task, for a model and the examples that it may learn from.
+        """Task for a model and the examples that it may train on.
 
         Raises:
             UserError: the objective is of another kind, the model cannot do it, or a package is missing.
         """
 
+    @abstractmethod
     def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
-        """The task of a fine-tuned model, as `Task.describe` wrote it.
+        """Task of a fine-tuned model, as `Task.describe` wrote it.
 
         Raises:
             UserError: beginning with ``source``: the model was not fine-tuned so.
         """
+
+    @abstractmethod
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """Fields of this config for files with other columns; no ``text``, ``label=None``: those columns stay."""
 
     def with_columns(
         self,
@@ -190,4 +211,32 @@ class TaskData(Protocol):
         encoding: str | None,
         columns: Sequence[str] | None,
     ) -> Self:
-        """The same for files with other columns, where they are given."""
+        """Copy for other files: with their columns, where given, and their encoding, not that of the training."""
+        kept = {"columns": list(columns) if columns else self.columns, "encoding": encoding}
+        return self.model_copy(update=self.rename_columns(text or (), label) | kept)
+
+    def to_metadata(self, *without: str) -> dict[str, Any]:
+        """Settings that are stored with a model: not the files and how they are split, nor the fields ``without``."""
+        return self.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "split_seed", *without})
+
+    def check_objective(self, objective: Any) -> None:
+        """Refuse an objective of another kind.
+
+        Raises:
+            UserError: naming one that fits.
+        """
+        if objective.kind not in self.objectives:
+            raise UserError(
+                f"objective.kind={objective.kind} does not train on data.kind={self.kind}; set "
+                f"objective.kind={self.objectives[0]}, or give data of another kind"
+            )
+
+
+def check_length(name: str, length: int, limit: int, hint: str = "") -> None:
+    """Refuse a ``length`` beyond the model's ``limit``; ``hint`` says what else helps.
+
+    Raises:
+        UserError: naming both.
+    """
+    if length > limit:
+        raise UserError(f"data.{name}={length} exceeds the model's max_position_embeddings={limit}; lower it{hint}")

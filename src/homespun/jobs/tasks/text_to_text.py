@@ -29,8 +29,8 @@ from homespun.data.paragraphs import BREAK, Paragraphs
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError, nearest
 from homespun.inference.write import Writing, write_texts
-from homespun.jobs.tasks.files import SplitSeed, files_of, paths
-from homespun.jobs.tasks.task import Lesson, Measured, Part, Task
+from homespun.jobs.tasks.files import Part, files_of, paths
+from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -60,16 +60,13 @@ class DataSet(Config):
     weight: float = Field(default=1.0, gt=0, description="multiplies its share of the training")
 
 
-class TextPairsData(Config):
+class TextPairsData(TaskData):
     """Texts to read, and what to write of each."""
 
+    missing = "which pairs of texts? give data.train=FILE, with data.source=COLUMN and data.target=COLUMN"
+    objectives = ("text_to_text",)
+
     kind: Literal["pairs_of_texts"] = "pairs_of_texts"
-    train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
-    test: str | list[str] = Field(default="", description="the same, for the last evaluation; or none")
-    validation: float | str | list[str] = Field(
-        default=0.1, description="held-out share of the training pairs, or files"
-    )
-    split_seed: SplitSeed = 0
     source: str | list[str] = Field(
         default="source", description="column of the text to read; several, or a list, are joined with a space"
     )
@@ -77,8 +74,6 @@ class TextPairsData(Config):
     listed: Listed = Field(default="references", description="a list there: references, or sentences of one text")
     prefix: str = Field(default="", description='stands before every source: "summarize: "')
     separator: str = Field(default=" TL;DR: ", description="of one causal stack: between source and target")
-    columns: list[str] | None = Field(default=None, description="names of the columns of a csv without a header")
-    encoding: str | None = Field(default=None, description="character encoding; detected where not given")
     source_length: int = Field(default=512, ge=8, description="tokens of a source at the most, special ones included")
     target_length: int = Field(default=64, ge=4, description="tokens of a target at the most, special ones included")
     sets: list[DataSet] | None = Field(
@@ -108,9 +103,8 @@ class TextPairsData(Config):
 
     @property
     def share(self) -> float | None:
-        """Of the training pairs, for the validation."""
-        files = self.sets is not None and any(one.validation for one in self.sets)
-        return self.validation if isinstance(self.validation, float) and not files else None
+        """As in `TaskData`; the sets may have validation files."""
+        return None if self.sets is not None and any(one.validation for one in self.sets) else super().share
 
     @property
     def all_sets(self) -> list[DataSet]:
@@ -131,10 +125,9 @@ class TextPairsData(Config):
 
     def read(self, part: Part) -> list[Any] | None:
         """The pairs of a part, of all data sets."""
-        ways = "which pairs of texts? give data.train=FILE, with data.source=COLUMN and data.target=COLUMN"
         found: list[TextPair] = []
         for number, one in enumerate(self.all_sets):
-            files = files_of(part, train=one.train, validation=one.validation, test=one.test, ways=ways)
+            files = files_of(part, one, self.missing)
             found += self._pairs(files, one, number) if files else []
         return found or None
 
@@ -172,11 +165,7 @@ class TextPairsData(Config):
             UserError: another objective, a model that does not write or is too short, no pair that is not empty, or
                 ROUGE is not installed.
         """
-        if not isinstance(objective, TextToText):
-            raise UserError(
-                f"data.kind=pairs_of_texts has texts to write, and objective {objective.kind} learns something else; "
-                f"set objective.kind=text_to_text, or give data of its kind"
-            )
+        self.check_objective(objective)
         self._check_room(stored.config)
         check_beams(self.writing.num_beams, stored.config.backbone.vocab_size)
         whole = [pair for pair in training if not pair.is_empty]
@@ -213,11 +202,7 @@ class TextPairsData(Config):
             ("source", self.source_length, backbone.encoder),
             ("target", self.target_length, backbone.decoder),
         ):
-            limit = stack.max_position_embeddings
-            if given > limit:
-                raise UserError(
-                    f"data.{name}_length={given} exceeds the model's max_position_embeddings={limit}; lower it"
-                )
+            check_length(f"{name}_length", given, stack.max_position_embeddings)
 
     def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
         """Writing, as the model was fine-tuned for it.
@@ -248,20 +233,12 @@ class TextPairsData(Config):
         own = {"source": one.source, "target": one.target, "prefix": one.prefix}
         return self.model_copy(update={"sets": None, **own})
 
-    def with_columns(
-        self,
-        *,
-        text: Sequence[str] | None,
-        label: str | None,
-        encoding: str | None,
-        columns: Sequence[str] | None,
-    ) -> TextPairsData:
-        """The same for files with other columns. The encoding is that of the files given, not of the training's."""
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """``text`` are the columns of the source, ``label`` that of the target."""
         source, target = list(text) if text else self.source, label or self.target
         if set(paths(source)) & set(paths(target)):
             raise UserError(f"the text to read and the one to write are the same column, {target!r}; name two")
-        kept = {"columns": list(columns) if columns else self.columns, "encoding": encoding}
-        return self.model_copy(update={"source": source, "target": target, **kept})
+        return {"source": source, "target": target}
 
 
 class TextToTextTask:
@@ -378,9 +355,7 @@ class TextToTextTask:
 
     def describe(self) -> dict[str, Any]:
         """How the texts are read and written. The files of the data sets are left out."""
-        told = self.data.model_dump(
-            mode="json", exclude={"kind", "train", "test", "validation", "split_seed", "sets", "limit", "encoding"}
-        )
+        told = self.data.to_metadata("sets", "limit", "encoding")
         if self.data.sets is not None:
             kept = ("name", "source", "target", "prefix")
             told |= {"sets": [{"train": ""} | one.model_dump(mode="json", include=set(kept)) for one in self.data.sets]}

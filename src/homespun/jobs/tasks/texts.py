@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import Field
 
 from homespun.data.labelled import LabelledRows, LabelNames, Labels
 from homespun.data.long_inputs import LongInputs
@@ -29,27 +31,29 @@ class LabelledText:
     second: str | None = None
 
 
-class TextsData(TaskData, Protocol):
-    """The config of labelled texts or pairs."""
+class TextsData(TaskData):
+    """Labelled texts or pairs of texts."""
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def train(self) -> str | list[str]: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def long_inputs(self) -> LongInputs: ...
+    objectives = ("classification", "regression", "ratings")
 
+    label: str = Field(default="label", description="column of the label, the number or the rating")
+    length: int = Field(
+        default=128, ge=8, description="tokens that the model is given at a time, special ones included"
+    )
+
+    if TYPE_CHECKING:  # a field of one kind, constant in the other
+
+        @property
+        def long_inputs(self) -> LongInputs:
+            """How texts longer than ``length`` are read."""
+
+    @abstractmethod
     def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str | None]:
         """The text of a record, and the second of a pair.
 
         Raises:
             UserError: beginning with ``where``: it has not got these columns.
         """
-
-    def described(self) -> dict[str, Any]:
-        """How the texts are read, for `Task.describe`."""
 
 
 def labels_of(examples: Sequence[LabelledText]) -> LabelNames:
@@ -106,17 +110,3 @@ def predicted_in_parts(
     while part := list(islice(waiting, _AHEAD)):
         read = [data.texts_of(record, where=f"row {number} of {source}") for number, record in part]
         yield [LabelledText(text, "", second) for text, second in read]
-
-
-def check_length(data: TextsData, stored: ModelBundle) -> None:
-    """Refuse a length beyond the model's.
-
-    Raises:
-        UserError: naming both.
-    """
-    limit = stored.config.backbone.max_position_embeddings
-    if data.length > limit:
-        chunks = ", and read longer texts with data.long_inputs.kind=chunk_mean" if data.kind == "texts" else ""
-        raise UserError(
-            f"data.length={data.length} exceeds the model's max_position_embeddings={limit}; lower it{chunks}"
-        )
