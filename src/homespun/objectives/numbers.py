@@ -28,7 +28,7 @@ from homespun.models.scalar_mix import Layers
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
 from homespun.objectives.adversarial import TERM, AdversarialObjective, Adversary, check_not_frozen
 from homespun.objectives.answer import Answer, Counted
-from homespun.objectives.new_head import new_head
+from homespun.objectives.head_training import build_text_head
 from homespun.objectives.number_heads import Cumulative, Scaled, classifier_of
 
 Outside = Literal["refuse", "leave_out"]
@@ -174,7 +174,7 @@ def _stand(
     objective: Regression | Ratings, model: Model, config: ModelConfig, long_inputs: LongInputs
 ) -> tuple[nn.Module, ModelConfig]:
     """A new head of one score, and the config of the model with it."""
-    built, config = new_head(objective, model, config, 1, long_inputs)
+    built, config = build_text_head(objective, model, config, 1, long_inputs)
     classifier_of(built)  # refuses now what could not be stored then
     return built, config
 

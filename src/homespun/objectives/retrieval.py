@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Draw, Loss
 from homespun.config import Config
 from homespun.data.labelled import Labels
 from homespun.data.padding import pad
@@ -20,7 +19,7 @@ from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.model import Model
-from homespun.objectives.new_head import check_first_token
+from homespun.objectives.head_training import ClassLoss, check_first_token
 
 
 class Retrieval(Config):
@@ -89,16 +88,15 @@ class RetrievalObjective(nn.Module):
         super().__init__()
         self.model = model
         self.config = config
+        self.loss = ClassLoss()
 
     def forward(self, batch: Batch) -> Loss:
         """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0)."""
         if batch.labels is None:
             raise ValueError("retrieval needs a batch with labels")
         logits: Tensor = self.model(batch.input_ids, **batch.context).float()  # (pairs, classes)
-        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
-        right = (logits.argmax(dim=1) == batch.labels).sum().float()
-        count = float(len(batch.labels))
-        return Loss({"loss": Term(loss, count), "accuracy": Term(right, count, weight=0.0)})
+        loss: Loss = self.loss(logits, batch.labels)
+        return loss
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """The encoder, which is what serves to look documents up with; the head compares given pairs only."""

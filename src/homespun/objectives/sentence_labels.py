@@ -9,26 +9,22 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from homespun.batch import Batch, Draw, Loss, Term
-from homespun.config import Config
+from homespun.batch import Batch, Draw, Loss
 from homespun.data.document_sentences import CONTEXT, Vector
 from homespun.data.labelled import Labels
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
-from homespun.models.encoder import initialise
 from homespun.models.model import Model
-from homespun.models.scalar_mix import Layers, on_layers
+from homespun.models.scalar_mix import Layers
 from homespun.models.token_heads import TokenClassificationHeadConfig
-from homespun.objectives.supervised import Classification, ClassWeight
+from homespun.objectives.head_training import ClassLoss, ClassTraining, build_token_head
 
 
-class SentenceLabels(Config):
+class SentenceLabels(ClassTraining):
     """A class for every sentence of a document, by cross entropy, in one pass over the document.
 
     What is told of a sentence is told from its own tokens: the [SEP] after it (Cohan et al. 2019), a [CLS] before it
@@ -40,32 +36,15 @@ class SentenceLabels(Config):
     vector: Vector = Field(
         default="separator", description="what stands for a sentence: its separator, its first token, the mean of all"
     )
-    frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
     layers: Layers = "last"
-    class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = Field(
-        default=None, description="weight of each class in the loss, by name; balanced: by inverse frequency"
-    )
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-
-    def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
-        """The weight of each class, where ``targets`` are (sentences,) of the training: `Classification.weights`."""
-        return Classification(class_weights=self.class_weights).weights(labels, targets)
 
     def build(
         self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
     ) -> SentenceObjective:
         """A new head on the backbone of ``model``, which is taken over, not copied; ``config`` is its config."""
-        own = on_layers(self.head.model_copy(update={"num_labels": len(labels)}), self.layers)
-        head = own.build(model.backbone)
-        initialise(head.modules(), config.backbone.initializer_range)
-        config = config.model_copy(update={"head": own})
-        return SentenceObjective(
-            Model(model.backbone, head, reader=config.reader),
-            config,
-            frozen=self.frozen,
-            weights=weights,
-            label_smoothing=self.label_smoothing,
-        )
+        head = self.head.model_copy(update={"num_labels": len(labels)})
+        model, config = build_token_head(head, self.layers, model, config)
+        return SentenceObjective(model, config, ClassLoss(weights, self.label_smoothing), frozen=self.frozen)
 
 
 @dataclass(frozen=True)
@@ -122,22 +101,11 @@ class SentenceObjective(nn.Module):
     The logits of a sentence are the mean of those of its tokens, which is what the classifier gives of their mean.
     """
 
-    class_weights: Tensor | None
-
-    def __init__(
-        self,
-        model: Model,
-        config: ModelConfig,
-        *,
-        frozen: bool = False,
-        weights: Sequence[float] | None = None,
-        label_smoothing: float = 0.0,
-    ) -> None:
+    def __init__(self, model: Model, config: ModelConfig, loss: ClassLoss, *, frozen: bool = False) -> None:
         super().__init__()
         self.model = model
         self.config = config
-        self.label_smoothing = label_smoothing
-        self.register_buffer("class_weights", None if weights is None else torch.tensor(weights), persistent=False)
+        self.loss = loss
         if frozen:
             self.model.freeze(self.model.backbone)
 
@@ -151,12 +119,8 @@ class SentenceObjective(nn.Module):
             raise ValueError("sentences are labelled in a batch that has them")
         logits = self.model(batch.input_ids, **batch.context).float()  # (batch, seq, classes)
         logits = by_sentence(logits, batch.sentences, len(batch.labels))  # (sentences, classes)
-        loss = F.cross_entropy(
-            logits, batch.labels, weight=self.class_weights, label_smoothing=self.label_smoothing, reduction="sum"
-        )
-        count = len(batch.labels) if self.class_weights is None else self.class_weights[batch.labels].sum()
-        right = (logits.argmax(dim=1) == batch.labels).sum().float()
-        return Loss({"loss": Term(loss, count), "accuracy": Term(right, len(batch.labels), weight=0.0)})
+        terms: Loss = self.loss(logits, batch.labels)
+        return terms
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """The model, which gives logits of every token."""

@@ -19,10 +19,10 @@ from homespun.data.loader import Collate
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
-from homespun.models.encoder import initialise
 from homespun.models.model import Model
 from homespun.models.scalar_mix import Layers, on_layers
 from homespun.models.token_heads import FeedForwardAnsweringHeadConfig, QuestionAnsweringHeadConfig
+from homespun.objectives.head_training import build_token_head
 
 
 class SpanAnswers(Config):
@@ -44,14 +44,10 @@ class SpanAnswers(Config):
 
         A model that comes with such a head, fine-tuned before, keeps it.
         """
-        own_head = on_layers(self.head, self.layers)
-        if config.head == own_head and model.head is not None:
+        if config.head == on_layers(self.head, self.layers) and model.head is not None:
             return SpanAnswersObjective(model, config, frozen=self.frozen)
-        head = own_head.build(model.backbone)
-        initialise(head.modules(), config.backbone.initializer_range)
-        config = config.model_copy(update={"head": own_head})
-        own = Model(model.backbone, head, reader=config.reader)
-        return SpanAnswersObjective(own, config, frozen=self.frozen)
+        model, config = build_token_head(self.head, self.layers, model, config)
+        return SpanAnswersObjective(model, config, frozen=self.frozen)
 
 
 def question_batch(rows: Sequence[Row], pad_id: int) -> Batch:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from homespun.batch import Batch, Draw, Loss, Term
-from homespun.config import Config, Count
+from homespun.batch import Batch, Draw, Loss
+from homespun.config import Count
 from homespun.data.labelled import Labels
 from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
-from homespun.errors import UserError, nearest
 from homespun.models.config import ModelConfig
 from homespun.models.feature_cache import CachedEncoder
 from homespun.models.last_layers import LayerCount
@@ -37,13 +34,11 @@ from homespun.objectives.adversarial import (
 from homespun.objectives.answer import Answer, Answering, Counted
 from homespun.objectives.auxiliary import TERM, AuxiliaryLM, WithNextTokens
 from homespun.objectives.distill import LabelTeacher
-from homespun.objectives.new_head import new_head
+from homespun.objectives.head_training import ClassLoss, ClassTraining, build_text_head
 from homespun.text.tokenizer import Tokenizer
 
-ClassWeight = Annotated[float, Field(gt=0)]
 
-
-class Classification(Config):
+class Classification(ClassTraining):
     """One label a text by cross entropy, or several by a binary cross entropy each (as the `Labels` say).
 
     The head is ELECTRA's by default: it beats a bare linear layer on [CLS] where the [CLS] of the pretrained encoder
@@ -52,11 +47,6 @@ class Classification(Config):
 
     kind: Literal["classification"] = "classification"
     head: SequenceHeadConfig = FeedForwardHeadConfig()
-    frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
-    class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = Field(
-        default=None, description="weight of each class in the loss, by name; balanced: by inverse frequency"
-    )
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     auxiliary_lm: float = Field(
         default=0.0, ge=0, description="weight of a causal model's own loss beside (GPT: 0.5); 0: there is none"
     )
@@ -93,29 +83,6 @@ class Classification(Config):
                 "auxiliary_lm trains the whole model and reads its last layer; leave out frozen and last_layers"
             )
         return self
-
-    def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
-        """The weight of each class, in the order of ``labels``; ``targets`` are those of the training rows.
-
-        ``balanced`` gives every class the same say, ``rows / (classes * rows of the class)`` as scikit-learn does;
-        of several labels a text, each label's positives weigh as much as its negatives. Classes not named weigh 1.
-
-        Raises:
-            UserError: a weight for a class that is not there.
-        """
-        if self.class_weights is None:
-            return None
-        if isinstance(self.class_weights, Mapping):
-            for name in self.class_weights:
-                if name not in labels.names:
-                    raise UserError(f"class_weights has no class {name!r}{nearest(name, labels.names)}")
-            return tuple(self.class_weights.get(name, 1.0) for name in labels.names)
-        rows, classes = len(targets), len(labels)
-        if labels.multi_label:
-            positives = targets.sum(axis=0).clip(min=1)
-            return tuple(((rows - positives) / positives).clip(min=1 / rows).tolist())
-        counts = np.bincount(targets, minlength=classes).clip(min=1)
-        return tuple((rows / (classes * counts)).tolist())
 
     def collate(self, pad_id: int, labels: Labels, *, weights: tuple[float, ...] | None = None) -> Collate:
         """The data side; ``weights`` as given to `build`."""
@@ -156,7 +123,7 @@ class Classification(Config):
             UserError: the head goes by the first token, and the stack is causal.
         """
         auxiliary = AuxiliaryLM.of(model, config, self.auxiliary_lm) if self.auxiliary_lm else None
-        head, config = new_head(self, model, config, len(labels), long_inputs)
+        head, config = build_text_head(self, model, config, len(labels), long_inputs)
         reader = config.reader
         if self.cache:
             count = self.last_layers if self.layers == "last" else num_mixed_layers(model.backbone)
@@ -197,14 +164,11 @@ class ClassificationCollate:
 
 
 class ClassificationObjective(nn.Module):
-    """Cross entropy of the right class, or the mean binary cross entropy over the classes.
+    """`ClassLoss` of each text, over one class or over several.
 
-    With class weights the mean is a weighted one, as in `torch.nn.CrossEntropyLoss`; of several labels a text, the
-    weights are those of the positives, as in `torch.nn.BCEWithLogitsLoss`. The term ``accuracy`` is reported only: the
-    share of texts whose class, or whose whole set of labels (those above a probability of one half), is right.
+    The term ``accuracy`` is reported only: the share of texts whose class, or whose whole set of labels (those above a
+    probability of one half), is right.
     """
-
-    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -221,9 +185,8 @@ class ClassificationObjective(nn.Module):
         self.model = model
         self.config = config
         self.multi_label = multi_label
-        self.label_smoothing = label_smoothing
+        self.loss = ClassLoss(weights, label_smoothing)
         self.auxiliary = auxiliary
-        self.register_buffer("class_weights", None if weights is None else torch.tensor(weights), persistent=False)
         if frozen:
             self.model.freeze(self.model.backbone)
 
@@ -237,7 +200,7 @@ class ClassificationObjective(nn.Module):
             raise ValueError("classification needs a batch with labels")
         hidden = self.model.read(batch.input_ids, batch.context)
         logits = self._logits(hidden, batch)
-        loss = self._several(logits, batch.labels) if self.multi_label else self._single(logits, batch.labels)
+        loss: Loss = (self.loss.multi_label if self.multi_label else self.loss)(logits, batch.labels)
         if self.auxiliary is not None:
             loss = Loss(loss.terms | {TERM: self.auxiliary(hidden, batch)})
         return Answer(hidden, logits, loss)
@@ -250,20 +213,6 @@ class ClassificationObjective(nn.Module):
         assert self.model.head is not None
         logits: Tensor = self.model.head(hidden, batch.attention_mask, batch.chunks).float()
         return logits
-
-    def _single(self, logits: Tensor, labels: Tensor) -> Loss:
-        loss = F.cross_entropy(
-            logits, labels, weight=self.class_weights, label_smoothing=self.label_smoothing, reduction="sum"
-        )
-        count = len(labels) if self.class_weights is None else self.class_weights[labels].sum()
-        right = (logits.argmax(dim=1) == labels).sum().float()
-        return Loss({"loss": Term(loss, count), "accuracy": Term(right, len(labels), weight=0.0)})
-
-    def _several(self, logits: Tensor, labels: Tensor) -> Loss:
-        smooth = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
-        loss = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=self.class_weights, reduction="sum")
-        right = ((logits > 0) == labels.bool()).all(dim=1).sum().float()
-        return Loss({"loss": Term(loss, labels.numel()), "accuracy": Term(right, len(labels), weight=0.0)})
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """The classifier, which is the whole of what was trained; it remembers no vectors."""
