@@ -25,8 +25,8 @@ from sklearn.svm import LinearSVC
 
 from homespun.data.labelled import LabelNames, Labels
 from homespun.errors import UserError
+from homespun.metrics.classification import Metrics, classification_metrics, classify
 from homespun.text.clean import sentence_spans
-from homespun.training.evaluate import Metrics, classification_metrics, classify
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def baseline_report(
     test_labels: LabelNames,
     labels: Labels,
 ) -> dict[str, Metrics]:
-    """``{"majority": ..., "tfidf": ...}``: each the test metrics of `homespun.training.evaluate`, with ``seconds`` (fit
+    """``{"majority": ..., "tfidf": ...}``: each the metrics of `homespun.metrics.classification`, with ``seconds`` (fit
     and prediction) and ``parameters`` (numbers that were learned).
 
     Raises:

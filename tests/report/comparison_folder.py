@@ -15,7 +15,7 @@ import yaml
 
 from homespun.data.labelled import Labels
 from homespun.data.lengths import length_statistics
-from homespun.training.evaluate import classification_metrics
+from homespun.metrics.classification import classification_metrics
 
 LABELS = ("negative", "neutral", "positive")
 ROWS = 997
@@ -61,7 +61,7 @@ def _rows(truth: np.ndarray, predicted: np.ndarray) -> str:
 
 
 def metrics_of(truth: np.ndarray, predicted: np.ndarray) -> dict[str, Any]:
-    """As training/evaluate.py has them."""
+    """As metrics/classification.py has them."""
     return classification_metrics(Labels(LABELS), truth, predicted)
 
 

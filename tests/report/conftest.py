@@ -116,7 +116,7 @@ def pretraining_run(
 
 
 def make_metrics(labels: list[str], accuracy: float, *, rows: int = 1800, seed: int = 0) -> dict[str, Any]:
-    """Metrics of `homespun.training.evaluate` with about this accuracy."""
+    """Metrics of `homespun.metrics.classification` with about this accuracy."""
     noise = np.random.default_rng(seed)
     each = rows // len(labels)
     counts = np.zeros((len(labels), len(labels)), dtype=int)

@@ -22,11 +22,11 @@ from homespun.jobs.adapt import changes_in, start
 from homespun.jobs.pretrain import fitted
 from homespun.jobs.recipe import CorpusData, FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
 from homespun.jobs.trials import plan
+from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, SkipInit
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.measures import check_best_metric
 from homespun.vectors.starting import begin_embeddings
 from homespun.vectors.store import open_vectors
 from homespun.vectors.word_vectors import WordVectors

@@ -18,9 +18,9 @@ from homespun.compare.trials import Trial, lines, written
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
 from homespun.io.json import read_optional
+from homespun.metrics.registry import lower_is_better
 from homespun.report import formats
 from homespun.report.read import as_tree
-from homespun.training.measures import lower_is_better
 
 if TYPE_CHECKING:
     from homespun.compare.run import Runner

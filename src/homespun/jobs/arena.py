@@ -24,6 +24,7 @@ from homespun.inference.predict import probabilities
 from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
 from homespun.jobs.processes import check_one_process
 from homespun.jobs.result import summarise, watch
+from homespun.metrics.classification import Metrics, classification_metrics, classify
 from homespun.models.bundle import load_weights, save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -40,7 +41,6 @@ from homespun.report.table import Column, Table
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place
-from homespun.training.evaluate import Metrics, classification_metrics, classify
 from homespun.training.run import Run
 from homespun.training.trainer import Interrupted, Trainer
 from homespun.training.validation import Evaluation

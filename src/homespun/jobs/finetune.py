@@ -27,6 +27,8 @@ from homespun.jobs.result import summarise, watch
 from homespun.jobs.tasks.task import Lesson, Task, Tuned
 from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
 from homespun.jobs.workload import finetuning_work, typical
+from homespun.metrics.classification import Metrics
+from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, load_weights, save_model
 from homespun.models.scalar_mix import told_of_mix
 from homespun.planning.rates import flops_per_token
@@ -35,8 +37,6 @@ from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place
-from homespun.training.evaluate import Metrics
-from homespun.training.measures import check_best_metric
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import Evaluation

@@ -25,6 +25,7 @@ from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.result import summarise, watch
 from homespun.jobs.size import size_facts, with_size
 from homespun.jobs.workload import Work, seeded, typical, work_of
+from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import save_model
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -40,7 +41,6 @@ from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.devices import Place
-from homespun.training.measures import check_best_metric
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss

@@ -18,7 +18,7 @@ from homespun.io.atomic import atomic_path, write_text
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.tasks.files import named
 from homespun.jobs.tasks.task import Task
-from homespun.training.evaluate import Metrics, summarise
+from homespun.metrics.classification import Metrics, summarise
 
 PREDICTIONS = "predictions"
 Rows = NDArray[np.int64]

@@ -14,9 +14,9 @@ from homespun.jobs.said import write_said
 from homespun.jobs.tasks.config import stored_task
 from homespun.jobs.tasks.files import named
 from homespun.jobs.tasks.task import Task
+from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.text.sources import Meter, read_records
-from homespun.training.evaluate import Metrics
 
 _BATCH = 32
 

@@ -253,7 +253,7 @@ class NumbersObjective(nn.Module):
         return self.model.head
 
     def loss_of(self, metrics: Mapping[str, Any]) -> float:
-        """What the loss is of examples with these metrics (see `homespun.training.numbers`)."""
+        """What the loss is of examples with these metrics (see `homespun.metrics.regression`)."""
         return self._head.loss_of(metrics)
 
     def export_model(self) -> tuple[Model, ModelConfig]:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from homespun.batch import Batch
 from homespun.errors import NotFinite, UserError, nearest
-from homespun.training.measures import MEASURES, lower_is_better
+from homespun.metrics.registry import MEASURES, lower_is_better
 
 _SEED = 0
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss, the mean of each of its terms, and metrics besides (those of `homespun.training.evaluate`, say)."""
+    """The loss, the mean of each of its terms, and metrics such as those of `homespun.metrics.classification`."""
 
     loss: float
     losses: dict[str, float]
@@ -32,7 +32,7 @@ class Evaluation:
         What is no number is the worst: NaN, and ``None``, as of a correlation with answers that are all the same.
 
         Raises:
-            UserError: there is no such measure (see `homespun.training.measures`).
+            UserError: there is no such measure (see `homespun.metrics.registry`).
         """
         values = {"loss": self.loss} | {name: value for name, value in self.metrics.items() if name in MEASURES}
         if metric not in values:

@@ -19,12 +19,12 @@ from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.inference.answers import Answer, find_answers
 from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
+from homespun.metrics.qa import MEASURES, answer_scores, mean_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
 from homespun.objectives.span_answers import SpanAnswers
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.squad import MEASURES, answer_scores, mean_answers
 from homespun.training.validation import Evaluation, evaluate_loss
 
 _AHEAD = 64  # records read ahead in prediction, of which one may be an article with many questions

@@ -32,13 +32,13 @@ from homespun.jobs.tasks.texts import (
     whole_pairs,
 )
 from homespun.jobs.tasks.tuning import Tuning, decide
+from homespun.metrics.calibration import calibration, row_losses
+from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
 from homespun.objectives.head_training import check_head
 from homespun.objectives.supervised import Classification
-from homespun.training.calibration import calibration, row_losses
-from homespun.training.evaluate import classification_metrics, classify
 from homespun.training.validation import Evaluation
 
 

@@ -27,12 +27,12 @@ from homespun.jobs.tasks.texts import (
     shown,
     whole_pairs,
 )
+from homespun.metrics.classification import Metrics
+from homespun.metrics.regression import rating_metrics, regression_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.objectives.number_heads import Cumulative, Scaled, rating_probabilities
 from homespun.objectives.numbers import NumbersCollate, Ratings, Regression
-from homespun.training.evaluate import Metrics
-from homespun.training.numbers import rating_metrics, regression_metrics
 from homespun.training.validation import Evaluation
 
 _WAY_OUT = "correct it, or have such rows counted and left out: objective.outside=leave_out"

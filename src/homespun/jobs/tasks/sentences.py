@@ -24,10 +24,10 @@ from homespun.errors import UserError
 from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
 from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
+from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels
-from homespun.training.evaluate import classification_metrics, classify
 from homespun.training.validation import Evaluation
 
 _AHEAD = 256  # documents read ahead in prediction

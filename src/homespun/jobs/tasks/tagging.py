@@ -19,12 +19,12 @@ from homespun.data.tagged import NONE, TaggedRows, TaggedWords, list_of, read_ta
 from homespun.errors import UserError
 from homespun.inference.tags import entities, tag_probabilities, tags_of
 from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
+from homespun.metrics.sequence_labels import ENTITIES, WORDS, EntityMetrics, are_entities, word_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
 from homespun.objectives.tagging import Tagging
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.tag_metrics import ENTITIES, WORDS, EntityMetrics, are_entities, word_metrics
 from homespun.training.validation import Evaluation, evaluate_loss
 
 _AHEAD = 1024  # records read ahead in prediction, and sorted by length together

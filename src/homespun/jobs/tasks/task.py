@@ -25,10 +25,10 @@ from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.jobs.tasks.files import Part, SplitSeed, files_of
 from homespun.jobs.tasks.tuning import Tuning
+from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.training.evaluate import Metrics
 from homespun.training.validation import Evaluation
 
 Example_contra = TypeVar("Example_contra", contravariant=True)
@@ -124,7 +124,7 @@ class Task(Protocol[Example_contra, RowsOfTask]):
 
     def validate(self, lesson: Lesson, rows: RowsOfTask, *, batch_size: int) -> Evaluation:
         """What chooses the checkpoint: ``train.best_metric`` is its loss or a measure of it, which
-        `homespun.training.measures` knows by the kind of the objective."""
+        `homespun.metrics.registry` knows by the kind of the objective."""
 
     def measure(self, model: Model, rows: RowsOfTask, *, batch_size: int) -> Measured:
         """What the result tells. The model is where it was trained, and is left in the mode it is in."""

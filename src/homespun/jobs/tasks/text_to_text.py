@@ -31,6 +31,7 @@ from homespun.errors import UserError, nearest
 from homespun.inference.write import Writing, write_texts
 from homespun.jobs.tasks.files import Part, files_of, paths
 from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
+from homespun.metrics.rouge import MEASURES, Rouge, mean_scores
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -38,7 +39,6 @@ from homespun.models.generation.settings import check_beams
 from homespun.models.model import Model
 from homespun.objectives.text_to_text import TextToText
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.rouge import MEASURES, Rouge, mean_scores
 from homespun.training.validation import Evaluation, evaluate_loss
 
 logger = logging.getLogger(__name__)

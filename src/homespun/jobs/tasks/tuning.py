@@ -10,8 +10,8 @@ from pydantic import Field
 
 from homespun.config import Config
 from homespun.inference.decision import Decision
-from homespun.training.calibration import FEWEST, row_losses, temperature_that_holds
-from homespun.training.thresholds import Average, f1, find_thresholds, held_up_f1
+from homespun.metrics.calibration import FEWEST, row_losses, temperature_that_holds
+from homespun.metrics.thresholds import Average, f1, find_thresholds, held_up_f1
 
 
 class Tuning(Config):

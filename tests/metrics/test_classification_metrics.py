@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import log_loss
 
 from homespun.data.labelled import Labels
-from homespun.training.evaluate import classification_metrics, classify, summarise
+from homespun.metrics.classification import classification_metrics, classify, summarise
 
 THREE = Labels(("a", "b", "c"))
 TRUTH = np.array([0, 0, 0, 1, 1, 2])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
-from homespun.training.thresholds import held_up
+from homespun.metrics.thresholds import held_up
 
 _BINS = 15
 _MOST = 20.0  # a temperature further from 1 than this factor says that something else is wrong

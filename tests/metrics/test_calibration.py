@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from homespun.training.calibration import find_temperature, reliability, row_losses, temperature_that_holds
+from homespun.metrics.calibration import find_temperature, reliability, row_losses, temperature_that_holds
 
 
 def _drawn(rows: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:

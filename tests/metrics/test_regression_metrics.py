@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import cohen_kappa_score, log_loss
 
-from homespun.training.numbers import correlation, quadratic_kappa, rating_metrics, regression_metrics
+from homespun.metrics.regression import correlation, quadratic_kappa, rating_metrics, regression_metrics
 
 DRAW = np.random.default_rng(5)
 TRUTH = DRAW.normal(size=31).round(1)  # with ties

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from homespun.errors import UserError
-from homespun.training.tag_metrics import EntityMetrics, are_entities, word_metrics
+from homespun.metrics.sequence_labels import EntityMetrics, are_entities, word_metrics
 
 TRUTH = [["B-X", "I-X", "O", "B-Y"], [], ["O", "B-X", "O"]]
 TOLD = [["B-X", "I-X", "O", "B-X"], [], ["B-Y", "B-X", "O"]]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homespun.errors import UserError
-from homespun.training.evaluate import Metrics
+from homespun.metrics.classification import Metrics
 
 ENTITIES = ("f1", "precision", "recall", "accuracy")
 WORDS = ("accuracy", "macro_f1")

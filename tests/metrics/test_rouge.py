@@ -8,7 +8,7 @@ import pytest
 
 from homespun.baselines import sentence_baselines
 from homespun.errors import UserError
-from homespun.training.rouge import Rouge, mean_scores
+from homespun.metrics.rouge import Rouge, mean_scores
 
 
 def test_scores_are_those_by_hand() -> None:

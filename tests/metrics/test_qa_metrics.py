@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from homespun.training.squad import answer_scores, mean_answers, normalise_answer
+from homespun.metrics.qa import answer_scores, mean_answers, normalise_answer
 
 
 def test_normalisation() -> None:

@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from homespun.training.thresholds import best_threshold, f1, find_thresholds, held_up, held_up_f1
+from homespun.metrics.thresholds import best_threshold, f1, find_thresholds, held_up, held_up_f1
 
 
 def _made_up(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,7 +11,7 @@
 | `quadratic_kappa` | of ratings: agreement beyond chance, a mistake weighing the square of its distance in levels (Cohen 1968) |
 | `accuracy`, `within_one` | of ratings: the share that is right, and that is at most one level off |
 | `log_loss` | of ratings with probabilities: mean negative log probability of the right one, in nats |
-| `confusion` | of ratings: as in `homespun.training.evaluate` |
+| `confusion` | of ratings: as in `homespun.metrics.classification` |
 """  # noqa: E501  a table
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from homespun.training.evaluate import Metrics
+from homespun.metrics.classification import Metrics
 
 
 def regression_metrics(truth: NDArray[np.float64], told: NDArray[np.float64]) -> Metrics:

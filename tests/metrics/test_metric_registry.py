@@ -10,12 +10,12 @@ import pytest
 
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
-from homespun.training.calibration import calibration
-from homespun.training.evaluate import classification_metrics
-from homespun.training.measures import MEASURES, OF_OBJECTIVE, check_best_metric, lower_is_better
-from homespun.training.numbers import rating_metrics, regression_metrics
-from homespun.training.squad import mean_answers
-from homespun.training.tag_metrics import word_metrics
+from homespun.metrics.calibration import calibration
+from homespun.metrics.classification import classification_metrics
+from homespun.metrics.qa import mean_answers
+from homespun.metrics.registry import MEASURES, OF_OBJECTIVE, check_best_metric, lower_is_better
+from homespun.metrics.regression import rating_metrics, regression_metrics
+from homespun.metrics.sequence_labels import word_metrics
 from homespun.training.validation import Evaluation
 
 TWO, FOUR = Labels(("a", "b")), Labels(("a", "b", "c", "d"))
