@@ -8,15 +8,19 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.sequence_heads import MeanHeadConfig, PooledHeadConfig, SequenceHeadConfig, reads_first
+from homespun.objectives.head_training import ClassLoss
 from homespun.objectives.numbers import Regression
 from homespun.objectives.retrieval import Retrieval
+from homespun.objectives.sentence_labels import SentenceLabels
 from homespun.objectives.supervised import Classification
+from homespun.objectives.tagging import Tagging
 
 SIZES = {"vocab_size": 37, "hidden_size": 14, "num_hidden_layers": 2}
 WIDE = {"num_attention_heads": 2, "intermediate_size": 22, "max_position_embeddings": 19}
@@ -68,3 +72,20 @@ def test_two_towers_go_by_first_vectors(stack: str) -> None:
             Retrieval().build(config.build(), config, LABELS)
     else:
         Retrieval().build(config.build(), config, LABELS)
+
+
+@pytest.mark.parametrize("smooth_evaluation", [True, False])
+def test_label_smoothing_in_evaluation_is_an_attribute(smooth_evaluation: bool) -> None:
+    logits, labels = torch.tensor([[2.0, 0.0, -1.0], [0.5, 1.0, 0.0]]), torch.tensor([0, 2])
+    loss = ClassLoss(label_smoothing=0.2, smooth_evaluation=smooth_evaluation)
+    plain, smooth = (F.cross_entropy(logits, labels, reduction="sum", label_smoothing=s) for s in (0.0, 0.2))
+    assert loss.train()(logits, labels).terms["loss"].sum == smooth != plain
+    assert loss.eval()(logits, labels).terms["loss"].sum == (smooth if smooth_evaluation else plain)
+
+
+@pytest.mark.parametrize(
+    ("objective", "smooths"), [(Classification(), True), (SentenceLabels(), True), (Tagging(), False)]
+)
+def test_only_tags_are_not_smoothed_in_evaluation(objective: Any, smooths: bool) -> None:
+    config = ModelConfig.model_validate({"backbone": STACKS["encoder"]})
+    assert objective.build(config.build(), config, LABELS).loss.smooth_evaluation == smooths
