@@ -23,9 +23,9 @@ from homespun.jobs.recipe import (
     load_recipe,
     recipe_names,
 )
-from homespun.jobs.tasks.classification import LabelledData
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.config import PretrainingObjective
+from homespun.tasks.classification import LabelledData
 from homespun.training.config import AdamW, LinearSchedule, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -154,6 +154,6 @@ def test_what_does_not_fit(world: World, tmp_path: Path) -> None:
         world.run(*given(tmp_path / "rows.jsonl", None, world), "--out", tmp_path / "run")
     with pytest.raises(UserError, match="does not find answers; fine-tune it first"):
         from homespun.hf.open import open_model
-        from homespun.jobs.tasks.answers import QuestionData
+        from homespun.tasks.question_answering import QuestionData
 
         QuestionData().stored_task(open_model(str(world.classifier)), source="that run")

@@ -10,7 +10,7 @@ from jobs_world import World
 from homespun.cli import app
 from homespun.jobs.baselines import _OF_A_MODEL, given_to
 from homespun.jobs.recipe import finetune_recipe
-from homespun.jobs.tasks.config import FinetuneData
+from homespun.tasks.config import FinetuneData
 
 DATA: dict[str, Any] = {kind.model_fields["kind"].default: kind for kind in get_args(get_args(FinetuneData)[0])}
 

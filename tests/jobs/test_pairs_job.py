@@ -19,7 +19,7 @@ import homespun
 from homespun.data.document_sentences import LabelledDocument
 from homespun.data.labelled import Labels
 from homespun.errors import UserError
-from homespun.jobs.tasks.sentences import SentencesData, SentencesTask
+from homespun.tasks.sentence_classification import SentencesData, SentencesTask
 
 QUICK = ("train.optimizer.layer_decay=1.0", "train.optimizer.learning_rate=5e-3", "train.batch_size=17")
 TOPICS = list(WORDS)

@@ -17,8 +17,8 @@ from homespun.errors import UserError
 from homespun.jobs.begun import as_begun
 from homespun.jobs.pretrain import pretraining_rows
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe, pretrain_recipe
-from homespun.jobs.tasks.config import FinetuneData
 from homespun.jobs.trials import Trial, plan
+from homespun.tasks.config import FinetuneData
 
 KINDS = [member.model_fields["kind"].default for member in typing.get_args(typing.get_args(FinetuneData)[0])]
 

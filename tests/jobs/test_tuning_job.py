@@ -20,11 +20,11 @@ from homespun.errors import UserError
 from homespun.jobs.doubts import shared, told_of
 from homespun.jobs.finetune import finetune
 from homespun.jobs.recipe import finetune_recipe
-from homespun.jobs.tasks.tuning import Tuning, decide
 from homespun.jobs.trials import Trial, write_predictions
 from homespun.jobs.use import evaluate, predict
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
+from homespun.tasks.tuning import Tuning, decide
 from homespun.text.tokenizer import Tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}

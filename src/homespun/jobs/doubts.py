@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homespun.data.overlap import THRESHOLD, Overlap, overlap
-from homespun.jobs.tasks.task import Task
 from homespun.jobs.trials import PREDICTIONS, Trial
+from homespun.tasks.protocol import Task
 
 _SHOWN = 20  # mistakes
 _PAIRS = 5  # of near-duplicates

@@ -24,7 +24,6 @@ from homespun.jobs.memory import within_memory
 from homespun.jobs.processes import processes_to_start, run_in_processes
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.result import summarise, watch
-from homespun.jobs.tasks.task import Lesson, Task, Tuned
 from homespun.jobs.trials import Trial, adopt, plan, together, write_predictions
 from homespun.jobs.workload import finetuning_work, typical
 from homespun.metrics.classification import Metrics
@@ -34,6 +33,7 @@ from homespun.models.scalar_mix import told_of_mix
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
+from homespun.tasks.protocol import Lesson, Task, Tuned
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 from homespun.training.devices import Place

@@ -12,9 +12,9 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generate import TextGenerator
 from homespun.jobs.said import write_said
-from homespun.jobs.tasks.config import stored_task
 from homespun.jobs.use import predict, said_of
 from homespun.models.bundle import ModelBundle
+from homespun.tasks.config import stored_task
 from homespun.text.sources import Meter, read_records
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from homespun.data.corpus import Corpus
 from homespun.data.lengths import length_statistics
 from homespun.jobs.prepare import reading
-from homespun.jobs.tasks.task import Task
+from homespun.tasks.protocol import Task
 from homespun.text.tokenizer import Tokenizer
 
 _CHUNK = 1024  # texts encoded at a time

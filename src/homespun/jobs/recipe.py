@@ -11,9 +11,6 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from homespun.config import Config, Tree, json_schema, override, read_yaml, validate
 from homespun.errors import UserError, nearest
-from homespun.jobs.tasks.classification import LabelledData
-from homespun.jobs.tasks.config import FinetuneData, FinetuneObjective
-from homespun.jobs.tasks.tuning import Tuning
 from homespun.models.auto_size import FAMILIES, AutoSizeConfig
 from homespun.models.config import BackboneConfig, default_kind
 from homespun.models.encoder import EncoderConfig
@@ -22,6 +19,9 @@ from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.streamed import StreamedCausalLM
 from homespun.objectives.supervised import Classification
+from homespun.tasks.classification import LabelledData
+from homespun.tasks.config import FinetuneData, FinetuneObjective
+from homespun.tasks.tuning import Tuning
 from homespun.training.config import TrainConfig
 
 

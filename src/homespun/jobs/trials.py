@@ -16,9 +16,9 @@ from homespun.data.splits import in_proportion, stratified_folds, stratified_spl
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path, write_text
 from homespun.jobs.recipe import FinetuneRecipe
-from homespun.jobs.tasks.files import named
-from homespun.jobs.tasks.task import Task
 from homespun.metrics.classification import Metrics, summarise
+from homespun.tasks.files import named
+from homespun.tasks.protocol import Task
 
 PREDICTIONS = "predictions"
 Rows = NDArray[np.int64]

@@ -11,11 +11,11 @@ from homespun.data.corpus import Progress
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.said import write_said
-from homespun.jobs.tasks.config import stored_task
-from homespun.jobs.tasks.files import named
-from homespun.jobs.tasks.task import Task
 from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
+from homespun.tasks.config import stored_task
+from homespun.tasks.files import named
+from homespun.tasks.protocol import Task
 from homespun.text.sources import Meter, read_records
 
 _BATCH = 32

@@ -22,11 +22,11 @@ from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Collate
 from homespun.data.rows import Rows
 from homespun.jobs.recipe import PretrainRecipe
-from homespun.jobs.tasks.task import Task
 from homespun.models.bundle import ModelBundle
 from homespun.planning.budget import DatasetSize
 from homespun.planning.predict import Workload
 from homespun.planning.tracer import StepTracer
+from homespun.tasks.protocol import Task
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer

@@ -16,8 +16,8 @@ from homespun.data.long_inputs import LongInputs
 from homespun.data.numbers import ChosenRows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
-from homespun.jobs.tasks.task import TaskData
 from homespun.models.bundle import ModelBundle
+from homespun.tasks.protocol import TaskData
 
 _AHEAD = 4096  # records read ahead in prediction, and sorted by length together
 

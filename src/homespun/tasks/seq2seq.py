@@ -29,8 +29,6 @@ from homespun.data.paragraphs import BREAK, Paragraphs
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError, nearest
 from homespun.inference.write import Writing, write_texts
-from homespun.jobs.tasks.files import Part, files_of, paths
-from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
 from homespun.metrics.rouge import MEASURES, Rouge, mean_scores
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
@@ -38,6 +36,8 @@ from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.generation.settings import check_beams
 from homespun.models.model import Model
 from homespun.objectives.text_to_text import TextToText
+from homespun.tasks.files import Part, files_of, paths
+from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.validation import Evaluation, evaluate_loss
 
@@ -242,7 +242,7 @@ class TextPairsData(TaskData):
 
 
 class TextToTextTask:
-    """Texts of texts; see `homespun.jobs.tasks.task.Task`."""
+    """Texts of texts; see `homespun.tasks.protocol.Task`."""
 
     labels = None
     measures = MEASURES

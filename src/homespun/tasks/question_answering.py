@@ -18,12 +18,12 @@ from homespun.data.questions import Question, QuestionRows, questions_of, read_q
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.inference.answers import Answer, find_answers
-from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
 from homespun.metrics.qa import MEASURES, answer_scores, mean_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
 from homespun.objectives.span_answers import SpanAnswers
+from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.validation import Evaluation, evaluate_loss
 
@@ -101,7 +101,7 @@ class QuestionData(TaskData):
 
 
 class AnswersTask:
-    """Answers out of texts; see `homespun.jobs.tasks.task.Task`."""
+    """Answers out of texts; see `homespun.tasks.protocol.Task`."""
 
     labels = None
     measures = MEASURES

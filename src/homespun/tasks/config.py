@@ -9,13 +9,6 @@ from pydantic import Field
 
 from homespun.config import Config, validate
 from homespun.errors import UserError
-from homespun.jobs.tasks.answers import QuestionData
-from homespun.jobs.tasks.classification import LabelledData
-from homespun.jobs.tasks.pairs import PairsData
-from homespun.jobs.tasks.sentences import SentencesData
-from homespun.jobs.tasks.tagging import TaggedData
-from homespun.jobs.tasks.task import Task, TaskData
-from homespun.jobs.tasks.text_to_text import TextPairsData
 from homespun.models.bundle import ModelBundle
 from homespun.objectives.numbers import Ratings, Regression
 from homespun.objectives.sentence_labels import SentenceLabels
@@ -23,6 +16,13 @@ from homespun.objectives.span_answers import SpanAnswers
 from homespun.objectives.supervised import Classification
 from homespun.objectives.tagging import Tagging
 from homespun.objectives.text_to_text import TextToText
+from homespun.tasks.classification import LabelledData
+from homespun.tasks.protocol import Task, TaskData
+from homespun.tasks.question_answering import QuestionData
+from homespun.tasks.sentence_classification import SentencesData
+from homespun.tasks.sentence_pairs import PairsData
+from homespun.tasks.seq2seq import TextPairsData
+from homespun.tasks.token_classification import TaggedData
 
 FinetuneData = Annotated[
     LabelledData | PairsData | SentencesData | TextPairsData | TaggedData | QuestionData, Field(discriminator="kind")

@@ -18,12 +18,12 @@ from homespun.data.loader import Loader
 from homespun.data.tagged import NONE, TaggedRows, TaggedWords, list_of, read_tagged, word_spans
 from homespun.errors import UserError
 from homespun.inference.tags import entities, tag_probabilities, tags_of
-from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
 from homespun.metrics.sequence_labels import ENTITIES, WORDS, EntityMetrics, are_entities, word_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
 from homespun.objectives.tagging import Tagging
+from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.validation import Evaluation, evaluate_loss
 
@@ -78,7 +78,7 @@ class TaggedData(TaskData):
 
 
 class TaggingTask:
-    """Tags for words; see `homespun.jobs.tasks.task.Task`."""
+    """Tags for words; see `homespun.tasks.protocol.Task`."""
 
     def __init__(self, data: TaggedData, labels: Labels, stored: ModelBundle) -> None:
         self.data = data

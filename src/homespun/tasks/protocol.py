@@ -23,12 +23,12 @@ from homespun.data.labelled import Labels
 from homespun.data.loader import Collate
 from homespun.data.rows import Rows
 from homespun.errors import UserError
-from homespun.jobs.tasks.files import Part, SplitSeed, files_of
-from homespun.jobs.tasks.tuning import Tuning
 from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.tasks.files import Part, SplitSeed, files_of
+from homespun.tasks.tuning import Tuning
 from homespun.training.validation import Evaluation
 
 Example_contra = TypeVar("Example_contra", contravariant=True)

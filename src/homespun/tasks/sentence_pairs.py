@@ -10,11 +10,11 @@ from pydantic import Field
 from homespun.data.labelled import labelled_records, text_of
 from homespun.data.long_inputs import TRUNCATE, Truncate
 from homespun.errors import UserError
-from homespun.jobs.tasks.classification import stored_task_on_texts, task_on_texts
-from homespun.jobs.tasks.files import paths
-from homespun.jobs.tasks.task import Task
-from homespun.jobs.tasks.texts import LabelledText, TextsData
 from homespun.models.bundle import ModelBundle
+from homespun.tasks.classification import stored_task_on_texts, task_on_texts
+from homespun.tasks.files import paths
+from homespun.tasks.protocol import Task
+from homespun.tasks.texts import LabelledText, TextsData
 
 
 class PairsData(TextsData):
@@ -55,7 +55,7 @@ class PairsData(TextsData):
         """What the objective learns from them: classes, numbers, ratings.
 
         Raises:
-            UserError: as in `homespun.jobs.tasks.classification.LabelledData.task`.
+            UserError: as in `homespun.tasks.classification.LabelledData.task`.
         """
         return task_on_texts(self, objective, stored, training)
 

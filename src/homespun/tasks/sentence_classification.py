@@ -23,11 +23,11 @@ from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
-from homespun.jobs.tasks.task import Lesson, Measured, Task, TaskData, check_length
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels
+from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.training.validation import Evaluation
 
 _AHEAD = 256  # documents read ahead in prediction
@@ -91,7 +91,7 @@ class SentencesData(TaskData):
 
 
 class SentencesTask:
-    """Labels for the sentences of documents; see `homespun.jobs.tasks.task.Task`."""
+    """Labels for the sentences of documents; see `homespun.tasks.protocol.Task`."""
 
     def __init__(self, data: SentencesData, labels: Labels, stored: ModelBundle, *, vector: Vector) -> None:
         self.data = data

@@ -18,10 +18,17 @@ from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
 from homespun.inference.decision import PLAIN, Decision
 from homespun.inference.predict import Predictor, predict_logits, probabilities
-from homespun.jobs.tasks.files import paths
-from homespun.jobs.tasks.numbers import RatingsTask, RegressionTask
-from homespun.jobs.tasks.task import Lesson, Measured, Task, Tuned, check_length
-from homespun.jobs.tasks.texts import (
+from homespun.metrics.calibration import calibration, row_losses
+from homespun.metrics.classification import classification_metrics, classify
+from homespun.models.bundle import ModelBundle
+from homespun.models.model import Model
+from homespun.models.scalar_mix import kind_of_head
+from homespun.objectives.head_training import check_head
+from homespun.objectives.supervised import Classification
+from homespun.tasks.files import paths
+from homespun.tasks.protocol import Lesson, Measured, Task, Tuned, check_length
+from homespun.tasks.regression import RatingsTask, RegressionTask
+from homespun.tasks.texts import (
     LabelledText,
     TextsData,
     labels_of,
@@ -31,14 +38,7 @@ from homespun.jobs.tasks.texts import (
     shown,
     whole_pairs,
 )
-from homespun.jobs.tasks.tuning import Tuning, decide
-from homespun.metrics.calibration import calibration, row_losses
-from homespun.metrics.classification import classification_metrics, classify
-from homespun.models.bundle import ModelBundle
-from homespun.models.model import Model
-from homespun.models.scalar_mix import kind_of_head
-from homespun.objectives.head_training import check_head
-from homespun.objectives.supervised import Classification
+from homespun.tasks.tuning import Tuning, decide
 from homespun.training.validation import Evaluation
 
 
@@ -97,7 +97,7 @@ class LabelledData(TextsData):
 
 
 class ClassificationTask:
-    """Labels for texts, or for pairs of them; see `homespun.jobs.tasks.task.Task`."""
+    """Labels for texts, or for pairs of them; see `homespun.tasks.protocol.Task`."""
 
     measures = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 

@@ -15,9 +15,15 @@ from homespun.data.loader import Collate
 from homespun.data.numbers import NumberedRows, numbers_of
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
-from homespun.jobs.tasks.files import named
-from homespun.jobs.tasks.task import Lesson, Measured
-from homespun.jobs.tasks.texts import (
+from homespun.metrics.classification import Metrics
+from homespun.metrics.regression import rating_metrics, regression_metrics
+from homespun.models.bundle import ModelBundle
+from homespun.models.model import Model
+from homespun.objectives.number_heads import Cumulative, Scaled, rating_probabilities
+from homespun.objectives.numbers import NumbersCollate, Ratings, Regression
+from homespun.tasks.files import named
+from homespun.tasks.protocol import Lesson, Measured
+from homespun.tasks.texts import (
     LabelledText,
     TextsData,
     labels_of,
@@ -27,19 +33,13 @@ from homespun.jobs.tasks.texts import (
     shown,
     whole_pairs,
 )
-from homespun.metrics.classification import Metrics
-from homespun.metrics.regression import rating_metrics, regression_metrics
-from homespun.models.bundle import ModelBundle
-from homespun.models.model import Model
-from homespun.objectives.number_heads import Cumulative, Scaled, rating_probabilities
-from homespun.objectives.numbers import NumbersCollate, Ratings, Regression
 from homespun.training.validation import Evaluation
 
 _WAY_OUT = "correct it, or have such rows counted and left out: objective.outside=leave_out"
 
 
 class RegressionTask:
-    """A number a text or pair; see `homespun.jobs.tasks.task.Task`."""
+    """A number a text or pair; see `homespun.tasks.protocol.Task`."""
 
     labels = None
     measures = ("spearman", "pearson", "absolute_error")
@@ -146,7 +146,7 @@ class RegressionTask:
 
 
 class RatingsTask:
-    """One of a few ratings in order a text or pair; see `homespun.jobs.tasks.task.Task`."""
+    """One of a few ratings in order a text or pair; see `homespun.tasks.protocol.Task`."""
 
     measures = ("quadratic_kappa", "accuracy", "absolute_error", "spearman")
 
