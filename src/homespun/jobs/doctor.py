@@ -31,6 +31,7 @@ EXTRAS = {
     "export": ("onnxruntime", "ONNX files, by `homespun export`"),
     "metrics": ("rouge_score", "ROUGE of summaries, F1 of tags"),
     "vectors": ("gensim", "word2vec, by `homespun vectors train`"),
+    "sentencepiece": ("sentencepiece", "released models with spm.model or spiece.model"),
     "tune": ("optuna", "the search of `homespun compare`"),
     "ray": ("ray", "`homespun compare` on several machines"),
 }

@@ -1,33 +1,32 @@
-"""Vocabularies of SentencePiece, ``spm.model`` or ``spiece.model``: what ALBERT, BigBird, DeBERTa-v2 and v3, PEGASUS,
-BigBird-Pegasus, Reformer and T5 were released with (Kudo and Richardson 2018, "SentencePiece").
+"""SentencePiece models, ``spm.model`` or ``spiece.model``, of ALBERT, BigBird, DeBERTa-v2 and v3, PEGASUS,
+BigBird-Pegasus, Reformer and T5 (Kudo and Richardson 2018, "SentencePiece").
 
-The file is a protocol buffer, of which a few fields matter; it is read here, bounded, and becomes a tokenizer with the
-ids of SentencePiece itself. What a family of models has beside it, is in `homespun.text.sentencepiece_families`.
+The package ``sentencepiece`` parses the file; sizes and values are checked, and a `tokenizers.Tokenizer` with the ids
+of SentencePiece is built from it. `transformers.convert_slow_tokenizer` gives other ids: it leaves out the character
+table of BigBird and DeBERTa, and splits ALBERT's pieces differently. `homespun.text.sentencepiece_families` has the
+special tokens of each family.
 
-Known to differ: what stands in a text is never read as a control token; and where a letter has several marks in no
-usual order, they come out in the order of NFC.
+Two differences to SentencePiece: a control token in a text is read as characters; combining marks are put in NFC order.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from homespun.errors import UserError
+from homespun.errors import UserError, first_line
 from homespun.text.vocabularies import WORD_START
 
-# the most that a file, its list, a piece and its table may have; released ones: 5 MB, 256,000 pieces, a table of 300 kB
-_BYTES, _PIECES, _CHARACTERS, _TABLE = 32 << 20, 1_000_000, 512, 4 << 20
+# limits of bytes, pieces, characters in a piece, bytes of the character table; released models: 5 MB, 256,000 pieces,
+# a table of 300 kB; 16 MiB of empty pieces take 0.5 GB while they are parsed
+_BYTES, _PIECES, _CHARACTERS, _TABLE = 16 << 20, 1_000_000, 512, 4 << 20
 _NORMAL, UNKNOWN, CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _UNIGRAM, _BPE = 1, 2
 # what goes on with a written character: `tokenizers` looks up the whole of it, and where only its beginning is in the
@@ -47,7 +46,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Pieces:
-    """A file of SentencePiece: its pieces by id, and how it makes them of a text."""
+    """The fields of a SentencePiece model that tokenization needs; pieces are indexed by id."""
 
     pieces: tuple[Piece, ...]
     model_type: int
@@ -57,98 +56,48 @@ class Pieces:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """What is in a file of SentencePiece.
+    """Read a SentencePiece model through the protocol buffer of the package ``sentencepiece``.
 
     Raises:
-        UserError: it cannot be read, is damaged or too large, or describes what `tokenizers` cannot do.
+        UserError: the package is not installed; the file cannot be read, is damaged or too large, or describes what
+            `tokenizers` cannot do.
     """
+    try:
+        from google.protobuf.message import DecodeError
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    except ImportError as error:
+        raise UserError(
+            f"{path} needs the packages sentencepiece and protobuf; pip install 'homespun[sentencepiece]'"
+        ) from error
     try:
         size = path.stat().st_size
         content = path.read_bytes() if size <= _BYTES else b""
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}") from error
     if size > _BYTES:
-        raise UserError(f"{path} has {size:,} bytes; a vocabulary of SentencePiece has at most {_BYTES:,}")
+        raise UserError(f"{path} has {size:,} bytes; a SentencePiece model has at most {_BYTES:,}")
     try:
-        found = _parse(memoryview(content))
-    except (ValueError, IndexError, struct.error) as error:
-        raise UserError(f"{path} is not a vocabulary of SentencePiece, or damaged: {error}") from error
+        proto = ModelProto.FromString(content)
+        if len(proto.pieces) > _PIECES:
+            raise UserError(f"{path} has {len(proto.pieces):,} pieces; a SentencePiece model has at most {_PIECES:,}")
+        # protobuf gives a string that is not UTF-8 as bytes
+        pieces = tuple(
+            Piece(p.piece.decode() if isinstance(p.piece, bytes) else p.piece, p.score, p.type) for p in proto.pieces
+        )
+    except (DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not a SentencePiece model, or damaged: {first_line(error)}") from error
+    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+    if trainer.treat_whitespace_as_suffix or not normalizer.escape_whitespaces:
+        raise UserError(f"{path} has treat_whitespace_as_suffix=true or escape_whitespaces=false; neither is supported")
+    found = Pieces(
+        pieces,
+        model_type=trainer.model_type,
+        charsmap=normalizer.precompiled_charsmap,
+        add_dummy_prefix=normalizer.add_dummy_prefix,
+        remove_extra_whitespaces=normalizer.remove_extra_whitespaces,
+    )
     _check(found, path)
     return found
-
-
-def _parse(content: memoryview) -> Pieces:
-    pieces: list[Piece] = []
-    trainer: dict[int, Any] = {}
-    normalizer: dict[int, Any] = {}
-    for number, value in _fields(content):
-        if number == 1:
-            if len(pieces) == _PIECES:
-                raise ValueError(f"more than {_PIECES:,} pieces")
-            fields = dict(_fields(_message(value)))
-            score = struct.unpack("<f", struct.pack("<I", _whole(fields.get(2, 0)) & 0xFFFFFFFF))[0]
-            pieces.append(Piece(bytes(_message(fields.get(1, b""))).decode(), score, _whole(fields.get(3, _NORMAL))))
-        elif number == 2:
-            trainer |= dict(_fields(_message(value)))
-        elif number == 3:
-            normalizer |= dict(_fields(_message(value)))
-    if trainer.get(24) or not normalizer.get(5, 1):
-        raise ValueError("it marks the ends of words, or no spaces at all, which cannot be read here")
-    return Pieces(
-        tuple(pieces),
-        model_type=_whole(trainer.get(3, _UNIGRAM)),
-        charsmap=bytes(_message(normalizer.get(2, b""))),
-        add_dummy_prefix=bool(normalizer.get(3, 1)),
-        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
-    )
-
-
-def _fields(content: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """The fields of a protocol buffer's message: number, and a whole number, the bits of a float, or bytes."""
-    place = 0
-    while place < len(content):
-        tag, place = _varint(content, place)
-        kind = tag & 7
-        if kind == 0:
-            number, place = _varint(content, place)
-            yield tag >> 3, number
-            continue
-        if kind == 2:
-            size, place = _varint(content, place)
-        elif kind in (1, 5):
-            size = 8 if kind == 1 else 4
-        else:
-            raise ValueError(f"byte {place} begins no field")
-        if size > len(content) - place:
-            raise ValueError(f"it ends within a field of {size:,} bytes, or is cut short")
-        value = content[place : place + size]
-        yield tag >> 3, value if kind == 2 else int.from_bytes(value, "little")
-        place += size
-
-
-def _varint(content: memoryview, place: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        if place >= len(content):
-            raise ValueError("it ends within a number, or is cut short")
-        byte = content[place]
-        place += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, place
-    raise ValueError(f"byte {place} belongs to a number without end")
-
-
-def _whole(value: Any) -> int:
-    if not isinstance(value, int):
-        raise ValueError("text where a number belongs")
-    return value
-
-
-def _message(value: Any) -> memoryview:
-    if isinstance(value, int):
-        raise ValueError("a number where text belongs")
-    return memoryview(value)
 
 
 def _check(found: Pieces, path: Path) -> None:
@@ -160,7 +109,7 @@ def _check(found: Pieces, path: Path) -> None:
         raise refuse(f"is a SentencePiece model of {name}; unigram and bpe can be read")
     unknown = [piece for piece in found.pieces if piece.type == UNKNOWN]
     if len(unknown) != 1:
-        raise refuse(f"is not a vocabulary of SentencePiece, or damaged: it has {len(unknown)} unknown pieces, not one")
+        raise refuse(f"is not a SentencePiece model, or damaged: it has {len(unknown)} unknown pieces, not one")
     for place, piece in enumerate(found.pieces):
         if not piece.text or len(piece.text) > _CHARACTERS:
             raise refuse(f"is damaged: piece {place} has {len(piece.text)} characters, not 1 to {_CHARACTERS}")
