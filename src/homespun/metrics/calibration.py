@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
+from scipy.special import expit, log_softmax, softmax
 
 from homespun.metrics.thresholds import held_up
 
 _BINS = 15
 _MOST = 20.0  # a temperature further from 1 than this factor says that something else is wrong
 FEWEST = 30  # validation examples that anything is tuned on
-_STEEP = 500.0  # beyond it the exponential has no room in a float
 
 Logits = NDArray[np.float64]
 Truth = NDArray[np.int64]
@@ -35,9 +35,7 @@ def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:
     if truth.ndim == 2:
         signed: NDArray[np.float64] = np.where(truth == 1, -values, values)
         return np.asarray(np.logaddexp(0.0, signed).mean(axis=1))
-    shifted = values - values.max(axis=1, keepdims=True)
-    total = np.log(np.exp(shifted).sum(axis=1))
-    return np.asarray(total - shifted[np.arange(len(truth)), truth])
+    return np.asarray(-log_softmax(values, axis=1)[np.arange(len(truth)), truth])
 
 
 def find_temperature(logits: Logits, truth: Truth) -> float:
@@ -78,11 +76,9 @@ def calibration(logits: Logits, truth: Truth, temperature: float) -> dict[str, A
 
 def _off(logits: Logits, truth: Truth) -> dict[str, Any]:
     if truth.ndim == 2:
-        sure = 1.0 / (1.0 + np.exp(-np.clip(logits, -_STEEP, _STEEP)))
-        found = reliability(sure.ravel(), truth.ravel() == 1)
+        found = reliability(expit(logits).ravel(), truth.ravel() == 1)
     else:
-        chances = np.exp(logits - logits.max(axis=1, keepdims=True))
-        chances /= chances.sum(axis=1, keepdims=True)
+        chances = softmax(logits, axis=1)
         found = reliability(chances.max(axis=1), chances.argmax(axis=1) == truth)
     return {"log_loss": float(row_losses(logits, truth).mean())} | found
 

@@ -78,7 +78,7 @@ def classification_metrics(
         f1 = f1_score(truth, predicted, labels=occurring, average=average, zero_division=0.0)
         metrics[f"{average}_f1"] = float(f1)
     if probabilities is not None:
-        metrics["log_loss"] = _log_loss(truth, probabilities)
+        metrics["log_loss"] = log_loss(truth, probabilities)
     ranking = probabilities if scores is None else scores
     if len(labels) == 2 and not labels.multi_label and ranking is not None:
         both = 0 < truth.sum() < len(truth)
@@ -103,8 +103,13 @@ def classification_metrics(
     return metrics
 
 
-def _log_loss(truth: NDArray[np.int64], probabilities: NDArray[Any]) -> float:
-    # a probability of zero costs what the smallest float32 step away from it does, not infinity, as in scikit-learn
+def log_loss(truth: NDArray[np.int64], probabilities: NDArray[Any]) -> float:
+    """Mean negative log probability of the truth, in nats; probabilities are clipped at the epsilon of float32.
+
+    Args:
+        truth: (rows,) classes, or (rows, classes) zeros and ones, of which the mean over the classes is taken.
+        probabilities: (rows, classes).
+    """
     likely = np.clip(probabilities.astype(np.float64), np.finfo(np.float32).eps, None)
     if truth.ndim == 1:
         return float(-np.log(likely[np.arange(len(truth)), truth]).mean())

@@ -8,7 +8,7 @@
 | `absolute_error` | mean distance of what was told from the truth |
 | `squared_error` | mean of its square |
 | `pearson`, `spearman` | correlation of both, of their ranks; `None` where either is constant |
-| `quadratic_kappa` | of ratings: agreement beyond chance, a mistake weighing the square of its distance in levels (Cohen 1968) |
+| `quadratic_kappa` | of ratings: agreement beyond chance, a mistake weighing the square of its distance in levels (Cohen 1968); `None` where all are one level |
 | `accuracy`, `within_one` | of ratings: the share that is right, and that is at most one level off |
 | `log_loss` | of ratings with probabilities: mean negative log probability of the right one, in nats |
 | `confusion` | of ratings: as in `homespun.metrics.classification` |
@@ -21,8 +21,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
+from sklearn.metrics import cohen_kappa_score, confusion_matrix
 
-from homespun.metrics.classification import Metrics
+from homespun.metrics.classification import Metrics, log_loss
 
 
 def regression_metrics(truth: NDArray[np.float64], told: NDArray[np.float64]) -> Metrics:
@@ -69,27 +70,19 @@ def rating_metrics(
     if expected is not None:
         finer = regression_metrics(values[truth], expected)
         metrics |= {name: finer[name] for name in ("squared_error", "pearson", "spearman")}
-    counts = np.zeros((len(levels), len(levels)), dtype=np.int64)
-    np.add.at(counts, (truth, ranks), 1)
+    every = np.arange(len(levels))  # levels that do not occur count as distance too
+    counts = confusion_matrix(truth, ranks, labels=every)
     percent = 100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1)
     distances = np.abs(truth - ranks)
     metrics |= {
-        "quadratic_kappa": quadratic_kappa(counts),
+        "quadratic_kappa": float(cohen_kappa_score(truth, ranks, labels=every, weights="quadratic"))
+        if np.ptp(np.concatenate([truth, ranks]))
+        else None,
         "accuracy": float((distances == 0).mean()),
         "within_one": float((distances <= 1).mean()),
     }
     if probabilities is not None:
-        likely = np.clip(probabilities[np.arange(len(truth)), truth], np.finfo(np.float32).eps, None)
-        metrics["log_loss"] = float(-np.log(likely).mean())
+        metrics["log_loss"] = log_loss(truth, probabilities)
     names = [f"{level:g}" for level in levels]
     metrics["confusion"] = {"labels": names, "counts": counts.tolist(), "percent": percent.round(2).tolist()}
     return metrics
-
-
-def quadratic_kappa(counts: NDArray[np.int64]) -> float | None:
-    """Of (levels, levels) counts, truth by told; ``None`` where both are the same level in every row."""
-    places = np.arange(len(counts))
-    weights = np.square(places[:, None] - places[None, :]).astype(np.float64)
-    chance = np.outer(counts.sum(axis=1), counts.sum(axis=0)) / counts.sum()
-    expected = float((weights * chance).sum())
-    return None if expected == 0.0 else 1.0 - float((weights * counts).sum()) / expected

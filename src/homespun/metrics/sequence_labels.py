@@ -28,12 +28,13 @@ class EntityMetrics:
 
     def __init__(self) -> None:
         try:
-            from seqeval.metrics import classification_report
+            from seqeval.metrics import accuracy_score, classification_report
         except ImportError:
             raise UserError(
                 "tags are measured by entity through seqeval, which is not installed; pip install 'homespun[metrics]'"
             ) from None
         self._report: Any = classification_report
+        self._accuracy: Any = accuracy_score
 
     def __call__(self, truth: Tags, told: Tags) -> Metrics:
         """``rows`` (sentences), `ENTITIES` and ``per_class``, that of each name. Sentences without words count not."""
@@ -50,7 +51,7 @@ class EntityMetrics:
             "f1": float(mean.get("f1-score", 0.0)),
             "precision": float(mean.get("precision", 0.0)),
             "recall": float(mean.get("recall", 0.0)),
-            "accuracy": _accuracy(rights, saids),
+            "accuracy": float(self._accuracy(rights, saids)),
             "per_class": {
                 name: {
                     "precision": float(of["precision"]),
@@ -66,7 +67,7 @@ class EntityMetrics:
 
 def word_metrics(truth: Tags, told: Tags) -> Metrics:
     """``rows`` (sentences), `WORDS` and ``per_class`` of tags that mark no spans, such as parts of speech."""
-    from sklearn.metrics import precision_recall_fscore_support
+    from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
     right = [tag for tags in truth for tag in tags]
     said = [tag for tags in told for tag in tags]
@@ -80,13 +81,7 @@ def word_metrics(truth: Tags, told: Tags) -> Metrics:
     }
     return {
         "rows": len(truth),
-        "accuracy": _accuracy(truth, told),
+        "accuracy": float(accuracy_score(right, said)),
         "macro_f1": sum(of["f1"] for of in per_class.values()) / len(per_class),
         "per_class": per_class,
     }
-
-
-def _accuracy(truth: Tags, told: Tags) -> float:
-    words = sum(map(len, truth))
-    same = sum(a == b for rights, saids in zip(truth, told, strict=True) for a, b in zip(rights, saids, strict=True))
-    return same / words
