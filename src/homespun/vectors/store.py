@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +28,6 @@ TENSORS = "vectors.safetensors"
 _TEXT = (".txt", ".vec")
 _BINARY = (".bin",)
 _LONGEST = 10_000  # bytes of a word: a binary file without a space is not one
-_AT_ONCE = 1 << 20
 
 
 def save_vectors(vectors: WordVectors, path: str | Path) -> None:
@@ -178,29 +178,22 @@ def _header(line: bytes, *, bytes_a_value: float, file_bytes: int) -> tuple[int,
 
 def _read_text(path: Path) -> WordVectors:
     words: list[str] = []
+    values = bytearray()
     with path.open("rb") as stream:
-        first = stream.readline(_AT_ONCE)
-        header = _header(first, bytes_a_value=2, file_bytes=path.stat().st_size)
+        header = _header(stream.readline(_LONGEST), bytes_a_value=2, file_bytes=path.stat().st_size)
         if header is None:
             stream.seek(0)
         size = None if header is None else header[1]
-        blocks: list[NDArray[np.float32]] = []
-        rows: list[NDArray[np.float32]] = []
         for number, line in enumerate(stream, 1 if header is None else 2):
             word, vector = _parsed(line, size, number)
             size = len(vector)
             words.append(word)
-            rows.append(vector)
-            if len(rows) == 4096:
-                blocks.append(np.stack(rows))
-                rows = []
-    if rows:
-        blocks.append(np.stack(rows))
+            values += vector.tobytes()
     if header is not None and len(words) != header[0]:
         raise UserError(
             f"it was cut short or altered: it holds {len(words):,} vectors, its first line says {header[0]:,}"
         )
-    return WordVectors(words, np.concatenate(blocks) if blocks else np.empty((0, 0), np.float32))
+    return WordVectors(words, np.frombuffer(values, np.float32).reshape(-1, size or 1))
 
 
 def _parsed(line: bytes, size: int | None, number: int) -> tuple[str, NDArray[np.float32]]:
@@ -226,25 +219,23 @@ def _read_binary(path: Path) -> WordVectors:
             raise UserError("its first line is not the number of vectors and their width: not word2vec's binary format")
         count, size = header
         values = np.empty((count, size), np.float32)
-        kept, begin = b"", 0
-        for number in range(count):
-            space = kept.find(b" ", begin)
-            while space < 0 or len(kept) < space + 1 + 4 * size:
-                if space < 0 and len(kept) - begin > _LONGEST:
+        begin = stream.tell()
+        with mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+            for number in range(count):
+                space = content.find(b" ", begin, begin + _LONGEST)
+                end = space + 1 + 4 * size
+                if space < 0 and len(content) - begin > _LONGEST:
                     raise UserError(f"vector {number + 1} has no word before it: not word2vec's binary format")
-                more = stream.read(_AT_ONCE)
-                if not more:
+                if space < 0 or end > len(content):
                     raise UserError(f"it was cut short: it ends in vector {number + 1} of {count:,}")
-                kept, begin = kept[begin:] + more, 0
-                space = kept.find(b" ")
-            try:
-                words.append(kept[begin:space].lstrip(b"\n").decode("utf-8"))
-            except UnicodeDecodeError as error:
-                raise UserError(f"word {number + 1} is not UTF-8: not word2vec's binary format, or altered") from error
-            values[number] = np.frombuffer(kept, "<f4", size, space + 1)
-            begin = space + 1 + 4 * size
-        if (kept[begin:] + stream.read(2)).strip():
-            raise UserError(f"more follows after the {count:,} vectors of its first line: it was altered")
+                try:
+                    words.append(content[begin:space].lstrip(b"\n").decode("utf-8"))
+                except UnicodeDecodeError as error:
+                    raise UserError(f"word {number + 1} is not UTF-8: not word2vec's format, or altered") from error
+                values[number] = np.frombuffer(content[space + 1 : end], "<f4")
+                begin = end
+            if content[begin : begin + _LONGEST].strip():
+                raise UserError(f"more follows after the {count:,} vectors of its first line: it was altered")
     return WordVectors(words, values)
 
 
