@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, normalizers, processors
 
 from homespun.errors import UserError
-from homespun.io.json import read_json
+from homespun.io.json import read_optional
 from homespun.text.sentencepiece_files import CONTROL, UNKNOWN, Piece, Pieces, engine_of, read_pieces
 
 _NAMES, _CONFIG = ("*.model", "*.spm"), "tokenizer_config.json"
@@ -51,7 +51,7 @@ def tokenizer_of_pieces(folder: Path) -> tuple[str, dict[str, str]]:
     if len(files) > 1:
         raise UserError(f"{folder} has {len(files)} vocabularies, {files[0].name} and {files[1].name}; keep one")
     path = files[0]
-    settings = {**_object(folder / "special_tokens_map.json"), **_object(folder / _CONFIG)}
+    settings = {**read_optional(folder / "special_tokens_map.json"), **read_optional(folder / _CONFIG)}
     family = _family(folder, settings)
     roles = dict(family.roles)
     for role in _ORDER:
@@ -90,7 +90,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _family(folder: Path, settings: Mapping[str, Any]) -> _Family:
-    config = _object(folder / "config.json")
+    config = read_optional(folder / "config.json")
     name = settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type")
     name = _CLASSES.get(str(name), str(name).removesuffix("Fast")) if name else "PreTrainedTokenizer"
     if name not in _FAMILIES:
@@ -128,7 +128,7 @@ def _added(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) 
     for role in (role for role in _ORDER if role in roles):
         value = settings.get(f"{role}_token")
         add(value if _content(value) == roles[role] else roles[role], None, special=True)
-    for token, number in _object(folder / "added_tokens.json").items():
+    for token, number in read_optional(folder / "added_tokens.json").items():
         add(token, number, special=False)
     for name in ("additional_special_tokens", "extra_special_tokens"):
         for value in _listed(settings, name):
@@ -158,13 +158,6 @@ def _with_added(pieces: Pieces, added: list[tuple[AddedToken, int | None]], path
     here = {piece.text for piece in made}
     made += [Piece(token.content, 0.0, CONTROL) for token, _ in added if token.content not in here]
     return replace(pieces, pieces=tuple(made))
-
-
-def _object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    found = read_json(path)
-    return found if isinstance(found, dict) else {}
 
 
 def _content(value: Any) -> str | None:

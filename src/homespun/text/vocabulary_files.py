@@ -17,7 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, first_line
-from homespun.io.json import read_json
+from homespun.io.json import read_optional
 
 WORDPIECE, PROPHETNET, VOCABULARY, MERGES = "vocab.txt", "prophetnet.tokenizer", "vocab.json", "merges.txt"
 VOCABULARIES = (WORDPIECE, PROPHETNET, VOCABULARY, MERGES)
@@ -120,7 +120,7 @@ def _wordpiece(folder: Path, name: str) -> Engine:
     tokens = _text(path).split("\n")
     tokens = tokens[:-1] if tokens[-1] == "" else tokens
     vocabulary = {str(token): number for token, number in _unique([(t, n) for n, t in enumerate(tokens)], path).items()}
-    config = _settings(folder)
+    config = read_optional(folder / _CONFIG)
     unknown = config.get("unk_token", "[UNK]")
     unknown = unknown.get("content") if isinstance(unknown, dict) else unknown
     if not isinstance(unknown, str) or unknown not in vocabulary:
@@ -165,15 +165,11 @@ def _byte_pairs(folder: Path) -> Engine:
         engine = Engine(models.BPE(vocabulary, [(pair[0], pair[1]) for pair in pairs]))
     except Exception as error:  # `tokenizers` raises bare Exception for a merge of tokens that are not there
         raise UserError(f"{folder / MERGES} does not fit {VOCABULARY}: {first_line(error)}") from error
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(_settings(folder).get("add_prefix_space")))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(read_optional(folder / _CONFIG).get("add_prefix_space"))
+    )
     engine.decoder = decoders.ByteLevel()
     return engine
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    path = folder / _CONFIG
-    config = read_json(path) if path.is_file() else {}
-    return config if isinstance(config, dict) else {}
 
 
 def _text(path: Path) -> str:
