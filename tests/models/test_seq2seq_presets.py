@@ -74,6 +74,13 @@ def test_each_has_a_class_of_transformers(name: str) -> None:
     assert place.architecture.name.endswith("ForConditionalGeneration")
 
 
+def test_a_decoder_with_neighbour_heads_is_built() -> None:
+    recipe = pretrain_recipe("bart-mini", ["model.encoder.hidden_size=32"])
+    model = recipe.model.with_tokens(331, 0).build().train()
+    assert recipe.model.decoder.neighbour_heads == 1
+    assert model.decoder.training
+
+
 @pytest.mark.parametrize("name", ["spun-encoder-decoder", "t5-mini", "t5-v1.1-mini"])
 def test_recipes_with_scales_are_t5s(name: str) -> None:
     recipe = pretrain_recipe(name)

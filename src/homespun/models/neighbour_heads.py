@@ -8,6 +8,7 @@ of tokens (results/efficiency.md). Here the queries and keys of the first layer 
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import torch
@@ -154,17 +155,26 @@ def _raise_neighbours(bias: RelativeBias, step: int, *, causal: bool) -> None:
         weight[:, head].index_fill_(0, bias.buckets[place : place + 1], _SHARED_PEAK)  # not by value: it may be on meta
 
 
+class _FirstAttention(Exception):
+    """Stop a forward pass before the first attention: the cross-attention behind it would need a source."""
+
+
 def _entering(encoder: Encoder, attention: nn.Module, length: int) -> Tensor:
     """Input of the first layer's attention for rows of random tokens, (rows, length, hidden).
 
     Norms, narrow embeddings and reversible streams all change how large positions and words are in it.
     """
     seen: list[Tensor] = []
-    hook = attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+
+    def stop(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0])
+        raise _FirstAttention
+
+    hook = attention.register_forward_pre_hook(stop)
     training = encoder.training
     words = torch.randint(encoder.embeddings.vocab_size, (_SAMPLED, length), generator=_generator())
-    states = encoder.eval().hidden_states(words)
-    next(states), next(states)  # the stream, and the first layer's output
+    with contextlib.suppress(_FirstAttention):
+        list(encoder.eval().hidden_states(words))
     encoder.train(training)
     hook.remove()
     return seen[0]
