@@ -94,7 +94,7 @@ def test_the_installed_command_finds_its_recipes(installed: Path) -> None:
     assert run(installed, sys.executable, "-c", code).stdout.startswith(str(installed))
     done = run(installed, sys.executable, "-m", "homespun", "recipes", "list", "--json")
     assert done.returncode == 0, done.stderr
-    assert "electra-small" in done.stdout
+    assert "electra-mini" in done.stdout
 
 
 def test_the_lock_pins_everything_it_needs() -> None:

@@ -24,7 +24,7 @@ WORDS = ["team", "bank", "league", "market", "player", "trader", "coach", "broke
 SMALL = {
     "8_000": "300",
     "8000": "300",
-    "bart-mini": "bart-tiny",
+    "bart-mini": "bart-mini model.preset=bart-tiny",
     "train.budget.time=2h": "train.budget.steps=2",
 }
 

@@ -26,6 +26,31 @@ ENCODERS = [
     "reformer-mini",
     "reversible-dilated-bert",
 ]
+ADAMW = ("train.optimizer={kind: adamw, learning_rate: 1.0e-3}", "train.schedule={kind: linear}")
+COSINE = (ADAMW[0], "train.schedule={kind: cosine, warmup: 0.05}")
+SPANS = (*ADAMW, "objective={kind: span_corruption}")
+UNTIED = (*ADAMW, "objective={kind: span_corruption, head: {tie_word_embeddings: false}}")
+# by preset: the recipe that trains it, and the settings with which these results were frozen
+PRESETS: dict[str, tuple[str, ...]] = {
+    "albert-tiny": ("albert-mini", *ADAMW, "objective={kind: mlm}"),
+    "bart-tiny": ("bart-mini", *ADAMW),
+    "bigbird-pegasus-tiny": ("pegasus-mini", *ADAMW, "objective={kind: gap_sentences}"),
+    "bigru-mini": ("bilstm-mini", *COSINE, "objective={kind: mlm}"),
+    "bilstm-tiny": ("bilstm-mini", *COSINE, "objective={kind: mlm}"),
+    "elmo-tiny": ("elmo-mini", "train.optimizer={kind: adamw, learning_rate: 2.0e-3}", COSINE[1]),
+    "gru-mini": ("lstm-mini",),
+    "hierarchical-tiny": ("hierarchical-mini", *ADAMW),
+    "led-tiny": ("led-mini", *ADAMW),
+    "lstm-tiny": ("lstm-mini",),
+    "pegasus-tiny": ("pegasus-mini", *ADAMW, "objective={kind: gap_sentences}"),
+    "prophetnet-tiny": ("prophetnet-mini", *ADAMW),
+    "rnn-mini": ("lstm-mini", "train.optimizer.learning_rate=1.0e-3"),
+    "rnn-seq2seq-plain-mini": ("rnn-seq2seq-mini",),
+    "rnn-seq2seq-tiny": ("rnn-seq2seq-mini",),
+    "t5-tiny": ("t5-mini", *SPANS),
+    "t5-v1.1-tiny": ("t5-mini", *UNTIED),
+    "transformer-tiny": ("transformer-mini", *ADAMW),
+}
 RECURRENT = ["bigru-mini", "bilstm-tiny", "gru-mini", "lstm-tiny", "rnn-mini"]
 RECURRENT_SEQ2SEQ = ["rnn-seq2seq-tiny", "rnn-seq2seq-plain-mini"]
 ELMO = (
@@ -33,6 +58,7 @@ ELMO = (
     "model.cell_size=17",
     "model.characters={max_word_length: 11, filters: [[1, 3], [3, 7]]}",
 )
+DETECTORS = ["electra-tiny", "deberta-v3-mini"]
 DECODERS = ["causal-mini", "gpt-mini", "gpt2-mini", "gpt3-mini"]
 SEQ2SEQ = [
     "bart-tiny",
@@ -64,15 +90,22 @@ def commands(data: Path, runs: Path) -> dict[str, list[str]]:
     return made
 
 
+def _recipe(name: str) -> list[str]:
+    """A recipe, or the recipe and the settings of a preset."""
+    recipe, *settings = PRESETS.get(name, (name,))
+    return [recipe, f"model={{preset: {name}}}", *settings] if name in PRESETS else [recipe]
+
+
 def _pretraining(data: Path) -> dict[str, list[str]]:
     corpus = f"data.corpus={data / 'corpus'}"
-    made = {name: [name, corpus, "data.length=32", *SMALL, *HEADS] for name in (*ENCODERS, *DECODERS)}
-    made |= {name: [name, corpus, "data.length=32", *SMALL[::2], *NARROW] for name in RECURRENT}
-    made |= {name: [name, corpus, "data.length=32", *SMALL, *HEADS] for name in ("electra-tiny", "deberta-v3-mini")}
-    made |= {name: [name, corpus, "data.length=32", *ENCODER_DECODER] for name in SEQ2SEQ}
-    made |= {name: [name, corpus, "data.length=32", *ENCODER_DECODER[:1]] for name in RECURRENT_SEQ2SEQ}
-    made["elmo-tiny"] = ["elmo-tiny", f"data.corpus={data / 'words-corpus'}", "data.length=31", *ELMO]
-    made |= {name: [name, corpus, "data.length=32", f"model.size={size}"] for name, size in SPUN.items()}
+    made = {
+        name: [*_recipe(name), corpus, "data.length=32", *SMALL, *HEADS] for name in (*ENCODERS, *DECODERS, *DETECTORS)
+    }
+    made |= {name: [*_recipe(name), corpus, "data.length=32", *SMALL[::2], *NARROW] for name in RECURRENT}
+    made |= {name: [*_recipe(name), corpus, "data.length=32", *ENCODER_DECODER] for name in SEQ2SEQ}
+    made |= {name: [*_recipe(name), corpus, "data.length=32", *ENCODER_DECODER[:1]] for name in RECURRENT_SEQ2SEQ}
+    made["elmo-tiny"] = [*_recipe("elmo-tiny"), f"data.corpus={data / 'words-corpus'}", "data.length=31", *ELMO]
+    made |= {name: [*_recipe(name), corpus, "data.length=32", f"model.size={size}"] for name, size in SPUN.items()}
     made["spun-encoder-decoder"] = ["spun-encoder-decoder", corpus, "data.length=32", *ENCODER_DECODER]
     made["dynamic-masks"] = [*made["bert-mini"], "objective.next_sentence=false", "objective.masking=dynamic"]
     return made

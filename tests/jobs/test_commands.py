@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -85,10 +86,27 @@ def test_recipes_can_be_listed_shown_and_have_a_schema() -> None:
     from homespun.jobs.recipe import load_recipe, recipe_names
 
     assert set(run("recipes", "list")["recipes"]) == set(recipe_names())
-    assert run("recipes", "show", "electra-small", "train.seed=3")["train"]["seed"] == 3
+    assert run("recipes", "show", "electra-mini", "train.seed=3")["train"]["seed"] == 3
     assert run("recipes", "schema")["discriminator"]["propertyName"] == "kind"
     for name in recipe_names():
         assert load_recipe(name).about
+
+
+def test_a_preset_that_is_no_recipe_is_refused_with_a_command_that_loads() -> None:
+    from homespun.jobs.recipe import load_recipe, recipe_names
+    from homespun.models.presets import PRESETS
+
+    refused = []
+    for name in {*PRESETS, "distil-base"} - {*recipe_names()}:
+        with pytest.raises(UserError) as error:
+            load_recipe(name)
+        if found := re.search("`homespun pretrain (.+)`", str(error.value)):
+            recipe, *settings = found[1].split(" ")
+            assert load_recipe(recipe, settings).kind == "pretrain"
+            refused.append(name)
+    assert {"bert-base", "gpt3-175b", "t5-v1.1-xl", "elmo-original", "rnn-seq2seq-plain-mini", "distil-base"} <= {
+        *refused
+    }
 
 
 @pytest.mark.parametrize("objective", ["mlm", "electra"])
@@ -169,7 +187,9 @@ def test_a_larger_budget_goes_on_with_a_finished_run(world: World, tmp_path: Pat
 
 
 MISTAKES = {
-    "no such recipe": (["pretrain", "electra-smal", "--out", "{out}"], "did you mean 'electra-small'"),
+    "no such recipe": (["pretrain", "electra-min", "--out", "{out}"], "did you mean 'electra-mini'"),
+    "a preset": (["pretrain", "gpt2-xl", "--out", "{out}"], "homespun pretrain gpt2-mini model.preset=gpt2-xl"),
+    "a family of another recipe": (["pretrain", "gru-mini", "--out", "{out}"], "lstm-mini model.preset=gru-mini"),
     "no such key": (["pretrain", "electra-tiny", "train.sed=1", "--out", "{out}"], "did you mean 'seed'"),
     "no corpus given": (["pretrain", "electra-tiny", "--out", "{out}"], "data.corpus="),
     "no corpus there": (["pretrain", "electra-tiny", "data.corpus=nowhere", "--out", "{out}"], "nowhere"),

@@ -49,7 +49,7 @@ def words(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def elmo(world: World, words: Path) -> Path:
     pretrained = [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS]
-    result = world.run("pretrain", "elmo-tiny", *pretrained, "--out", words / "elmo")
+    result = world.run("pretrain", "elmo-mini", *pretrained, "--out", words / "elmo")
     assert set(result["validation"]["losses"]) >= {"forward", "backward", "forward_accuracy", "backward_accuracy"}
     assert result["export"]["folder"] is None
     losses = result["validation"]["losses"]
@@ -106,7 +106,7 @@ def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path
     world.run("tokenizer", "extend", elmo, *told, "--add", "3", "--out", tmp_path / "more")
     world.run("corpus", "build", *told, "--tokenizer", tmp_path / "more", "--out", tmp_path / "corpus")
     steps = [f"data.corpus={tmp_path / 'corpus'}", "train.budget={steps: 0}", "train.batch_size=8", "data.length=31"]
-    result = world.run("pretrain", "elmo-tiny", *steps, "--from", elmo, "--out", tmp_path / "run")
+    result = world.run("pretrain", "elmo-mini", *steps, "--from", elmo, "--out", tmp_path / "run")
     tensors = result["adaptation"]["tensors"]
     assert tensors["fresh"] == []
     assert "as the new words are spelled" in tensors["changed"]["backbone.embeddings.characters"]
@@ -128,7 +128,7 @@ def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
     # short, since the shadow of a network with projections goes from token to token
     short = ["model.num_hidden_layers=1", "data.length=8", "objective.softmax=adaptive", "objective.cutoffs=[7]"]
-    recipe = pretrain_recipe("elmo-tiny", [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, *short])
+    recipe = pretrain_recipe("elmo-mini", [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, *short])
     planned = plan(recipe)
     with StepTracer():
         built = pretraining_work(recipe, Corpus.open(words / "corpus"), None).workload.build()
@@ -139,7 +139,7 @@ def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(("softmax", "way_out"), [("full", "set objective.softmax=adaptive"), ("adaptive", "model")])
 def test_a_vocabulary_too_large_for_the_full_softmax_names_the_way_out(words: Path, softmax: str, way_out: str) -> None:
     changes = [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, f"objective.softmax={softmax}"]
-    work = pretraining_work(pretrain_recipe("elmo-tiny", changes), Corpus.open(words / "corpus"), None)
+    work = pretraining_work(pretrain_recipe("elmo-mini", changes), Corpus.open(words / "corpus"), None)
     large = Memory(0, 0, 0, 0, {}, 0, peak=2**33)
 
     def predict(workload: Workload, rows: int, accumulate: bool) -> Prediction:
@@ -150,7 +150,7 @@ def test_a_vocabulary_too_large_for_the_full_softmax_names_the_way_out(words: Pa
 
 
 def test_what_cannot_be_trained_is_said_before(world: World, words: Path, tmp_path: Path) -> None:
-    start = ["pretrain", "elmo-tiny", f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, "--out", tmp_path / "no"]
+    start = ["pretrain", "elmo-mini", f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, "--out", tmp_path / "no"]
     for change, message in (
         (f"data.corpus={world.corpus}", "whose tokens are pieces of words"),
         ("objective={kind: clm}", "objective clm needs a causal model"),

@@ -16,7 +16,7 @@ STEPS = ["train.budget.time=null", "train.budget.steps=3", "train.batch_size=8"]
 
 @pytest.mark.slow
 def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_path: Path) -> None:
-    words = ["pretrain", "lstm-tiny", f"data.corpus={world.corpus}", "data.length=13", *SMALL, *STEPS]
+    words = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.length=13", *SMALL, *STEPS]
     result = world.run(*words, "--out", tmp_path / "lm")
     assert result["export"]["folder"] is None
     assert "recurrent" in result["export"]["notes"][0]
@@ -41,7 +41,7 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
 
 def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -> None:
     words = [f"data.corpus={world.corpus}", "data.length=31", *SMALL, *STEPS]
-    world.run("pretrain", "bilstm-tiny", *words, "--out", tmp_path / "bi")
+    world.run("pretrain", "bilstm-mini", *words, "--out", tmp_path / "bi")
     data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=31"]
     fine = [*data, "baselines=false", "train.budget={steps: 3}", "train.batch_size=8", "--from", tmp_path / "bi"]
     told = world.run("finetune", "classify", *fine, "objective.head={kind: mean}", "--out", tmp_path / "told")
@@ -52,7 +52,7 @@ def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -
     )
     assert found["rows"] == told["test"]["rows"]
     with pytest.raises(UserError, match=r"objective clm needs a causal model.*set model\.bidirectional=false"):
-        world.run("pretrain", "bilstm-tiny", *words, "objective={kind: clm}", "--out", tmp_path / "no")
+        world.run("pretrain", "bilstm-mini", *words, "objective={kind: clm}", "--out", tmp_path / "no")
 
 
 def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_pa
     plain = ["objective.sentence_permutation=0"]  # whose corpus knows no sentences
     words = [f"data.corpus={world.corpus}", "data.length=31", *plain, *STEPS]
     run = tmp_path / "two"
-    world.run("pretrain", "rnn-seq2seq-tiny", *words, *sizes, "--out", run)
+    world.run("pretrain", "rnn-seq2seq-mini", *words, *sizes, "--out", run)
     drawn = world.run(
         *("show", "alignment", run, "--source", "the market of bread", "--target", "a market"),
         *("--out", tmp_path / "alignment.svg"),
@@ -83,7 +83,7 @@ def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_pa
 
 
 def test_what_carried_states_cannot_do_is_said_before_training(world: World, tmp_path: Path) -> None:
-    start = ["pretrain", "lstm-tiny", f"data.corpus={world.corpus}", "data.length=13", *SMALL, *STEPS]
+    start = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.length=13", *SMALL, *STEPS]
     for change, message in (
         ("objective.streams=5", "would go on from each other in one step"),
         ("model={preset: gpt-tiny}", "carries the state of a recurrent model"),

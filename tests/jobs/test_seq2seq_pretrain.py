@@ -23,10 +23,10 @@ SMALL = tuple(
 )
 STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.length=32")
 CASES = {
-    "bart-tiny": "BartForConditionalGeneration",
-    "t5-tiny": "T5ForConditionalGeneration",
-    "pegasus-tiny": "PegasusForConditionalGeneration",
-    "prophetnet-tiny": "ProphetNetForConditionalGeneration",
+    "bart-mini": "BartForConditionalGeneration",
+    "t5-mini": "T5ForConditionalGeneration",
+    "pegasus-mini": "PegasusForConditionalGeneration",
+    "prophetnet-mini": "ProphetNetForConditionalGeneration",
 }
 
 
@@ -117,9 +117,9 @@ def test_it_goes_on_from_its_checkpoint(run: tuple[str, Path], world: World, pre
 
 
 def test_both_stacks_are_told_of(world: World, prepared: Path, tmp_path: Path) -> None:
-    pretrain(world, prepared, "bart-tiny", tmp_path / "bart", "model.encoder.max_position_embeddings=32")
+    pretrain(world, prepared, "bart-mini", tmp_path / "bart", "model.encoder.max_position_embeddings=32")
     changes = ("model.decoder.max_position_embeddings=53", "model.decoder.num_hidden_layers=3")
-    told = pretrain(world, prepared, "bart-tiny", tmp_path / "run", "--from", tmp_path / "bart", *changes)["adaptation"]
+    told = pretrain(world, prepared, "bart-mini", tmp_path / "run", "--from", tmp_path / "bart", *changes)["adaptation"]
     assert told["num_hidden_layers"] == {"before": 1, "after": 1}
     assert told["decoder"] == {
         "num_hidden_layers": {"before": 1, "after": 3},
@@ -136,7 +136,7 @@ def test_both_stacks_are_told_of(world: World, prepared: Path, tmp_path: Path) -
         assert row in page
     changes = tuple(f"model.{stack}.max_position_embeddings=61" for stack in ("encoder", "decoder"))
     longer = pretrain(
-        world, prepared, "bart-tiny", tmp_path / "long", "--from", tmp_path / "bart", *changes, "data.length=61"
+        world, prepared, "bart-mini", tmp_path / "long", "--from", tmp_path / "bart", *changes, "data.length=61"
     )
     for stack in ("encoder", "decoder"):
         own, new = (row for row in longer["adaptation"]["moved"] if row["stack"] == stack)
@@ -146,8 +146,8 @@ def test_both_stacks_are_told_of(world: World, prepared: Path, tmp_path: Path) -
 
 
 def test_one_objective_goes_on_from_the_other(world: World, prepared: Path, tmp_path: Path) -> None:
-    pretrain(world, prepared, "bart-tiny", tmp_path / "bart")
-    told = pretrain(world, prepared, "t5-tiny", tmp_path / "t5", "--from", tmp_path / "bart")
+    pretrain(world, prepared, "bart-mini", tmp_path / "bart")
+    told = pretrain(world, prepared, "t5-mini", tmp_path / "t5", "--from", tmp_path / "bart")
     assert told["adaptation"]["tensors"]["fresh"] == []
     config = open_model(tmp_path / "t5").config.backbone
     assert isinstance(config, EncoderDecoderConfig)
@@ -157,7 +157,7 @@ def test_one_objective_goes_on_from_the_other(world: World, prepared: Path, tmp_
 
 def test_what_is_drawn_once_comes_from_the_seed_in_both_stacks(world: World, prepared: Path, tmp_path: Path) -> None:
     attention = "model.encoder.attention={kind: performer, num_features: 8}"
-    pretrain(world, prepared, "bart-tiny", tmp_path / "run", attention, "train.seed=5", "train.budget.steps=1")
+    pretrain(world, prepared, "bart-mini", tmp_path / "run", attention, "train.seed=5", "train.budget.steps=1")
     config = open_model(tmp_path / "run").config.backbone
     assert isinstance(config, EncoderDecoderConfig)
     assert config.encoder.attention.kind == "performer"
@@ -165,10 +165,10 @@ def test_what_is_drawn_once_comes_from_the_seed_in_both_stacks(world: World, pre
 
 
 def test_a_led_is_made_of_a_bart(world: World, prepared: Path, tmp_path: Path) -> None:
-    pretrain(world, prepared, "bart-tiny", tmp_path / "bart", "model.encoder.max_position_embeddings=32")
+    pretrain(world, prepared, "bart-mini", tmp_path / "bart", "model.encoder.max_position_embeddings=32")
     window = "{kind: sparse, patterns: [{kind: window, radius: 4}], everywhere: {projections: true}}"
     told = pretrain(
-        *(world, prepared, "t5-tiny", tmp_path / "led", "--from", tmp_path / "bart"),
+        *(world, prepared, "t5-mini", tmp_path / "led", "--from", tmp_path / "bart"),
         *(f"model.encoder.attention={window}", "model.encoder.max_position_embeddings=48"),
     )
     tensors = told["adaptation"]["tensors"]
@@ -180,20 +180,20 @@ def test_a_led_is_made_of_a_bart(world: World, prepared: Path, tmp_path: Path) -
     assert told["export"]["architecture"] == "LEDForConditionalGeneration"
     with pytest.raises(UserError, match=r"says nothing of which stack, .* model\.encoder\.KEY=VALUE"):
         pretrain(
-            *(world, prepared, "t5-tiny", tmp_path / "no", "--from", tmp_path / "bart"),
+            *(world, prepared, "t5-mini", tmp_path / "no", "--from", tmp_path / "bart"),
             "model.max_position_embeddings=48",
         )
 
 
 def test_what_is_refused(world: World, prepared: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"this tokenizer has none; make one with `homespun tokenizer train --sent"):
-        world.run("pretrain", "t5-tiny", f"data.corpus={world.corpus}", *SMALL, *STEPS, "--out", tmp_path / "a")
+        world.run("pretrain", "t5-mini", f"data.corpus={world.corpus}", *SMALL, *STEPS, "--out", tmp_path / "a")
     with pytest.raises(UserError, match=r"built without; build it again with: homespun corpus build --sentences, or"):
-        world.run("pretrain", "bart-tiny", f"data.corpus={world.corpus}", *SMALL, *STEPS, "--out", tmp_path / "b")
+        world.run("pretrain", "bart-mini", f"data.corpus={world.corpus}", *SMALL, *STEPS, "--out", tmp_path / "b")
     with pytest.raises(UserError, match=r"a decoder has up to 32 to write, .*max_position_embeddings=16; lower data"):
-        pretrain(world, prepared, "bart-tiny", tmp_path / "c", "model.decoder.max_position_embeddings=16")
+        pretrain(world, prepared, "bart-mini", tmp_path / "c", "model.decoder.max_position_embeddings=16")
     with pytest.raises(UserError, match=r"needs an encoder with a decoder, and this model is one stack"):
-        world.run("pretrain", "t5-tiny", f"data.corpus={prepared / 'corpus'}", *STEPS, "model.preset=bert-tiny",
+        world.run("pretrain", "t5-mini", f"data.corpus={prepared / 'corpus'}", *STEPS, "model={preset: bert-tiny}",
             "--out", tmp_path / "d")  # fmt: skip
     with pytest.raises(UserError, match=r"works on one stack, and this model is an encoder with a decoder"):
         world.run(
@@ -208,14 +208,14 @@ def test_sentinels_are_added_to_a_tokenizer_and_a_model_goes_on_with_them(
     read = ("--input", world.train, "--text-field", "sentence")
     plain = world.folder / "tokenizer"
     world.run("corpus", "build", *read, "--sentences", "--tokenizer", plain, "--out", tmp_path / "corpus")
-    world.run("pretrain", "bart-tiny", f"data.corpus={tmp_path / 'corpus'}", *SMALL, *STEPS, "--out", tmp_path / "bart")
+    world.run("pretrain", "bart-mini", f"data.corpus={tmp_path / 'corpus'}", *SMALL, *STEPS, "--out", tmp_path / "bart")
     told = world.run("tokenizer", "extend", tmp_path / "bart", "--sentinels", "11", "--out", tmp_path / "tokenizer")
     assert told["vocab_size"] == 411
     world.run(
         "corpus", "build", *read, "--sentences", "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "more"
     )
     told = world.run(
-        "pretrain", "t5-tiny", f"data.corpus={tmp_path / 'more'}", *STEPS, "--from", tmp_path / "bart",
+        "pretrain", "t5-mini", f"data.corpus={tmp_path / 'more'}", *STEPS, "--from", tmp_path / "bart",
         "--out", tmp_path / "t5",
     )  # fmt: skip
     assert told["adaptation"]["vocabulary"] == {"before": 400, "after": 411, "new_words": 11}

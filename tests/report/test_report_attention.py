@@ -274,26 +274,27 @@ def test_the_command_draws_a_recipe_and_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "encoder", "decoder"),
+    ("family", "encoder", "decoder"),
     [
-        ("led-tiny", [0.16] * 2, [0.5] * 2),
-        ("t5-tiny", [1] * 2, [0.5] * 2),
-        ("prophetnet-tiny", [1] * 2, [0.5] * 2),
-        ("hierarchical-tiny", [1] * 3, [0.5] * 2),
+        ("led", [0.16] * 2, [0.5] * 2),
+        ("t5", [1] * 2, [0.5] * 2),
+        ("prophetnet", [1] * 2, [0.5] * 2),
+        ("hierarchical", [1] * 3, [0.5] * 2),
     ],
 )
-def test_of_two_stacks_each_is_drawn(source: str, encoder: list[float], decoder: list[float]) -> None:
+def test_of_two_stacks_each_is_drawn(family: str, encoder: list[float], decoder: list[float]) -> None:
+    source, preset = f"{family}-mini", [f"model.preset={family}-tiny"]
     for stack, shares in (("encoder", encoder), ("decoder", decoder)):
-        told = show_attention(source, stack=stack, length=401)
+        told = show_attention(source, preset, stack=stack, length=401)
         assert told["stack"] == stack
         assert [round(layer["share"], 2) for layer in told["layers"]] == shares
-    assert show_attention(source, length=401)["stack"] == "encoder"
+    assert show_attention(source, preset, length=401)["stack"] == "encoder"
     assert show_attention("electra-tiny", length=31)["stack"] is None
 
 
 def test_a_picture_of_two_stacks_says_which(tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
-    done = CliRunner().invoke(app, ["show", "attention", "t5-tiny", "--stack", "decoder", "--out", str(out)])
+    done = CliRunner().invoke(app, ["show", "attention", "t5-mini", "--stack", "decoder", "--out", str(out)])
     assert done.exit_code == 0, done.output
     assert "decoder" in done.stdout
     assert "decoder · relative_bias attention, causal" in out.read_text(encoding="utf-8")

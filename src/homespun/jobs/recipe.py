@@ -15,6 +15,7 @@ from homespun.models.auto_size import FAMILIES, AutoSizeConfig
 from homespun.models.config import BackboneConfig, default_kind
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.presets import PRESETS, family_of
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.streamed import StreamedCausalLM
@@ -136,6 +137,16 @@ _KINDS: dict[str, type[PretrainRecipe] | type[FinetuneRecipe]] = {
 
 
 _COMPARISON = "compare-"
+_INSTEAD = {
+    "bigbird-pegasus": "pegasus-mini",
+    "bigru": "bilstm-mini",
+    "distil-base": "distil-mini model.preset=bert-base model.num_hidden_layers=6",
+    "gru": "lstm-mini",
+    "rnn": "lstm-mini",
+    "rnn-seq2seq-plain": "rnn-seq2seq-mini",
+    "t5-v1.1": "t5-mini objective.head.tie_word_embeddings=false",
+}
+"""The recipe and settings for a family of presets whose recipe is not its ``-mini``, and for one removed recipe."""
 
 
 def recipe_names() -> list[str]:
@@ -153,6 +164,15 @@ def _shipped() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+def _instead(name: str) -> str:
+    """The recipe and settings that train a preset which has no recipe of its name; empty if there are none."""
+    if name not in PRESETS:
+        return _INSTEAD[name] if name == "distil-base" else ""
+    family = family_of(name)
+    recipe = _INSTEAD.get(family, f"{family}-mini")
+    return f"{recipe} model.preset={name}" if recipe.split(" ")[0] in _shipped() else ""
+
+
 def recipe_tree(name: str) -> Tree:
     """The mapping of a shipped recipe, or of a YAML file.
 
@@ -163,6 +183,8 @@ def recipe_tree(name: str) -> Tree:
         return read_yaml(name)
     names = _shipped()
     if name not in names:
+        if instead := _instead(name):
+            raise UserError(f"{name!r} is not a recipe; use `homespun pretrain {instead}`")
         raise UserError(f"unknown recipe {name!r}{nearest(name, names)} (or give the path of a .yaml file)")
     tree = yaml.safe_load((resources.files("homespun.recipes") / f"{name}.yaml").read_text(encoding="utf-8"))
     assert isinstance(tree, dict)
