@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from homespun.report.intervals import difference
+from homespun.report.significance import difference_interval
 
 SEEDS = 3
 """Trials of each variant before a mean is one of the page's findings without a caveat."""
@@ -147,7 +147,7 @@ def _verdict(trials: Trials, better: str, worse: str) -> str:
         return f"cannot be said yet: no trial of {' and '.join(f'`{name}`' for name in missing)}."
     seeds = [len(_of(trials, name, "accuracy")) for name in (better, worse)]
     rows = next(iter(trials.values()))["rows"]
-    low, high = difference(means[better], means[worse], rows)
+    low, high = difference_interval(means[better], means[worse], rows)
     gap = 100 * (means[better] - means[worse])
     word = "seen" if low > 0 else "not seen" if high < 0 else "within the error of the test rows"
     caveat = "" if min(seeds) >= SEEDS else f"; {seeds[0]} and {seeds[1]} seeds so far"

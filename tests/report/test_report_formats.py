@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from homespun.report import formats
-from homespun.report.intervals import difference, wilson
 
 
 def plain(text: str) -> str:
@@ -56,24 +55,6 @@ def test_losses_rates_and_points() -> None:
 
 def test_a_number_too_large_for_a_float_is_a_dash() -> None:
     assert formats.count(10**400) == "–"
-
-
-def test_wilson_is_known_and_stays_within_zero_and_one() -> None:
-    # Newcombe 1998, table I: 81 of 263
-    low, high = wilson(81 / 263, 263)
-    assert (low, high) == pytest.approx((0.2553, 0.3662), abs=1e-4)
-    assert wilson(1.0, 10)[1] == pytest.approx(1.0)
-    assert wilson(0.0, 10)[0] == pytest.approx(0.0)
-    assert 0.0 <= wilson(0.0, 10)[0] <= wilson(1.0, 10)[1] <= 1.0
-
-
-def test_difference_is_newcombes_and_antisymmetric() -> None:
-    # Newcombe 1998, table II, method 10: 10 of 10 against 0 of 10
-    assert difference(1.0, 0.0, 10) == pytest.approx((0.6075, 1.0), abs=1e-4)
-    low, high = difference(0.91, 0.90, 1000)
-    assert difference(0.90, 0.91, 1000) == pytest.approx((-high, -low))
-    assert low < 0 < high
-    assert difference(0.91, 0.90, 100_000)[0] > 0
 
 
 @pytest.mark.parametrize(

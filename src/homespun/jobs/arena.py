@@ -35,8 +35,8 @@ from homespun.objectives.supervised import Classification
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.document import Section
-from homespun.report.intervals import wilson
 from homespun.report.page import write_report
+from homespun.report.significance import wilson_interval
 from homespun.report.table import Column, Table
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
@@ -225,7 +225,7 @@ def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
     scores: list[tuple[Any, ...]] = []
     for model in result["models"]:
         accuracy = model["accuracy"]
-        interval = None if accuracy is None else wilson(accuracy, model["rows"])
+        interval = None if accuracy is None else wilson_interval(accuracy, model["rows"])
         scores.append((model["name"], accuracy, interval, published[model["name"]]))
     scores.append(("majority class", result["majority"], None, None))
     columns: tuple[Column, ...] = (

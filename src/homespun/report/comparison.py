@@ -9,7 +9,7 @@ from typing import Any
 
 from homespun.io.atomic import write_text
 from homespun.report import comparison_tables as tables
-from homespun.report import formats, statistics
+from homespun.report import formats, significance
 from homespun.report.comparison_document import Report
 from homespun.report.comparison_quality import Contender, Task
 from homespun.report.comparison_read import Comparison, is_comparison, read_comparison
@@ -89,7 +89,7 @@ def _told(task: Task) -> dict[str, Any]:
 
     return {
         "measure": task.measure,
-        "level": statistics.LEVEL,
+        "level": significance.LEVEL,
         "pairs": task.pairs,
         "best": best.name if best else None,
         "alike": [contender.name for contender in task.alike],

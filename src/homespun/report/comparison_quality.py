@@ -15,7 +15,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from homespun.errors import UserError
-from homespun.report import statistics
+from homespun.report import significance
 from homespun.report.comparison_read import Comparison, Variation
 from homespun.report.formats import number
 from homespun.report.predictions import scores
@@ -382,17 +382,19 @@ def _verdicts(
     three times as often as claimed.
     """
     several = len({c.beside for c in ranked}) > 1
-    spread = statistics.pooled([c.values for c in ranked if c.kind == "model"])
+    spread = significance.pooled_variance([c.values for c in ranked if c.kind == "model"])
     between: dict[tuple[str, str], Verdict] = {}
     own_pairs: list[tuple[Contender, Contender]] = []
     tested: dict[tuple[str, str], float] = {}
     for first, second in itertools.combinations(ranked, 2):
         paired = _differences(first, second, troubles)
-        texts = None if paired is None else statistics.permutation(*paired)
+        texts = None if paired is None else significance.permutation_test(*paired)
         certain = first.kind == "baseline", second.kind == "baseline"
-        luck = None if all(certain) else statistics.trainings(first.values, second.values, spread, certain=certain)
+        luck = (
+            None if all(certain) else significance.seed_test(first.values, second.values, spread, deterministic=certain)
+        )
         pair = first.name, second.name
-        if (p := statistics.both(texts, luck)) is not None:
+        if (p := significance.combine(texts, luck)) is not None:
             tested[pair] = p
         is_own = several and first.kind != second.kind and first.beside == second.beside
         own_pairs += [(first, second)] * is_own
@@ -400,11 +402,11 @@ def _verdicts(
         if paired is not None:
             gap = -float(paired[0].mean())
             if is_own or first is ranked[0]:
-                low, high = statistics.bootstrap(*paired)
+                low, high = significance.bootstrap_interval(paired[0])
                 interval = -high, -low
         between[pair] = Verdict(True, gap, interval, texts, luck)
-    for pair, p in zip(tested, statistics.holm(list(tested.values())), strict=True):
-        between[pair] = replace(between[pair], alike=p > statistics.LEVEL, adjusted=p)
+    for pair, p in zip(tested, significance.holm(list(tested.values())), strict=True):
+        between[pair] = replace(between[pair], alike=p > significance.LEVEL, adjusted=p)
     own: dict[str, dict[str, Verdict]] = {}
     for first, second in own_pairs:
         found = between[first.name, second.name]

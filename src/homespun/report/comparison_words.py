@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from homespun.report import formats, statistics
+from homespun.report import formats, significance
 from homespun.report.comparison_plots import groups
 from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task, Verdict, spread
 from homespun.report.comparison_read import STATES, Comparison, Variation
@@ -163,19 +163,19 @@ def _by_loss(group: Sequence[Variation], *, alone: bool) -> str:
         return ""
     order = sorted(found, key=lambda name: fmean(found[name]))
     best = order[0]
-    pooled = statistics.pooled(list(found.values()))
+    pooled = significance.pooled_variance(list(found.values()))
     if len(order) == 1:
         other = "" if alone else ", and no other's is the same quantity"
         return f"The validation loss of {best} is {_loss(found[best])}{other}."
     among = "The" if alone else f"Of {formats.listed(list(found))}, whose losses are the same quantity, the"
     said = f"{among} lowest validation loss is that of {best}: {_loss(found[best])}."
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
-    luck = [statistics.trainings(found[a], found[b], pooled) for a, b in pairs]
+    luck = [significance.seed_test(found[a], found[b], pooled) for a, b in pairs]
     if any(p is None for p in luck):
         rest = formats.listed([f"{name} ({_loss(found[name])})" for name in order[1:]])
         return f"{said} The others: {rest}. Each was trained once: whether other seeds would change that is not known."
-    adjusted = dict(zip(pairs, statistics.holm([p for p in luck if p is not None]), strict=True))
-    alike = [name for name in order[1:] if adjusted[best, name] > statistics.LEVEL]
+    adjusted = dict(zip(pairs, significance.holm([p for p in luck if p is not None]), strict=True))
+    alike = [name for name in order[1:] if adjusted[best, name] > significance.LEVEL]
     above = [name for name in order[1:] if name not in alike]
     for names, words in ((alike, "Not told from it, over trainings"), (above, "Above it")):
         if names:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from homespun.report import formats, tasks
 from homespun.report.formats import number
 from homespun.report.frequencies import beyond_frequencies
-from homespun.report.intervals import difference
 from homespun.report.read import RunRecord, Tree, as_tree, final_losses, pretraining_quantity
+from homespun.report.significance import difference_interval
 from homespun.report.tables import mean_and_deviation
 
 _SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
@@ -113,7 +113,7 @@ def verdict(tests: Sequence[Tree], baseline: Tree, name: str, *, rows: float | N
         words = f"did not beat {name} ({formats.percent(other)}): it is {apart} points below"
     if rows is None:
         return f"{words}; on how many test texts is not known, so neither is how sure that is"
-    low, high = difference(accuracy[0], other, rows)
+    low, high = difference_interval(accuracy[0], other, rows)
     if gain and low <= 0 <= high:
         words += (
             f", but with {formats.whole(rows)} test texts that is within noise (95 % interval of the difference: "

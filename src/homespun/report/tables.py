@@ -8,7 +8,6 @@ from typing import Any
 
 from homespun.report import formats
 from homespun.report.formats import number
-from homespun.report.intervals import wilson
 from homespun.report.read import (
     RunRecord,
     Tree,
@@ -21,6 +20,7 @@ from homespun.report.read import (
     is_share,
     loss_terms,
 )
+from homespun.report.significance import wilson_interval
 from homespun.report.table import Column, Table
 
 BASELINES = {"majority": "majority class", "tfidf": "TF-IDF + linear"}
@@ -91,7 +91,7 @@ def _result(name: str, tests: Sequence[Tree], rows: float | None, trainings: int
     return (
         name,
         accuracy,
-        wilson(accuracy[0], rows) if accuracy and rows else None,
+        wilson_interval(accuracy[0], rows) if accuracy and rows else None,
         mean_and_deviation(tests, "macro_f1"),
         log_loss and log_loss[0],
         area and area[0],

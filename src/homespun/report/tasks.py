@@ -16,7 +16,7 @@ from homespun.report.formats import number
 from homespun.report.plots import CARD, PALETTE, End, Plot, label_ends, render, style
 from homespun.report.predictions import scores
 from homespun.report.read import RunRecord, Tree, as_list, as_tree
-from homespun.report.statistics import bootstrap
+from homespun.report.significance import bootstrap_interval
 from homespun.report.table import Column, Table
 from homespun.report.tables import BASELINES, mean_and_deviation
 
@@ -166,7 +166,7 @@ def _verdict(record: RunRecord, measure: str, value: float, name: str, reference
     differences = _differences(record.path, measure, name)
     if differences is None:
         return words
-    low, high = bootstrap(differences)
+    low, high = bootstrap_interval(differences)
     interval = f"95 % interval of the difference over other test examples: {low:+.3f} to {high:+.3f}".replace("-", "−")
     noise = "within noise, " if low <= 0 <= high else ""
     return f"{words} ({noise}{interval})"
