@@ -494,8 +494,8 @@ def test_a_result_of_another_version_is_not_read(tmp_path: Path, undrawn: None) 
     told = write(path)
     assert told["trials"] == {"done": 3, "unreadable": 1}
     notices = "\n".join(told["notices"])
-    assert "trials/bert/seed-1: phrasebank/result.json is of version 99, and this homespun reads 1; use the" in notices
-    assert "baselines of phrasebank: baselines/phrasebank/result.json is of version 98" in notices
+    assert "trials/bert/seed-1: phrasebank/result.json has version 99, this homespun reads 1; use the" in notices
+    assert "baselines of phrasebank: baselines/phrasebank/result.json has version 98" in notices
     assert "version" not in (path / "comparison.csv").read_text().splitlines()[0]
 
 

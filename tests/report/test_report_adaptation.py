@@ -11,6 +11,7 @@ import pytest
 
 from homespun.report.adaptation import adaptation
 from homespun.report.read import read_run
+from homespun.results import RunResult
 
 ONE = {"mlm": 6.5, "mlm_accuracy": 0.031}
 TWO = {"generator": 4.25, "generator_accuracy": 0.17, "discriminator": 0.5}
@@ -41,8 +42,8 @@ def test_losses_stand_once_and_shares_are_shares(
     expected: list[tuple[str, str, str]],
 ) -> None:
     told: dict[str, Any] = {"loss": 6.5, "losses": before, "start_from": "runs/base"}
-    result = {"adaptation": told, "validation": {"loss": 2.5, "losses": after}}
-    record = replace(read_run(pretraining(tmp_path / "run")), result=result, validation={})
+    result: dict[str, Any] = {"adaptation": told, "validation": {"loss": 2.5, "losses": after}}
+    record = replace(read_run(pretraining(tmp_path / "run")), result=RunResult(**result), validation={})
     held_out, when = "held-out ", ", before and after training"
     rows = [row for row in adaptation(record)[0].cells() if row[0].startswith(held_out)]
     assert all(name.endswith(when) for name, *_ in rows)

@@ -20,6 +20,7 @@ from homespun.report.page import Section, write_report
 from homespun.report.plots import MAX_POINTS, Plot, _say_no_font, colours, loss_plots, smooth, style
 from homespun.report.read import read_runs
 from homespun.report.table import Column, Table
+from homespun.results import Metrics
 
 Make = Callable[..., Any]
 
@@ -265,15 +266,15 @@ def test_smoothing_keeps_length_level_and_straight_lines() -> None:
 
 
 def test_confusion_in_percent_of_the_truth_and_its_mistakes(metrics: Make) -> None:
-    found = confusion({"confusion": {"labels": ["a", "b"], "counts": [[3, 1], [0, 0]]}})
+    found = confusion(Metrics(confusion={"labels": ["a", "b"], "counts": [[3, 1], [0, 0]]}))
     assert found is not None
     assert found.percent() == [[75.0, 25.0], [0.0, 0.0]]
     table = mistakes(found, "mistakes")
     assert table is not None
     assert table.rows == (("a", "b", 1, 0.25),)
-    assert confusion({"confusion": {"labels": ["a", "b"], "counts": [[1, 2]]}}) is None
-    assert confusion({}) is None
-    many = confusion(metrics([f"c{i}" for i in range(41)], 0.8, rows=410))
+    assert confusion(Metrics(confusion={"labels": ["a", "b"], "counts": [[1, 2]]})) is None
+    assert confusion(Metrics()) is None
+    many = confusion(Metrics(**metrics([f"c{i}" for i in range(41)], 0.8, rows=410)))
     assert many is not None
     assert not many.readable
 

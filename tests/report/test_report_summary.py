@@ -12,13 +12,14 @@ from homespun.report import tables
 from homespun.report.frequencies import beyond_frequencies
 from homespun.report.read import read_run, read_runs
 from homespun.report.summary import summary, troubles, verdict
+from homespun.results import Metrics
 
 Make = Callable[..., Any]
 
 
 def said(first: list[float], second: float, rows: float | None) -> str:
-    tests = [{"accuracy": accuracy} for accuracy in first]
-    return verdict(tests, {"accuracy": second}, "TF-IDF", rows=rows).replace("\u00a0", " ")
+    tests = [Metrics(accuracy=accuracy) for accuracy in first]
+    return verdict(tests, Metrics(accuracy=second), "TF-IDF", rows=rows).replace("\u00a0", " ")
 
 
 def test_a_clear_win_is_said_plainly() -> None:

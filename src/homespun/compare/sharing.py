@@ -15,7 +15,7 @@ from homespun.compare.trials import Stage
 from homespun.io.atomic import write_text
 from homespun.jobs.baselines import given_to
 from homespun.jobs.recipe import finetune_recipe
-from homespun.report.read import read_result
+from homespun.results import RunResult
 
 _STAGE = "pretrain"
 
@@ -120,5 +120,5 @@ class Baselines:
     def _of(self, name: str, wanted: dict[str, Any]) -> dict[str, Any]:
         """What the folder of this name is of: where it does not say, of what it is asked for first."""
         if name not in self._given:
-            self._given[name] = read_result(self._folder / name / "result.json").get("of", wanted)
+            self._given[name] = getattr(RunResult.read(self._folder / name / "result.json"), "of", wanted)
         return self._given[name]

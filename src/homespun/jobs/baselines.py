@@ -11,7 +11,7 @@ import numpy as np
 from homespun.hf.open import open_model
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.jobs.trials import plan, together, write_predictions
-from homespun.report.read import RESULT_VERSION
+from homespun.results import VERSION
 from homespun.training.run import Run
 
 # by kind of data, what says how much of it a model is given, and how it writes
@@ -62,7 +62,7 @@ def baselines(recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resum
         "rows": int(sum(map(len, rows))),
         "baselines": {name: together([report[name].metrics for report in reports]) for name in reports[0]},
     }
-    run.write_result({"version": RESULT_VERSION, "of": given_to(recipe)} | result)
+    run.write_result({"version": VERSION, "of": given_to(recipe)} | result)
     return result
 
 

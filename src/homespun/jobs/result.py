@@ -8,7 +8,8 @@ from typing import Any
 
 from homespun.report import formats
 from homespun.report.console import Display
-from homespun.report.read import RESULT_VERSION, final_losses, read_run
+from homespun.report.read import final_losses, read_run
+from homespun.results import VERSION
 from homespun.training.precision import Precision
 from homespun.training.trainer import Trainer
 
@@ -46,7 +47,7 @@ def summarise(
     record = read_run(path)
     train, validation = final_losses(record)
     return {
-        "version": RESULT_VERSION,
+        "version": VERSION,
         "kind": kind,
         "name": record.path.name,
         "parameters": parameters,

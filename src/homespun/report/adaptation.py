@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from homespun.report import formats
-from homespun.report.formats import number
-from homespun.report.read import RunRecord, Tree, as_list, as_tree, final_losses, is_share
+from homespun.report.read import RunRecord, final_losses, is_share
 from homespun.report.table import Column, Table
 from homespun.report.tables import words
+from homespun.results import Adaptation, Change, Shape
 
 
 def adaptation(record: RunRecord, end: str = "") -> list[Table]:
@@ -20,60 +20,58 @@ def adaptation(record: RunRecord, end: str = "") -> list[Table]:
     Args:
         end: of the names of their files, where there are several runs.
     """
-    told = as_tree(record.result.get("adaptation"))
-    if not told:
+    told = record.result.adaptation
+    if told is None:
         return []
     tables = [_changes(record, told, end), _moved(told, end), _tensors(told, end)]
     return [table for table in tables if table.rows]
 
 
-def _changes(record: RunRecord, told: Tree, end: str) -> Table:
-    rows = [*_losses(told, final_losses(record)[1]), _row("vocabulary", as_tree(told.get("vocabulary")), formats.whole)]
+def _changes(record: RunRecord, told: Adaptation, end: str) -> Table:
+    rows = [*_losses(told, final_losses(record)[1]), _row("vocabulary", told.vocabulary, formats.whole)]
     note = "Losses before training are those of the changed model, not of the checkpoint."
-    new = number(as_tree(told.get("vocabulary")).get("new_words"))
+    new = told.vocabulary.number("new_words") if told.vocabulary else None
     if new:
         note += f" {formats.whole(new)} words are new; with the tensors it is told what they began as."
-    per_word = as_tree(told.get("tokens_per_word"))
-    if per_word:
-        rows.append(_row("tokens per word", per_word, formats.loss))
+    if told.tokens_per_word:
+        rows.append(_row("tokens per word", told.tokens_per_word, formats.loss))
         note += (
             " A word is what stands between white space: in a script without spaces, such as Japanese, a whole clause."
         )
-    decoder = as_tree(told.get("decoder"))
-    rows += _shape(told, " of the encoder" if decoder else "")
-    if decoder:
-        rows += _shape(decoder, " of the decoder")
+    rows += _shape(told, " of the encoder" if told.decoder else "")
+    if told.decoder:
+        rows += _shape(told.decoder, " of the decoder")
     columns = (Column("", numeric=False), Column("before"), Column("after"))
-    source = formats.text(told.get("start_from"))
+    source = formats.text(told.start_from)
     return Table(f"adaptation{end}", f"{record.name}, from {source}", columns, tuple(rows), note)
 
 
-def _losses(told: Tree, after: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    before: Tree = {"loss": told.get("loss"), **as_tree(told.get("losses"))}
+def _losses(told: Adaptation, after: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    before = {"loss": told.loss, **told.losses}
     terms = [term for term in before if term != "loss" and not is_share(term)]
     # the one term of a plain objective is its whole loss
     shown = [term for term in before if len(terms) > 1 or term not in terms]
     return [
         _row(
             f"held-out {words(term)}, before and after training",
-            {"before": before[term], "after": after.get(term)},
+            Change(before=before[term], after=after.get(term)),
             formats.percent if is_share(term) else formats.loss,
         )
         for term in shown
     ]
 
 
-def _shape(told: Tree, of: str) -> list[tuple[str, str, str]]:
+def _shape(told: Shape, of: str) -> list[tuple[str, str, str]]:
     sizes = {"num_hidden_layers": "layers", "max_position_embeddings": "longest text"}
-    rows = [_row(f"{label}{of}", as_tree(told.get(key)), formats.whole) for key, label in sizes.items()]
-    return [*rows, _row(f"attention{of}", as_tree(told.get("attention")), formats.text)]
+    rows = [_row(f"{label}{of}", getattr(told, key), formats.whole) for key, label in sizes.items()]
+    return [*rows, _row(f"attention{of}", told.attention, formats.text)]
 
 
-def _row(label: str, pair: Tree, write: Callable[[object], str]) -> tuple[str, str, str]:
-    return label, write(pair.get("before")), write(pair.get("after"))
+def _row(label: str, pair: Change | None, write: Callable[[object], str]) -> tuple[str, str, str]:
+    return label, write(pair and pair.before), write(pair and pair.after)
 
 
-def _moved(told: Tree, end: str) -> Table:
+def _moved(told: Adaptation, end: str) -> Table:
     columns = (
         Column("stack", numeric=False),
         Column("tokens", formats.whole),
@@ -83,7 +81,7 @@ def _moved(told: Tree, end: str) -> Table:
         Column("rows", formats.whole),
     )
     keys = ("stack", "tokens", "pieces", "cosine", "relative_distance", "rows")
-    rows = tuple(tuple(as_tree(row).get(key) for key in keys) for row in as_list(told.get("moved")))
+    rows = tuple(tuple(row.get(key) for key in keys) for row in told.moved)
     note = (
         "Hidden states of held-out rows against the checkpoint's, before any training. "
         "A text longer than the checkpoint reads was read by it in so many pieces."
@@ -91,14 +89,13 @@ def _moved(told: Tree, end: str) -> Table:
     return Table(f"moved{end}", "How far the outputs moved", columns, rows, note).without_empty_columns()
 
 
-def _tensors(told: Tree, end: str) -> Table:
-    tensors = as_tree(told.get("tensors"))
-    rows: list[tuple[Any, ...]] = [("copied", "as they were", "", number(tensors.get("copied")))]
-    changed = Counter((_any_layer(str(k)), _any_layer(str(v))) for k, v in as_tree(tensors.get("changed")).items())
+def _tensors(told: Adaptation, end: str) -> Table:
+    tensors = told.tensors
+    rows: list[tuple[Any, ...]] = [("copied", "as they were", "", tensors.copied)]
+    changed = Counter((_any_layer(name), _any_layer(how)) for name, how in tensors.changed.items())
     rows += [("changed", name, how, count) for (name, how), count in changed.items()]
-    for kind in ("fresh", "left"):
-        names = Counter(_any_layer(str(name)) for name in as_list(tensors.get(kind)))
-        rows += [(kind, name, "", count) for name, count in names.items()]
+    for kind, found in (("fresh", tensors.fresh), ("left", tensors.left)):
+        rows += [(kind, name, "", count) for name, count in Counter(map(_any_layer, found)).items()]
     columns = (
         Column("tensors", numeric=False),
         Column("which", numeric=False),
@@ -115,6 +112,6 @@ def _any_layer(name: str) -> str:
 
 def adaptations(records: Sequence[RunRecord]) -> list[Table]:
     """The tables of all runs that went on from a checkpoint."""
-    adapted = [record for record in records if as_tree(record.result.get("adaptation"))]
+    adapted = [record for record in records if record.result.adaptation]
     ends = [""] if len(adapted) == 1 else [f"-{number}" for number in range(1, len(adapted) + 1)]
     return [table for record, end in zip(adapted, ends, strict=True) for table in adaptation(record, end)]

@@ -29,7 +29,7 @@ from homespun.report.document import (
     Words,
 )
 from homespun.report.plots import BY_TIME, Plot
-from homespun.report.read import RunRecord, as_list, as_tree, config_text, final_losses
+from homespun.report.read import RunRecord, config_text, final_losses
 from homespun.report.tables import lengths, losses
 
 
@@ -265,9 +265,9 @@ class Report:
             told = [(v.mean(stage), v) for v in self.comparison.variations]
             given: list[tuple[RunRecord, list[str]]] = []
             for record, variation in told:
-                if record is None or not record.result.get("lengths"):
+                if record is None or not record.result.lengths:
                     continue
-                same = [names for other, names in given if other.result["lengths"] == record.result["lengths"]]
+                same = [names for other, names in given if other.result.lengths == record.result.lengths]
                 if same:
                     same[0].append(variation.name)
                 else:
@@ -334,7 +334,7 @@ def _summed(records: Sequence[RunRecord]) -> Confusion | None:
 
 
 def _histograms(record: RunRecord, end: str, title: str) -> list[Plot]:
-    rows = [as_tree(row) for row in as_list(record.result.get("lengths"))]
+    rows = record.result.lengths
     splits = list(dict.fromkeys(str(row.get("split")) for row in rows))
     drawn = []
     for split in splits:

@@ -33,7 +33,7 @@ from homespun.report.plots import (
     smoothed,
     style,
 )
-from homespun.report.read import Series, Tree, as_list, as_tree, comparable, loss_terms, pretraining_quantity
+from homespun.report.read import Series, Tree, comparable, loss_terms, pretraining_quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -273,9 +273,9 @@ def ablation_plot(found: Ablation, title: str, name: str, write: Callable[[float
 def length_histogram(rows: Sequence[Tree], name: str, caption: str) -> Plot | None:
     """How long the texts of each class are: a strip a class under one axis, each to its own height."""
     drawn = [
-        (str(row.get("class") or row.get("split") or "all"), as_list(told.get("edges")), as_list(told.get("counts")))
+        (str(row.get("class") or row.get("split") or "all"), told["edges"], told["counts"])
         for row in rows
-        if (told := as_tree(row.get("histogram")))
+        if isinstance(told := row.get("histogram"), dict) and told.keys() >= {"edges", "counts"}
     ]
     drawn = [(label, edges, counts) for label, edges, counts in drawn if len(edges) == len(counts) + 1 and sum(counts)]
     if not drawn:

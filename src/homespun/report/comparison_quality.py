@@ -10,18 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 import numpy as np
 
 from homespun.errors import UserError
-from homespun.report import significance
+from homespun.report import formats, significance
 from homespun.report.comparison_read import Comparison, Variation
-from homespun.report.formats import number
 from homespun.report.predictions import scores
-from homespun.report.read import RunRecord, Tree, as_list, as_tree, read_result
+from homespun.report.read import RunRecord
 from homespun.report.tables import BASELINES
 from homespun.report.tasks import repeated
+from homespun.results import RunResult, mean_and_deviation
 
 MEASURES = {
     "accuracy": "accuracy",
@@ -76,7 +76,7 @@ class Contender:
     @property
     def spread(self) -> tuple[float, float | None] | None:
         """Mean and deviation over trainings."""
-        return spread(self.values)
+        return mean_and_deviation(self.values)
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,6 @@ class _Answers:
     plain: bool = True
 
 
-def spread(values: Sequence[float]) -> tuple[float, float | None] | None:
-    """Mean and sample deviation; no deviation for one, nothing for none."""
-    return (fmean(values), stdev(values) if len(values) > 1 else None) if values else None
-
-
 def judge(comparison: Comparison) -> list[Task]:
     """The tasks of a comparison, each with its verdicts."""
     return [_task(comparison, name) for name in comparison.tasks]
@@ -175,35 +170,29 @@ def _task(comparison: Comparison, name: str) -> Task:
     between, own = _verdicts([c for c in ranked if c.values], troubles)
     luck = any(len(c.values) > 1 for c in ranked)
     results = [*(one.result for one in measured), *(record.result for record in records)]
-    part = "validation" if any(result.get("measured_on") == "validation" for result in results) else "test"
+    part = "validation" if any(result.measured_on == "validation" for result in results) else "test"
     return Task(name, measure, ranked, between, list(dict.fromkeys(troubles)), own, luck, part)
 
 
 def _measure(records: Sequence[RunRecord]) -> str:
-    named = [str(key) for record in records for key in as_list(record.result.get("measures"))[:1]]
-    tests = [test for record in records for test in _tests(record)]
-    return next((key for key in [*named, *MEASURES] if any(number(t.get(key)) is not None for t in tests)), "accuracy")
+    named = [key for record in records for key in record.result.measures[:1]]
+    tests = [test for record in records for test in record.result.trainings()]
+    return next((key for key in [*named, *MEASURES] if any(t.number(key) is not None for t in tests)), "accuracy")
 
 
 def _texts(record: RunRecord) -> float | None:
     """On how many examples a run was measured: with folds, each was in one of them."""
-    rows = [number(test.get("rows")) or 0.0 for test in _tests(record)]
-    if record.result.get("measured_on") == "folds":
-        return sum(rows) / (number(record.config.get("seeds")) or 1.0) or None
+    rows = [test.rows or 0.0 for test in record.result.trainings()]
+    if record.result.measured_on == "folds":
+        return sum(rows) / (formats.number(record.config.get("seeds")) or 1.0) or None
     return rows[0] or None
-
-
-def _tests(record: RunRecord) -> list[Tree]:
-    """The test metrics of every seed or fold of a run, whatever the task."""
-    seeds = [as_tree(seed) for seed in as_list(record.result.get("seeds"))]
-    return [as_tree(seed.get("test", seed)) for seed in seeds] or [as_tree(record.result.get("test"))]
 
 
 def _values(records: Sequence[RunRecord], measure: str) -> list[float]:
     """One a training: of a trial the mean over its folds, or, where there is one trial, each seed within it."""
-    each = [[n for test in _tests(record) if (n := number(test.get(measure))) is not None] for record in records]
+    each = [[n for test in record.result.trainings() if (n := test.number(measure)) is not None] for record in records]
     each = [values for values in each if values]
-    if len(each) == 1 and records[0].result.get("measured_on") != "folds":
+    if len(each) == 1 and records[0].result.measured_on != "folds":
         return each[0]
     return [fmean(values) for values in each]
 
@@ -219,7 +208,7 @@ def _model(variation: Variation, task: str, measure: str, troubles: list[str]) -
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", measure, f"{variation.name}, {task}", troubles),
         texts=next((texts for record in records if (texts := _texts(record))), None),
-        repeated=repeated([test for record in records for test in _tests(record)]),
+        repeated=repeated([test for record in records for test in record.result.trainings()]),
         state=variation.state,
         why=variation.why,
     )
@@ -232,7 +221,7 @@ class _Measured:
     name: str  # of their folder
     of: str  # what their names end in, where other variations have others
     variations: Sequence[Variation]
-    result: Tree  # empty where there is none, or it is damaged
+    result: RunResult  # empty where there is none, or it is damaged
 
 
 def _measured(comparison: Comparison, task: str, troubles: list[str]) -> list[_Measured]:
@@ -248,16 +237,16 @@ def _measured(comparison: Comparison, task: str, troubles: list[str]) -> list[_M
     ]
 
 
-def _result(comparison: Comparison, name: str, who: str, troubles: list[str]) -> Tree:
+def _result(comparison: Comparison, name: str, who: str, troubles: list[str]) -> RunResult:
     if name not in comparison.baselines:
-        return {}
+        return RunResult()
     try:
-        result = read_result(comparison.baselines[name] / "result.json")
+        result = RunResult.read(comparison.baselines[name] / "result.json")
     except UserError as error:
         troubles.append(f"{who}: {str(error).replace(str(comparison.path), '').lstrip('/')}.")
-        return {}
+        return RunResult()
     why = comparison.baselines[name] / "why.txt"
-    if not result and why.is_file():
+    if not result.baselines and why.is_file():
         troubles.append(f"The {who} could not be measured: {why.read_text(encoding='utf-8', errors='replace')}.")
     return result
 
@@ -267,18 +256,15 @@ def _baselines(
 ) -> Iterator[Contender]:
     """Those that were measured for some variations, or of the first of their trials that has any."""
     records = [record for variation in measured.variations for record in variation.records(task)]
-    found: list[tuple[Path, Mapping[str, Tree]]] = []
-    if measured.result:
-        given = as_tree(measured.result.get("baselines", measured.result))
-        kept = {str(name): metrics for name, metrics in given.items() if isinstance(metrics, Mapping)}
-        found.append((comparison.baselines[measured.name], kept))
-    found += [(record.path, record.baselines()) for record in records]
+    found = [(record.path, record.result.baselines) for record in records]
+    if measured.result.baselines:
+        found.insert(0, (comparison.baselines[measured.name], measured.result.baselines))
     path, metrics = next(((path, metrics) for path, metrics in found if metrics), (comparison.path, {}))
     texts = next((texts for record in records if (texts := _texts(record))), None)
     for key, values in metrics.items():
         title = f"{BASELINES.get(key, key)}{measured.of}"
         known = {
-            what: [n] if (n := _mean_of(values.get(what))) is not None else []
+            what: [mean[0]] if (mean := values.spread(what)) is not None else []
             for what in dict.fromkeys([measure, *BESIDE])
         }
         rows = _rows([path], key, measure, f"{title}, {task}", troubles)
@@ -292,10 +278,6 @@ def _baselines(
             texts=texts,
             state="baseline",
         )
-
-
-def _mean_of(value: object) -> float | None:
-    return number(value) if not isinstance(value, Mapping) else number(value.get("mean"))
 
 
 def _rows(runs: Sequence[Path], name: str, measure: str, who: str, troubles: list[str]) -> Rows | None:
@@ -333,11 +315,11 @@ def _largest(files: Sequence[Path]) -> list[Path]:
 
 def _read_answers(file: Path, measure: str, answers: _Answers) -> None:
     rows: list[int] = []
-    said: list[Tree] = []
+    said: list[dict[str, object]] = []
     with file.open(encoding="utf-8", errors="replace") as lines:
         for at, line in enumerate(lines, start=1):
             try:
-                answer = as_tree(json.loads(line))
+                answer = json.loads(line)
                 row, needed = int(answer["row"]), {name: answer[name] for name in ("truth", "predicted")}
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise UserError(f"line {at} of {file.name} has no row, truth and predicted in JSON") from error

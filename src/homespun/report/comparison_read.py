@@ -15,7 +15,8 @@ from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.io.json import read_object
 from homespun.report.formats import number
-from homespun.report.read import RunRecord, Series, Tree, as_list, as_tree, final_losses, read_run
+from homespun.report.read import RunRecord, Series, Tree, as_tree, final_losses, read_run
+from homespun.results import Validation
 
 VERSION = 1
 """Of ``trial.json``; others are shown as trials that cannot be read."""
@@ -225,8 +226,8 @@ def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
         settings={str(stage): _settings(given) for stage, given in as_tree(tree.get("settings")).items()},
         plan=as_tree(tree.get("plan")),
         stages=stages,
-        inference=[row for row in as_list(tree.get("inference")) if isinstance(row, Mapping)],
-        notes=[str(note) for note in as_list(tree.get("notes"))],
+        inference=[row for row in tree.get("inference") or () if isinstance(row, Mapping)],
+        notes=[str(note) for note in tree.get("notes") or ()],
         overhead=number(as_tree(tree.get("overhead")).get("processor_seconds")) or 0.0,
     )
 
@@ -241,10 +242,10 @@ def _record(folder: Path, trial: Path, name: str, told: Tree) -> RunRecord | Non
     return None
 
 
-def _settings(given: Any) -> dict[str, Any]:
+def _settings(given: object) -> dict[str, Any]:
     """``[KEY=VALUE]`` as a mapping; a value is read as in a command."""
     settings: dict[str, Any] = {}
-    for assignment in as_list(given):
+    for assignment in given if isinstance(given, list) else ():
         key, _, value = str(assignment).partition("=")
         try:
             settings[key] = yaml.safe_load(value)
@@ -260,7 +261,8 @@ def average(records: Sequence[RunRecord], name: str) -> RunRecord:
     """
     finals = [final_losses(record) for record in records]
     train, validation = (_means([losses[side] for losses in finals]) for side in (0, 1))
-    result = {**records[0].result, "train": train, "validation": {"loss": validation.get("loss"), "losses": validation}}
+    held_out = Validation(loss=validation.get("loss"), losses=validation)
+    result = records[0].result.model_copy(update={"train": train, "validation": held_out})
     return replace(
         records[0],
         name=name,

@@ -10,13 +10,14 @@ from typing import Any
 
 from homespun.report import formats
 from homespun.report.comparison_plots import Ablation
-from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task, spread
+from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task
 from homespun.report.comparison_read import Comparison, Trial, Variation
 from homespun.report.crossovers import ByLength, Crossover
 from homespun.report.formats import number
 from homespun.report.read import RunRecord, Tree, architecture, final_losses, flatten
 from homespun.report.table import Column, Table
 from homespun.report.tables import side_by_side
+from homespun.results import mean_and_deviation
 
 _PAIR = ("mean", "deviation")
 _PLACES = {"out", "path", "start_from", "name"}  # where a trial stands is no setting of it
@@ -35,7 +36,7 @@ def quality(task: Task) -> Table:
             said = "among the best"
         else:
             said = "below"
-        log_loss = spread(contender.log_loss)
+        log_loss = mean_and_deviation(contender.log_loss)
         rows.append(
             (
                 contender.name,
@@ -47,7 +48,7 @@ def quality(task: Task) -> Table:
                 verdict and verdict.trainings,
                 verdict and verdict.adjusted,
                 *_to_own_baseline(task, contender),
-                *(spread(contender.others.get(other, ())) for other in BESIDE),
+                *(mean_and_deviation(contender.others.get(other, ())) for other in BESIDE),
                 log_loss and log_loss[0],
                 len(contender.values) if contender.kind == "model" and contender.values else None,
                 contender.texts,
@@ -202,8 +203,7 @@ def _flat_trial(trial: Trial) -> dict[str, Any]:
         row |= {f"{name}.{key}": value for key, value in stage.record.summary.items()}
         row |= {f"{name}.train.{key}": value for key, value in train.items()}
         row |= {f"{name}.validation.{key}": value for key, value in validation.items()}
-        tested = flatten({"test": {k: v for k, v in _tree(stage.record, "test").items() if number(v) is not None}})
-        row |= {f"{name}.{key}": value for key, value in tested.items()}
+        row |= {f"{name}.test.{key}": value for key, value in stage.record.result.test.numbers().items()}
     for measured in trial.inference:
         at = formats.text(measured.get("length"))
         row |= {f"inference.{at}.{key}": measured.get(key) for key in ("seconds_per_text", "peak_bytes")}
@@ -212,11 +212,6 @@ def _flat_trial(trial: Trial) -> dict[str, Any]:
         for stage, given in trial.settings.items()
         for key, value in given.items()
     }
-
-
-def _tree(record: RunRecord, key: str) -> Tree:
-    value = record.result.get(key)
-    return value if isinstance(value, Mapping) else {}
 
 
 def inference(variation: Variation, what: str) -> dict[float, list[float]]:
@@ -337,7 +332,7 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
             if key in tree:
                 shared = written[name]
                 rest = ", ".join(f"{words[k]} {shared[k]}" for k in varied if k != key and k in shared)
-                point = spread(values[name])
+                point = mean_and_deviation(values[name])
                 assert point is not None
                 lines.setdefault(rest, []).append((tree[key], *point))
         kept = {rest: _in_order(line) for rest, line in lines.items() if len({repr(v) for v, *_ in line}) > 1}

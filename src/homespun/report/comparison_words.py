@@ -7,12 +7,13 @@ from statistics import fmean
 
 from homespun.report import formats, significance
 from homespun.report.comparison_plots import groups
-from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task, Verdict, spread
+from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task, Verdict
 from homespun.report.comparison_read import STATES, Comparison, Variation
 from homespun.report.formats import number
 from homespun.report.frequencies import beyond_frequencies
 from homespun.report.read import as_tree, final_losses
 from homespun.report.tasks import always_the_same
+from homespun.results import mean_and_deviation
 
 
 def advice(comparison: Comparison, tasks: Sequence[Task], seconds: Mapping[str, float]) -> list[str]:
@@ -127,7 +128,7 @@ def _by_other_measures(task: Task) -> list[str]:
             continue
         (_, highest), (_, ours) = (max(some, key=lambda level: level[0]) for some in (levels, among))
         if highest.name not in names:
-            told = [formats.share_spread(spread(c.others[other])) for c in (highest, ours)]
+            told = [formats.share_spread(mean_and_deviation(c.others[other])) for c in (highest, ours)]
             said.append(
                 f"By {MEASURES[other]}, of which chance was not tested, {highest.name} is the highest: "
                 f"{told[0]}, against {told[1]} of {ours.name}."
@@ -184,9 +185,9 @@ def _by_loss(group: Sequence[Variation], *, alone: bool) -> str:
 
 
 def _loss(values: Sequence[float]) -> str:
-    mean_and_deviation = spread(values)
-    assert mean_and_deviation is not None
-    mean, deviation = mean_and_deviation
+    found = mean_and_deviation(values)
+    assert found is not None
+    mean, deviation = found
     return formats.loss(mean) if deviation is None else f"{formats.loss(mean)}{formats.NB}±{formats.NB}{deviation:.2g}"
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homespun.report import formats
-from homespun.report.formats import number
-from homespun.report.read import Tree, as_list, as_tree
 from homespun.report.table import Column, Table
+from homespun.results import Metrics
 
 
 @dataclass(frozen=True)
@@ -37,13 +36,12 @@ class Confusion:
         return Table(name, "Confusion matrix", columns, rows, "Texts: rows are the truth, columns the prediction.")
 
 
-def confusion(test: Tree) -> Confusion | None:
-    """The confusion matrix in test metrics, where there is a square one."""
-    given = as_tree(test.get("confusion"))
-    labels = [formats.text(label) for label in as_list(given.get("labels"))]
-    counts = [[number(n) or 0.0 for n in as_list(row)] for row in as_list(given.get("counts"))]
-    square = len(counts) == len(labels) and all(len(row) == len(labels) for row in counts)
-    return Confusion(labels, counts) if labels and square else None
+def confusion(test: Metrics) -> Confusion | None:
+    """Confusion matrix in test metrics; None if there is none or it is not square."""
+    matrix = test.confusion
+    if matrix is None or not matrix.is_square:
+        return None
+    return Confusion([formats.text(label) for label in matrix.labels], matrix.counts)
 
 
 def mistakes(found: Confusion, name: str) -> Table | None:

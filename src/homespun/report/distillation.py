@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from homespun.report import formats
-from homespun.report.formats import number
-from homespun.report.read import RunRecord, Tree, as_list, as_tree
+from homespun.report.read import RunRecord
 from homespun.report.table import Column, Table
+from homespun.results import TeacherStudent, Timing
 
 _SHARES = ("accuracy", "macro_f1", "micro_f1", "weighted_f1", "roc_auc", "mlm_accuracy")
 
@@ -19,14 +19,14 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
     Args:
         end: of the name of its file, where there are several runs.
     """
-    told = as_tree(record.result.get("distillation"))
-    if not told:
+    told = record.result.distillation
+    if told is None:
         return []
     rows = [
-        _row("parameters", as_tree(told.get("parameters")), formats.count, _smaller),
-        _row("weights", as_tree(told.get("bytes")), formats.memory, _smaller),
-        *(_speed(as_tree(row)) for row in as_list(told.get("speed"))),
-        *(_quality(str(name), as_tree(pair)) for name, pair in as_tree(told.get("quality")).items()),
+        _row("parameters", told.parameters, formats.count, _smaller),
+        _row("weights", told.bytes, formats.memory, _smaller),
+        *map(_speed, told.speed),
+        *(_quality(name, pair) for name, pair in (told.quality or {}).items()),
     ]
     columns = (
         Column("", numeric=False),
@@ -38,15 +38,15 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
         "Both took turns on the same texts of random tokens. DistilBERT is told of as 40 % smaller, 60 % faster, and "
         "97 % of BERT's quality (Sanh et al. 2019)."
     )
-    if layers := as_list(told.get("layers")):
+    if layers := told.layers:
         note = f"The student began as layers {', '.join(map(str, layers))} of its teacher, counted from 0. {note}"
-    if why := told.get("quality_why"):
+    if why := told.quality_why:
         note = f"{note} Their quality is not compared: {why}."
-    return [Table(f"distillation{end}", f"{record.name}, taught by {told.get('teacher')}", columns, tuple(rows), note)]
+    return [Table(f"distillation{end}", f"{record.name}, taught by {told.teacher}", columns, tuple(rows), note)]
 
 
-def _row(label: str, pair: Tree, write: Any, compare: Any) -> tuple[str, str, str, str]:
-    teacher, student = number(pair.get("teacher")), number(pair.get("student"))
+def _row(label: str, pair: TeacherStudent | None, write: Any, compare: Any) -> tuple[str, str, str, str]:
+    teacher, student = (pair.teacher, pair.student) if pair else (None, None)
     against = compare(teacher, student) if teacher and student is not None else ""
     return label, write(teacher), write(student), against
 
@@ -56,26 +56,30 @@ def _smaller(teacher: float, student: float) -> str:
     return f"{abs(share):.0%} {'smaller' if share >= 0 else 'larger'}"
 
 
-def _speed(row: Tree) -> tuple[str, str, str, str]:
-    size = int(number(row.get("batch_size")) or 1)
-    where = f"{formats.whole(row.get('length'))} tokens"
+def _speed(row: Timing) -> tuple[str, str, str, str]:
+    size, where = row.batch_size, f"{formats.whole(row.length)} tokens"
     if size == 1:
         return _row(f"latency of a text of {where}", row, formats.step_seconds, _faster)
-    rates = {name: 1 / seconds for name in ("teacher", "student") if (seconds := number(row.get(name)))}
+    teacher, student = (1 / seconds if seconds else None for seconds in (row.teacher, row.student))
     label = f"texts a second, {size} of {where} at a time"
-    return _row(label, rates, formats.amount, lambda teacher, student: _faster(student, teacher))
+    return _row(
+        label,
+        TeacherStudent(teacher=teacher, student=student),
+        formats.amount,
+        lambda teacher, student: _faster(student, teacher),
+    )
 
 
 def _faster(teacher: float, student: float) -> str:
     return f"{teacher / student:.2f} times as fast" if student else ""
 
 
-def _quality(name: str, pair: Tree) -> tuple[str, str, str, str]:
+def _quality(name: str, pair: TeacherStudent) -> tuple[str, str, str, str]:
     if name in _SHARES:
         row = _row(name.replace("_", " "), pair, formats.percent, lambda t, s: f"{s / t:.1%} kept")
     else:
         row = _row(name.replace("_", " "), pair, formats.loss, lambda t, s: f"{s - t:+.3f}")
-    if (deviation := number(pair.get("std"))) is None:
+    if (deviation := pair.std) is None:
         return row
     label, teacher, student, against = row
     return label, teacher, f"{student} ± {(100 * deviation if name in _SHARES else deviation):.2g}", against
@@ -83,6 +87,6 @@ def _quality(name: str, pair: Tree) -> tuple[str, str, str, str]:
 
 def distillations(records: Sequence[RunRecord]) -> list[Table]:
     """The tables of all runs that had a teacher."""
-    taught = [record for record in records if as_tree(record.result.get("distillation"))]
+    taught = [record for record in records if record.result.distillation]
     ends = [""] if len(taught) == 1 else [f"-{number}" for number in range(1, len(taught) + 1)]
     return [table for record, end in zip(taught, ends, strict=True) for table in distillation(record, end)]

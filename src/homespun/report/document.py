@@ -219,7 +219,7 @@ def _curves(records: Sequence[RunRecord]) -> list[Content]:
 
 def _classes(records: Sequence[RunRecord]) -> list[Content]:
     """Confusion matrix, mistakes and classes of each tested run; those after the best one are folded."""
-    naming = [record for record in records if record.tests() and "per_class" in record.tests()[0]]
+    naming = [record for record in records if record.tests() and record.tests()[0].per_class]
     tested = sorted(naming, key=lambda r: -(tables.accuracy(r) or 0.0))
     contents: list[Content] = []
     for rank, record in enumerate(tested):
@@ -265,7 +265,7 @@ def _how_sure(records: Sequence[RunRecord]) -> list[Content]:
 
 
 def _lengths(records: Sequence[RunRecord]) -> list[Content]:
-    found = [(record, record.result.get("lengths")) for record in records]
+    found = [(record, record.result.lengths) for record in records]
     distinct = [(r, value) for i, (r, value) in enumerate(found) if value and value not in [v for _, v in found[:i]]]
     contents: list[Content] = []
     for number, (record, _) in enumerate(distinct, start=1):
@@ -279,13 +279,13 @@ def _exports(records: Sequence[RunRecord]) -> list[Content]:
     """What each run left for transformers, or why it could not."""
     contents: list[Content] = []
     for record in records:
-        export = record.result.get("export")
-        if not export:
+        export = record.result.export
+        if export is None:
             continue
-        if export["folder"]:
-            told = [f"hf/ of {record.name} is a {export['architecture']} of transformers", *export["notes"]]
+        if export.folder:
+            told = [f"hf/ of {record.name} is a {export.architecture} of transformers", *export.notes]
         else:
-            told = [f"{record.name}: {export['notes'][0]}", *export["notes"][1:]]
+            told = [f"{record.name}: {export.notes[0]}", *export.notes[1:]]
         contents.append(Words(". ".join(told) + "."))
     return contents
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homespun.report import formats
-from homespun.report.formats import number
 from homespun.report.plots import CARD, INK, PALETTE, End, Plot, label_ends, render, style
-from homespun.report.read import RunRecord, Tree, as_list, as_tree
+from homespun.report.read import RunRecord
 from homespun.report.table import Column, Table
+from homespun.results import Calibration
 
 _HEIGHT = 3.6  # inches
 
@@ -20,16 +20,16 @@ def notices(records: Sequence[RunRecord]) -> list[str]:
 
 
 def _overlap(record: RunRecord) -> str:
-    found = as_tree(record.result.get("overlap"))
-    near, rows = number(found.get("near")), number(found.get("rows"))
-    if not near or not rows:
+    found = record.result.overlap
+    if found is None or not found.near or not found.rows:
         return ""
+    near, rows = found.near, found.rows
     told = (
         f"{formats.whole(near)} of the {formats.whole(rows)} examples that {record.name} was measured on "
         f"({formats.percent(near / rows)}) are in its training examples too, or nearly"
-        f" ({formats.whole(found.get('same'))} word for word)"
+        f" ({formats.whole(found.same)} word for word)"
     )
-    everything, unseen = number(found.get("all")), number(found.get("unseen"))
+    everything, unseen = found.all, found.unseen
     if everything is None or unseen is None:
         return f"{told}: its figures may be better than those of new examples."
     better = "are better than those of new examples" if everything > unseen else "are no better for it"
@@ -39,24 +39,23 @@ def _overlap(record: RunRecord) -> str:
 
 def overlap_table(record: RunRecord, name: str) -> Table | None:
     """A few of them, each beside the training example that it is like."""
-    pairs = [as_tree(pair) for pair in as_list(as_tree(record.result.get("overlap")).get("pairs"))]
+    pairs = record.result.overlap.pairs if record.result.overlap else []
     columns = (
         Column("row", formats.whole),
         Column("measured", numeric=False),
         Column("in the training", numeric=False),
         Column("alike", formats.percent),
     )
-    rows = tuple((pair.get("row"), pair.get("text"), pair.get("training"), pair.get("similarity")) for pair in pairs)
+    rows = tuple((pair.row, pair.text, pair.training, pair.similarity) for pair in pairs)
     note = "Alike: of their five words in a row, the share that both have."
     return Table(name, f"In the training of {record.name} too", columns, rows, note) if rows else None
 
 
-def _calibration(record: RunRecord) -> dict[str, Tree]:
+def _calibration(record: RunRecord) -> Calibration | None:
     """Of the training whose model was kept, as ``tuning`` is; a result that does not tell it has one training."""
     tests = record.tests()
-    given = as_tree(tests[0].get("calibration")) if len(tests) == 1 else as_tree(record.result.get("calibration"))
-    found = {name: as_tree(given.get(name)) for name in ("before", "after")}
-    return found if all(number(part.get("ece")) is not None for part in found.values()) else {}
+    found = tests[0].calibration if len(tests) == 1 else record.result.calibration
+    return found if found and found.before.ece is not None and found.after.ece is not None else None
 
 
 def tuning_table(record: RunRecord, name: str) -> Table | None:
@@ -64,37 +63,35 @@ def tuning_table(record: RunRecord, name: str) -> Table | None:
     found = _calibration(record)
     if not found:
         return None
-    tuning = as_tree(record.result.get("tuning"))
-    temperature = number(tuning.get("temperature"))
-    labels = [("as trained", found["before"], 1.0)]
+    temperature, why = record.result.tuning.temperature, record.result.tuning.temperature_why
+    labels = [("as trained", found.before, 1.0)]
     if temperature is not None and temperature != 1.0:
-        labels.append(("with a temperature", found["after"], temperature))
+        labels.append(("with a temperature", found.after, temperature))
     columns = (
         Column("logits", numeric=False),
         Column("temperature", formats.share),
         Column("calibration error", formats.percent),
         Column("log loss", formats.loss),
     )
-    rows = tuple((words, divided, part.get("ece"), part.get("log_loss")) for words, part, divided in labels)
+    rows = tuple((words, divided, part.ece, part.log_loss) for words, part, divided in labels)
     note = "Calibration error: the mean distance between how sure it says it is and how often it is right (15 bins)."
-    why = tuning.get("temperature_why")
     return Table(name, f"How sure {record.name} is", columns, rows, f"{note} {_sentence(why)}" if why else note)
 
 
 def thresholds_table(record: RunRecord, name: str) -> Table | None:
     """From which probability on a text has a label, as found on the validation examples."""
-    tuning = as_tree(record.result.get("tuning"))
-    thresholds = [number(value) for value in as_list(tuning.get("thresholds"))]
+    tuning = record.result.tuning
+    thresholds = tuning.thresholds
     if not thresholds:
         return None
-    labels = [formats.text(label) for label in as_list(record.result.get("labels"))]
-    measure = formats.text(tuning.get("thresholds_for"))
-    told = [number(tuning.get(key)) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
+    labels = [formats.text(label) for label in record.result.labels or ()]
+    measure = formats.text(tuning.thresholds_for)
+    told = [tuning.number(key) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
     note = (
         f"{measure.replace('_', ' ').replace('f1', 'F1')} of the validation examples: {formats.share(told[0])} from "
         f"one half on, {formats.share(told[1])} so; on examples that they were not found on, {formats.share(told[2])}."
     )
-    if why := tuning.get("thresholds_why"):
+    if why := tuning.thresholds_why:
         note += f" {_sentence(why)}"
     one = len(set(thresholds)) == 1
     rows = (("all", thresholds[0]),) if one else tuple(zip(labels, thresholds, strict=False))
@@ -114,17 +111,16 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
         return None
     from matplotlib.figure import Figure
 
-    drawn = [("as trained", found["before"], PALETTE[1])]
-    if found["after"].get("ece") != found["before"].get("ece"):
-        drawn.append(("with a temperature", found["after"], PALETTE[0]))
+    drawn = [("as trained", found.before, PALETTE[1])]
+    if found.after.ece != found.before.ece:
+        drawn.append(("with a temperature", found.after, PALETTE[0]))
     with style():
         figure = Figure(figsize=(4.7, _HEIGHT), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
         ends = [End(1.0, "as sure as right", INK, ":")]
         for label, part, colour in drawn:
-            bins = [as_tree(one) for one in as_list(part.get("bins"))]
-            points = [(number(b.get("confidence")), number(b.get("right")), number(b.get("count"))) for b in bins]
+            points = [(b.confidence, b.right, b.count) for b in part.bins]
             known = [(x, y, n) for x, y, n in points if x is not None and y is not None and n]
             if not known:
                 continue
@@ -145,7 +141,7 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
 
 def most_wrong_table(record: RunRecord, name: str) -> Table | None:
     """The examples with the greatest loss, or the lowest score."""
-    wrong = [as_tree(one) for one in as_list(record.result.get("most_wrong"))]
+    wrong = record.result.most_wrong
     if not wrong:
         return None
     columns = (
@@ -156,10 +152,7 @@ def most_wrong_table(record: RunRecord, name: str) -> Table | None:
         Column("loss", formats.loss),
         Column("score", formats.share),
     )
-    rows = tuple(
-        (one.get("row"), one.get("text"), one.get("truth"), one.get("predicted"), one.get("loss"), one.get("score"))
-        for one in wrong
-    )
+    rows = tuple((one.row, one.text, one.truth, one.predicted, one.loss, one.score) for one in wrong)
     note = "Read these first: a part of them is mostly labels that are wrong. Rows count from 0."
     return Table(name, f"{record.name} is most wrong about these", columns, rows, note).without_empty_columns()
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from homespun.report import formats
-from homespun.report.formats import number
-from homespun.report.read import RunRecord, as_tree, final_losses
+from homespun.report.read import RunRecord, final_losses
 
 _ALIKE = 0.97  # of the loss of the guess: what the subject of a text gives away lies above it
 _HARDLY = 0.01  # of the replaced tokens
@@ -28,7 +27,7 @@ def beyond_frequencies(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
             pairs = [
                 (loss, guess)
                 for record in records
-                if (guess := number(as_tree(record.result.get("frequencies")).get(term))) is not None
+                if (guess := record.result.frequencies.get(term)) is not None
                 and (loss := final_losses(record)[1].get(term)) is not None
             ]
             if pairs:

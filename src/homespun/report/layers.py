@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homespun.report import formats
-from homespun.report.formats import number
-from homespun.report.read import RunRecord, as_list, as_tree
+from homespun.report.read import RunRecord
 from homespun.report.table import Column, Table
 
 
 def layers_read(records: Sequence[RunRecord]) -> Table | None:
     """A row a run that reads a mix: the weight of what enters the layers and of each of them, and gamma."""
-    told = [(record.name, as_tree(record.result.get("layers"))) for record in records]
-    mixed = [(name, as_list(tree.get("weights")), number(tree.get("gamma"))) for name, tree in told if tree]
+    mixed = [(record.name, mix.weights, mix.gamma) for record in records if (mix := record.result.layers)]
     if not mixed:
         return None
     most = max(len(weights) for _, weights, _ in mixed)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from homespun.report.formats import number
-from homespun.report.read import Tree
 
 
-def scores(lines: Sequence[Tree], measure: str) -> list[float | None]:
+def scores(lines: Sequence[Mapping[str, object]], measure: str) -> list[float | None]:
     """(lines,) what the ``measure`` is the mean of, which a line has under its name; 1 or 0 for ``accuracy`` where all
     lines are right or wrong and no more.
 

@@ -15,11 +15,10 @@ from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.io.json import read_optional
 from homespun.report.formats import number
+from homespun.results import Metrics, RunResult
 
 Tree = Mapping[str, Any]
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
-RESULT_VERSION = 1
-"""Of ``result.json``; one that does not say is of before there were versions, and is read as of this one."""
 
 
 @dataclass
@@ -58,7 +57,7 @@ class RunRecord:
     name: str
     config: Tree
     environment: Tree
-    result: Tree
+    result: RunResult
     train: dict[str, Series]
     validation: dict[str, Series]
     learning_rate: Series
@@ -66,32 +65,26 @@ class RunRecord:
     trial: str | None  # of which of several trainings the metrics are; None: there is one
     end: str | None  # the reason in the last `end` event; None where there is none
 
-    def tests(self) -> list[Tree]:
-        """The test metrics of every seed or fold; of the only one where there is one; none of a pretraining run."""
-        seeds = [as_tree(seed) for seed in as_list(self.result.get("seeds"))]
-        tests = [as_tree(seed.get("test", seed)) for seed in seeds] or [as_tree(self.result.get("test"))]
-        return [test for test in tests if number(test.get(self.measures[0])) is not None]
+    def tests(self) -> list[Metrics]:
+        """Test metrics of every seed or fold, or of the single training; empty for a pretraining run."""
+        return [test for test in self.result.trainings() if test.number(self.measures[0]) is not None]
 
     @property
     def measures(self) -> list[str]:
         """The test metrics to show, by which the first models are compared."""
-        return [str(name) for name in as_list(self.result.get("measures"))] or ["accuracy"]
+        return self.result.measures or ["accuracy"]
 
     @property
     def names_classes(self) -> bool:
         """Whether it was fine-tuned to name the class of a text; words that are tagged are no texts."""
-        return self.measures[0] == "accuracy" and self.result.get("task", "classification") == "classification"
+        return self.measures[0] == "accuracy" and self.result.task == "classification"
 
     def test_rows(self) -> float | None:
         """On how many texts the metrics were taken: with folds, each text was in one of them."""
-        rows = [number(test.get("rows")) or 0.0 for test in self.tests()]
-        if self.result.get("measured_on") == "folds":
+        rows = [test.rows or 0.0 for test in self.tests()]
+        if self.result.measured_on == "folds":
             return sum(rows) / (number(self.config.get("seeds")) or 1.0) or None
         return rows[0] if rows and rows[0] > 0 else None
-
-    def baselines(self) -> dict[str, Tree]:
-        """Test metrics of the baselines by name."""
-        return {str(k): v for k, v in as_tree(self.result.get("baselines")).items() if isinstance(v, Mapping)}
 
     @property
     def trouble(self) -> str | None:
@@ -102,7 +95,7 @@ class RunRecord:
             return f"was interrupted{at}; the numbers are those it had reached"
         if self.end == "not_finite":
             return f"stopped{at} because its loss was no longer a finite number"
-        if self.end is None and not self.result:
+        if self.end is None and not self.result.model_fields_set:
             return f"did not finish{at}: it is still running, or was stopped from outside"
         return None
 
@@ -110,11 +103,6 @@ class RunRecord:
 def as_tree(value: object) -> Tree:
     """``value`` where it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
-
-
-def as_list(value: object) -> list[Any]:
-    """``value`` where it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
@@ -147,10 +135,10 @@ def read_run(path: Path) -> RunRecord:
     if not any((path / name).is_file() for name in FILES):
         state = "has none of a run's files" if path.is_dir() else "is not a folder"
         raise UserError(f"{path} {state}; a run directory holds {', '.join(FILES)}")
-    result = read_result(path / "result.json")
+    result = RunResult.read(path / "result.json")
     record = RunRecord(
         path=path,
-        name=str(result.get("name") or path.resolve().name),
+        name=result.name or path.resolve().name,
         config=read_yaml(path / "config.yaml") if (path / "config.yaml").is_file() else {},
         environment=read_optional(path / "environment.json"),
         result=result,
@@ -167,22 +155,6 @@ def read_run(path: Path) -> RunRecord:
         record.trial = metrics.parent.name
     _read_metrics(record, metrics)
     return record
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A ``result.json`` without its version, an empty one where there is no file.
-
-    Raises:
-        UserError: it is damaged, or of another version.
-    """
-    result = read_optional(path)
-    version = result.pop("version", RESULT_VERSION)
-    if version != RESULT_VERSION:
-        raise UserError(
-            f"{path} is of version {version!r}, and this homespun reads {RESULT_VERSION}; use the homespun that wrote "
-            f"it, or run it again"
-        )
-    return result
 
 
 def _events(path: Path) -> Iterator[Tree]:
@@ -237,7 +209,7 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
     }
     if (total := known["tokens"]) and (elapsed := known["seconds"]):
         known["tokens_per_second"] = total / elapsed
-    record.summary = {**known, **_numbers(record.result)}
+    record.summary = {**known, **record.result.numbers()}
 
 
 def _add_losses(curves: dict[str, Series], event: Tree, step: float, seconds: float, seen: float) -> None:
@@ -278,13 +250,13 @@ def final_losses(record: RunRecord) -> tuple[dict[str, float], dict[str, float]]
     ``loss`` for the whole. The result file's are taken where it has them."""
     train = {term: fmean(s.values[-max(1, len(s.values) // 10) :]) for term, s in record.train.items() if s.values}
     validation = {term: s.values[-1] for term, s in record.validation.items() if s.values}
-    told = as_tree(record.result.get("validation"))
-    given = {**as_tree(told.get("losses")), "loss": told.get("loss")}
-    return train | _numbers(as_tree(record.result.get("train"))), validation | _numbers(given)
+    held_out = record.result.validation
+    given = {**held_out.losses, "loss": held_out.loss}
+    return train | _known(record.result.train), validation | _known(given)
 
 
-def _numbers(tree: Tree) -> dict[str, float]:
-    return {str(key): known for key, value in tree.items() if (known := number(value)) is not None}
+def _known(losses: Mapping[str, float | None]) -> dict[str, float]:
+    return {term: known for term, value in losses.items() if (known := number(value)) is not None}
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
@@ -303,13 +275,11 @@ def config_text(record: RunRecord) -> str:
 
 def architecture(record: RunRecord) -> str | None:
     """The model in a few words from the config: ``3 layers × 128, 2 heads``, and what differs from plain BERT."""
-    told = record.result.get("architecture")
-    if isinstance(told, str) and told:
-        return told
+    if record.result.architecture:
+        return record.result.architecture
     backbone = _find(record.config, "num_hidden_layers")
     if backbone is None:
-        start = record.result.get("start_from")
-        return f"from {start}" if isinstance(start, str) else None
+        return f"from {record.result.start_from}" if record.result.start_from else None
     cell = backbone.get("cell")
     layers = "layers" if cell is None else f"{str(cell).upper()} layers"
     words = [f"{backbone.get('num_hidden_layers')} {layers} × {backbone.get('hidden_size')}"]

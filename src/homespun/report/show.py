@@ -62,6 +62,7 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     """The metrics of one evaluation: the whole, by class, and the confusion matrix in percent."""
     from homespun.report.confusion import confusion
     from homespun.report.tasks import title
+    from homespun.results import Metrics
 
     rows: list[tuple[Any, ...]] = [(title(k), f"{v:.4f}") for k, v in metrics.items() if isinstance(v, float)]
     rows.append(("texts", formats.whole(metrics.get("rows"))))
@@ -85,7 +86,7 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     body = tuple((name, *(values.get(key) for key in keys)) for name, values in classes.items())
     if body:
         tables.append(Table("per_class", "Per class", per_class, body))
-    found = confusion(metrics)
+    found = confusion(Metrics.model_validate(dict(metrics)))
     if found is not None:
         tables.append(found.table("confusion"))
     print_tables(*tables)

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homespun.report import formats, tasks
-from homespun.report.formats import number
 from homespun.report.frequencies import beyond_frequencies
-from homespun.report.read import RunRecord, Tree, as_tree, final_losses, pretraining_quantity
+from homespun.report.read import RunRecord, as_tree, final_losses, pretraining_quantity
 from homespun.report.significance import difference_interval
-from homespun.report.tables import mean_and_deviation
+from homespun.results import Metrics, over_trainings
 
 _SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
 
 
 def summary(records: Sequence[RunRecord]) -> list[str]:
     """The sentences, a paragraph each: pretraining, then every fine-tuned model with its verdict."""
-    pretrained = [record for record in records if not record.tests() and not record.baselines()]
+    pretrained = [record for record in records if not record.tests() and not record.result.baselines]
     paragraphs = [_pretraining(pretrained)] if pretrained else []
     paragraphs += [_finetuning(record) for record in records if record not in pretrained]
-    return [*paragraphs, *(_begun(record) for record in records if record.result.get("vectors"))]
+    return [*paragraphs, *(_begun(record) for record in records if record.result.vectors)]
 
 
 def troubles(records: Sequence[RunRecord]) -> list[str]:
@@ -47,9 +46,9 @@ def _pretraining(records: Sequence[RunRecord]) -> str:
 
 
 def _begun(record: RunRecord) -> str:
-    told = as_tree(record.result.get("vectors"))
-    found, tokens = (formats.whole(number(told.get(key))) for key in ("found", "tokens"))
-    source = formats.text(told.get("source"))
+    vectors = record.result.vectors
+    assert vectors is not None
+    found, tokens, source = formats.whole(vectors.found), formats.whole(vectors.tokens), formats.text(vectors.source)
     return (
         f"The embeddings of {record.name} began with the word vectors of {source}: {found} of {tokens} tokens had one."
     )
@@ -59,12 +58,12 @@ def _finetuning(record: RunRecord) -> str:
     if not record.names_classes:
         return " ".join(tasks.sentences(record, _circumstances([record])))
     tests = record.tests()
-    classes = len(as_tree(tests[0].get("per_class"))) if tests else 0
+    classes = len(tests[0].per_class) if tests else 0
     told = f"{classes} classes" if classes else "classes"
     sentences = [f"{record.name} was fine-tuned to tell {told} apart{_circumstances([record])}."]
     accuracy, f1, rows = (
-        mean_and_deviation(tests, "accuracy"),
-        mean_and_deviation(tests, "macro_f1"),
+        over_trainings(tests, "accuracy"),
+        over_trainings(tests, "macro_f1"),
         record.test_rows(),
     )
     if accuracy is None:
@@ -75,31 +74,31 @@ def _finetuning(record: RunRecord) -> str:
     if len(tests) > 1:
         result += f", the mean of {len(tests)} trainings"
     sentences.append(f"{result}.")
-    if record.result.get("measured_on") == "validation":
+    if record.result.measured_on == "validation":
         sentences.append("These are the validation texts, which also chose the checkpoint: an independent test is due.")
     sentences += [
         f"It {verdict(tests, baseline, _SENTENCE.get(name, name), rows=rows)}."
-        for name, baseline in sorted(record.baselines().items(), key=lambda item: item[0] == "majority")
-        if mean_and_deviation([baseline], "accuracy")
+        for name, baseline in sorted(record.result.baselines.items(), key=lambda item: item[0] == "majority")
+        if over_trainings([baseline], "accuracy")
     ]
-    cut = number(record.result.get("truncated"))
+    cut = record.result.number("truncated")
     if cut:
         sentences.append(f"Texts longer than the model reads, which were cut: {formats.whole(cut)}.")
-    if one_sided := number(record.result.get("one_sided")):
+    if one_sided := record.result.number("one_sided"):
         sentences.append(f"Pairs with an empty side, from which nothing was learned: {formats.whole(one_sided)}.")
-    chunked = number(record.result.get("chunked"))
+    chunked = record.result.number("chunked")
     if chunked:
         sentences.append(f"Texts read in chunks: {formats.whole(chunked)}.")
     return " ".join(sentences)
 
 
-def verdict(tests: Sequence[Tree], baseline: Tree, name: str, *, rows: float | None) -> str:
+def verdict(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: float | None) -> str:
     """Whether a model beat a baseline, as the end of a sentence that begins with ``It``.
 
     ``beat``, with the difference in points of accuracy; ``did not beat``; and in both cases whether the difference is
     within what the choice of test texts does by chance (95 %).
     """
-    accuracy, reference = mean_and_deviation(tests, "accuracy"), mean_and_deviation([baseline], "accuracy")
+    accuracy, reference = over_trainings(tests, "accuracy"), over_trainings([baseline], "accuracy")
     if accuracy is None or reference is None:
         return f"cannot be compared with {name}"
     other = reference[0]
@@ -119,7 +118,7 @@ def verdict(tests: Sequence[Tree], baseline: Tree, name: str, *, rows: float | N
             f", but with {formats.whole(rows)} test texts that is within noise (95 % interval of the difference: "
             f"{formats.points(low)} to {formats.points(high)} points)"
         )
-    below = sum((number(test.get("accuracy")) or 0.0) <= other for test in tests)
+    below = sum((test.number("accuracy") or 0.0) <= other for test in tests)
     if gain > 0 and below:
         words += f"; {below} of its {len(tests)} trainings did not"
     return words
@@ -143,10 +142,10 @@ def _data(record: RunRecord) -> str | None:
     path = data.get("corpus") or data.get("train")
     if not path or not isinstance(path, (str, list)):
         return None
-    corpus = as_tree(record.result.get("corpus"))
-    if (documents := number(corpus.get("documents"))) is None:
+    corpus = record.result.corpus
+    if corpus is None or corpus.documents is None:
         return formats.text(path)
-    size = f"{formats.whole(documents)} documents, {formats.count(corpus.get('tokens'))} tokens"
+    size = f"{formats.whole(corpus.documents)} documents, {formats.count(corpus.tokens)} tokens"
     return f"{formats.text(path)} ({size})"
 
 
@@ -156,6 +155,6 @@ def _budget(record: RunRecord) -> str | None:
     parts = [
         write(value) if key == "time" else f"{write(value)} {key if value != 1 else key[:-1]}"
         for key, write in written.items()
-        if (value := number(budget.get(key))) is not None
+        if (value := formats.number(budget.get(key))) is not None
     ]
     return " and ".join(parts) or None

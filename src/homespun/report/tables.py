@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean, stdev
 from typing import Any
 
 from homespun.report import formats
-from homespun.report.formats import number
 from homespun.report.read import (
     RunRecord,
-    Tree,
     architecture,
-    as_list,
-    as_tree,
     comparable,
     final_losses,
     flatten,
@@ -22,6 +17,7 @@ from homespun.report.read import (
 )
 from homespun.report.significance import wilson_interval
 from homespun.report.table import Column, Table
+from homespun.results import Metrics, over_trainings
 
 BASELINES = {"majority": "majority class", "tfidf": "TF-IDF + linear"}
 """Names of baselines as people read them; others keep their own."""
@@ -29,32 +25,21 @@ CLASSES = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 """The metrics of those who name classes; what others are measured by is in `homespun.report.tasks`."""
 
 
-def mean_and_deviation(tests: Sequence[Tree], metric: str) -> tuple[float, float | None] | None:
-    """Mean and sample deviation of a metric over seeds or folds; the deviation is ``None`` for one.
-
-    The metrics of a baseline over folds come summed up already, as ``{mean, std}``.
-    """
-    if len(tests) == 1 and (mean := number(as_tree(tests[0].get(metric)).get("mean"))) is not None:
-        return mean, number(as_tree(tests[0][metric]).get("std"))
-    values = [known for test in tests if (known := number(test.get(metric))) is not None]
-    return (fmean(values), stdev(values) if len(values) > 1 else None) if values else None
-
-
 def accuracy(record: RunRecord) -> float | None:
     """The test accuracy of a run, the mean over its seeds."""
-    found = mean_and_deviation(record.tests(), "accuracy")
+    found = over_trainings(record.tests(), "accuracy")
     return found and found[0]
 
 
-def distinct_baselines(records: Sequence[RunRecord]) -> dict[str, tuple[Tree, float | None]]:
+def distinct_baselines(records: Sequence[RunRecord]) -> dict[str, tuple[Metrics, float | None]]:
     """Metrics of the baselines and on how many texts, by the name to show; the same one in several runs once, and those
     that differ with their run's name."""
-    shown: dict[str, tuple[Tree, float | None]] = {}
+    shown: dict[str, tuple[Metrics, float | None]] = {}
     for record in records:
-        for key, metrics in record.baselines().items():
-            name, rows = BASELINES.get(key, key), number(metrics.get("rows")) or record.test_rows()
+        for key, metrics in record.result.baselines.items():
+            name, rows = BASELINES.get(key, key), metrics.rows or record.test_rows()
             known, _ = shown.setdefault(name, (metrics, rows))
-            if any(known.get(metric) != metrics.get(metric) for metric in ("accuracy", "macro_f1", "rows")):
+            if any(known.spread(metric) != metrics.spread(metric) for metric in ("accuracy", "macro_f1", "rows")):
                 shown[f"{name} ({record.name})"] = metrics, rows
     return shown
 
@@ -85,14 +70,14 @@ def results(records: Sequence[RunRecord]) -> Table | None:
     return Table("results", "On the test texts", columns, tuple(rows), note).without_empty_columns()
 
 
-def _result(name: str, tests: Sequence[Tree], rows: float | None, trainings: int | None) -> tuple[Any, ...]:
-    accuracy = mean_and_deviation(tests, "accuracy")
-    log_loss, area = mean_and_deviation(tests, "log_loss"), mean_and_deviation(tests, "roc_auc")
+def _result(name: str, tests: Sequence[Metrics], rows: float | None, trainings: int | None) -> tuple[Any, ...]:
+    accuracy = over_trainings(tests, "accuracy")
+    log_loss, area = over_trainings(tests, "log_loss"), over_trainings(tests, "roc_auc")
     return (
         name,
         accuracy,
         wilson_interval(accuracy[0], rows) if accuracy and rows else None,
-        mean_and_deviation(tests, "macro_f1"),
+        over_trainings(tests, "macro_f1"),
         log_loss and log_loss[0],
         area and area[0],
         trainings,
@@ -165,10 +150,9 @@ def words(term: str) -> str:
 def per_class(record: RunRecord, name: str) -> Table | None:
     """Precision, recall and F1 of each class in the first test, beside the F1 of TF-IDF."""
     tests = record.tests()
-    classes = as_tree(tests[0].get("per_class")) if tests else {}
-    if not classes:
+    if not tests or not tests[0].per_class:
         return None
-    other = as_tree(record.baselines().get("tfidf", {}).get("per_class"))
+    tfidf = record.result.baselines.get("tfidf", Metrics()).per_class
     columns = (
         Column("class", numeric=False),
         Column("precision", formats.share),
@@ -177,23 +161,16 @@ def per_class(record: RunRecord, name: str) -> Table | None:
         Column("F1 of TF-IDF + linear", formats.share),
         Column("test texts", formats.whole),
     )
-    keys = ("precision", "recall", "f1")
     rows = tuple(
-        (
-            str(label),
-            *(number(as_tree(metrics).get(key)) for key in keys),
-            number(as_tree(other.get(label)).get("f1")),
-            number(as_tree(metrics).get("support")),
-        )
-        for label, metrics in classes.items()
+        (label, found.precision, found.recall, found.f1, tfidf[label].f1 if label in tfidf else None, found.support)
+        for label, found in tests[0].per_class.items()
     )
     return Table(name, "Per class", columns, rows).without_empty_columns()
 
 
 def lengths(record: RunRecord, name: str) -> Table | None:
-    """Statistics of lengths, where the result gives them: a list of rows, or nested mappings of split and class."""
-    given = record.result.get("lengths")
-    rows = [row for row in as_list(given) if isinstance(row, Mapping)] or _nested(as_tree(given), ())
+    """Statistics of lengths by split and class."""
+    rows = record.result.lengths
     titles = list(dict.fromkeys(str(key) for row in rows for key, value in row.items() if not _is_bulk(value)))
     if not rows or not titles:
         return None
@@ -207,12 +184,6 @@ def lengths(record: RunRecord, name: str) -> Table | None:
 
 def _is_bulk(value: object) -> bool:
     return isinstance(value, (list, Mapping))
-
-
-def _nested(tree: Tree, place: tuple[str, ...]) -> list[dict[str, Any]]:
-    if any(number(value) is not None for value in tree.values()):
-        return [{**({"of": " / ".join(place)} if place else {}), **tree}]
-    return [row for key, child in tree.items() for row in _nested(as_tree(child), (*place, str(key)))]
 
 
 def differences(records: Sequence[RunRecord]) -> list[Table]:
@@ -244,7 +215,7 @@ def environment(records: Sequence[RunRecord]) -> Table | None:
     return Table("environment", "Machine and versions", columns, tuple(rows))
 
 
-def side_by_side(trees: Sequence[Tree]) -> list[tuple[Any, ...]]:
+def side_by_side(trees: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     """A row for every dotted key that some tree has: the key, and its value in each."""
     flat = [flatten(tree) for tree in trees]
     keys = dict.fromkeys(key for tree in flat for key in tree)

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from homespun.report import formats
-from homespun.report.formats import number
 from homespun.report.plots import CARD, PALETTE, End, Plot, label_ends, render, style
 from homespun.report.predictions import scores
-from homespun.report.read import RunRecord, Tree, as_list, as_tree
+from homespun.report.read import RunRecord
 from homespun.report.significance import bootstrap_interval
 from homespun.report.table import Column, Table
-from homespun.report.tables import BASELINES, mean_and_deviation
+from homespun.report.tables import BASELINES
+from homespun.results import CurvePoint, Metrics, Spread, over_trainings
 
 NAMES = {
     "rouge1": "ROUGE-1",
@@ -69,12 +69,12 @@ def _results(measures: Sequence[str], records: Sequence[RunRecord], name: str) -
     for record in records:
         tests = record.tests()
         rows.append((record.name, *_values(tests, measures), len(tests), record.test_rows()))
-        for part, metrics in as_tree(tests[0].get("by_set")).items():
-            rows.append((f"{record.name}: {part}", *_values([metrics], measures), len(tests), metrics.get("rows")))
-        for baseline, metrics in record.baselines().items():
+        for part, metrics in tests[0].by_set.items():
+            rows.append((f"{record.name}: {part}", *_values([metrics], measures), len(tests), metrics.rows))
+        for baseline, metrics in record.result.baselines.items():
             line = BASELINES.get(baseline, baseline)
             shown = line if len(records) == 1 else f"{line} ({record.name})"
-            rows.append((shown, *_values([metrics], measures), None, metrics.get("rows")))
+            rows.append((shown, *_values([metrics], measures), None, metrics.rows))
     columns = (
         Column("model", numeric=False),
         *(Column(title(measure), formats.share_spread, parts=("mean", "deviation")) for measure in measures),
@@ -86,16 +86,16 @@ def _results(measures: Sequence[str], records: Sequence[RunRecord], name: str) -
     return Table(name, "On the test examples", columns, tuple(rows), note).without_empty_columns()
 
 
-def _values(tests: Sequence[Tree], measures: Sequence[str]) -> list[Any]:
-    words = mean_and_deviation(tests, "words")
-    return [*(mean_and_deviation(tests, measure) for measure in measures), words and words[0]]
+def _values(tests: Sequence[Metrics], measures: Sequence[str]) -> list[Any]:
+    words = over_trainings(tests, "words")
+    return [*(over_trainings(tests, measure) for measure in measures), words and words[0]]
 
 
 def sentences(record: RunRecord, circumstances: str) -> list[str]:
     """What was learned, how good it is, and whether it beat each baseline."""
     tests, measures, rows = record.tests(), record.measures, record.test_rows()
     told = [f"{record.name} was fine-tuned to {_purpose(record)}{circumstances}."]
-    main, *rest = (mean_and_deviation(tests, measure) for measure in measures)
+    main, *rest = (over_trainings(tests, measure) for measure in measures)
     if main is None:
         return [*told, "It was not tested."]
     beside = [f"{title(m)} {formats.share(v[0])}" for m, v in zip(measures[1:], rest, strict=True) if v is not None]
@@ -105,12 +105,12 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
     told.append(f"Its {title(measures[0])} on {on} is {formats.share(main[0])}{told_too}{several}.")
     if same := always_the_same({record.name: repeated(tests)}):
         told.append(same)
-    if record.result.get("measured_on") == "validation":
+    if record.result.measured_on == "validation":
         told.append("These are the validation examples, which also chose the checkpoint: an independent test is due.")
     told += [
         f"It {_verdict(record, measures[0], main[0], name, reference[0])}."
-        for name, baseline in record.baselines().items()
-        if (reference := mean_and_deviation([baseline], measures[0])) is not None
+        for name, baseline in record.result.baselines.items()
+        if (reference := over_trainings([baseline], measures[0])) is not None
     ]
     for count, words in (
         ("truncated", "Sources longer than the model reads, which were cut"),
@@ -128,14 +128,14 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
         ("questions_truncated", "Questions longer than the model reads, which were cut"),
         ("empty_contexts", "Questions about an empty text"),
     ):
-        if found := number(record.result.get(count)):
+        if found := record.result.number(count):
             told.append(f"{words}: {formats.whole(found)}.")
     return told
 
 
-def repeated(tests: Sequence[Tree]) -> float:
+def repeated(tests: Sequence[Metrics]) -> float:
     """The share of the texts that are the one written most often, where that is far more than targets repeat; or 0."""
-    written, targets = (mean_and_deviation(tests, name) for name in ("commonest", "commonest_target"))
+    written, targets = (over_trainings(tests, name) for name in ("commonest", "commonest_target"))
     if written is None or targets is None:
         return 0.0
     return written[0] if written[0] > _REPEATED + 2 * targets[0] else 0.0
@@ -152,7 +152,7 @@ def always_the_same(shares: Mapping[str, float]) -> str | None:
 
 
 def _purpose(record: RunRecord) -> str:
-    task = str(record.result.get("task", ""))
+    task = record.result.task
     return _PURPOSE.get(task, task.replace("_", " ") or "its task")
 
 
@@ -194,14 +194,14 @@ def curve_table(record: RunRecord, name: str) -> Table | None:
     if not points:
         return None
     measure = record.measures[0]
-    lines = list(dict.fromkeys(key for point in points for key in as_tree(point.get("baselines"))))
+    lines = list(dict.fromkeys(key for point in points for key in point.baselines))
     columns = (
         Column("training examples", formats.whole),
         Column(f"{title(measure)} of {record.name}", formats.share_spread, parts=("mean", "deviation")),
         *(Column(BASELINES.get(line, line), formats.share) for line in lines),
     )
     rows = tuple(
-        (point["examples"], _measured(point, measure), *(_of_baseline(point, line, measure) for line in lines))
+        (point.examples, _measured(point, measure), *(_of_baseline(point, line, measure) for line in lines))
         for point in points
     )
     return Table(name, "By the number of training examples", columns, rows)
@@ -215,8 +215,8 @@ def curve_plot(record: RunRecord, name: str) -> Plot | None:
     from matplotlib.figure import Figure
 
     measure = record.measures[0]
-    sizes = [float(point["examples"]) for point in points]
-    lines = list(dict.fromkeys(key for point in points for key in as_tree(point.get("baselines"))))
+    sizes = [float(point.examples) for point in points]
+    lines = list(dict.fromkeys(key for point in points for key in point.baselines))
     height = 2.9
     with style():
         figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
@@ -253,15 +253,13 @@ def _apart(sizes: Sequence[float]) -> list[str]:
     return words[::-1]
 
 
-def _points(record: RunRecord) -> list[Tree]:
-    points = [as_tree(point) for point in as_list(record.result.get("curve"))]
-    return [point for point in points if number(point.get("examples")) and _measured(point, record.measures[0])]
+def _points(record: RunRecord) -> list[CurvePoint]:
+    return [point for point in record.result.curve if _measured(point, record.measures[0])]
 
 
-def _measured(point: Tree, measure: str) -> tuple[float, float | None] | None:
-    tests: list[Mapping[str, Any]] = [as_tree(seed) for seed in as_list(point.get("seeds"))]
-    return mean_and_deviation(tests or [as_tree(point.get("test"))], measure)
+def _measured(point: CurvePoint, measure: str) -> Spread | None:
+    return over_trainings(point.seeds or [point.test], measure)
 
 
-def _of_baseline(point: Tree, line: str, measure: str) -> float | None:
-    return number(as_tree(as_tree(point.get("baselines")).get(line)).get(measure))
+def _of_baseline(point: CurvePoint, line: str, measure: str) -> float | None:
+    return point.baselines[line].number(measure) if line in point.baselines else None

@@ -19,6 +19,7 @@ from torch import Tensor
 from homespun.config import dump, read_yaml
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, remove, write_text
+from homespun.results import RunResult
 from homespun.training.checkpoint import (
     Checkpoint,
     State,
@@ -160,9 +161,10 @@ class Run:
             os.truncate(metrics, logged)
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Write ``result.json``: the run is finished."""
+        """Write ``result.json``, with the keys of `RunResult`: the run is finished."""
         if self.main:
-            write_text(self.path / _RESULT, json.dumps(_plain(result), indent=1, ensure_ascii=False))
+            checked = RunResult.model_validate(_plain(result)).to_json()
+            write_text(self.path / _RESULT, json.dumps(checked, indent=1, ensure_ascii=False))
 
     def _folders(self) -> list[Path]:
         """The checkpoints, oldest first."""

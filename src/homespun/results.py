@@ -1,0 +1,329 @@
+"""Typed contents of ``result.json``: training commands build a `RunResult`, the report reads it.
+
+Every key is optional, so that files of earlier versions are read. Keys that no class names are kept as they are: counts
+of truncated inputs, fields of a task, the plan of a run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from homespun.config import validate
+from homespun.errors import UserError
+from homespun.io.json import read_optional
+
+VERSION = 1
+"""Version of ``result.json``; a file without one is read as version 1."""
+Number = int | float
+Spread = tuple[float, float | None]
+"""Mean and sample standard deviation; None for a single training."""
+
+
+class Part(BaseModel):
+    """A JSON object with optional keys."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    def number(self, key: str) -> Number | None:
+        """A finite number by its key, declared here or not; None if there is none."""
+        value = getattr(self, key, None)
+        known = isinstance(value, Number) and not isinstance(value, bool) and math.isfinite(value)
+        return value if known else None
+
+    def numbers(self) -> dict[str, Number]:
+        """All finite numbers at the top level, in order."""
+        return {key: value for key, _ in self if key != "version" and (value := self.number(key)) is not None}
+
+
+class ClassMetrics(Part):
+    """Metrics of one class; support is its number of test examples."""
+
+    precision: Number | None = None
+    recall: Number | None = None
+    f1: Number | None = None
+    support: Number | None = None
+
+
+class ConfusionMatrix(Part):
+    """Counts of test examples, (classes, classes): rows are the truth, columns the prediction."""
+
+    labels: list[str] = []
+    counts: list[list[Number]] = []
+
+    @property
+    def is_square(self) -> bool:
+        """Whether there is a row and a column for each label."""
+        return bool(self.labels) and [len(row) for row in self.counts] == [len(self.labels)] * len(self.labels)
+
+
+class ReliabilityBin(Part):
+    """Answers of similar confidence: their number, mean confidence and share of right ones."""
+
+    count: Number | None = None
+    confidence: Number | None = None
+    right: Number | None = None
+
+
+class CalibrationError(Part):
+    """Expected calibration error and log loss on the test set."""
+
+    ece: Number | None = None
+    log_loss: Number | None = None
+    bins: list[ReliabilityBin] = []
+
+
+class Calibration(Part):
+    """Calibration before and after temperature scaling."""
+
+    before: CalibrationError = CalibrationError()
+    after: CalibrationError = CalibrationError()
+
+
+class Metrics(Part):
+    """Metrics on one test set, by name; means over folds carry their deviations in ``std``."""
+
+    rows: Number | None = None
+    per_class: dict[str, ClassMetrics] = {}
+    confusion: ConfusionMatrix | None = None
+    calibration: Calibration | None = None
+    by_set: dict[str, Metrics] = {}
+    std: dict[str, Number | None] = {}
+
+    def spread(self, metric: str) -> Spread | None:
+        """A metric and its deviation; a mapping ``{mean, std}``, as in earlier files, is one too."""
+        if (value := self.number(metric)) is not None:
+            return value, self.std.get(metric)
+        summed = getattr(self, metric, None)
+        return (summed["mean"], summed.get("std")) if isinstance(summed, dict) and "mean" in summed else None
+
+
+class Validation(Part):
+    """Held-out losses at the end of training, by term."""
+
+    loss: Number | None = None
+    losses: dict[str, Number | None] = {}
+
+
+class CurvePoint(Part):
+    """Metrics after training on so many examples."""
+
+    examples: int
+    test: Metrics = Metrics()
+    seeds: list[Metrics] = []
+    baselines: dict[str, Metrics] = {}
+
+
+class DuplicatePair(Part):
+    """A test example and the training example that it nearly repeats."""
+
+    row: int | None = None
+    text: str = ""
+    training: str = ""
+    similarity: Number | None = None
+
+
+class Overlap(Part):
+    """Near-duplicates between training and test examples; mean score on all examples and on the unseen ones."""
+
+    rows: Number = 0
+    near: Number = 0
+    same: Number = 0
+    all: Number | None = None
+    unseen: Number | None = None
+    pairs: list[DuplicatePair] = []
+
+
+class WorstPrediction(Part):
+    """A test example with one of the largest losses or lowest scores."""
+
+    row: int | None = None
+    text: str | None = None
+    truth: JsonValue = None
+    predicted: JsonValue = None
+    loss: Number | None = None
+    score: Number | None = None
+
+
+class Tuning(Part):
+    """Temperature and decision thresholds found on the validation examples, with reasons if none was."""
+
+    temperature: Number | None = None
+    temperature_why: str | None = None
+    thresholds: list[Number] = []
+    thresholds_for: str | None = None
+    thresholds_why: str | None = None
+
+
+class Export(Part):
+    """Export to the layout of transformers, or why there is none."""
+
+    folder: str | None = None
+    architecture: str | None = None
+    notes: list[str] = []
+
+
+class Corpus(Part):
+    """Size of the pretraining corpus."""
+
+    documents: Number | None = None
+    tokens: Number | None = None
+
+
+class Vectors(Part):
+    """Word vectors that the embeddings were initialised with."""
+
+    source: str | None = None
+    found: Number | None = None
+    tokens: Number | None = None
+
+
+class LayerMix(Part):
+    """Weights of a learned mix of layers, and its scale."""
+
+    weights: list[Number] = []
+    gamma: Number | None = None
+
+
+class Change(Part):
+    """A value before and after adaptation."""
+
+    before: JsonValue = None
+    after: JsonValue = None
+
+
+class Shape(Part):
+    """Size and attention of an adapted stack."""
+
+    num_hidden_layers: Change | None = None
+    max_position_embeddings: Change | None = None
+    attention: Change | None = None
+
+
+class TransferredTensors(Part):
+    """Tensors by origin: copied, changed and how, newly initialised, unused."""
+
+    copied: Number | None = None
+    changed: dict[str, str] = {}
+    fresh: list[str] = []
+    left: list[str] = []
+
+
+class Adaptation(Shape):
+    """Changes to a checkpoint before training went on from it, and losses of the changed model."""
+
+    start_from: str | None = None
+    loss: Number | None = None
+    losses: dict[str, Number | None] = {}
+    vocabulary: Change | None = None
+    tokens_per_word: Change | None = None
+    decoder: Shape | None = None
+    moved: list[dict[str, JsonValue]] = []
+    tensors: TransferredTensors = TransferredTensors()
+
+
+class TeacherStudent(Part):
+    """One quantity of both models; std is the student's deviation over seeds."""
+
+    teacher: Number | None = None
+    student: Number | None = None
+    std: Number | None = None
+
+
+class Timing(TeacherStudent):
+    """Seconds of both models for batches of one size and length."""
+
+    batch_size: int = 1
+    length: int | None = None
+
+
+class Distillation(Part):
+    """A student compared with its teacher."""
+
+    teacher: str = ""
+    layers: list[int] | None = None
+    parameters: TeacherStudent | None = None
+    bytes: TeacherStudent | None = None
+    speed: list[Timing] = []
+    quality: dict[str, TeacherStudent] | None = None
+    quality_why: str | None = None
+
+
+class RunResult(Part):
+    """``result.json`` of one run."""
+
+    version: int = VERSION
+    kind: str | None = None
+    name: str | None = None
+    start_from: str | None = None
+    architecture: str | None = None
+    parameters: Number | None = None
+    flops_per_token: Number | None = None
+    steps: Number | None = None
+    tokens: Number | None = None
+    peak_bytes: Number | None = None
+    seconds: Number | None = None
+    seconds_per_step: Number | None = None
+    tokens_per_second: Number | None = None
+    train: dict[str, Number | None] = {}
+    validation: Validation = Validation()
+    corpus: Corpus | None = None
+    frequencies: dict[str, Number | None] = {}  # unigram baseline by term of the loss
+    task: str = "classification"
+    measures: list[str] = []
+    measured_on: str = "test"
+    labels: list[str] | None = None
+    test: Metrics = Metrics()
+    seeds: list[Metrics] = []
+    baselines: dict[str, Metrics] = {}
+    curve: list[CurvePoint] = []
+    tuning: Tuning = Tuning()
+    calibration: Calibration | None = None
+    overlap: Overlap | None = None
+    most_wrong: list[WorstPrediction] = []
+    lengths: list[dict[str, JsonValue]] = []
+    layers: LayerMix | None = None
+    export: Export | None = None
+    vectors: Vectors | None = None
+    adaptation: Adaptation | None = None
+    distillation: Distillation | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read ``result.json``; an empty result if there is no file.
+
+        Raises:
+            UserError: the file is damaged, or of another version.
+        """
+        tree = read_optional(path)
+        if tree.get("version", VERSION) != VERSION:
+            raise UserError(
+                f"{path} has version {tree['version']!r}, this homespun reads {VERSION}; use the homespun that "
+                f"wrote it, or run again"
+            )
+        return validate(cls, tree, source=str(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys that were set."""
+        return self.model_dump(exclude_unset=True)
+
+    def trainings(self) -> list[Metrics]:
+        """Test metrics of every seed or fold, or of the single training."""
+        return self.seeds or [self.test]
+
+
+def over_trainings(tests: Sequence[Metrics], metric: str) -> Spread | None:
+    """Mean and deviation of a metric over seeds or folds; of a single training its own."""
+    if len(tests) == 1:
+        return tests[0].spread(metric)
+    return mean_and_deviation([found[0] for test in tests if (found := test.spread(metric))])
+
+
+def mean_and_deviation(values: Sequence[float]) -> Spread | None:
+    """Mean and sample deviation; None for no values."""
+    return (fmean(values), stdev(values) if len(values) > 1 else None) if values else None
