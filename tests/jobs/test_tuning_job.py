@@ -123,7 +123,7 @@ def test_what_was_learned_by_heart_is_counted_and_said(run: Path) -> None:
     assert [pair["row"] for pair in found["pairs"]] == [37, 38]
     assert 0 <= found["unseen"] <= 1
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
-    assert "2 of the 40 examples" in page
+    assert "2 of 40 test examples" in page
 
 
 def test_of_several_trainings_temperature_and_calibration_are_those_of_the_one_that_is_kept(folder: Path) -> None:
@@ -159,7 +159,7 @@ def test_the_worst_comes_first_and_is_text_on_the_page(run: Path) -> None:
     assert losses[0] == max(line["loss"] for line in lines if line["truth"] != line["predicted"])
     page = (run / "report" / "index.html").read_text(encoding="utf-8")
     assert BAD not in page
-    assert "Reliability" in page or "How sure" in page
+    assert "Reliability" in page or "Calibration" in page
     assert {path.name for path in (run / "report/plots").iterdir()} >= {"reliability.svg", "reliability.png"}
 
 

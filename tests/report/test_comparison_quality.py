@@ -87,11 +87,11 @@ def test_gaps_are_of_the_measure_that_is_shown(tmp_path: Path) -> None:
     quality = tables.quality(task)
     titles = [column.title for column in quality.columns]
     assert "95 % interval" not in titles
-    assert [row[titles.index("to the best")] for row in quality.rows][1:] == pytest.approx([-0.10, -0.26])
+    assert [row[titles.index("difference to best")] for row in quality.rows][1:] == pytest.approx([-0.10, -0.26])
     text = told(comparison)
-    assert "It beats TF-IDF + linear (45.0 %) by 26.0 points in the mean." in text
-    assert "Of sts there are no predictions of single rows to test Spearman correlation on" in text
-    assert "rarer than 5 % by chance with other texts" not in text
+    assert "It beats TF-IDF + linear (45.0 %) by 26.0 points (means only)." in text
+    assert "sts: single rows have no Spearman correlation" in text
+    assert "over test examples" not in text
 
 
 def test_another_measure_that_has_another_at_its_head_is_told(tmp_path: Path) -> None:
@@ -113,10 +113,9 @@ def test_another_measure_that_has_another_at_its_head_is_told(tmp_path: Path) ->
     comparison = read_comparison(folder)
     (task,) = judge(comparison)
     assert task.title == "accuracy"
-    assert (
-        "By ROC AUC, of which chance was not tested, TF-IDF + linear is the highest: 0.880, against 0.810 ± 0.010 of "
-        "neural."
-    ) in told(comparison)
+    assert ("By ROC AUC (significance not tested) TF-IDF + linear is best: 0.880, neural has 0.810 ± 0.010.") in told(
+        comparison
+    )
     quality = tables.quality(task)
     column = [column.title for column in quality.columns].index("ROC AUC")
     assert [row[column] and row[column][0] for row in quality.rows] == pytest.approx([0.81, 0.70, 0.88])
@@ -137,9 +136,7 @@ def test_a_row_is_compared_by_the_measure_and_not_by_its_score(tmp_path: Path) -
     assert task.contenders[0].rows.unit == 1
 
 
-@pytest.mark.parametrize(
-    ("lead", "verdict"), [(0.1, "train any of same and varied"), (0.9, "no model is shown to be better")]
-)
+@pytest.mark.parametrize(("lead", "verdict"), [(0.1, "train any of same and varied"), (0.9, "no model beats")])
 def test_a_model_that_writes_the_same_of_everything_is_told(lead: float, verdict: str, tmp_path: Path) -> None:
     models = {name: [(0.5, [{"rouge1": 0.5}] * 3)] for name in ("same", "varied")}
     comparison = compared(tmp_path / "a", "rouge1", models, {"lead-3": (lead, [{"rouge1": lead}] * 3)})
@@ -193,8 +190,8 @@ def test_figures_of_the_validation_are_said_to_be(tmp_path: Path) -> None:
         tmp_path / "kept", "accuracy", models, measured_on="validation", tasks=("one", "two"), search=search
     )
     text = told(kept)
-    assert "It reaches accuracy 100.0 ± 0.0 % (2 trainings, 700 validation texts)." in text
-    said = "on an independent test: its figures are of the validation texts, which also chose the checkpoints"
+    assert "Score: accuracy 100.0 ± 0.0 % (2 trainings, 700 validation texts)." in text
+    said = "on an independent test set: its scores are on the validation set, which also chose the checkpoints"
     assert f"one {said} and, in the search, the settings;" in text
     assert f"two {said};" in text
     assert "test texts" not in text
@@ -212,8 +209,8 @@ def test_baselines_alone_say_nothing_of_models(tmp_path: Path) -> None:
     lines = {"tfidf": (0.8, right), "majority": (0.3, wrong)}
     text = told(compared(tmp_path / "begun", "accuracy", {}, lines, tasks=("one", "two")))
     for task in ("one", "two"):
-        assert f"{task}: no model has a result; the highest baseline is TF-IDF + linear, accuracy 80.0 %." in text
-    assert "was trained here" not in text
+        assert f"{task}: no model has a result. Best baseline: TF-IDF + linear, accuracy 80.0 %." in text
+    assert "below it" not in text
     assert "variation" not in text.partition("Not tested")[0]
 
 
@@ -224,8 +221,8 @@ def test_a_task_without_a_model_says_nothing_over_all(tmp_path: Path) -> None:
     for seed in range(2):
         (tmp_path / "half" / "trials" / "a" / f"seed-{seed}" / "two" / "result.json").unlink()
     text = told(read_comparison(comparison.path))
-    assert "Over the 2 tasks a is the best or not told from it in each." in text
-    assert "two: no model has a result; the highest baseline is TF-IDF + linear" in text
+    assert "Over the 2 tasks a is best or not significantly worse in each." in text
+    assert "two: no model has a result. Best baseline: TF-IDF + linear" in text
 
 
 def test_no_variation_among_the_best_anywhere_depends_on_no_task(tmp_path: Path) -> None:
@@ -233,7 +230,7 @@ def test_no_variation_among_the_best_anywhere_depends_on_no_task(tmp_path: Path)
     models = {"a": [(0.10, wrong), (0.11, wrong)]}
     text = told(compared(tmp_path / "weak", "accuracy", models, {"tfidf": (1.0, right)}, tasks=("one", "two")))
     assert "No variation is among the best in any task." in text
-    assert "every model that was trained here is below it" in text
+    assert "all models are below it" in text
 
 
 @pytest.mark.parametrize(
@@ -259,8 +256,8 @@ def test_losses_of_other_rows_or_settings_are_other_quantities(tmp_path: Path, c
     comparison = read_comparison(path)
     assert [[v.name for v in group] for group in groups(comparison, "pretrain")] == [["bert", "window-16"], ["changed"]]
     first, second = words.advice(comparison, [], {})
-    assert first.startswith("Of bert and window-16, whose losses are the same quantity, the lowest validation loss is")
+    assert first.startswith("Among bert and window-16 (same data and objective), lowest validation loss:")
     assert "changed" not in first
-    assert second.startswith("The validation loss of changed is ")
-    assert second.endswith(", and no other's is the same quantity.")
+    assert second.startswith("Validation loss of changed: ")
+    assert second.endswith("(not comparable with the others).")
     assert Report(comparison)._ablations() == []  # the radius is another under another quantity

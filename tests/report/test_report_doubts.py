@@ -21,12 +21,12 @@ def notice(path: Path, finetuning: Make, **figures: float) -> str:
 
 def test_the_words_on_near_duplicates_are_those_of_the_figures(tmp_path: Path, finetuning: Make) -> None:
     better = notice(tmp_path / "a", finetuning, all=0.95, unseen=0.93)
-    assert better.startswith("10 of the 50 examples that a was measured on (20.0 %) are in its training examples too")
-    assert "alone its mean is 0.930, over all 0.950: its figures are better than those of new examples." in better
+    assert better.startswith("10 of 50 test examples of a (20.0 %)")
+    assert "without them 0.930, with them 0.950: too high." in better
     for unseen in (0.93, 0.90):
         no_better = notice(tmp_path / f"b{unseen}", finetuning, all=0.90, unseen=unseen)
-        assert f"alone its mean is {unseen:.3f}, over all 0.900: its figures are no better for it." in no_better
-    assert notice(tmp_path / "c", finetuning).endswith(": its figures may be better than those of new examples.")
+        assert f"without them {unseen:.3f}, with them 0.900: not raised" in no_better
+    assert notice(tmp_path / "c", finetuning).endswith("(3 identical); the scores may be too high.")
 
 
 def off(before: float, after: float) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def test_a_temperature_stands_beside_what_it_does(tmp_path: Path, finetuning: Ma
     kept = off(0.2, 0.1)
     table = tuning_table(told(tmp_path / "a", finetuning, [*others, kept], **kept), "calibration")
     assert table is not None
-    assert table.rows == (("as trained", 1.0, 0.2, 0.4), ("with a temperature", 1.7, 0.1, 0.2))
+    assert table.rows == (("as trained", 1.0, 0.2, 0.4), ("with temperature", 1.7, 0.1, 0.2))
 
 
 def test_a_result_of_before_that_does_not_say_of_which_training_has_no_table(tmp_path: Path, finetuning: Make) -> None:

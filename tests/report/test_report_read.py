@@ -59,7 +59,7 @@ def test_steps_done_again_after_a_resume_replace_the_first_ones(tmp_path: Path) 
     assert run.train["loss"].steps == [1.0, 2.0]
     assert run.train["loss"].values == [5.0, 4.5]
     assert run.validation["loss"].steps == [2.0]
-    assert run.trouble == "was interrupted at step 2; the numbers are those it had reached"
+    assert run.trouble == "was interrupted at step 2; results up to there"
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,11 @@ class Report:
             Chapter("Resources", self._resources()),
             Chapter("Quality against time and memory", self._tradeoffs()),
             Chapter("Loss curves", self._curves()),
-            Chapter("Along one setting", self._ablations()),
-            Chapter("In inference, by length", self._inference()),
-            Chapter("Which classes are told apart", self._classes()),
-            Chapter("Lengths of the texts", self._lengths()),
-            Chapter("What was run", self._what_was_run()),
+            Chapter("Ablations", self._ablations()),
+            Chapter("Inference cost by length", self._inference()),
+            Chapter("Classes", self._classes()),
+            Chapter("Text lengths", self._lengths()),
+            Chapter("Configuration", self._what_was_run()),
         ]
         title = f"Comparison: {comparison.path.resolve().name}"
         return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
@@ -106,8 +106,8 @@ class Report:
             return []
         return [
             Notice(
-                f"The trials ran on {len(found)} different machines or versions (the last table says which): their "
-                f"times and memory are not measured alike, and their results may differ for that reason too."
+                f"The trials ran on {len(found)} different machines or versions: do not compare times and memory; "
+                f"their scores may differ for that reason too. See the table of machines."
             )
         ]
 
@@ -118,7 +118,7 @@ class Report:
             if (pairs := tables.pairs(task)) is not None:
                 contents.append(Folded(f"{task.name}: every pair", [Tabular(pairs)]))
         listed = Tabular(tables.trials(self.comparison))
-        return [*contents, Folded("Every trial, and what became of it", [listed])]
+        return [*contents, Folded("All trials by variation", [listed])]
 
     def _resources(self) -> list[Content]:
         contents: list[Content] = []
@@ -161,9 +161,8 @@ class Report:
             ]
             fronts = "; ".join(f"{cost.kind}: {', '.join(cost.front)}" for cost in costs)
             note = (
-                f"Up is better, left is cheaper. The thin line is the Pareto front, what no other beats in both; on it "
-                f"by mean: {fronts}. Bars are deviations over trainings: differences within them are noise. Baselines "
-                f"that are far below are not drawn."
+                f"Up is better, left is cheaper. Thin line: Pareto front by mean ({fronts}). Bars: standard deviation "
+                f"over trainings. Baselines far below are not drawn."
             )
             contents += [Gallery(task.name, drawn, note)] if drawn else []
         return contents
@@ -212,9 +211,7 @@ class Report:
                 drawn.append(plots.ablation_plot(found, title, file, write))
                 listed.append(Tabular(tables.ablation_table(found, title, file, write_pair)))
             if drawn:
-                note = (
-                    "All else alike along a line. Bars: deviation over trainings; without one, there was one training."
-                )
+                note = "Lines differ in one setting only. Bars: standard deviation over trainings."
                 contents += [Gallery(title, drawn, note), Folded(f"{title}: the numbers", listed)]
         return contents
 
@@ -225,7 +222,7 @@ class Report:
             plots.by_length(self.inference_memory, self.look, "peak memory, MB", "memory-by-length", 1e6),
         ]
         if found := [plot for plot in drawn if plot is not None]:
-            note = "Both axes in powers: a straight line is a power of the length. Bars span the trials."
+            note = "Logarithmic axes: a straight line is a power law. Bars: range over trials."
             contents.append(Gallery("By length", found, note))
         listed = [
             tables.in_inference(self.latency, "Seconds a text", "latency", formats.step_seconds),
@@ -234,7 +231,7 @@ class Report:
             tables.crossings(self.crossings["memory"], "peak memory", "crossovers-memory"),
         ]
         if self.latency and not self.crossings["latency"]:
-            contents.append(Words("No variation begins to be faster than another within the measured lengths."))
+            contents.append(Words("No crossover of latency within the measured lengths."))
         return contents + [Tabular(table) for table in listed if table is not None]
 
     def _classes(self) -> list[Content]:
@@ -254,9 +251,7 @@ class Report:
                 own += [Tabular(replace(wrong, title=f"Most frequent mistakes of {contender.name}"))] if wrong else []
                 contents += own if rank == 0 and found.readable else [Folded(title, own)]
         if contents:
-            contents.insert(
-                0, Words("Of each task the highest is shown first; the trainings of a variation are summed.")
-            )
+            contents.insert(0, Words("Best variation of each task first; counts are summed over trainings."))
         return contents
 
     def _lengths(self) -> list[Content]:
@@ -297,7 +292,7 @@ class Report:
             )
         if len(found) > 1:
             listed = [f"Machine {i}: {'; '.join(who)}." for i, (_, who) in enumerate(found, start=1)]
-            contents += [Folded("Which trials ran where", [Words(text) for text in listed])]
+            contents += [Folded("Trials by machine", [Words(text) for text in listed])]
         contents += self._recipes()
         return contents
 

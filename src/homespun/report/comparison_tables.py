@@ -59,13 +59,13 @@ def quality(task: Task) -> Table:
         Column("model", numeric=False),
         Column(task.title, formats.spread, parts=_PAIR),
         Column("verdict", numeric=False),
-        Column("to the best", formats.points),
+        Column("difference to best", formats.points),
         Column("95 % interval", formats.points_interval, parts=("low", "high")),
-        Column("p, other texts", formats.probability),
-        Column("p, other trainings", formats.probability),
-        Column("p, adjusted", formats.probability),
-        Column("its own baselines", numeric=False),
-        Column("to the highest of them", formats.points),
+        Column(f"p ({task.part} set)", formats.probability),
+        Column("p (seeds)", formats.probability),
+        Column("p (Holm)", formats.probability),
+        Column("own baselines", numeric=False),
+        Column("difference to own baseline", formats.points),
         *(Column(MEASURES[other], formats.share_spread, parts=_PAIR) for other in BESIDE),
         Column("log loss", formats.loss),
         Column("trainings", formats.whole),
@@ -73,11 +73,10 @@ def quality(task: Task) -> Table:
         Column("trials", numeric=False),
     )
     note = (
-        f"Among the best, and marked alike: the highest, and all that are not told from it at 5 %. ± is the deviation "
-        f"over trainings. The difference to the best, in percentage points, is on the same rows, trainings averaged, "
-        f"where it has an interval (paired bootstrap), else that of the means. p over other texts: paired permutation "
-        f"test; over other trainings: Student's t, the variance pooled; adjusted: the larger of the two, by Holm for "
-        f"all {task.pairs} pairs."
+        f"Marked: the best mean and every model not significantly worse (p > 0.05, Holm). ±: standard deviation over "
+        f"trainings. Differences in percentage points, with the interval of a paired bootstrap on the same rows. "
+        f"p ({task.part} set): paired permutation test. p (seeds): Student's t, pooled variance. p (Holm): the larger, "
+        f"corrected for {task.pairs} pairs."
     )
     table = Table(f"quality-{slug(task.name)}", task.name, columns, tuple(rows), note, frozenset(marked))
     return table.without_empty_columns()
@@ -90,19 +89,19 @@ def pairs(task: Task) -> Table | None:
     if len(found) < 3:
         return None
     rows = [
-        (*names, v.gap, v.texts, v.trainings, v.adjusted, "not told apart" if v.alike else "below")
+        (*names, v.gap, v.texts, v.trainings, v.adjusted, "not significant" if v.alike else "below")
         for names, v in sorted(found.items(), key=lambda item: item[1].gap or 0.0)
     ]
     columns = (
         Column("higher", numeric=False),
         Column("lower", numeric=False),
         Column("difference", formats.points),
-        Column("p, other texts", formats.probability),
-        Column("p, other trainings", formats.probability),
-        Column("p, adjusted", formats.probability),
+        Column(f"p ({task.part} set)", formats.probability),
+        Column("p (seeds)", formats.probability),
+        Column("p (Holm)", formats.probability),
         Column("the lower is", numeric=False),
     )
-    note = "Differences in percentage points; probabilities as in the table above, adjusted for all pairs of this task."
+    note = "Differences in percentage points; p-values as in the table above."
     return Table(f"pairs-{slug(task.name)}", task.name, columns, tuple(rows), note).without_empty_columns()
 
 
@@ -114,7 +113,7 @@ def _to_own_baseline(task: Task, contender: Contender) -> tuple[str | None, floa
         return None, None
     verdict = own[highest].turned()
     assert verdict.gap is not None
-    return "not told apart" if verdict.alike else "below" if verdict.gap < 0 else "above", verdict.gap
+    return "not significant" if verdict.alike else "below" if verdict.gap < 0 else "above", verdict.gap
 
 
 def resources(comparison: Comparison, stage: str) -> Table | None:

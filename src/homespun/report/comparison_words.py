@@ -1,4 +1,4 @@
-"""The first paragraphs of a comparison, in plain words: what to train here, how sure that is, what was not tested."""
+"""Lead of a comparison: the best model of each task, significance, and limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def advice(comparison: Comparison, tasks: Sequence[Task], seconds: Mapping[str, 
         by_loss = [_by_loss(group, alone=len(alike) == 1) for group in alike]
         paragraphs = [text for text in by_loss if text]
     paragraphs += beyond_frequencies({v.name: v.records("pretrain") for v in comparison.variations})
-    return paragraphs or ["No trial has run to its end yet: there is nothing to tell."]
+    return paragraphs or ["No trial is done yet."]
 
 
 def _over_all(tasks: Sequence[Task], which: str) -> str:
@@ -41,10 +41,10 @@ def _over_all(tasks: Sequence[Task], which: str) -> str:
     everywhere = [name for name in first if all(name in names for names in others)]
     if everywhere:
         be = "is" if len(everywhere) == 1 else "are"
-        return f"Over {which} {formats.listed(everywhere)} {be} the best or not told from it in each."
+        return f"Over {which} {formats.listed(everywhere)} {be} best or not significantly worse in each."
     if not any([first, *others]):
         return "No variation is among the best in any task."
-    return f"No variation is among the best in {which}: what to train depends on the task."
+    return f"No variation is among the best in {which}: choose by task."
 
 
 def _task(task: Task, seconds: Mapping[str, float]) -> str:
@@ -57,25 +57,25 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
     models = [c for c in task.alike if c.kind == "model"]
     same = always_the_same({c.name: c.repeated for c in task.trained})
     if not task.trained:
-        return f"{task.name}: no model has a result; the highest baseline is {best.name}, {figures}."
+        return f"{task.name}: no model has a result. Best baseline: {best.name}, {figures}."
     if best.kind == "baseline":
-        what = _alike_words(task, models) if models else "every model that was trained here is below it"
-        shown = f"{task.name}: no model is shown to be better than {best.name}, {figures}; {what}."
+        what = _alike_words(task, models) if models else "all models are below it"
+        shown = f"{task.name}: no model beats {best.name} ({figures}); {what}."
         return " ".join([shown, *_beside_others(task, best), *_by_other_measures(task), *([same] if same else [])])
     sentences = [f"{task.name}: train {_choice(models, seconds)}."]
     others = [c for c in models if c is not best]
     if others:
         listed = formats.listed([f"{c.name} ({formats.spread(c.spread)})" for c in others])
-        sentences.append(f"The highest is {best.name}, {figures}; not told from it: {listed}.")
+        sentences.append(f"Best: {best.name}, {figures}; not significantly worse: {listed}.")
         if (cheapest := _cheapest(models, seconds)) is not None:
             least, most = (formats.duration(pick(seconds[c.name] for c in models)) for pick in (min, max))
-            sentences.append(f"Of these, {cheapest} takes the least time: {least} a training, against up to {most}.")
+            sentences.append(f"Of these, {cheapest} trains fastest: {least} a training, up to {most} for the others.")
     else:
-        sentences.append(f"It reaches {figures}.")
+        sentences.append(f"Score: {figures}.")
     below = [c for c in task.trained if c not in models]
     if below:
         listed = formats.listed([f"{c.name} ({formats.points(task.verdicts[c.name].gap)} points)" for c in below])
-        sentences.append(f"Below it: {listed}.")
+        sentences.append(f"Significantly worse: {listed}.")
     baselines = [c for c in task.contenders if c.kind == "baseline" and c.values and c.beside == best.beside]
     sentences += [_against("It", baseline, task.verdicts[baseline.name]) for baseline in baselines]
     sentences += _beside_others(task, best)
@@ -100,7 +100,7 @@ def _cheapest(models: Sequence[Contender], seconds: Mapping[str, float]) -> str 
 
 
 def _alike_words(task: Task, models: Sequence[Contender]) -> str:
-    return f"not told from it: {formats.listed([f'{c.name} ({formats.spread(c.spread)})' for c in models])}"
+    return f"not significantly worse: {formats.listed([f'{c.name} ({formats.spread(c.spread)})' for c in models])}"
 
 
 def _beside_others(task: Task, best: Contender) -> list[str]:
@@ -130,8 +130,8 @@ def _by_other_measures(task: Task) -> list[str]:
         if highest.name not in names:
             told = [formats.share_spread(mean_and_deviation(c.others[other])) for c in (highest, ours)]
             said.append(
-                f"By {MEASURES[other]}, of which chance was not tested, {highest.name} is the highest: "
-                f"{told[0]}, against {told[1]} of {ours.name}."
+                f"By {MEASURES[other]} (significance not tested) {highest.name} is best: "
+                f"{told[0]}, {ours.name} has {told[1]}."
             )
     return said
 
@@ -140,10 +140,10 @@ def _against(who: str, baseline: Contender, verdict: Verdict) -> str:
     level = f"{baseline.name} ({formats.spread(baseline.spread)})"
     assert verdict.gap is not None
     if verdict.alike:
-        return f"{who} is not shown to be better than {level}."
+        return f"{who} does not beat {level}: the difference is not significant."
     if verdict.gap > 0:
         return f"{who} is below {level}."
-    interval = " in the mean"
+    interval = " (means only)"
     if verdict.interval is not None:
         low, high = verdict.interval
         interval = f" (95 % interval: {100 * -high:.1f} to {100 * -low:.1f})"
@@ -166,19 +166,19 @@ def _by_loss(group: Sequence[Variation], *, alone: bool) -> str:
     best = order[0]
     pooled = significance.pooled_variance(list(found.values()))
     if len(order) == 1:
-        other = "" if alone else ", and no other's is the same quantity"
-        return f"The validation loss of {best} is {_loss(found[best])}{other}."
-    among = "The" if alone else f"Of {formats.listed(list(found))}, whose losses are the same quantity, the"
-    said = f"{among} lowest validation loss is that of {best}: {_loss(found[best])}."
+        other = "" if alone else " (not comparable with the others)"
+        return f"Validation loss of {best}: {_loss(found[best])}{other}."
+    among = "Lowest" if alone else f"Among {formats.listed(list(found))} (same data and objective), lowest"
+    said = f"{among} validation loss: {best}, {_loss(found[best])}."
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
     luck = [significance.seed_test(found[a], found[b], pooled) for a, b in pairs]
     if any(p is None for p in luck):
         rest = formats.listed([f"{name} ({_loss(found[name])})" for name in order[1:]])
-        return f"{said} The others: {rest}. Each was trained once: whether other seeds would change that is not known."
+        return f"{said} Others: {rest}. One seed each: significance unknown."
     adjusted = dict(zip(pairs, significance.holm([p for p in luck if p is not None]), strict=True))
     alike = [name for name in order[1:] if adjusted[best, name] > significance.LEVEL]
     above = [name for name in order[1:] if name not in alike]
-    for names, words in ((alike, "Not told from it, over trainings"), (above, "Above it")):
+    for names, words in ((alike, "Not significantly worse over seeds"), (above, "Significantly worse")):
         if names:
             said += f" {words}: {formats.listed([f'{name} ({_loss(found[name])})' for name in names])}."
     return said
@@ -192,23 +192,19 @@ def _loss(values: Sequence[float]) -> str:
 
 
 def certainty(comparison: Comparison, tasks: Sequence[Task]) -> str:
-    """How sure that is."""
+    """How significance was tested."""
     judged = [task for task in tasks if task.best is not None]
     counts = sorted({len(v.done) for v in comparison.variations if v.done})
     if not counts:
         return ""
     many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    sentences = [f"How sure: each variation was trained {many} {'time' if counts == [1] else 'times'}."]
+    sentences = [f"Each variation was trained {many} {'time' if counts == [1] else 'times'}."]
     tested = [task for task in judged if any(v.texts is not None for v in task.verdicts.values())]
     if tested:
-        luck = (
-            " and with other seeds"
-            if all(task.luck for task in tested)
-            else "; with other seeds is not known everywhere"
-        )
+        luck = " and over seeds" if all(task.luck for task in tested) else " (seeds partly unknown)"
         sentences.append(
-            f"A difference counts only if it would be rarer than 5 % by chance with other texts{luck}, "
-            f"adjusted for all pairs; everything else is called not told apart, which does not mean equal."
+            f"Significant: p < 0.05 over test examples{luck}, Holm-corrected for all pairs. Not significant does not "
+            f"mean equal."
         )
     alone = [task for task in judged if len(task.verdicts) > 1 and all(c.rows is None for c in task.contenders)]
     sentences += [_by_means(task) for task in alone]
@@ -216,22 +212,19 @@ def certainty(comparison: Comparison, tasks: Sequence[Task]) -> str:
     if few:
         be = "is" if len(few) == 1 else "are"
         sentences.append(
-            f"{formats.listed(few)} {be} measured on few texts (under 500): only large differences can be told."
+            f"{formats.listed(few)} {be} measured on under 500 examples: only large differences can be significant."
         )
     return " ".join(sentences)
 
 
 def _by_means(task: Task) -> str:
     """How sure it is of a task of whose measure single rows have none."""
-    count = "count only if they would be rarer than 5 % by chance with other seeds, adjusted for all pairs"
-    return (
-        f"Of {task.name} there are no predictions of single rows to test {task.title} on: differences are those of the "
-        f"means, and {count if task.luck else 'none is told from chance'}; what other texts would change is not known."
-    )
+    test = "tested over seeds only (p < 0.05, Holm)" if task.luck else "not tested for significance"
+    return f"{task.name}: single rows have no {task.title}, so differences are of means and {test}."
 
 
 def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
-    """What was not tested."""
+    """Limits of the comparison."""
     missing: list[str] = []
     lost = {v.name: v for v in comparison.variations if len(v.done) < len(v.trials)}
     if lost:
@@ -243,8 +236,8 @@ def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
     missing += [f"the task {name}, of which there are no results" for name in empty]
     searched = _searched(comparison)
     missing += [
-        f"{task.name} on an independent test: its figures are of the validation texts, which also chose the checkpoints"
-        + (" and, in the search, the settings" if task.name == searched else "")
+        f"{task.name} on an independent test set: its scores are on the validation set, which also chose the "
+        f"checkpoints" + (" and, in the search, the settings" if task.name == searched else "")
         for task in tasks
         if task.best and task.part == "validation"
     ]

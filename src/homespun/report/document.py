@@ -168,19 +168,19 @@ def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section
     lead += map(Notice, doubts.notices(records))
     chapters = [
         Chapter("Results", _tabular(tables.results(records), *tasks.results(records))),
-        Chapter("With fewer examples", _fewer_examples(records)),
+        Chapter("Learning curve", _fewer_examples(records)),
+        Chapter("Classes", _classes(records)),
+        Chapter("Top errors", _of_each(records, doubts.most_wrong_table, "most-wrong")),
         Chapter("Resources and losses", _tabular(tables.resources(records), *tables.losses(records))),
         Chapter("Teacher and student", _tabular(*distillations(records))),
-        Chapter("What it went on from", _tabular(*adaptations(records))),
-        Chapter("What the task reads", _tabular(layers_read(records))),
+        Chapter("Adaptation", _tabular(*adaptations(records))),
+        Chapter("Layer weights", _tabular(layers_read(records))),
         Chapter("Curves", _curves(records)),
-        Chapter("Which classes are told apart", _classes(records)),
-        Chapter("How sure it is", _how_sure(records)),
-        Chapter("What it is most wrong about", _of_each(records, doubts.most_wrong_table, "most-wrong")),
-        Chapter("In the training too", _of_each(records, doubts.overlap_table, "overlap")),
+        Chapter("Calibration", _how_sure(records)),
+        Chapter("Overlap of test and training set", _of_each(records, doubts.overlap_table, "overlap")),
         Chapter("Lengths", _lengths(records)),
-        Chapter("For other programs", _exports(records)),
-        Chapter("What was run", _what_was_run(records, story)),
+        Chapter("Exports", _exports(records)),
+        Chapter("Configuration", _what_was_run(records, story)),
     ]
     return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
 
@@ -196,7 +196,7 @@ def _fewer_examples(records: Sequence[RunRecord]) -> list[Content]:
         end = "" if len(records) == 1 else f"-{number}"
         contents += _tabular(tasks.curve_table(record, f"examples{end}"))
         if (plot := tasks.curve_plot(record, f"examples{end}")) is not None:
-            note = "Bars: deviation over trainings. Dashed: what must be beaten, with as many examples."
+            note = "Bars: standard deviation over trainings. Dashed: baselines with as many examples."
             contents.append(Gallery(record.name, [plot], note))
     return contents
 
@@ -211,7 +211,7 @@ def _curves(records: Sequence[RunRecord]) -> list[Content]:
         drawn = plots.loss_plots(group, colour, prefix)
         rate = plots.learning_rate_plot(group, colour, f"{prefix}learning-rate")
         title = ", ".join(f"{r.name} ({r.trial})" if r.trial else r.name for r in group)
-        note = "Thin line: training, the mean over 4 % of the run. Line with dots: validation."
+        note = "Thin line: training, mean over 4 % of the run. Line with dots: validation."
         if everything := [*drawn, *([rate] if rate else [])]:
             contents.append(Gallery(title, everything, note))
     return contents
@@ -233,7 +233,7 @@ def _classes(records: Sequence[RunRecord]) -> list[Content]:
             own += [] if found.readable else [Folded(counts.title, [Tabular(counts)])]
         own += _tabular(tables.per_class(record, f"per-class{end}"))
         if len(record.tests()) > 1:
-            own.insert(0, Words(f"Of the first of the {len(record.tests())} trainings of {record.name}."))
+            own.insert(0, Words(f"First of {len(record.tests())} trainings of {record.name}."))
         elif len(tested) > 1:
             own.insert(0, Words(f"Of {record.name}."))
         contents += own if rank == 0 else [Folded(record.name, own)]
@@ -258,7 +258,7 @@ def _how_sure(records: Sequence[RunRecord]) -> list[Content]:
             doubts.tuning_table(record, f"calibration{end}"), doubts.thresholds_table(record, f"thresholds{end}")
         )
         if (plot := doubts.reliability_plot(record, f"reliability{end}")) is not None:
-            note = "Larger points: more answers. Both on the examples that measure it."
+            note = "Larger points: more answers. Both on the test examples."
             found.append(Gallery(record.name, [plot], note))
         contents += [Folded(record.name, found)] if found and contents else found
     return contents

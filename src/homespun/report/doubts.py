@@ -25,30 +25,29 @@ def _overlap(record: RunRecord) -> str:
         return ""
     near, rows = found.near, found.rows
     told = (
-        f"{formats.whole(near)} of the {formats.whole(rows)} examples that {record.name} was measured on "
-        f"({formats.percent(near / rows)}) are in its training examples too, or nearly"
-        f" ({formats.whole(found.same)} word for word)"
+        f"{formats.whole(near)} of {formats.whole(rows)} test examples of {record.name} "
+        f"({formats.percent(near / rows)}) are near-duplicates of training examples "
+        f"({formats.whole(found.same)} identical)"
     )
     everything, unseen = found.all, found.unseen
     if everything is None or unseen is None:
-        return f"{told}: its figures may be better than those of new examples."
-    better = "are better than those of new examples" if everything > unseen else "are no better for it"
-    means = f"Over the others alone its mean is {formats.share(unseen)}, over all {formats.share(everything)}"
-    return f"{told}. {means}: its figures {better}."
+        return f"{told}; the scores may be too high."
+    effect = "too high" if everything > unseen else "not raised by them"
+    return f"{told}. Mean score without them {formats.share(unseen)}, with them {formats.share(everything)}: {effect}."
 
 
 def overlap_table(record: RunRecord, name: str) -> Table | None:
-    """A few of them, each beside the training example that it is like."""
+    """Examples of near-duplicates."""
     pairs = record.result.overlap.pairs if record.result.overlap else []
     columns = (
         Column("row", formats.whole),
-        Column("measured", numeric=False),
-        Column("in the training", numeric=False),
-        Column("alike", formats.percent),
+        Column("test example", numeric=False),
+        Column("training example", numeric=False),
+        Column("similarity", formats.percent),
     )
     rows = tuple((pair.row, pair.text, pair.training, pair.similarity) for pair in pairs)
-    note = "Alike: of their five words in a row, the share that both have."
-    return Table(name, f"In the training of {record.name} too", columns, rows, note) if rows else None
+    note = "Similarity: share of five-word sequences in common."
+    return Table(name, f"Near-duplicates in the training set of {record.name}", columns, rows, note) if rows else None
 
 
 def _calibration(record: RunRecord) -> Calibration | None:
@@ -66,7 +65,7 @@ def tuning_table(record: RunRecord, name: str) -> Table | None:
     temperature, why = record.result.tuning.temperature, record.result.tuning.temperature_why
     labels = [("as trained", found.before, 1.0)]
     if temperature is not None and temperature != 1.0:
-        labels.append(("with a temperature", found.after, temperature))
+        labels.append(("with temperature", found.after, temperature))
     columns = (
         Column("logits", numeric=False),
         Column("temperature", formats.share),
@@ -74,8 +73,8 @@ def tuning_table(record: RunRecord, name: str) -> Table | None:
         Column("log loss", formats.loss),
     )
     rows = tuple((words, divided, part.ece, part.log_loss) for words, part, divided in labels)
-    note = "Calibration error: the mean distance between how sure it says it is and how often it is right (15 bins)."
-    return Table(name, f"How sure {record.name} is", columns, rows, f"{note} {_sentence(why)}" if why else note)
+    note = "Calibration error: mean distance between confidence and accuracy (15 bins)."
+    return Table(name, f"Calibration of {record.name}", columns, rows, f"{note} {_sentence(why)}" if why else note)
 
 
 def thresholds_table(record: RunRecord, name: str) -> Table | None:
@@ -88,15 +87,15 @@ def thresholds_table(record: RunRecord, name: str) -> Table | None:
     measure = formats.text(tuning.thresholds_for)
     told = [tuning.number(key) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
     note = (
-        f"{measure.replace('_', ' ').replace('f1', 'F1')} of the validation examples: {formats.share(told[0])} from "
-        f"one half on, {formats.share(told[1])} so; on examples that they were not found on, {formats.share(told[2])}."
+        f"{measure.replace('_', ' ').replace('f1', 'F1')} on the validation examples: {formats.share(told[0])} with "
+        f"0.5, {formats.share(told[1])} with these thresholds, {formats.share(told[2])} cross-validated."
     )
     if why := tuning.thresholds_why:
         note += f" {_sentence(why)}"
     one = len(set(thresholds)) == 1
     rows = (("all", thresholds[0]),) if one else tuple(zip(labels, thresholds, strict=False))
-    columns = (Column("label", numeric=False), Column("least probability", formats.share))
-    return Table(name, f"When {record.name} gives a label", columns, rows, note)
+    columns = (Column("label", numeric=False), Column("threshold", formats.share))
+    return Table(name, f"Decision thresholds of {record.name}", columns, rows, note)
 
 
 def _sentence(words: object) -> str:
@@ -113,12 +112,12 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
 
     drawn = [("as trained", found.before, PALETTE[1])]
     if found.after.ece != found.before.ece:
-        drawn.append(("with a temperature", found.after, PALETTE[0]))
+        drawn.append(("with temperature", found.after, PALETTE[0]))
     with style():
         figure = Figure(figsize=(4.7, _HEIGHT), facecolor=CARD, layout="constrained")
         axes = figure.add_subplot(facecolor=CARD)
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
-        ends = [End(1.0, "as sure as right", INK, ":")]
+        ends = [End(1.0, "calibrated", INK, ":")]
         for label, part, colour in drawn:
             points = [(b.confidence, b.right, b.count) for b in part.bins]
             known = [(x, y, n) for x, y, n in points if x is not None and y is not None and n]
@@ -131,11 +130,11 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
             ends.append(End(known[-1][1], label, colour, marker="o"))
         axes.set_xlim(0, 1.02)
         axes.set_ylim(0, 1.02)
-        axes.set_xlabel("how sure it says it is")
-        axes.set_ylabel("how often it is right")
+        axes.set_xlabel("confidence")
+        axes.set_ylabel("accuracy")
         figure.draw_without_rendering()
         label_ends(axes, ends, _HEIGHT)
-        caption = "How often it is right by how sure it says it is"
+        caption = "Reliability: accuracy by confidence"
         return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
 
 
@@ -153,8 +152,8 @@ def most_wrong_table(record: RunRecord, name: str) -> Table | None:
         Column("score", formats.share),
     )
     rows = tuple((one.row, one.text, one.truth, one.predicted, one.loss, one.score) for one in wrong)
-    note = "Read these first: a part of them is mostly labels that are wrong. Rows count from 0."
-    return Table(name, f"{record.name} is most wrong about these", columns, rows, note).without_empty_columns()
+    note = "Check their labels first: some are often wrong. Rows count from 0."
+    return Table(name, f"Top errors of {record.name}", columns, rows, note).without_empty_columns()
 
 
 def _shown(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What pretraining learned beside the best guess from how often tokens are, in plain words."""
+"""Held-out losses against the unigram baseline."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from statistics import fmean
 from homespun.report import formats
 from homespun.report.read import RunRecord, final_losses
 
-_ALIKE = 0.97  # of the loss of the guess: what the subject of a text gives away lies above it
+_ALIKE = 0.97  # of the baseline: the topic of a text alone gives less
 _HARDLY = 0.01  # of the replaced tokens
-_TOLD = {"mlm": "a masked token", "generator": "a token of the generator", "causal": "the next token"}
+_TOKENS = {"mlm": "masked tokens", "generator": "tokens of the generator", "causal": "the next token"}
 
 
 def beyond_frequencies(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
-    """A paragraph for every guess that runs were measured by: who has learned more, and who has not; and one for
-    ELECTRA's discriminators that know no more than how many tokens are replaced.
+    """One paragraph for each unigram baseline, with the runs that beat it and those that do not; one for ELECTRA
+    discriminators that predict only the rate of replaced tokens.
 
     Args:
         runs: of each name, one or more trainings, whose losses are averaged.
     """
     losses: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for name, records in runs.items():
-        for term, what in _TOLD.items():
+        for term, what in _TOKENS.items():
             pairs = [
                 (loss, guess)
                 for record in records
@@ -36,8 +36,8 @@ def beyond_frequencies(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     paragraphs = [_paragraph(what, told, named) for (what, told), named in losses.items()]
     if blind := [name for name, records in runs.items() if records and all(_finds_none(r) for r in records)]:
         paragraphs.append(
-            f"The discriminator of {formats.listed(blind)} finds hardly any replaced token, and knows no more than how "
-            f"many there are: its vectors may say less of a text than those of a network as it was drawn."
+            f"The discriminator of {formats.listed(blind)} finds under 1 % of the replaced tokens and predicts only "
+            f"their rate: its embeddings may be worse than those of an untrained network."
         )
     return paragraphs
 
@@ -53,10 +53,10 @@ def _finds_none(record: RunRecord) -> bool:
 
 def _paragraph(what: str, told: str, named: Mapping[str, tuple[float, float]]) -> str:
     more = {name: loss <= _ALIKE * guess for name, (loss, guess) in named.items()}
-    words = f"Guessed by how often tokens are, {what} costs {told} nats on held-out text."
+    words = f"Unigram baseline for {what}: {told} nats on held-out text."
     for learned, said in (
-        (True, "More than that was learned by"),
-        (False, "Hardly more, so nothing yet of the context, was learned by"),
+        (True, "Better:"),
+        (False, "Not better (within 3 %):"),
     ):
         if names := [f"{name} ({formats.loss(named[name][0])})" for name in named if more[name] is learned]:
             words += f" {said} {formats.listed(names)}."

@@ -92,11 +92,11 @@ class RunRecord:
         step = self.summary.get("steps")
         at = "" if step is None else f" at step {step:,.0f}"
         if self.end == "interrupted":
-            return f"was interrupted{at}; the numbers are those it had reached"
+            return f"was interrupted{at}; results up to there"
         if self.end == "not_finite":
-            return f"stopped{at} because its loss was no longer a finite number"
+            return f"stopped{at}: its loss was not finite"
         if self.end is None and not self.result.model_fields_set:
-            return f"did not finish{at}: it is still running, or was stopped from outside"
+            return f"did not finish{at}: it is running, or was killed"
         return None
 
 

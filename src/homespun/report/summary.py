@@ -1,4 +1,4 @@
-"""The first paragraph of a report: what was run, what came of it, and whether it beat the baselines, in plain words."""
+"""Lead of a report: the result, whether it beat the baselines, then what was trained."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from homespun.report import formats, tasks
 from homespun.report.frequencies import beyond_frequencies
 from homespun.report.read import RunRecord, as_tree, final_losses, pretraining_quantity
-from homespun.report.significance import difference_interval
+from homespun.report.significance import difference_interval, wilson_interval
 from homespun.results import Metrics, over_trainings
 
 _SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
 
 
 def summary(records: Sequence[RunRecord]) -> list[str]:
-    """The sentences, a paragraph each: pretraining, then every fine-tuned model with its verdict."""
+    """One paragraph for pretraining and one for every fine-tuned model."""
     pretrained = [record for record in records if not record.tests() and not record.result.baselines]
     paragraphs = [_pretraining(pretrained)] if pretrained else []
     paragraphs += [_finetuning(record) for record in records if record not in pretrained]
@@ -29,29 +29,27 @@ def troubles(records: Sequence[RunRecord]) -> list[str]:
 def _pretraining(records: Sequence[RunRecord]) -> str:
     names = formats.listed([record.name for record in records])
     many = len(records) > 1
-    each = f"The models {names} were trained" if many else f"{names} was trained"
-    sentences = [f"{each}{_circumstances(records)}."]
+    sentences = []
     scores = {r.name: loss for r in records if (loss := final_losses(r)[1].get("loss")) is not None}
     # losses of other objectives, or on other texts, are other quantities: only equal ones are ranked
     if len(scores) > 1 and len({pretraining_quantity(record) for record in records}) == 1:
         best = min(scores, key=lambda name: scores[name])
         rest = ", ".join(f"{formats.loss(loss)} ({name})" for name, loss in scores.items() if name != best)
-        sentences.append(f"The lowest validation loss is that of {best}: {formats.loss(scores[best])}, against {rest}.")
+        sentences.append(f"Lowest validation loss: {best}, {formats.loss(scores[best])}; others: {rest}.")
     elif scores:
         told = formats.listed(
             [f"{formats.loss(loss)}" + (f" ({name})" if many else "") for name, loss in scores.items()]
         )
-        sentences.append(f"The validation loss at the end is {told}.")
-    return " ".join([*sentences, *beyond_frequencies({record.name: [record] for record in records})])
+        sentences.append(f"Validation loss: {told}.")
+    sentences += beyond_frequencies({record.name: [record] for record in records})
+    return " ".join([*sentences, f"Trained{_circumstances(records)}: {names}."])
 
 
 def _begun(record: RunRecord) -> str:
     vectors = record.result.vectors
     assert vectors is not None
     found, tokens, source = formats.whole(vectors.found), formats.whole(vectors.tokens), formats.text(vectors.source)
-    return (
-        f"The embeddings of {record.name} began with the word vectors of {source}: {found} of {tokens} tokens had one."
-    )
+    return f"Embeddings of {record.name} initialised from word vectors of {source}: {found} of {tokens} tokens had one."
 
 
 def _finetuning(record: RunRecord) -> str:
@@ -59,23 +57,26 @@ def _finetuning(record: RunRecord) -> str:
         return " ".join(tasks.sentences(record, _circumstances([record])))
     tests = record.tests()
     classes = len(tests[0].per_class) if tests else 0
-    told = f"{classes} classes" if classes else "classes"
-    sentences = [f"{record.name} was fine-tuned to tell {told} apart{_circumstances([record])}."]
+    task = f"{classes}-class classification" if classes else "classification"
+    trained = f"Fine-tuned{_circumstances([record])}."
     accuracy, f1, rows = (
         over_trainings(tests, "accuracy"),
         over_trainings(tests, "macro_f1"),
         record.test_rows(),
     )
     if accuracy is None:
-        return " ".join([*sentences, "It was not tested."])
-    result = f"It names the right class of {formats.percent(accuracy[0])} of "
-    result += "the test texts" if rows is None else f"{formats.whole(rows)} test texts"
-    result += f" (macro F1 {formats.share(f1[0])})" if f1 else ""
-    if len(tests) > 1:
-        result += f", the mean of {len(tests)} trainings"
-    sentences.append(f"{result}.")
+        return f"{record.name}: {task}, not tested. {trained}"
+    result = f"{record.name}: {task}, accuracy {formats.percent(accuracy[0])}"
+    if rows is not None:
+        interval = "" if len(tests) > 1 else f", 95 % interval {formats.interval(wilson_interval(accuracy[0], rows))}"
+        result += f" on {formats.whole(rows)} test examples{interval}"
+    result += f", macro F1 {formats.share(f1[0])}" if f1 else ""
+    result += f", mean of {len(tests)} trainings" if len(tests) > 1 else ""
+    sentences = [f"{result}."]
     if record.result.measured_on == "validation":
-        sentences.append("These are the validation texts, which also chose the checkpoint: an independent test is due.")
+        sentences.append(
+            "These are validation scores, and the same examples chose the checkpoint: measure on a separate test set."
+        )
     sentences += [
         f"It {verdict(tests, baseline, _SENTENCE.get(name, name), rows=rows)}."
         for name, baseline in sorted(record.result.baselines.items(), key=lambda item: item[0] == "majority")
@@ -83,13 +84,13 @@ def _finetuning(record: RunRecord) -> str:
     ]
     cut = record.result.number("truncated")
     if cut:
-        sentences.append(f"Texts longer than the model reads, which were cut: {formats.whole(cut)}.")
+        sentences.append(f"Texts truncated to the length of the model: {formats.whole(cut)}.")
     if one_sided := record.result.number("one_sided"):
         sentences.append(f"Pairs with an empty side, from which nothing was learned: {formats.whole(one_sided)}.")
     chunked = record.result.number("chunked")
     if chunked:
         sentences.append(f"Texts read in chunks: {formats.whole(chunked)}.")
-    return " ".join(sentences)
+    return " ".join([*sentences, trained])
 
 
 def verdict(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: float | None) -> str:
@@ -107,20 +108,20 @@ def verdict(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: flo
     if gain > 0:
         words = f"beat {name} ({formats.percent(other)}) by {apart} points"
     elif gain == 0:
-        words = f"did not beat {name}: their accuracy is the same ({formats.percent(other)})"
+        words = f"equals {name} ({formats.percent(other)})"
     else:
         words = f"did not beat {name} ({formats.percent(other)}): it is {apart} points below"
     if rows is None:
-        return f"{words}; on how many test texts is not known, so neither is how sure that is"
+        return f"{words}; significance unknown, since the number of test examples is"
     low, high = difference_interval(accuracy[0], other, rows)
     if gain and low <= 0 <= high:
         words += (
-            f", but with {formats.whole(rows)} test texts that is within noise (95 % interval of the difference: "
+            f", not significant on {formats.whole(rows)} test examples (95 % interval of the difference: "
             f"{formats.points(low)} to {formats.points(high)} points)"
         )
     below = sum((test.number("accuracy") or 0.0) <= other for test in tests)
     if gain > 0 and below:
-        words += f"; {below} of its {len(tests)} trainings did not"
+        words += f"; {below} of {len(tests)} trainings did not"
     return words
 
 
@@ -133,7 +134,7 @@ def _circumstances(records: Sequence[RunRecord]) -> str:
     if len(budgets) == 1 and (budget := budgets.pop()):
         words += f", {'each ' if len(records) > 1 else ''}with a budget of {budget}"
     elif len(budgets) > 1:
-        words += ", under budgets that differ"
+        words += ", with different budgets"
     return words
 
 

@@ -63,11 +63,8 @@ def results(records: Sequence[RunRecord]) -> Table | None:
         Column("trainings", formats.whole),
         Column("test texts", formats.whole),
     )
-    note = (
-        "The interval (Wilson) says how far chance in the choice of test texts reaches; "
-        "± is the deviation over trainings (seeds, folds), where there are several."
-    )
-    return Table("results", "On the test texts", columns, tuple(rows), note).without_empty_columns()
+    note = "95 % interval: Wilson, over test examples. ±: standard deviation over trainings (seeds, folds)."
+    return Table("results", "Test set", columns, tuple(rows), note).without_empty_columns()
 
 
 def _result(name: str, tests: Sequence[Metrics], rows: float | None, trainings: int | None) -> tuple[Any, ...]:
