@@ -37,13 +37,13 @@ def test_layers_are_the_teachers(layers: tuple[int, ...] | None) -> None:
     student, origins = student_of(given, layers=layers)
     chosen = layers or (0, 2, 5)
     assert origins.layers == chosen
-    assert not origins.fresh
+    assert not origins.initialized
     for number, origin in enumerate(chosen):
         theirs = given.model.backbone.layers[origin].state_dict()  # type: ignore[union-attr]
         for name, tensor in student.model.backbone.layers[number].state_dict().items():  # type: ignore[union-attr]
             assert torch.equal(tensor, theirs[name]), name
     assert student.model.head is not None
-    assert set(origins.left) >= {"backbone.embeddings.segments.weight"}
+    assert set(origins.unused) >= {"backbone.embeddings.segments.weight"}
 
 
 def test_all_layers_without_segments_are_the_teacher() -> None:
@@ -57,7 +57,7 @@ def test_a_head_over_texts_is_left() -> None:
     given = teacher(PooledHeadConfig(num_labels=3))
     student, origins = student_of(given)
     assert student.config.head is None
-    assert any(name.startswith("head.") for name in origins.left)
+    assert any(name.startswith("head.") for name in origins.unused)
 
 
 def test_another_attention() -> None:

@@ -261,7 +261,7 @@ def average(records: Sequence[RunRecord], name: str) -> RunRecord:
     """
     finals = [final_losses(record) for record in records]
     train, validation = (_means([losses[side] for losses in finals]) for side in (0, 1))
-    held_out = Validation(loss=validation.get("loss"), losses=validation)
+    held_out = Validation(loss=validation.get("loss"), losses=dict(validation))
     result = records[0].result.model_copy(update={"train": train, "validation": held_out})
     return replace(
         records[0],
