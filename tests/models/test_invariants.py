@@ -1,4 +1,8 @@
-"""The laws of a backbone, for every member of the unions: a new variant is tested by being added there."""
+"""Invariants of an encoder, for every member of its unions of configs: a new member is tested once it is added there.
+
+The parts are crossed in pairs, not all with all: every attention with post-norm, every wiring with two attentions (with
+every kind where layers are computed again), every kind of positions and every setting with full attention.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +37,9 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 23,
     "num_hidden_layers": 2,
     "max_position_embeddings": MAXIMUM,
-    "initializer_range": 0.3,  # attention far from uniform, so that what a token sees shows in its vector
+    "initializer_range": 0.3,  # attention far from uniform, so that each visible token changes the output
 }
-# examples of each attention that are worth testing on a short sequence, by kind; every kind must have one
+# examples of each kind of attention, for a short sequence; the last is tested under every wiring
 ATTENTIONS: dict[str, list[dict[str, Any]]] = {
     "full": [{}],
     "sparse": [
@@ -75,17 +79,16 @@ ATTENTIONS: dict[str, list[dict[str, Any]]] = {
     "paragraphs": [{}],
     "alternating": [{"cycle": [{"kind": "full"}, {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}]}],
 }
-# and of other parts that have more than one way, or need more than their kind
+# examples of other parts with more than one option, or with required settings
 PARTS: dict[str, list[dict[str, Any]]] = {
     "reversible": [{"streams": "split"}, {"streams": "copy"}],
     "axial": [{"shape": [4, 8], "sizes": [17, 27]}],
 }
 WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 2}]}
-# and of what is no part, but a setting of all
 SETTINGS: dict[str, dict[str, Any]] = {
     "shared-layers": {"num_hidden_layers": 4, "num_hidden_groups": 2},
     "shared-layers-reversible": {"num_hidden_layers": 4, "num_hidden_groups": 2, "residual": {"kind": "reversible"}},
-    # scores that nothing divides are as large as others from smaller weights
+    # unscaled scores are as large as others from smaller weights
     "no-biases": {"norm": "rms_norm", "attention_bias": False, "mlp_bias": False, "gated_feed_forward": True}
     | {"head_size": 17, "scale_attn_weights": False, "initializer_range": 0.15},
     "rotary-grouped": {"positions": {"kind": "rotary", "theta": 50.0}, "num_key_value_heads": 1, "qk_norm": True}
@@ -93,21 +96,28 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rotary-causal": {"positions": {"kind": "rotary"}, "qk_norm": True, "norm": "rms_norm", "norm_weight": False}
     | {"residual": {"kind": "pre"}, "causal": True, "hidden_act": "relu2"},
     "rotary-window": {"positions": {"kind": "rotary"}, "norm_bias": False}
-    | {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 2}], "everywhere": {"first": 1}}},
+    | {"attention": WINDOW | {"everywhere": {"first": 1}}},
     "modernbert": {"positions": {"kind": "rotary", "theta": [90.0, 10.0]}, "norm_bias": False, "type_vocab_size": 0}
     | {"residual": {"kind": "pre", "first_norm": False}, "attention_bias": False, "mlp_bias": False}
     | {"gated_feed_forward": True, "attention": {"kind": "alternating", "cycle": [{"kind": "full"}, WINDOW]}},
     "rotary-performer": {"positions": {"kind": "rotary"}, "attention": {"kind": "performer"}},
+    # presets with a setting that no other variant has: an offset of positions, one group of narrow embeddings,
+    # no embedding norm, local and LSH attention in turn, heads for neighbours
+    "roberta": {"preset": "roberta-tiny"},
+    "albert": {"preset": "albert-tiny", "embedding_size": 14},
+    "gpt2": {"preset": "gpt2-tiny"},
+    "reformer": {"preset": "reformer-mini"},
+    "spun-encoder": {"preset": "spun-encoder-tiny"},
 }
-# attentions whose neighbourhoods count from the start of a row, or are chosen by content: a packed document is kept
-# apart from the others, but does not see exactly what it would see alone
+# Attentions whose neighbourhoods count from the start of a row or depend on its content: packed documents do not see
+# each other, but a document does not see exactly what it would see in a row of its own.
 GRIDS = {"blocks", "random_blocks", "permuted_blocks", "local", "lsh"}
 
-# attentions that are about what several documents of a row have to say to each other: tests/models/test_hierarchical.py
+# attentions across the documents of a row, tested in tests/models/test_hierarchical.py
 JOINS = {"paragraphs"}
 
-# attentions that know of earlier tokens only, and refuse to be built for others
 CAUSAL_ONLY = {"ngram"}
+BIDIRECTIONAL_ONLY = {"linformer", "paragraphs"}
 
 
 def examples(union: Any) -> list[dict[str, Any]]:
@@ -116,68 +126,91 @@ def examples(union: Any) -> list[dict[str, Any]]:
     return [{"kind": kind} | example for kind in kinds for example in (ATTENTIONS | PARTS).get(kind, [{}])]
 
 
-def named(attention: dict[str, Any]) -> str:
+def variant_name(attention: dict[str, Any], residual: dict[str, Any], causal: bool) -> str:
     inner = attention.get("patterns", attention.get("cycle", []))
     everywhere = ["global", *attention["everywhere"]] if "everywhere" in attention else []
     settings = [
         f"{value}" for name, value in attention.items() if name not in ("kind", "patterns", "cycle", "everywhere")
     ]
-    return "+".join([attention["kind"], *(part["kind"] for part in inner), *everywhere, *settings])
+    parts = "+".join([attention["kind"], *(part["kind"] for part in inner), *everywhere, *settings])
+    return "-".join([parts, *residual.values(), *["causal"] * causal])
 
 
-def variants() -> dict[str, EncoderConfig]:
-    """Every attention under every residual, causal or not; every kind of positions; presets at a small size."""
-    configs = {}
-    parts: dict[str, Any]
-    for attention, residual, causal in itertools.product(
-        examples(AttentionConfig), examples(ResidualConfig), (False, True)
-    ):
-        if residual.get("streams") == "copy" and attention["kind"] != "full":
-            continue  # wider than split, and nothing else
-        parts = {"attention": attention, "residual": residual, "causal": causal}
-        config = EncoderConfig.model_validate(SIZES | parts)
-        if causal and refuses(config):
-            continue
-        if not causal and attention["kind"] in CAUSAL_ONLY:
-            assert refuses(config)
-            continue
-        name = "-".join([named(attention), *residual.values(), *["causal"] * causal])
-        assert name not in configs, f"two variants would share the name {name}, and one would not be tested"
-        configs[name] = config
-    for positions in examples(PositionsConfig):
-        configs[positions["kind"]] = EncoderConfig.model_validate(SIZES | {"positions": positions})
-    configs |= {name: EncoderConfig.model_validate(SIZES | fields) for name, fields in SETTINGS.items()}
-    for preset, fields in PRESETS.items():
-        if "encoder" in fields or fields.get("kind") == "recurrent":  # of two stacks; of no attention
-            continue
-        narrow: dict[str, Any] = {"embedding_size": 14} if fields.get("embedding_size", 0) else {}
-        attention = fields.get("attention", {})
-        if "k" in attention:  # as many as fit
-            narrow["attention"] = attention | {"k": 5}
-        configs[preset] = EncoderConfig.model_validate({"preset": preset} | SIZES | narrow)
+def cross(
+    attentions: list[dict[str, Any]], residuals: list[dict[str, Any]], *causals: bool
+) -> dict[str, EncoderConfig]:
+    """Every attention with every wiring, in the directions that the attention supports."""
+    configs: dict[str, EncoderConfig] = {}
+    for attention, residual, causal in itertools.product(attentions, residuals, causals):
+        if attention["kind"] not in (BIDIRECTIONAL_ONLY if causal else CAUSAL_ONLY):
+            name = variant_name(attention, residual, causal)
+            assert name not in configs, f"two variants have the name {name}"
+            fields: dict[str, Any] = {"attention": attention, "residual": residual, "causal": causal}
+            configs[name] = EncoderConfig.model_validate(SIZES | fields)
     return configs
 
 
-def refuses(config: EncoderConfig) -> bool:
-    try:
-        config.build()
-    except UserError:
-        return True
-    return False
+def of_settings(fields: dict[str, dict[str, Any]]) -> dict[str, EncoderConfig]:
+    return {name: EncoderConfig.model_validate(SIZES | values) for name, values in fields.items()}
+
+
+def presets() -> dict[str, EncoderConfig]:
+    """One preset of each architecture: at the same sizes, the presets of a family are equal."""
+    configs: dict[str, EncoderConfig] = {}
+    for name, fields in PRESETS.items():
+        if "encoder" in fields or fields.get("kind") == "recurrent":
+            continue
+        sizes: dict[str, Any] = {"preset": name} | SIZES
+        if fields.get("embedding_size", 0):
+            sizes["embedding_size"] = 14
+        if "k" in fields.get("attention", {}):
+            sizes["attention"] = fields["attention"] | {"k": 5}
+        config = EncoderConfig.model_validate(sizes)
+        if config not in configs.values():
+            configs[name] = config
+    return configs
+
+
+POST, *WIRINGS = examples(ResidualConfig)
+LAST = [{"kind": kind} | of_kind[-1] for kind, of_kind in ATTENTIONS.items()]
+SETS = of_settings(SETTINGS | {part["kind"]: {"positions": part} for part in examples(PositionsConfig)})
+SETS |= cross([part for part in LAST if part["kind"] in ("full", "sparse")], WIRINGS, False)
+ATTENTION_VARIANTS = cross(examples(AttentionConfig), [POST], False, True)
+VARIANTS = ATTENTION_VARIANTS | SETS
+# once per set of parameters: causal only where the attention has to be
+MODULES = SETS | {
+    name: config for name, config in VARIANTS.items() if not config.causal or config.attention.kind in CAUSAL_ONLY
+}
+PRESET_VARIANTS = presets()
+WIRED = cross(LAST, WIRINGS, False) | cross([part for part in LAST if part["kind"] in CAUSAL_ONLY], WIRINGS, True)
+every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+every_module = pytest.mark.parametrize("config", MODULES.values(), ids=MODULES)
 
 
 def test_every_attention_has_an_example() -> None:
-    assert {example["kind"] for example in examples(AttentionConfig)} <= set(ATTENTIONS)
+    assert {example["kind"] for example in examples(AttentionConfig)} == set(ATTENTIONS)
 
 
-VARIANTS = variants()
-every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_attentions_of_one_direction_refuse_the_other(causal: bool) -> None:
+    for attention in examples(AttentionConfig):
+        if attention["kind"] in (BIDIRECTIONAL_ONLY if causal else CAUSAL_ONLY):
+            with pytest.raises(UserError):
+                EncoderConfig.model_validate(SIZES | {"attention": attention, "causal": causal}).build()
+
+
+@pytest.mark.parametrize("name", PRESET_VARIANTS)
+def test_presets_build(name: str) -> None:
+    encoder = build(PRESET_VARIANTS[name])
+    hidden = encoder(some_ids(2, SEQ))
+    assert hidden.shape == (2, SEQ, encoder.hidden_size)
+    assert hidden.isfinite().all()
 
 
 def build(config: EncoderConfig, seed: int = 1, **fields: Any) -> Encoder:
     torch.manual_seed(seed)
     encoder = config.model_copy(update=fields).build().eval()
-    if config.initialization == "fan_in":  # its sublayers start by adding nothing, to which every law would be trivial
+    if config.initialization == "fan_in":  # its sublayers add 0 at first, which fulfils every invariant
         for weight in output_weights(encoder.layers):
             torch.nn.init.normal_(weight, std=0.1)
     return encoder
@@ -188,14 +221,15 @@ def some_ids(*shape: int, seed: int = 1) -> Tensor:
 
 
 def modes(config: EncoderConfig) -> list[Encoder]:
-    """In evaluation, and in training with nothing dropped: both take the same way."""
+    """One encoder in evaluation and one in training without dropout."""
     return [build(config), build(config, hidden_dropout_prob=0.0).train()]
 
 
 def reach(encoder: Encoder, length: int) -> Tensor | None:
-    """(length, length) bool: whether token j can be seen in the vector of token i after all the layers.
+    """Whether token j affects the vector of token i after all layers; None where that depends on the tokens.
 
-    None where what is seen depends on the tokens themselves.
+    Returns:
+        bool of shape (length, length)
     """
     mask, seen = Mask(causal=encoder.causal), torch.eye(length)
     for layer in encoder.layers:
@@ -205,14 +239,14 @@ def reach(encoder: Encoder, length: int) -> Tensor | None:
         if sparse is None:
             return None
         table = mask.dense(sparse, length, length, torch.device("cpu"))
-        # some head sees it, or it is the token itself, through the residual
+        # through some head, or the token itself through the residual
         step = torch.ones(length, length) if table is None else table[0].any(0).expand(length, length).float()
         seen = ((step + torch.eye(length)) @ seen > 0).float()
     return seen > 0
 
 
 @every_variant
-def test_padding_does_not_leak_and_alone_is_as_in_a_batch(config: EncoderConfig) -> None:
+def test_padding_does_not_leak_and_a_batch_equals_single_texts(config: EncoderConfig) -> None:
     lengths = (SEQ, 7, 1)
     keep = torch.arange(SEQ) < torch.tensor(lengths)[:, None]
     ids, garbage = some_ids(3, SEQ), some_ids(3, SEQ, seed=2)
@@ -232,11 +266,11 @@ def test_tokens_mix_exactly_as_far_as_the_pattern_reaches(config: EncoderConfig)
     reachable = reach(encoder, SEQ)
     plain = encoder(ids)
     seen = torch.zeros(SEQ, SEQ, dtype=torch.bool)
-    for place in range(SEQ):
+    for position in range(SEQ):
         changed = ids.clone()
-        changed[0, place] = (ids[0, place] - 5 + 17) % (VOCAB - 5) + 5
+        changed[0, position] = (ids[0, position] - 5 + 17) % (VOCAB - 5) + 5
         difference = (encoder(changed) - plain).abs().amax(-1)[0]  # (seq,)
-        seen[:, place] = difference > 1e-9
+        seen[:, position] = difference > 1e-9
     assert bool(seen.diagonal().all())
     assert bool(seen.any(0).all())
     assert not config.causal or not bool(seen.triu(1).any()), "the future leaks"
@@ -290,7 +324,7 @@ def test_a_fully_masked_row_gives_no_nan(config: EncoderConfig) -> None:
             assert parameter.grad is None or parameter.grad.isfinite().all(), name
 
 
-@every_variant
+@every_module
 def test_training_drops_out_and_evaluation_is_deterministic(config: EncoderConfig) -> None:
     encoder, ids = build(config, hidden_dropout_prob=0.1), some_ids(2, SEQ)
     assert torch.equal(encoder(ids), encoder(ids))
@@ -316,8 +350,8 @@ def test_half_precision(config: EncoderConfig) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in encoder.parameters())
 
 
-def test_what_pads_a_causal_text_is_learned_where_it_is_read() -> None:
-    """In GPT-2 it is what ends a text."""
+def test_the_padding_token_of_a_causal_text_is_trained() -> None:
+    """GPT-2 pads with its end-of-text token."""
     encoder, ids = build(EncoderConfig.model_validate(SIZES | {"causal": True, "pad_token_id": 7})), some_ids(1, SEQ)
     ids[0, 3] = 7
     encoder(ids).square().sum().backward()
@@ -336,7 +370,7 @@ def test_any_length_up_to_the_maximum(config: EncoderConfig) -> None:
         encoder(some_ids(1, MAXIMUM + 1))
 
 
-@every_variant
+@pytest.mark.parametrize("config", (VARIANTS | WIRED).values(), ids=VARIANTS | WIRED)
 def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
     encoder, ids = build(config).train(), some_ids(2, SEQ)
     keep = torch.arange(SEQ) < torch.tensor([[SEQ], [7]])
@@ -349,7 +383,7 @@ def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
         hidden = encoder(ids, attention_mask=keep)
         hidden.square().sum().backward()
         found.append([hidden.detach(), *(p.grad for p in encoder.parameters() if p.grad is not None)])
-    # once, and once more when computed again, which reversible layers always are; and that wherever the layer stands
+    # once, and again when recomputed, which reversible layers always do; each time that the layer occurs
     times = sum(layer is encoder.layers[0] for layer in encoder.layers)
     assert len(calls) == times * (4 if config.residual.kind == "reversible" else 3)
     for plain, checkpointed in zip(*found, strict=True):
@@ -358,7 +392,11 @@ def test_gradient_checkpointing_changes_nothing(config: EncoderConfig) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [pytest.param(config, id=name) for name, config in VARIANTS.items() if config.residual.kind == "reversible"],
+    [
+        pytest.param(config, id=name)
+        for name, config in (VARIANTS | WIRED).items()
+        if config.residual.kind == "reversible"
+    ],
 )
 def test_reversible_layers_are_plain_autograd(config: EncoderConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, ids = build(config).double().train(), some_ids(2, SEQ)
@@ -374,8 +412,11 @@ def test_reversible_layers_are_plain_autograd(config: EncoderConfig, monkeypatch
         torch.testing.assert_close(reversible, plain, rtol=1e-9, atol=1e-9)
 
 
-@every_variant
-@pytest.mark.parametrize("head", [None, *get_args(TokenHeadConfig)])
+@pytest.mark.parametrize(
+    ("config", "head"),
+    [pytest.param(config, None, id=name) for name, config in MODULES.items()]
+    + [pytest.param(MODULES["full-post"], head, id=head.__name__) for head in get_args(TokenHeadConfig)],
+)
 def test_save_and_load_restore_the_bits(config: EncoderConfig, head: Any, tmp_path: Path) -> None:
     whole = ModelConfig(backbone=config, head=None if head is None else head())
     torch.manual_seed(1)
@@ -394,13 +435,13 @@ def test_save_and_load_restore_the_bits(config: EncoderConfig, head: Any, tmp_pa
 
 
 def test_segments_are_zero_where_none_are_given() -> None:
-    encoder, ids = build(VARIANTS["bert-tiny"]), some_ids(2, SEQ)
+    encoder, ids = build(PRESET_VARIANTS["bert-tiny"]), some_ids(2, SEQ)
     torch.testing.assert_close(encoder(ids, token_type_ids=torch.zeros_like(ids)), encoder(ids))
     assert not torch.equal(encoder(ids, token_type_ids=torch.ones_like(ids)), encoder(ids))
 
 
 @pytest.mark.parametrize("variant", ["full-post", "full-pre", "full-reversible-split", "full-reversible-copy"])
-def test_hidden_states_are_those_after_every_layer(variant: str) -> None:
+def test_hidden_states_of_every_layer(variant: str) -> None:
     encoder, ids = build(VARIANTS[variant]), some_ids(2, SEQ)
     states = list(encoder.hidden_states(ids))
     assert len(states) == 1 + len(encoder.layers)
@@ -410,7 +451,7 @@ def test_hidden_states_are_those_after_every_layer(variant: str) -> None:
 @pytest.mark.parametrize("narrow", [{}, {"embedding_size": 14}], ids=["as wide", "narrow"])
 @pytest.mark.parametrize("head", get_args(TokenHeadConfig))
 def test_token_heads(head: Any, narrow: dict[str, int]) -> None:
-    """The whole table of logits, a token at a time, and `predict` without the table, are one thing."""
+    """All logits at once, single tokens and `predict` agree."""
     torch.manual_seed(1)
     model = ModelConfig(backbone=EncoderConfig.model_validate(SIZES | narrow), head=head()).build().eval()
     assert model.head is not None
