@@ -1,4 +1,4 @@
-"""The laws of a pretraining objective, for every member of the union."""
+"""Invariants of a pretraining objective, for every member of the union."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ VARIANTS = CONFIGS | {
     "every noise": Denoising(token_masking=0.1, token_deletion=0.1, document_rotation=0.5, sentence_permutation=0.7),
     "gaps and tokens": GapSentenceGeneration(mlm=0.15, selection="sequential", rouge="unique", noise=0.2, intact=0.2),
 }
+# Steps by objective. After them the loss is at most 0.87 times its limit for mlm and electra, 0.5 times for the others.
+UNIGRAM_STEPS, OVERFIT_STEPS = {"mlm": 150, "electra": 250}, {"streamed_clm": 150, "bilm": 100}
 every_kind = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 
@@ -250,10 +252,9 @@ def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
     torch.testing.assert_close(compiled(batch).total(batch.targets), plain)
 
 
-@pytest.mark.slow
 @every_kind
 def test_beats_the_unigram_entropy(config: Any, tokenizer: Tokenizer) -> None:
-    terms = fit(build(config, tokenizer), batches(config, tokenizer), 300)
+    terms = fit(build(config, tokenizer), batches(config, tokenizer), UNIGRAM_STEPS.get(config.kind, 100))
     first = next(iter(terms))  # the term that predicts tokens comes first
     assert terms[first] < 0.85 * UNIGRAM_ENTROPY, terms
     assert terms[f"{first}_accuracy"] > 3 / 24, terms
@@ -265,11 +266,12 @@ def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
         while True:
             yield batch
 
-    # one row: nobody can tell with which word of several texts the next one begins
+    # one row: the first word of a text cannot be predicted
     pairs = getattr(config, "next_sentence", False)
     rows = rows_for(config, tokenizer) if pairs else rows_with(config, tokenizer, [31])
     batch = batch_for(config, tokenizer, rows)
-    terms = fit(build(config, tokenizer), always(), 150, learning_rate=1e-2)
+    steps = OVERFIT_STEPS.get(config.kind, 80)
+    terms = fit(build(config, tokenizer), always(), steps, learning_rate=1e-2)
     learnt = [name for name in terms if f"{name}_accuracy" in terms]
     assert learnt
     for name in learnt:
