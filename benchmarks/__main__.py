@@ -2,8 +2,8 @@
 
 The result is one line of JSON: ours, the peer's, the ratios and the machine.
 
-A benchmark is a file of this folder with ``run(arguments: list[str]) -> dict``: the options of its command line in, and
-ours, the peer's and the ratios out. What it has to say on the way goes to standard error.
+A benchmark is a file or package of this folder with ``run(arguments: list[str]) -> dict``, which takes the command
+line and returns ours, the peer's and the ratios. Other output goes to standard error.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from pathlib import Path
 def benchmarks() -> dict[str, str]:
     """The benchmarks by name, with the first line of each file's docstring; no file is run for it."""
     found = {}
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    folder = Path(__file__).parent
+    for path in sorted([*folder.glob("*.py"), *folder.glob("*/__init__.py")]):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
-            found[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
+            name = path.parent.name if path.stem == "__init__" else path.stem
+            found[name.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
     return found
 
 
@@ -36,9 +38,14 @@ def main(arguments: list[str]) -> int:
     if name not in known:
         print(f"no benchmark {name!r}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
-    from benchmarks.measure import machine  # brings torch, which the list can do without
+    from benchmarks.measure import machine  # imports torch, which the list does not need
+    from homespun.errors import UserError
 
-    result = importlib.import_module(f"benchmarks.{name.replace('-', '_')}").run(options)
+    try:
+        result = importlib.import_module(f"benchmarks.{name.replace('-', '_')}").run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     print(json.dumps({"benchmark": name, **result, "machine": machine()}))
     return 0
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from homespun.hf.open import load
     from homespun.jobs.adapt import extend_tokenizer
     from homespun.jobs.alignment import show_alignment
-    from homespun.jobs.arena import arena
     from homespun.jobs.baselines import baselines as measure_baselines
     from homespun.jobs.convert import convert, export
     from homespun.jobs.distill import distill
@@ -41,7 +40,6 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Prompting": "homespun.jobs.in_context.Prompting",
-    "arena": "homespun.jobs.arena.arena",
     "begin_model": "homespun.jobs.vectors.begin_model",
     "compare_recipe": "homespun.compare.recipe.compare_recipe",
     "convert": "homespun.jobs.convert.convert",
@@ -86,7 +84,6 @@ _WHERE = {
 
 __all__ = [
     "Prompting",
-    "arena",
     "begin_model",
     "compare_recipe",
     "convert",

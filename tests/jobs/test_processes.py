@@ -118,12 +118,6 @@ def test_no_processes_are_started_within_others(monkeypatch: pytest.MonkeyPatch)
     assert processes.processes_to_start(config) == 1
 
 
-def test_jobs_that_start_none_refuse_them() -> None:
-    processes.check_one_process(TrainConfig(), "homespun arena")
-    with pytest.raises(UserError, match=r"homespun arena starts no processes for train.processes=2"):
-        processes.check_one_process(TrainConfig(processes=2), "homespun arena")
-
-
 @pytest.mark.slow
 def test_a_plan_is_of_one_process() -> None:
     recipe = load_recipe("electra-tiny", ["model.vocab_size=499", "data.length=31", "train.batch_size=4"])

@@ -17,7 +17,6 @@ from homespun.models.model import Model
 from homespun.models.sequence_heads import MeanHeadConfig, PooledHeadConfig, SequenceHeadConfig, reads_first
 from homespun.objectives.head_training import ClassLoss
 from homespun.objectives.numbers import Regression
-from homespun.objectives.retrieval import Retrieval
 from homespun.objectives.sentence_labels import SentenceLabels
 from homespun.objectives.supervised import Classification
 from homespun.objectives.tagging import Tagging
@@ -64,14 +63,6 @@ def test_numbers_have_the_same_heads(stack: str) -> None:
     Regression(head=MeanHeadConfig()).build(config.build(), config, np.array([1.0, 2.0, 3.0]))
 
 
-@pytest.mark.parametrize("stack", STACKS)
-def test_two_towers_go_by_first_vectors(stack: str) -> None:
-    config = ModelConfig.model_validate({"backbone": STACKS[stack]})
-    if stack in ONE_WAY:
-        with pytest.raises(UserError, match="take one that reads in both directions"):
-            Retrieval().build(config.build(), config, LABELS)
-    else:
-        Retrieval().build(config.build(), config, LABELS)
 
 
 @pytest.mark.parametrize("smooth_evaluation", [True, False])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.lra.fixed_vocabularies import word_tokenizer
 
 from homespun.objectives.sentence_scores import (
     COUNTINGS,
@@ -18,7 +19,6 @@ from homespun.objectives.sentence_scores import (
     random_sentences,
     sequential,
 )
-from homespun.text.symbols import word_tokenizer
 from homespun.text.words import Words
 
 VOCABULARY = [f"w{number}" for number in range(23)]

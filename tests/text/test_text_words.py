@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 import pytest
+from benchmarks.lra.fixed_vocabularies import byte_tokenizer
 
-from homespun.text.symbols import byte_tokenizer
 from homespun.text.tokenizer import KINDS, Kind, Tokenizer
 from homespun.text.words import Words
 

@@ -93,7 +93,7 @@ def test_a_system_that_takes_the_setting_away_does_not_make_it_begin_for_ever() 
     assert len(lines_of({"HOMESPUN_BEGUN_ANEW": "1"})) == 1
 
 
-@pytest.mark.parametrize(("verb", "anew"), [("pretrain", 1), ("arena", 1), ("corpus", 0), ("--help", 0)])
+@pytest.mark.parametrize(("verb", "anew"), [("pretrain", 1), ("distill", 1), ("corpus", 0), ("--help", 0)])
 def test_verbs_that_train_begin_anew(verb: str, anew: int, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     monkeypatch.setattr(sys, "argv", ["homespun", verb])

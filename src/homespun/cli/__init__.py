@@ -41,7 +41,7 @@ from homespun.cli.vectors import vectors_app
 from homespun.errors import UserError, shorten_warnings
 from homespun.training.malloc import begin_anew_to_train
 
-_TRAINING = ("pretrain", "finetune", "distill", "quickstart", "arena")  # verbs
+_TRAINING = ("pretrain", "finetune", "distill", "quickstart")  # verbs
 
 app = typer.Typer(
     name="homespun",
@@ -251,33 +251,6 @@ def quickstart(
 
     print_run(result["classifier"])
     typer.echo(result["next"])
-
-
-@app.command()
-def arena(
-    task: Annotated[str, typer.Argument(help="listops, text, retrieval or pixels.")],
-    overrides: Overrides = None,
-    models: Annotated[
-        str | None, typer.Option("--models", help="By attention: full,longformer; all if not given.")
-    ] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder with train and test; listops needs none.")] = None,
-    out: Out = Path("runs/arena"),
-    as_json: Json = False,
-) -> None:
-    """Long Range Arena: attentions on one task under one budget. Give the command again to go on."""
-    from homespun.jobs.arena import arena as job
-    from homespun.jobs.arena import scoreboard
-    from homespun.jobs.arena_settings import MODELS
-    from homespun.report.console import Display, print_tables
-
-    with Display(json=as_json) as display:
-        chosen = parts(models) or list(MODELS)
-        result = job(task, out, models=chosen, data=data, overrides=overrides or (), display=display)
-    if as_json:
-        tell(result, as_json)
-        return
-    print_tables(*scoreboard(result))
-    typer.echo(f"report: {result['page']}")
 
 
 @app.command()

@@ -35,18 +35,6 @@ def processes_to_start(config: TrainConfig) -> int:
     return count
 
 
-def check_one_process(config: TrainConfig, job: str) -> None:
-    """Refuse ``train.processes`` in a job that does not start any.
-
-    Raises:
-        UserError: it is more than one, and no launcher started them.
-    """
-    if processes_to_start(config) > 1:
-        raise UserError(
-            f"{job} starts no processes for train.processes={config.processes}; set it to 1, or use torchrun"
-        )
-
-
 def run_in_processes(
     count: int, job: Job, recipe: object, out: str | Path, *, display: Display, **options: Any
 ) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Images as texts: one character a pixel, row after row, so that a classifier of texts reads them."""
+"""Images as texts, one character per pixel, row by row, for a text classifier."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from numpy.typing import NDArray
 from homespun.errors import UserError
 
 INTENSITIES = [chr(intensity) for intensity in range(256)]
-"""The character of each intensity, which is its code point."""
+"""The character of each intensity; its code point is the intensity."""
 
-_LUMA = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601: what the Long Range Arena makes grey images with
-_CIFAR10_ROW = 1 + 3 * 32 * 32  # bytes: the label; then the red, the green and the blue plane
+_LUMA = np.array([0.2989, 0.5870, 0.1140])  # ITU-R BT.601, as in the Long Range Arena
+_CIFAR10_ROW = 1 + 3 * 32 * 32  # bytes: label, red, green and blue plane
 
 
 def read_images(paths: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """The images of ``paths`` as texts of height x width characters, and their labels.
+    """Read images as texts of height x width characters, and their labels.
 
     A file is an ``.npz`` with ``images``, (n, height, width) uint8 or (n, height, width, 3), and ``labels``, (n,)
-    integers or strings; or a ``.bin`` of CIFAR-10's binary version. Colours become grey.
+    integers or strings; or a ``.bin`` of CIFAR-10's binary version. Colour images become grey.
 
     Raises:
-        UserError: another kind of file (a pickle can run code, and is never loaded), or arrays of other shapes.
+        UserError: another kind of file (pickles can run code and are never loaded), or arrays of other shapes.
     """
     texts: list[str] = []
     labels: list[str] = []
@@ -55,15 +55,10 @@ def _read_npz(path: Path) -> tuple[NDArray[np.uint8], NDArray[Any]]:
                     f"{path} has no array {missing.pop()!r}; there are: {', '.join(arrays.files) or 'none'}"
                 )
             images, labels = arrays["images"], arrays["labels"]
-    except UserError:
-        raise
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:  # ValueError: an array of pickled objects
+    # ValueError: an array of pickled objects
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"cannot read {path}: {error}") from error
     if images.dtype != np.uint8 or not (images.ndim == 3 or (images.ndim == 4 and images.shape[3] == 3)):
         raise UserError(
@@ -92,10 +87,9 @@ def _read_cifar10(path: Path) -> tuple[NDArray[np.uint8], NDArray[Any]]:
 
 
 def _grey(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(n, height, width) of (n, height, width) or (n, height, width, 3)."""
     if images.ndim == 3:
         return images
-    grey: NDArray[np.uint8] = np.empty(images.shape[:3], np.uint8)
-    for place, image in zip(grey, images, strict=True):  # one at a time: as float64 all of them would be large
-        place[:] = (image @ _LUMA).round()
+    grey: NDArray[np.uint8] = np.empty(images.shape[:3], np.uint8)  # (n, height, width)
+    for out, image in zip(grey, images, strict=True):  # one at a time: all of them as float64 would be large
+        out[:] = (image @ _LUMA).round()
     return grey

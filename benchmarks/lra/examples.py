@@ -1,4 +1,4 @@
-"""Labelled examples from a folder that holds a training, a test and perhaps a validation part."""
+"""Labelled examples from a folder with a training, a test and perhaps a validation part."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from homespun.errors import UserError
 from homespun.text.sources import read_records
 
 Split = Literal["train", "validation", "test"]
-MostRows = Annotated[int | None, Field(ge=1, description="at most so many, drawn with the seed; null: all")]
+MostRows = Annotated[int | None, Field(ge=1, description="at most so many, drawn at random with the seed; null: all")]
 
-# words in a name, in the order in which they are looked for: `test_data.csv` is a test set
+# words in file names; the first match counts: `test_data.csv` is a test set
 _WORDS: dict[Split, set[str]] = {
     "test": {"test"},
     "validation": {"validation", "valid", "val", "dev", "eval"},
@@ -31,7 +31,7 @@ _WORDS: dict[Split, set[str]] = {
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts with a label each; of pairs, ``others`` are the second texts."""
+    """Labelled texts; ``others`` are the second texts of pairs."""
 
     texts: list[str]
     labels: list[str]
@@ -41,18 +41,18 @@ class Examples:
         return len(self.texts)
 
     def take(self, indices: NDArray[Any]) -> Examples:
-        """Some of them, in this order."""
+        """Select ``indices``, in their order."""
         others = None if self.others is None else [self.others[i] for i in indices]
         return Examples([self.texts[i] for i in indices], [self.labels[i] for i in indices], others)
 
     def at_most(self, rows: int | None, seed: int) -> Examples:
-        """So many of them at random, in the order in which they stand."""
+        """Draw ``rows`` examples at random, in their original order."""
         if rows is None or rows >= len(self):
             return self
         return self.take(np.sort(np.random.default_rng(seed).permutation(len(self))[:rows]))
 
     def by_length(self) -> Examples:
-        """The same, the shortest first: batches taken in this order hold hardly any padding."""
+        """Sort by length, shortest first, so that batches in this order have hardly any padding."""
         others = self.others or [""] * len(self)
         sizes = [len(text) + len(other) for text, other in zip(self.texts, others, strict=True)]
         return self.take(np.argsort(sizes, kind="stable"))
@@ -63,21 +63,21 @@ Reader = Callable[[list[Path]], Examples]
 
 
 class Files(Config):
-    """What is taken of a folder with a file, or a folder, for each part: train.csv, basic_val.tsv, test/."""
+    """Which rows to read from a folder with a file or folder for each part: train.csv, basic_val.tsv, test/."""
 
     train_rows: MostRows = None
     validation_rows: MostRows = None
     test_rows: MostRows = None
     validation: float = Field(
-        default=0.1, gt=0, lt=0.5, description="share of the training rows held out where there is no validation file"
+        default=0.1, gt=0, lt=0.5, description="share of the training rows held out if there is no validation file"
     )
     seed: int = Field(default=0, ge=0, description="of the choice of rows")
 
     def read(self, folder: str, read: Reader) -> Parts:
-        """The three parts, told by the names of their files, as ``read`` reads those.
+        """Read the three parts with ``read``; file names say which is which.
 
         Raises:
-            UserError: no folder, or none of its files is for training, or for testing; what ``read`` raises.
+            UserError: no folder, or no training or test file in it; what ``read`` raises.
         """
         if not folder:
             raise UserError("which files? give --data FOLDER, with a file or folder each for train and test in it")
@@ -98,9 +98,9 @@ class Files(Config):
 
 
 def table_reader(texts: Sequence[str], label: str, columns: Sequence[str] | None, *, characters: int) -> Reader:
-    """Reads one or two columns of texts, cut to ``characters``, and a label column from any file of records.
+    """Build a reader of one or two text columns, cut to ``characters``, and a label column, of any file of records.
 
-    A folder of folders is read as classes of ``.txt`` files: the class is the name of the inner folder.
+    A folder of folders is read as classes of ``.txt`` files; the inner folder names the class.
     """
 
     def read(paths: list[Path]) -> Examples:
@@ -120,7 +120,7 @@ def table_reader(texts: Sequence[str], label: str, columns: Sequence[str] | None
 
 def _records(path: Path, label: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
     classes = sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
-    # IMDb has a folder `unsup` of reviews without a class; its names of classes are those of every part
+    # IMDb's folder `unsup` has reviews without a class
     classes = [folder for folder in classes if folder.name != "unsup"]
     for folder in classes:
         for record in read_records([str(folder)]):

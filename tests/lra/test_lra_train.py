@@ -1,22 +1,25 @@
-"""The Long Range Arena through its command: every task on tiny rows, going on, and what a mistake says."""
+"""Long Range Arena on tiny data: every task, resuming, errors."""
 
 from __future__ import annotations
 
 import csv
 import json
 import random
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+import benchmarks.lra.train as module
 import numpy as np
 import pytest
-from jobs_world import run
+from benchmarks.__main__ import benchmarks, main
+from benchmarks.lra import run as run_lra
+from benchmarks.lra.settings import MODELS, PUBLISHED, SETTINGS, TASKS
+from benchmarks.lra.train import lra, lra_recipe, scoreboard
 
-import homespun.jobs.arena as module
 from homespun.errors import NotFinite, UserError
-from homespun.jobs.arena import arena, arena_recipe, scoreboard
-from homespun.jobs.arena_settings import MODELS, PUBLISHED, SETTINGS, TASKS
+from homespun.jobs.use import evaluate
 
 SMALL = (
     *("model.num_hidden_layers=1", "model.hidden_size=16", "model.num_attention_heads=2"),
@@ -28,10 +31,8 @@ LISTOPS = (
 )
 
 
-@pytest.fixture
-def pageless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the report, whose plots take seconds."""
-    monkeypatch.setattr(module, "write_report", lambda runs, out, **words: out / "index.html")
+def run(*words: str | Path) -> dict[str, Any]:
+    return run_lra([*map(str, words)])
 
 
 def check(result: dict[str, Any], out: Path, models: list[str]) -> None:
@@ -45,10 +46,9 @@ def check(result: dict[str, Any], out: Path, models: list[str]) -> None:
     assert json.loads((out / "result.json").read_text())["models"] == result["models"]
 
 
-@pytest.mark.usefixtures("pageless")
 def test_listops_from_the_command_and_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "arena"
-    command = ("arena", "listops", *SMALL, *LISTOPS, "--out", out)
+    out = tmp_path / "lra"
+    command = ("listops", *SMALL, *LISTOPS, "--out", out)
     first = run(*command, "--models", "full")
     check(first, out, ["full"])
     assert first["rows"] == {"train": 60, "validation": 17, "test": 19}
@@ -70,11 +70,10 @@ def test_listops_from_the_command_and_going_on(tmp_path: Path, monkeypatch: pyte
     assert [model["steps"] for model in longer["models"]] == [5, 5]
     with pytest.raises(UserError, match=r"was run with another config: task\.seed"):
         run(*command, "task.seed=1", "--models", "full")
-    metrics = run("evaluate", out / "trials" / "full", "--data", out / "data" / "test.tsv")
+    metrics = evaluate(out / "trials" / "full", [str(out / "data" / "test.tsv")])
     assert metrics["accuracy"] == longer["models"][0]["accuracy"]
 
 
-@pytest.mark.usefixtures("pageless")
 @pytest.mark.parametrize("task", ["text", "listops"])  # of two classes and of ten
 def test_a_model_that_diverges_does_not_cost_the_others_their_turn(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, task: str
@@ -85,7 +84,7 @@ def test_a_model_that_diverges_does_not_cost_the_others_their_turn(
         write(data / f"{part}.csv", texts(rows, random.Random(2)))
     own = (*LISTOPS, "--models", "full,local") if task == "listops" else ("task.text=text1", "task.length=37")
     more = () if task == "listops" else ("--data", data, "--models", "full,local")
-    command = ("arena", task, *SMALL, "train.budget.steps=1", *own, *more, "--out", out)
+    command = (task, *SMALL, "train.budget.steps=1", *own, *more, "--out", out)
     broken = "full.train.optimizer.learning_rate=1e20"
     result = run(*command, broken)
     assert [(model["accuracy"] is None, model["end"]) for model in result["models"]] == [
@@ -106,7 +105,6 @@ def test_a_model_that_diverges_does_not_cost_the_others_their_turn(
     assert [model["end"] for model in again["models"]] == ["budget", "budget"]
 
 
-@pytest.mark.usefixtures("pageless")
 def test_a_model_that_breaks_on_the_test_rows_alone_has_no_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,41 +116,26 @@ def test_a_model_that_breaks_on_the_test_rows_alone_has_no_score(
         return measure(model, rows, *others, **more)
 
     monkeypatch.setattr(module, "_measure", broken)
-    result = arena("listops", tmp_path / "out", models=["full"], overrides=[*SMALL, *LISTOPS])
+    result = lra("listops", tmp_path / "out", models=["full"], overrides=[*SMALL, *LISTOPS])
     assert (result["models"][0]["accuracy"], result["models"][0]["end"]) == (None, "not_finite")
 
 
-@pytest.mark.usefixtures("pageless")
 def test_models_finished_before_stay_in_the_table(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = tmp_path / "out"
     settings = [*SMALL, *LISTOPS, "train.budget.steps=1"]
     of_one = ["linformer.model.attention.k=17", "bigbird.model.hidden_size=18"]
-    first = arena("listops", out, models=["bigbird", "linformer", "local"], overrides=[*settings, *of_one])
-    second = arena("listops", out, models=["reformer", "full"], overrides=settings)
+    first = lra("listops", out, models=["bigbird", "linformer", "local"], overrides=[*settings, *of_one])
+    second = lra("listops", out, models=["reformer", "full"], overrides=settings)
     assert [model["name"] for model in second["models"]] == ["reformer", "full", "local", "linformer"]
     assert second["models"][2:] == first["models"][:0:-1]
     assert json.loads((out / "result.json").read_text())["models"] == second["models"]
     assert [row[0] for row in scoreboard(second)[0].rows][:4] == ["reformer", "full", "local", "linformer"]
-    said = "is finished under other settings and not listed; name it in --models, with what is set for it"
-    assert caplog.messages == [f"{out / 'trials' / 'bigbird'} {said}"]
+    (message,) = caplog.messages
+    assert str(out / "trials" / "bigbird") in message
     caplog.clear()
-    longer = arena("listops", out, models=["full"], overrides=[*settings[:-1], "train.budget.steps=2"])
+    longer = lra("listops", out, models=["full"], overrides=[*settings[:-1], "train.budget.steps=2"])
     assert [model["name"] for model in longer["models"]] == ["full"]
     assert len(caplog.messages) == 4  # of which no other went on
-
-
-@pytest.mark.usefixtures("pageless")
-def test_the_page_has_models_finished_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pages: list[list[str]] = []
-
-    def page(runs: list[Path], out: Path, **words: Any) -> Path:
-        pages.append([path.name for path in runs])
-        return out / "index.html"
-
-    monkeypatch.setattr(module, "write_report", page)
-    for model in ("local", "full"):
-        arena("listops", tmp_path / "out", models=[model], overrides=[*SMALL, *LISTOPS, "train.budget.steps=1"])
-    assert pages == [["local"], ["full", "local"]]
 
 
 def texts(rows: int, draw: random.Random) -> list[dict[str, str]]:
@@ -171,7 +154,6 @@ def write(path: Path, rows: list[dict[str, str]]) -> None:
         table.writerows(rows)
 
 
-@pytest.mark.usefixtures("pageless")
 @pytest.mark.parametrize(("task", "columns"), [("text", ["task.text=text1"]), ("retrieval", [])])
 def test_bytes_of_one_text_and_of_two(tmp_path: Path, task: str, columns: list[str]) -> None:
     draw = random.Random(0)
@@ -180,7 +162,7 @@ def test_bytes_of_one_text_and_of_two(tmp_path: Path, task: str, columns: list[s
     for part, rows in (("train", 67), ("test", 29)):
         write(data / f"pairs_{part}.csv", texts(rows, draw))
     more = ["task.length=41", "task.files.train_rows=53", *columns]
-    result = run("arena", task, *SMALL, *more, "--data", data, "--models", "full", "--out", out)
+    result = run(task, *SMALL, *more, "--data", data, "--models", "full", "--out", out)
     check(result, out, ["full"])
     assert result["rows"] == {"train": 53, "validation": 7, "test": 29}
     assert result["truncated"] > 0
@@ -195,17 +177,13 @@ def test_pixels(tmp_path: Path) -> None:
         labels = np.arange(rows) % 3
         images = (draw.integers(0, 50, (rows, 5, 7)) + 90 * labels[:, None, None]).astype(np.uint8)
         np.savez(data / f"{part}.npz", images=images, labels=labels)
-    result = run("arena", "pixels", *SMALL, "task.length=37", "--data", data, "--models", "full", "--out", out)
+    result = run("pixels", *SMALL, "task.length=37", "--data", data, "--models", "full", "--out", out)
     check(result, out, ["full"])
     assert result["labels"] == ["0", "1", "2"]
-    page = Path(result["page"]).read_text(encoding="utf-8")
-    assert "Beside the published scores" in page
-    assert "synthesizer" in page  # of the published table
     with pytest.raises(UserError, match=r"images of 35 pixels do not fit into task.length=36; give 37"):
-        arena("pixels", tmp_path / "short", models=["full"], data=data, overrides=[*SMALL, "task.length=36"])
+        lra("pixels", tmp_path / "short", models=["full"], data=data, overrides=[*SMALL, "task.length=36"])
 
 
-@pytest.mark.usefixtures("pageless")
 def test_something_is_learnt(tmp_path: Path) -> None:
     rows = texts(200, random.Random(1))
     data = tmp_path / "data"
@@ -213,13 +191,13 @@ def test_something_is_learnt(tmp_path: Path) -> None:
     write(data / "train.csv", rows[:150])
     write(data / "test.csv", rows[150:])
     steps = ["task.text=text1", "task.length=64", "train.budget.steps=30", "train.optimizer.learning_rate=1e-2"]
-    result = arena("text", tmp_path / "out", models=["full"], data=data, overrides=[*SMALL, *steps])
+    result = lra("text", tmp_path / "out", models=["full"], data=data, overrides=[*SMALL, *steps])
     assert result["models"][0]["accuracy"] > 0.9
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_settings_are_whole_and_ready_for_the_task(task: str) -> None:
-    recipe = arena_recipe(task)
+    recipe = lra_recipe(task)
     assert recipe.task.kind == task
     assert recipe.model.max_position_embeddings == recipe.task.length
     assert recipe.model.vocab_size == recipe.task.tokenizer().vocab_size
@@ -235,18 +213,18 @@ def test_every_model_has_a_published_score_of_every_task() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_models_differ_in_their_attention_alone(model: str) -> None:
-    changed = arena_recipe("listops", model=model).model_dump()
-    plain = arena_recipe("listops").model_dump()
+    changed = lra_recipe("listops", model=model).model_dump()
+    plain = lra_recipe("listops").model_dump()
     changed["model"].pop("attention"), plain["model"].pop("attention")
     assert changed == plain
 
 
 def test_an_override_for_one_model() -> None:
     overrides = ["longformer.model.attention.everywhere=null", "train.seed=7"]
-    changed = arena_recipe("listops", overrides, model="longformer")
+    changed = lra_recipe("listops", overrides, model="longformer")
     assert changed.model.attention.model_dump()["everywhere"] is None
     assert changed.train.seed == 7
-    assert arena_recipe("listops", overrides, model="bigbird").model == arena_recipe("listops", model="bigbird").model
+    assert lra_recipe("listops", overrides, model="bigbird").model == lra_recipe("listops", model="bigbird").model
 
 
 @pytest.mark.parametrize(
@@ -255,6 +233,7 @@ def test_an_override_for_one_model() -> None:
         (("listop",), "unknown task 'listop'; did you mean 'listops'?"),
         (("listops", "--models", "ful"), "unknown model 'ful'; did you mean 'full'?"),
         (("listops", "task.rows=3"), "unknown key 'task.rows'"),
+        (("listops", "train.processes=2"), "train.processes=1"),
         (("text", "--models", "full"), "give --data FOLDER"),
         (("text", "--models", "full", "--data", "nowhere"), "nowhere is not a folder"),
         (("listops", "--models", "full", "task.length=99"), "length=99 would cut expressions"),
@@ -264,14 +243,28 @@ def test_an_override_for_one_model() -> None:
         ),
         (
             ("text", "task.length=16"),
-            "linformer: k=256 must be from 1 to max_position_embeddings=16: it is what is left of the keys; set "
-            "linformer.model.attention.KEY=VALUE, or name the other models in --models",
+            "linformer: k=256 must be from 1 to max_position_embeddings=16",
         ),
     ],
 )
 def test_mistakes_are_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UserError) as caught:
-        run("arena", *words, "--out", tmp_path / "out")
+        run(*words, "--out", tmp_path / "out")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()  # nothing is in the way of the right command
+
+
+def test_the_benchmark_is_listed_and_errors_exit_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "lra" in benchmarks()
+    assert main(["lra", "listop"]) == 2
+    assert "did you mean 'listops'?" in capsys.readouterr().err
+
+
+def test_the_documented_settings_are_valid() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "lra.md").read_text(encoding="utf-8").replace("\\\n", "")
+    commands = [shlex.split(line)[4:] for line in page.splitlines() if line.startswith("python -m benchmarks lra ")]
+    assert {task for task, *_ in commands} == set(TASKS)
+    for task, *words in commands:
+        settings = [word for word in words if "=" in word]
+        assert all(lra_recipe(task, settings, model=model) for model in MODELS)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.lra.examples import Examples, Files, table_reader
+from benchmarks.lra.pixels import read_images
+from benchmarks.lra.tasks import RetrievalTask
 
-from homespun.data.arena import RetrievalTask
-from homespun.data.examples import Examples, Files, table_reader
 from homespun.data.labelled import Labels
-from homespun.data.pixels import read_images
 from homespun.errors import UserError
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from benchmarks.lra.retrieval import Retrieval, RetrievalCollate, RetrievalObjective
 
 from homespun.batch import Batch, Draw
 from homespun.data.labelled import Labels
 from homespun.data.rows import Row
+from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
-from homespun.objectives.retrieval import Retrieval, RetrievalCollate, RetrievalObjective
 
 LABELS = Labels(("0", "1", "2"))
 
@@ -96,3 +97,9 @@ def test_what_is_kept_is_the_encoder(objective: RetrievalObjective) -> None:
     assert model.head is None
     assert config.head is None
     assert model.backbone is objective.model.backbone
+
+
+def test_a_causal_encoder_is_refused() -> None:
+    config = ModelConfig(backbone=EncoderConfig(vocab_size=31, hidden_size=20, num_attention_heads=2, causal=True))
+    with pytest.raises(UserError, match="bidirectional"):
+        Retrieval().build(Model(config.backbone.build()), config, LABELS)

@@ -1,9 +1,9 @@
-"""The Long Range Arena in values: its settings a task, the models that compete, and the published scores.
+"""Settings of the tasks, the models, and the published scores.
 
 Settings and scores are those of Tay et al. 2021 ("Long Range Arena: A Benchmark for Efficient Transformers", table 1)
-and of its code. What differs here: attention dropout is off, positions are learned, the learning rate falls in a line
-to the end of the budget instead of with the inverse square root of the steps (its height is the same), and texts are
-not padded to the greatest length.
+and of its code. Differences: no attention dropout, learned positions, a learning rate of the same peak that falls
+linearly to the end of the budget instead of with the inverse square root of the steps, and no padding of texts to the
+greatest length.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _training(rows: int, steps: int, rate: float, schedule: Tree, weight_decay: 
     }
 
 
-# the height of the learning rate is 0.05 / sqrt(steps of warmup), as its code has it
+# peak learning rate: 0.05 / sqrt(warmup steps), as in the arena's code
 SETTINGS: dict[str, Tree] = {
     "listops": {
         "task": {"kind": "listops"},
@@ -56,7 +56,7 @@ SETTINGS: dict[str, Tree] = {
     "retrieval": {
         "task": {"kind": "retrieval"},
         "model": _encoder(4, 128, 4, 512),
-        # there 8,000 steps of warmup, of which 5,000 are made
+        # the arena's warmup is 8,000 steps, of which it makes 5,000
         "train": _training(32, 5_000, 3.5e-4, {"kind": "linear", "warmup": 0.4}),
     },
     "pixels": {
@@ -68,7 +68,7 @@ SETTINGS: dict[str, Tree] = {
 
 MODELS: dict[str, Tree] = {
     "full": {"attention": {"kind": "full"}},
-    # the arena's local attention: blocks that see themselves alone
+    # the arena's local attention: each block attends to itself only
     "local": {"attention": {"kind": "sparse", "patterns": [{"kind": "blocks", "size": 50, "before": 0, "after": 0}]}},
     "longformer": {
         "attention": {
@@ -91,7 +91,7 @@ MODELS: dict[str, Tree] = {
     "performer": {"attention": {"kind": "performer"}},
     "reformer": {"attention": {"kind": "lsh"}},
 }
-"""Changes to the encoder, by the name that a command gives."""
+"""Changes to the encoder by model name."""
 
 PUBLISHED: dict[str, dict[str, float]] = {
     name: dict(zip(TASKS, scores, strict=True))

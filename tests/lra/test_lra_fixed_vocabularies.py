@@ -6,8 +6,8 @@ import pickle
 from pathlib import Path
 
 import pytest
+from benchmarks.lra.fixed_vocabularies import byte_tokenizer, character_tokenizer, word_tokenizer
 
-from homespun.text.symbols import byte_tokenizer, character_tokenizer, word_tokenizer
 from homespun.text.tokenizer import Tokenizer
 
 MADE = {

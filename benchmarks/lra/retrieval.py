@@ -1,4 +1,4 @@
-"""Two towers: two documents encoded on their own by one encoder, and a head that compares their vectors."""
+"""Two-tower retrieval: one encoder reads two documents separately, a head compares their vectors."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from homespun.objectives.head_training import ClassLoss, check_first_token
 
 
 class Retrieval(Config):
-    """Do two documents belong together, from their vectors alone (Tay et al. 2021, section 2.2.3)."""
+    """Classify a pair of documents by their vectors alone (Tay et al. 2021, section 2.2.3)."""
 
     kind: Literal["retrieval"] = "retrieval"
-    hidden_size: int = Field(default=512, ge=2, description="of the head's first layer; its second has half of it")
+    hidden_size: int = Field(default=512, ge=2, description="of the head's first layer; the second has half of it")
 
     def collate(self, pad_id: int, labels: Labels) -> RetrievalCollate:
-        """The data side, for rows of two documents."""
+        """Collate rows of two documents."""
         return RetrievalCollate(pad_id)
 
     def build(self, model: Model, config: ModelConfig, labels: Labels) -> RetrievalObjective:
-        """A new head on the encoder of ``model``, which is taken over, not copied; ``config`` is its config.
+        """Put a new head on the encoder of ``model``, which is shared, not copied; ``config`` is its config.
 
         Raises:
-            UserError: the stack is causal.
+            UserError: the encoder is causal.
         """
-        check_first_token("objective.kind=retrieval", config, way_out="take one that reads in both directions")
+        check_first_token("objective.kind=retrieval", config, way_out="use a bidirectional one")
         head = TwoTowerHead(model.backbone.hidden_size, self.hidden_size, len(labels))
         initialise(head.modules(), config.backbone.initializer_range)
         return RetrievalObjective(Model(model.backbone, head), config)
@@ -47,8 +47,8 @@ class Retrieval(Config):
 class TwoTowerHead(nn.Module):
     """The first vectors x and y of two texts -> ``[x, y, x * y, x - y]`` -> two ReLU layers -> logits.
 
-    Called as other heads are, ``head(hidden, attention_mask)``, but the first half of the rows are first texts and the
-    second half their partners: (2 * pairs, seq, hidden) -> (pairs, labels).
+    The first half of the rows are first texts, the second half their partners:
+    (2 * pairs, seq, hidden) -> (pairs, labels).
     """
 
     def __init__(self, hidden_size: int, width: int, num_labels: int) -> None:
@@ -74,7 +74,7 @@ class RetrievalCollate:
     pad_id: int
 
     def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        """``labels`` are (pairs,) classes. Nothing is random here."""
+        """Collate; ``labels`` are (pairs,) classes, ``draws`` are not used."""
         towers = [Row(row.input_ids[row.documents == document]) for document in (0, 1) for row in rows]
         labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
         targets = {"loss": float(len(rows)), "accuracy": float(len(rows))}
@@ -82,7 +82,7 @@ class RetrievalCollate:
 
 
 class RetrievalObjective(nn.Module):
-    """Cross entropy of the right class of a pair; the term ``accuracy`` is reported only."""
+    """Cross entropy of the class of a pair; the term ``accuracy`` is reported only."""
 
     def __init__(self, model: Model, config: ModelConfig) -> None:
         super().__init__()
@@ -99,5 +99,5 @@ class RetrievalObjective(nn.Module):
         return loss
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """The encoder, which is what serves to look documents up with; the head compares given pairs only."""
+        """Export the encoder, without the head for pairs."""
         return Model(self.model.backbone), self.config

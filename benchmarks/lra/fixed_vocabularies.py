@@ -1,4 +1,4 @@
-"""Tokenizers that are not learnt: one token a byte, a character or a word of a list that is known beforehand."""
+"""Tokenizers with a fixed vocabulary: one token per byte, character or word of a given list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homespun.text.vocabularies import SPECIAL_TOKENS, UNK
 
 
 def byte_tokenizer() -> Tokenizer:
-    """A token a byte of UTF-8: 261 with the special ones. Nothing is unknown, ``decode`` returns the very text."""
+    """One token per UTF-8 byte, 261 with the special ones; lossless."""
     engine = Engine(models.BPE(_vocabulary(sorted(pre_tokenizers.ByteLevel.alphabet())), []))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     engine.decoder = decoders.ByteLevel()
@@ -21,14 +21,14 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def character_tokenizer(characters: Sequence[str]) -> Tokenizer:
-    """A token a character of ``characters``; others are ``[UNK]``."""
+    """One token per character of ``characters``; others are ``[UNK]``."""
     engine = Engine(models.BPE(_vocabulary(characters), [], unk_token=UNK))
     engine.decoder = decoders.Fuse()
     return _tokenizer(engine)
 
 
 def word_tokenizer(words: Sequence[str], *, ignored: str = "") -> Tokenizer:
-    """A token a word of ``words``, between white space; others are ``[UNK]``, ``ignored`` characters nothing at all."""
+    """One token per word of ``words``, split at white space; others are ``[UNK]``, ``ignored`` characters removed."""
     engine = Engine(models.WordLevel(_vocabulary(words), unk_token=UNK))
     if ignored:
         engine.normalizer = normalizers.Replace(Regex("|".join(rf"\x{{{ord(c):x}}}" for c in ignored)), "")

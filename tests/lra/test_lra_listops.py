@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.lra.fixed_vocabularies import word_tokenizer
+from benchmarks.lra.listops import SYMBOLS, ListOps, value
 
-from homespun.data.listops import SYMBOLS, ListOps, value
 from homespun.errors import UserError
-from homespun.text.symbols import word_tokenizer
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "listops" / "d20s.tsv.gz"
 
