@@ -93,6 +93,9 @@ def test_the_version_is_told() -> None:
         (["pretain"], "has no command 'pretain'; did you mean 'pretrain'?"),
         (["corpus", "bild"], "corpus has no command 'bild'; did you mean 'build'?"),
         (["corpus", "qqq"], "corpus has no command 'qqq'; there are: build, lengths"),
+        (["corpus", "arena"], "corpus has no command 'arena'; there are: build, lengths"),
+        (["arena", "listops", "--models", "full"], "python -m benchmarks lra"),
+        (["senses"], "senses was removed"),
     ],
 )
 def test_a_command_that_there_is_not(words: list[str], said: str) -> None:

@@ -24,6 +24,7 @@ from homespun.errors import NotFinite, UserError, nearest
 from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
 from homespun.jobs.result import summarise, watch
+from homespun.metrics.classification import Metrics, classification_metrics, classify
 from homespun.models.bundle import load_weights, save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -32,11 +33,10 @@ from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadCo
 from homespun.objectives.supervised import Classification
 from homespun.report import formats
 from homespun.report.console import Display
-from homespun.report.intervals import wilson
+from homespun.report.significance import wilson_interval
 from homespun.report.table import Column, Table
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
-from homespun.training.evaluate import Metrics, classification_metrics, classify
 from homespun.training.processes import launched
 from homespun.training.run import Run
 from homespun.training.trainer import Interrupted, Trainer
@@ -207,7 +207,7 @@ def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
     scores: list[tuple[Any, ...]] = []
     for model in result["models"]:
         score = model["accuracy"]
-        interval = None if score is None else wilson(score, model["rows"])
+        interval = None if score is None else wilson_interval(score, model["rows"])
         scores.append((model["name"], score, interval, published[model["name"]]))
     scores.append(("majority class", result["majority"], None, None))
     interval_column = Column("95 % interval", formats.interval, parts=("low", "high"))

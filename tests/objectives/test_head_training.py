@@ -63,8 +63,6 @@ def test_numbers_have_the_same_heads(stack: str) -> None:
     Regression(head=MeanHeadConfig()).build(config.build(), config, np.array([1.0, 2.0, 3.0]))
 
 
-
-
 @pytest.mark.parametrize("smooth_evaluation", [True, False])
 def test_label_smoothing_in_evaluation_is_an_attribute(smooth_evaluation: bool) -> None:
     logits, labels = torch.tensor([[2.0, 0.0, -1.0], [0.5, 1.0, 0.0]]), torch.tensor([0, 2])

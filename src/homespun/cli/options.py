@@ -38,15 +38,23 @@ StartingVectors = Annotated[
 ]
 
 
+_REMOVED_COMMANDS = {
+    "arena": "was removed; in a checkout, use python -m benchmarks lra",
+    "senses": "was removed",
+}
+
+
 class Verbs(TyperGroup):
-    """A command of commands; one that there is not is a mistake in one line, which says what there is."""
+    """Command group that rejects unknown and removed commands in one line."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first of ``args`` names, and what it is given.
+        """Resolve the command named by ``args[0]``.
 
         Raises:
-            UserError: there is none of that name.
+            UserError: unknown or removed command.
         """
+        if ctx.parent is None and args[0] in _REMOVED_COMMANDS:
+            raise UserError(f"{ctx.command_path} {args[0]} {_REMOVED_COMMANDS[args[0]]}")
         if args[0] not in self.commands:
             raise UserError(f"{ctx.command_path} has no command {args[0]!r}{nearest(args[0], self.commands)}")
         return super().resolve_command(ctx, args)
