@@ -136,7 +136,7 @@ class _PredictTokens(torch.autograd.Function):
 
 def _iterations(starts: range) -> Iterable[int]:
     """``starts``; while a step is traced the first, the second for all that equal it, and the last."""
-    repeat = repeat_context.get()
+    repeat = None if torch.compiler.is_compiling() else repeat_context.get()  # a context variable breaks the graph
     return starts if repeat is None or len(starts) < 4 else _distinct(starts, repeat)
 
 
