@@ -28,7 +28,7 @@ def test_a_clear_win_is_said_plainly() -> None:
 
 def test_a_win_within_noise_is_cautioned_with_the_number_of_texts() -> None:
     words = said([0.912], 0.90, 500)
-    assert words.startswith("beat TF-IDF (90.0 %) by 1.2 points, not significant on 500 test examples")
+    assert words.startswith("is 1.2 points above TF-IDF (90.0 %), not significant on 500 test examples")
     assert "−2.4 to +4.9 points" in words
 
 
@@ -39,11 +39,11 @@ def test_a_loss_and_a_draw_did_not_beat() -> None:
 
 
 def test_a_difference_too_small_to_write_is_not_written_as_zero() -> None:
-    assert "by less than 0.1 points" in said([0.90001], 0.90, 500)
+    assert "less than 0.1 points" in said([0.90001], 0.90, 500)
 
 
 def test_seeds_that_did_not_beat_are_counted() -> None:
-    assert said([0.93, 0.93, 0.89], 0.90, 50_000).endswith("by 1.7 points; 1 of 3 trainings did not")
+    assert said([0.93, 0.93, 0.89], 0.90, 50_000).endswith("by 1.7 points; 1 of 3 trainings are not above it")
 
 
 def test_an_unknown_number_of_texts_is_said() -> None:

@@ -32,8 +32,7 @@ def _overlap(record: RunRecord) -> str:
     everything, unseen = found.all, found.unseen
     if everything is None or unseen is None:
         return f"{told}; the scores may be too high."
-    effect = "too high" if everything > unseen else "not raised by them"
-    return f"{told}. Mean score without them {formats.share(unseen)}, with them {formats.share(everything)}: {effect}."
+    return f"{told}. Mean score with them {formats.share(everything)}, without them {formats.share(unseen)}."
 
 
 def overlap_table(record: RunRecord, name: str) -> Table | None:

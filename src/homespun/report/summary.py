@@ -94,10 +94,9 @@ def _finetuning(record: RunRecord) -> str:
 
 
 def verdict(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: float | None) -> str:
-    """Whether a model beat a baseline, as the end of a sentence that begins with ``It``.
+    """End of a sentence that begins with ``It``: the difference from a baseline in points of accuracy.
 
-    ``beat``, with the difference in points of accuracy; ``did not beat``; and in both cases whether the difference is
-    within what the choice of test texts does by chance (95 %).
+    ``beat`` stands only where the 95 % interval of the difference is above zero.
     """
     accuracy, reference = over_trainings(tests, "accuracy"), over_trainings([baseline], "accuracy")
     if accuracy is None or reference is None:
@@ -105,15 +104,18 @@ def verdict(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: flo
     other = reference[0]
     gain = accuracy[0] - other
     apart = f"{abs(100 * gain):.1f}" if abs(gain) >= 0.0005 or gain == 0 else "less than 0.1"
-    if gain > 0:
+    interval = None if rows is None else difference_interval(accuracy[0], other, rows)
+    if gain > 0 and interval is not None and interval[0] > 0:
         words = f"beat {name} ({formats.percent(other)}) by {apart} points"
+    elif gain > 0:
+        words = f"is {apart} points above {name} ({formats.percent(other)})"
     elif gain == 0:
         words = f"equals {name} ({formats.percent(other)})"
     else:
         words = f"did not beat {name} ({formats.percent(other)}): it is {apart} points below"
-    if rows is None:
+    if interval is None:
         return f"{words}; significance unknown, since the number of test examples is"
-    low, high = difference_interval(accuracy[0], other, rows)
+    low, high = interval
     if gain and low <= 0 <= high:
         words += (
             f", not significant on {formats.whole(rows)} test examples (95 % interval of the difference: "
@@ -121,7 +123,7 @@ def verdict(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: flo
         )
     below = sum((test.number("accuracy") or 0.0) <= other for test in tests)
     if gain > 0 and below:
-        words += f"; {below} of {len(tests)} trainings did not"
+        words += f"; {below} of {len(tests)} trainings are not above it"
     return words
 
 
