@@ -21,7 +21,7 @@ from homespun.attention.sparse import SparseAttentionConfig
 from homespun.attention.spec import AttentionSpec
 from homespun.config import Config
 
-OneAttention = Annotated[
+_Single = (
     FullAttentionConfig
     | SparseAttentionConfig
     | LinformerAttentionConfig
@@ -30,16 +30,15 @@ OneAttention = Annotated[
     | LSHAttentionConfig
     | NgramAttentionConfig
     | ParagraphsAttentionConfig
-    | RelativeBiasAttentionConfig,
-    Field(discriminator="kind"),
-]
+    | RelativeBiasAttentionConfig
+)
 
 
 class AlternatingAttentionConfig(Config):
     """Layers take these in turn: GPT-3's dense and banded layers, Reformer's local and LSH ones."""
 
     kind: Literal["alternating"] = "alternating"
-    cycle: list[OneAttention] = Field(min_length=1)
+    cycle: list[Annotated[_Single, Field(discriminator="kind")]] = Field(min_length=1)
 
     @property
     def supports_packing(self) -> bool:
@@ -51,16 +50,5 @@ class AlternatingAttentionConfig(Config):
 
 
 AttentionConfig = Annotated[
-    FullAttentionConfig
-    | SparseAttentionConfig
-    | LinformerAttentionConfig
-    | PerformerAttentionConfig
-    | LocalAttentionConfig
-    | LSHAttentionConfig
-    | NgramAttentionConfig
-    | ParagraphsAttentionConfig
-    | DisentangledAttentionConfig
-    | RelativeBiasAttentionConfig
-    | AlternatingAttentionConfig,
-    Field(discriminator="kind"),
+    _Single | DisentangledAttentionConfig | AlternatingAttentionConfig, Field(discriminator="kind")
 ]

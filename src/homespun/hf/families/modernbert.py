@@ -6,7 +6,7 @@ there; here the first is that of all vectors, and there is none inside.
 
 from __future__ import annotations
 
-from homespun.attention import AlternatingAttentionConfig, OneAttention
+from homespun.attention import AlternatingAttentionConfig
 from homespun.attention.full import FullAttentionConfig
 from homespun.attention.sparse import SparseAttentionConfig, WindowConfig
 from homespun.config import Tree
@@ -104,7 +104,7 @@ def _write(backbone: EncoderConfig) -> Tree:
     return own
 
 
-def _radius(attention: OneAttention | object) -> int | None:
+def _radius(attention: object) -> int | None:
     """How far a layer sees; 0: everything, None: it is no plain window."""
     if isinstance(attention, FullAttentionConfig):
         return 0
