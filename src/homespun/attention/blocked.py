@@ -25,6 +25,7 @@ from homespun.attention.full import DotProduct
 from homespun.attention.sdpa import attend
 from homespun.nn.masks import Mask, zero_fully_masked
 from homespun.nn.patterns import Sparse
+from homespun.nn.torch_private import flash_attention_cpu, flash_attention_cpu_backward
 
 # bytes of gathered keys that are attended to at once, on a CPU. At 4,096 tokens, forward and backward of the attention
 # alone, the peak falls from 1.28 to 0.95 GB against all heads at once, for 3 % of time; half as many save little more
@@ -185,7 +186,7 @@ class _InBlocks(torch.autograd.Function):
         heads, parts, sums = query.shape[1], [], []
         for part, own, its_bias in _by_heads(query, plan, everywhere, bias):
             blocks = _blocks(query[:, part], key[:, part], value[:, part], own, everywhere)
-            values, totals = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*blocks, attn_mask=its_bias)
+            values, totals = flash_attention_cpu(*blocks, attn_mask=its_bias)
             parts.append(values)
             sums.append(totals)
         ctx.plan, ctx.everywhere, ctx.bias, ctx.heads = plan, everywhere, bias, heads
@@ -207,9 +208,7 @@ class _InBlocks(torch.autograd.Function):
             where = slice(part.start * width, part.stop * width)
             given = (gradient[:, where], *(block.detach() for block in blocks), values[:, where])
             given, bias = _widened(given, bias)
-            gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                *given, logsumexp, 0.0, False, attn_mask=bias
-            )
+            gradients = flash_attention_cpu_backward(*given, logsumexp, 0.0, False, attn_mask=bias)
             gradients = [found.to(query.dtype) for found in gradients]
             for total, found in zip(totals, torch.autograd.grad(blocks, inputs, gradients), strict=True):
                 total[:, part] = found

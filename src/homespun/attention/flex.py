@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from homespun.attention.full import DotProduct
-from homespun.nn.disable_compile import disable_compile
 from homespun.nn.masks import Mask
 from homespun.nn.patterns import MaskMod, Sparse
+from homespun.nn.torch_private import disable_compile, recompile_limit
 
 Attention = Callable[..., Tensor]
 
@@ -104,7 +104,7 @@ def _trial_error(
 
 def _call(attention: Attention, block_mask: BlockMask, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     # a pattern, a precision and a kind of mask each compile anew; the limit of 8 is soon reached
-    with torch._dynamo.config.patch(recompile_limit=64):
+    with recompile_limit(64):
         return compiled(attention)(query, key, value, block_mask=block_mask)
 
 

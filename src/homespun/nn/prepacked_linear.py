@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from homespun.nn.torch_private import packed_linear_ops
+
 Product = Callable[[Tensor], Tensor]
 """(..., in) -> (..., out)."""
 _MOST_ROWS = 64  # from here on PyTorch's own is as good
@@ -26,7 +28,7 @@ def product(weight: Tensor, bias: Tensor | None, *, rows: int) -> Product:
     What is laid out anew is a copy, which lives as long as the function that is returned, and does not follow the
     weights when they change.
     """
-    operations = _operations()
+    operations = packed_linear_ops()
     if operations is None or not can_pack(weight, rows):
         return lambda values: F.linear(values, weight, bias)
     lay_out, multiply = operations
@@ -38,17 +40,7 @@ def product(weight: Tensor, bias: Tensor | None, *, rows: int) -> Product:
 def can_pack(weight: Tensor, rows: int) -> bool:
     """True if prepacked weights are supported and faster here: the operations that `torch.compile` uses on a CPU."""
     plain = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.numel() >= _LEAST
-    return plain and 1 < rows <= _MOST_ROWS and _operations() is not None
-
-
-def _operations() -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
-    """To lay weights out and to multiply by them; None where this PyTorch has no such."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return None
-    try:
-        return torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
-    except AttributeError:
-        return None
+    return plain and 1 < rows <= _MOST_ROWS and packed_linear_ops() is not None
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from homespun.nn.disable_compile import disable_compile
 from homespun.nn.masks import Mask
+from homespun.nn.torch_private import disable_compile
 
 Choose = Callable[[], Tensor]
 

@@ -22,8 +22,8 @@ from homespun.models.characters import CharacterWords
 from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.model import Model
-from homespun.nn.disable_compile import disable_compile
 from homespun.nn.soft_targets import binary_log_probs
+from homespun.nn.torch_private import disable_compile
 from homespun.objectives.answer import Answer, Answering
 
 TERM = "adversarial"

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from homespun.batch import Batch
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle, fingerprint, load_model
 from homespun.models.feature_cache import FeatureCache
 from homespun.models.model import Model
+from homespun.nn.torch_private import disable_dispatch_modes
 from homespun.text.tokenizer import Tokenizer
 
 _FILE = "homespun.json"
@@ -110,7 +110,7 @@ class LogitCache:
 
     def __call__(self, batch: Batch) -> Tensor:
         """(texts, labels) float32."""
-        with _disable_current_modes():  # where a step is only planned, what is kept has values all the same
+        with disable_dispatch_modes():  # where a step is only planned, what is kept has values all the same
             return self._looked_up(batch)
 
     def _looked_up(self, batch: Batch) -> Tensor:
@@ -145,7 +145,7 @@ def teacher_folder(source: str | Path) -> Path:
 
 @functools.lru_cache(maxsize=1)  # of all seeds, folds and plans: it never changes
 def _opened(folder: Path, stamp: int) -> ModelBundle:
-    with _disable_current_modes():  # a step that is only planned has no values, and a teacher's come from the disk
+    with disable_dispatch_modes():  # a step that is only planned has no values, and a teacher's come from the disk
         return load_model(folder)
 
 

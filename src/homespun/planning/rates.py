@@ -21,12 +21,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch._ops import OpOverload
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from homespun.batch import Batch
 from homespun.io.atomic import write_text
+from homespun.nn.torch_private import OpOverload, TorchDispatchMode
 from homespun.planning.tracer import Operation, Shape, tensors
 from homespun.training.environment import describe_environment
 from homespun.training.malloc import give_back_freed_memory, keep_freed_memory

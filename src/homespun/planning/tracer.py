@@ -18,11 +18,15 @@ from types import TracebackType
 
 import torch
 from torch import Tensor, nn
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from homespun.nn.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    storage_id,
+    tree_leaves,
+)
 from homespun.nn.vocabulary import repeat_context
 from homespun.planning.allocator import AllocatorModel, lstm_workspace_bytes
 
@@ -169,7 +173,7 @@ class StepTracer(TorchDispatchMode):
     def _allocate(self, tensor: Tensor) -> int:
         """Bytes of the tensor's storage where it is new, else 0."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_id(tensor)
         if key in self._known:
             return 0
         size = storage.nbytes()

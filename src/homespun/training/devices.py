@@ -15,6 +15,7 @@ import torch
 from accelerate import PartialState
 
 from homespun.errors import UserError
+from homespun.nn.torch_private import mkldnn_has_bf16
 from homespun.training.budget import Limits
 
 _LONG_SECONDS, _LONG_STEPS = 900, 2000  # compiling takes a minute or two
@@ -82,7 +83,7 @@ def number_type(precision: Literal["auto", "float32", "bf16", "fp16"], device: t
 def has_lstm(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether torch has an LSTM in these numbers there: in bfloat16 oneDNN's takes a processor that knows them."""
     on_onednn = device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return dtype != torch.bfloat16 or not on_onednn or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype != torch.bfloat16 or not on_onednn or mkldnn_has_bf16()
 
 
 def has_bf16() -> bool | None:

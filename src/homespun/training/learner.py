@@ -16,6 +16,7 @@ from homespun.batch import Batch, Loss
 from homespun.errors import NotFinite, UserError
 from homespun.models.backbone import Encoder
 from homespun.models.bundle import load_weights, weights_of
+from homespun.nn.torch_private import is_compile_error
 from homespun.training.checkpoint import (
     Checkpoint,
     State,
@@ -93,10 +94,10 @@ class Learner:
             torch.get_device_module(self.device).manual_seed(seed)
         try:
             return self._accumulate(parts, targets)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"torch.compile failed ({reason}); set train.compile=off") from error
         except (RuntimeError, MemoryError) as error:
+            if is_compile_error(error):
+                reason = str(error).strip().splitlines()[0]
+                raise UserError(f"torch.compile failed ({reason}); set train.compile=off") from error
             if not _is_out_of_memory(error):
                 raise
         # outside the handler, whose traceback holds on to every tensor of the step
