@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import homespun
 from homespun.cli import app
+from homespun.cli.options import SECTIONS
 from homespun.errors import UserError
 
 # of those whose function has not the name of the command: `homespun.NAME` may be a room, or say too little
@@ -76,9 +77,19 @@ def test_no_function_has_the_name_of_a_room(name: str) -> None:
 def test_no_description_is_cut(group: str) -> None:
     told = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "80"})
     assert told.exit_code == 0
-    listed = told.output.partition("\nCommands:\n")[2]
+    listed = told.output.partition("--help ")[2].partition("\n\n")[2]
     assert listed
     assert "..." not in listed
+
+
+def test_help_lists_every_command_in_one_section() -> None:
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)
+    output = CliRunner().invoke(app, ["--help"]).output
+    assert [output.index(f"\n{section}:\n") for section in SECTIONS] == sorted(
+        output.index(f"\n{section}:\n") for section in SECTIONS
+    )
+    assert all(f"\n  {name} " in output for name in listed)
 
 
 def test_the_version_is_told() -> None:

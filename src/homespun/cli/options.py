@@ -44,8 +44,27 @@ _REMOVED_COMMANDS = {
 }
 
 
+SECTIONS = {
+    "Main path": ("quickstart", "tokenizer", "corpus", "pretrain", "finetune", "evaluate", "predict"),
+    "Further steps": ("plan", "compare", "distill", "generate", "summarize", "prompt", "vectors"),
+    "Tools": ("recipes", "show", "report", "baselines", "measure", "convert", "export", "doctor"),
+}
+"""Commands of ``homespun --help``, by section and in this order."""
+
+
 class Verbs(TyperGroup):
     """Command group that rejects unknown and removed commands in one line."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands, those of ``homespun`` itself by section."""
+        if ctx.parent is not None:
+            super().format_commands(ctx, formatter)
+            return
+        width = max(map(len, self.commands))
+        for section, names in SECTIONS.items():
+            with formatter.section(section):
+                described = [(name, self.commands[name].get_short_help_str(formatter.width)) for name in names]
+                formatter.write_dl([(name.ljust(width), text) for name, text in described])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Resolve the command named by ``args[0]``.
