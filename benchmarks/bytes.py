@@ -199,7 +199,7 @@ def _curve(metrics: Path) -> list[dict[str, float]]:
         {
             "minutes": round(event["time"] / 60, 2),
             "bytes": event["tokens"],
-            "bits": round(event["losses"]["causal"] / math.log(2.0), 4),
+            "bits": round(event["loss/causal"] / math.log(2.0), 4),
         }
         for event in events
         if event["event"] == "validation"

@@ -93,7 +93,7 @@ def run(*words: str) -> None:
 def facts(run: Path) -> dict[str, Any]:
     """What a run computed and wrote."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    losses = [float(line["loss"]).hex() for line in lines if "loss" in line]
+    losses = [float(line["loss/total"]).hex() for line in lines if "loss/total" in line]
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     weights = {str(path.relative_to(run)): tensors(path) for path in sorted(run.glob("*/model.safetensors"))}
     predictions = {

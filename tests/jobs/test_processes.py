@@ -31,7 +31,7 @@ def pretraining(world: World, *more: str) -> list[str]:
 
 def losses(run: Path) -> list[float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if line["event"] == "step"]
+    return [line["loss/total"] for line in lines if line["event"] == "step"]
 
 
 @pytest.mark.slow

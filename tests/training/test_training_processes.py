@@ -105,7 +105,7 @@ def test_a_run_with_workers_is_interrupted_from_the_terminal(tmp_path):
         signal_at(3, signal.SIGINT, trainer)
     plain = in_this_process(tmp_path / "plain", 40)
     losses = [step.loss for step, _ in zip(plain, range(3), strict=False)]
-    assert [line["loss"] for line in events(tmp_path, "step")] == losses
+    assert [line["loss/total"] for line in events(tmp_path, "step")] == losses
 
 
 @pytest.mark.slow
@@ -133,8 +133,8 @@ def test_two_processes_train_as_one(tmp_path):
     assert outputs[0].partition("norm")[2] == outputs[1].partition("norm")[2]
     one, two = (events(tmp_path / name, "step") for name in ("one", "two"))
     assert [line["tokens"] for line in two] == [line["tokens"] for line in one]
-    assert [line["loss"] for line in two] == pytest.approx([line["loss"] for line in one], rel=1e-6)
-    assert [line["losses"]["token_accuracy"] for line in two] == [line["losses"]["token_accuracy"] for line in one]
+    assert [line["loss/total"] for line in two] == pytest.approx([line["loss/total"] for line in one], rel=1e-6)
+    assert [line["loss/token_accuracy"] for line in two] == [line["loss/token_accuracy"] for line in one]
     a, b = (last_weights(tmp_path / name, 6) for name in ("one", "two"))
     for name in a:
         torch.testing.assert_close(b[name], a[name], rtol=0, atol=1e-6)

@@ -583,7 +583,7 @@ def test_tensorboard_is_written_where_asked(tmp_path):
     config = train_config(tensorboard=True, validate_every=0.5)
     list(make_trainer(tmp_path, config, validate=scripted([1.0, 2.0])))
     (file,) = (tmp_path / "tensorboard").iterdir()
-    assert b"validation/loss" in file.read_bytes()
+    assert b"validation/loss/total" in file.read_bytes()
 
 
 def test_tensorboard_that_is_not_installed_is_one_line(tmp_path, monkeypatch):

@@ -213,7 +213,9 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
 
 
 def _add_losses(curves: dict[str, Series], event: Tree, step: float, seconds: float, seen: float) -> None:
-    for term, value in {**as_tree(event.get("losses")), "loss": event.get("loss")}.items():
+    losses = {key.removeprefix("loss/"): value for key, value in event.items() if key.startswith("loss/")}
+    losses |= {**as_tree(event.get("losses")), "loss": losses.pop("total", event.get("loss"))}  # earlier: two keys
+    for term, value in losses.items():
         curves.setdefault(str(term), Series()).add(step, seconds, value, seen)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from homespun.errors import UserError
+from homespun.training.validation import by_term
 
 if TYPE_CHECKING:
     from homespun.training.trainer import Step
@@ -31,15 +32,14 @@ class TensorBoard:
     def write(self, step: Step) -> None:
         """One step, with its validation where it has one."""
         figures: dict[str, Any] = {
-            "train/loss": step.loss,
             "train/learning_rate": step.learning_rate,
             "train/gradient_norm": step.gradient_norm,
             "train/tokens_per_second": step.tokens_per_second,
         }
-        figures |= {f"train/losses/{name}": value for name, value in step.losses.items()}
+        figures |= {f"train/{name}": value for name, value in by_term(step.loss, step.losses).items()}
         if step.validation is not None:
-            figures["validation/loss"] = step.validation.loss
-            figures |= {f"validation/losses/{name}": value for name, value in step.validation.losses.items()}
+            losses = by_term(step.validation.loss, step.validation.losses)
+            figures |= {f"validation/{name}": value for name, value in losses.items()}
             figures |= {f"validation/metrics/{name}": value for name, value in step.validation.metrics.items()}
         for name, value in figures.items():
             if isinstance(value, (int, float)) and math.isfinite(value):

@@ -30,7 +30,7 @@ from homespun.training.memory import PeakMemory
 from homespun.training.precision import PRECISIONS, Precision, choose_precision, recorded_precision
 from homespun.training.run import Run
 from homespun.training.tensorboard import TensorBoard
-from homespun.training.validation import Evaluation
+from homespun.training.validation import Evaluation, by_term
 
 logger = logging.getLogger(__name__)
 
@@ -256,9 +256,8 @@ class Trainer:
             share=step.share,
             learning_rate=learning_rate,
             seconds=seconds,
-            loss=step.loss,
-            losses=step.losses,
             gradient_norm=step.gradient_norm,
+            **by_term(step.loss, step.losses),
         )
         validation = self._validation()
         due = self.progress.seconds - self._saved >= self.config.checkpoint_every
@@ -339,8 +338,7 @@ class Trainer:
             time=ended,
             step=self.progress.steps,
             tokens=self.progress.tokens,
-            loss=evaluation.loss,
-            losses=evaluation.losses,
+            **by_term(evaluation.loss, evaluation.losses),
             metrics=evaluation.metrics,
         )
         return evaluation

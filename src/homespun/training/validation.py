@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,11 @@ class Evaluation:
         if value is None or math.isnan(value):
             return -math.inf
         return -float(value) if lower_is_better(metric) else float(value)
+
+
+def by_term(loss: float, losses: Mapping[str, float]) -> dict[str, float]:
+    """Keys of a log: ``loss/total``, the weighted sum, and ``loss/TERM``, the mean of each term."""
+    return {"loss/total": loss} | {f"loss/{term}": value for term, value in losses.items()}
 
 
 def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> Evaluation:
