@@ -81,12 +81,14 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
 def _tfidf(train: Path, test: Path) -> float:
     from homespun.baselines import baseline_report
-    from homespun.data.labelled import Labels, read_labelled
+    from homespun.data.labels import Labels, read_labelled_texts
 
     texts = ["title", "description"]
-    train_texts, train_labels = read_labelled(
+    train_texts, train_labels = read_labelled_texts(
         [str(train)], text=texts, label="class", columns=COLUMNS["train"].split(",")
     )
-    test_texts, test_labels = read_labelled([str(test)], text=texts, label="class", columns=COLUMNS["test"].split(","))
+    test_texts, test_labels = read_labelled_texts(
+        [str(test)], text=texts, label="class", columns=COLUMNS["test"].split(",")
+    )
     labels = Labels.collect(train_labels)
     return float(baseline_report(train_texts, train_labels, test_texts, test_labels, labels)["tfidf"]["accuracy"])

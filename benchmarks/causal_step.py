@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import Apart, as_trainings, by_turns
-from homespun.batch import Batch, Draw
+from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -138,6 +138,6 @@ def _batches(settings: dict[str, Any], count: int = 8) -> list[Batch]:
     shape = count, settings["batch_size"], settings["length"]
     collate = NextTokens(pad_id=0)
     return [
-        collate([Row(row) for row in rows], [Draw(0, number, index) for index in range(len(rows))])
+        collate([Row(row) for row in rows], [RowSeed(0, number, index) for index in range(len(rows))])
         for number, rows in enumerate(random.integers(5, VOCAB_SIZE, shape))
     ]

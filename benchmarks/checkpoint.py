@@ -228,9 +228,11 @@ def _plain(source: Path, copy: Path) -> Path:
 def _baselines(files: dict[str, Path]) -> dict[str, Any]:
     """The majority class and TF-IDF with a linear model, which learn from all training rows."""
     from homespun.baselines import baseline_report
-    from homespun.data.labelled import Labels, read_labelled
+    from homespun.data.labels import Labels, read_labelled_texts
 
-    read = {split: read_labelled([str(files[split])], text=list(FIELDS[1:]), label=FIELDS[0]) for split in _SPLITS}
+    read = {
+        split: read_labelled_texts([str(files[split])], text=list(FIELDS[1:]), label=FIELDS[0]) for split in _SPLITS
+    }
     labels = Labels.collect(read["train"][1])
     report = baseline_report(*read["train"], *read["test"], labels)
     return {name: {"accuracy": metrics["accuracy"]} for name, metrics in report.items()}

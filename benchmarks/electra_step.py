@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measure import by_turns, peak_bytes, peak_memory, seconds
-from homespun.batch import Batch, Draw
+from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -191,8 +191,8 @@ def _batches(tokenizer: Tokenizer, settings: dict[str, Any], count: int = 8) -> 
         for _ in range(settings["batch_size"]):
             words = random.integers(5, VOCAB_SIZE, settings["length"] - 2)
             rows.append(Row(np.concatenate([[tokenizer.cls_id], words, [tokenizer.sep_id]])))
-        draws = [Draw(0, number, index) for index in range(len(rows))]
-        batches.append(collate(rows, draws).to(settings["device"]))
+        row_seeds = [RowSeed(0, number, index) for index in range(len(rows))]
+        batches.append(collate(rows, row_seeds).to(settings["device"]))
     return batches
 
 

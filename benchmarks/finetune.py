@@ -24,8 +24,8 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.measure import seconds
-from homespun.batch import Batch, Draw
-from homespun.data.labelled import LabelledRows, Labels, read_labelled
+from homespun.batch import Batch, RowSeed
+from homespun.data.labels import LabelledRows, Labels, read_labelled_texts
 from homespun.data.loader import WINDOW, Loader
 from homespun.data.padding import pad
 from homespun.data.rows import Row
@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--precision", choices=("float32", "bf16"), default="float32", help="of both (%(default)s)")
     options = parser.parse_args(arguments)
 
-    texts, names = read_labelled(
+    texts, names = read_labelled_texts(
         [options.input],
         text=["title", "description"],
         label="label",
@@ -136,8 +136,8 @@ def ours(
     sizes: list[Sizes] = []
     collate = task.collate(tokenizer.pad_id, labels)
 
-    def counted(rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        batch = collate(rows, draws)
+    def counted(rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        batch = collate(rows, row_seeds)
         sizes.append(_sizes(batch))
         return batch
 

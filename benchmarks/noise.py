@@ -25,7 +25,7 @@ import torch
 from benchmarks.corpus import _texts
 from benchmarks.measure import by_turns
 from benchmarks.sentence_scoring import sentence_scoring
-from homespun.batch import Draw
+from homespun.batch import RowSeed
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Loader
 from homespun.jobs.pretrain import fitted
@@ -153,7 +153,7 @@ def _step_rate(corpus: Corpus, contestant: Contestant, options: argparse.Namespa
     rates: list[float] = []
     for number in range(1 + options.steps):
         some = longest[number * options.step_rows : (number + 1) * options.step_rows].tolist()
-        batch = collate([rows[index] for index in some], [Draw(1, 0, index) for index in some])
+        batch = collate([rows[index] for index in some], [RowSeed(1, 0, index) for index in some])
         start = time.process_time()
         model(batch).total(batch.targets).backward()
         spent = (time.process_time() - start) / options.threads

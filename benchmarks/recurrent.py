@@ -128,7 +128,7 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
             ids,
             positions=torch.arange(ids.numel()),
             labels=labels.flatten(),
-            pieces=torch.stack([streams, torch.full_like(streams, number)], 1),
+            stream_positions=torch.stack([streams, torch.full_like(streams, number)], 1),
             targets={"causal": float(ids.numel())},
         )
         optimizer.zero_grad(set_to_none=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespun.baselines import baseline_report, majority, text_features, tfidf, told_by_tfidf
-from homespun.data.labelled import Labels
+from homespun.baselines import baseline_report, majority, text_features, tfidf, tfidf_regression
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 
 WORDS = {"sport": "goal match team", "money": "bank share price", "art": "paint stage song"}
@@ -97,7 +97,7 @@ def test_of_pairs_what_both_have_is_seen() -> None:
     features, others = text_features(first[:7], first[7:9], seconds=(second[:7], second[7:9]))
     assert features.shape == (7, others.shape[1])
     numbers = np.where(alike, 5.0, 1.0)
-    told = told_by_tfidf(first[:120], numbers[:120], first[120:], seconds=sides)
+    told = tfidf_regression(first[:120], numbers[:120], first[120:], seconds=sides)
     assert np.corrcoef(told, numbers[120:])[0, 1] > 0.9
     assert told.min() >= 1
     assert told.max() <= 5

@@ -5,13 +5,13 @@ import sys
 import pytest
 import torch
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 
 
 def test_a_draw_is_pinned() -> None:
     # a change here means that no older run can be resumed or repeated: think twice
-    assert Draw(3, 1, 7).generator().initial_seed() == 899175616646255313
-    assert torch.randint(0, 2**31, (3,), generator=Draw(3, 1, 7).generator()).tolist() == [
+    assert RowSeed(3, 1, 7).generator().initial_seed() == 899175616646255313
+    assert torch.randint(0, 2**31, (3,), generator=RowSeed(3, 1, 7).generator()).tolist() == [
         1406617838,
         1020423574,
         2106808649,
@@ -26,21 +26,21 @@ def test_a_draw_is_the_same_in_another_process() -> None:
         ).stdout
         for seed in ("1", "2")
     }
-    assert outputs == {f"{Draw(3, 1, 7).generator().initial_seed()}\n"}
+    assert outputs == {f"{RowSeed(3, 1, 7).generator().initial_seed()}\n"}
 
 
 def test_draws_differ_in_every_part_and_do_not_run_together() -> None:
-    draws = [Draw(s, e, i) for s in range(5) for e in range(5) for i in range(13)]
-    draws += [Draw(11, 1, 1), Draw(1, 11, 1), Draw(1, 1, 11), Draw(1, 111, 0)]
-    names = {(d.seed, d.epoch, d.index) for d in draws}
-    assert len({d.generator().initial_seed() for d in draws}) == len(names)
+    row_seeds = [RowSeed(s, e, i) for s in range(5) for e in range(5) for i in range(13)]
+    row_seeds += [RowSeed(11, 1, 1), RowSeed(1, 11, 1), RowSeed(1, 1, 11), RowSeed(1, 111, 0)]
+    names = {(d.seed, d.epoch, d.index) for d in row_seeds}
+    assert len({d.generator().initial_seed() for d in row_seeds}) == len(names)
 
 
 def test_a_draw_leaves_the_global_state_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    torch.rand(7, generator=Draw(1, 2, 3).generator())
+    torch.rand(7, generator=RowSeed(1, 2, 3).generator())
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.data.labelled import Labels, text_of
+from homespun.data.labels import Labels, get_text
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
 from homespun.text.sources import read_records
@@ -108,8 +108,8 @@ def table_reader(texts: Sequence[str], label: str, columns: Sequence[str] | None
         names: list[str] = []
         for path in paths:
             for where, record in _records(path, label, columns):
-                rows.append([text_of(record, [text], where=where)[:characters] for text in texts])
-                names.append(text_of(record, [label], where=where))
+                rows.append([get_text(record, [text], where=where)[:characters] for text in texts])
+                names.append(get_text(record, [label], where=where))
                 if not names[-1]:
                     raise UserError(f"{where} has no label in column {label!r}; give it one, or leave the row out")
         first, *others = map(list, zip(*rows, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Engine
 
-from homespun.text.roles import ROLES
+from homespun.text.special_tokens import ROLES
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabularies import SPECIAL_TOKENS, UNK
 

@@ -11,9 +11,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from homespun.batch import Batch, Draw, Loss
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.config import Config
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
@@ -73,8 +73,8 @@ class RetrievalCollate:
 
     pad_id: int
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        """Collate; ``labels`` are (pairs,) classes, ``draws`` are not used."""
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Collate; ``labels`` are (pairs,) classes, ``row_seeds`` are not used."""
         towers = [Row(row.input_ids[row.documents == document]) for document in (0, 1) for row in rows]
         labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
         targets = {"loss": float(len(rows)), "accuracy": float(len(rows))}

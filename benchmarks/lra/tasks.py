@@ -17,7 +17,7 @@ from benchmarks.lra.fixed_vocabularies import byte_tokenizer, character_tokenize
 from benchmarks.lra.listops import SYMBOLS, ListOps
 from benchmarks.lra.pixels import INTENSITIES, read_images
 from homespun.config import Config
-from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.labels import LabelledRows, Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path

@@ -18,7 +18,7 @@ from benchmarks.lra.retrieval import Retrieval
 from benchmarks.lra.settings import MODELS, PUBLISHED, SETTINGS, TASKS
 from benchmarks.lra.tasks import LRARows, LRATask
 from homespun.config import Config, override, read_yaml, validate
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader
 from homespun.errors import NotFinite, UserError, nearest
 from homespun.inference.passes import logits_of

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_WHERE = {
+_LAZY_IMPORTS = {
     "Prompting": "homespun.jobs.in_context.Prompting",
     "begin_model": "homespun.jobs.vectors.begin_model",
     "compare_recipe": "homespun.compare.recipe.compare_recipe",
@@ -128,7 +128,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        module, _, its_name = _WHERE[name].rpartition(".")
+    if name in _LAZY_IMPORTS:
+        module, _, its_name = _LAZY_IMPORTS[name].rpartition(".")
         return getattr(import_module(module), its_name)
     raise AttributeError(f"module 'homespun' has no attribute {name!r}")

@@ -23,7 +23,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 
-from homespun.data.labelled import LabelNames, Labels
+from homespun.data.labels import LabelNames, Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics, classification_metrics, classify
 from homespun.text.clean import sentence_spans
@@ -129,15 +129,15 @@ def _pair_features(first: Any, second: Any) -> Any:
 
     both = first.multiply(second)
     cosine = np.asarray(both.sum(axis=1))
-    had = [(side > 0).astype(np.int64) for side in (first, second)]
-    sizes = [np.asarray(side.sum(axis=1)) for side in had]
-    common = np.asarray(had[0].multiply(had[1]).sum(axis=1))
+    present = [(side > 0).astype(np.int64) for side in (first, second)]
+    sizes = [np.asarray(side.sum(axis=1)) for side in present]
+    common = np.asarray(present[0].multiply(present[1]).sum(axis=1))
     shared = common / (sizes[0] + sizes[1] - common).clip(min=1)
     ratio = np.minimum(*sizes) / np.maximum(*sizes).clip(min=1)
     return hstack([both, abs(first - second), csr_matrix(np.hstack([cosine, shared, ratio]))], format="csr")
 
 
-def told_by_tfidf(
+def tfidf_regression(
     train_texts: Sequence[str],
     train: NDArray[np.float64],
     test_texts: Sequence[str],
@@ -150,8 +150,8 @@ def told_by_tfidf(
         UserError: the training texts hold no word.
     """
     features, unseen = text_features(train_texts, test_texts, seconds=seconds)
-    told: NDArray[np.float64] = Ridge(random_state=0).fit(features, train).predict(unseen)
-    return np.clip(told, train.min(), train.max())
+    predicted: NDArray[np.float64] = Ridge(random_state=0).fit(features, train).predict(unseen)
+    return np.clip(predicted, train.min(), train.max())
 
 
 def _distances(features: Any, column: NDArray[np.int64], unseen: Any) -> NDArray[np.float64]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Draw:
+class RowSeed:
     """The name of one row in one epoch: all its randomness comes from here, whoever computes it, and whenever."""
 
     seed: int
@@ -49,7 +49,7 @@ class Batch:
     pair_labels: Tensor | None = None  # (batch,) int64: next sentence prediction
     chunks: Tensor | None = None  # (texts, chunks) int64: the sequences of each text, in order; -1: no more. None: one
     sentences: Tensor | None = None  # (batch, seq) int64: the sentence, of those in `labels`, of a token; -1: none
-    pieces: Tensor | None = None  # (batch, 2) int64: the stream that a row goes on in, and its number there
+    stream_positions: Tensor | None = None  # (batch, 2) int64: the stream that a row goes on in, and its number there
     targets: dict[str, float] = field(default_factory=dict)
 
     @property

@@ -128,7 +128,7 @@ class DuplicatePair(Part):
     similarity: Number | None = None
 
 
-class Overlap(Part):
+class Leakage(Part):
     """Near-duplicates between training and test examples; mean score on all examples and on the unseen ones."""
 
     rows: Number = 0
@@ -284,7 +284,7 @@ class RunResult(Part):
     curve: list[CurvePoint] = []
     tuning: Tuning = Tuning()
     calibration: Calibration | None = None
-    overlap: Overlap | None = None
+    overlap: Leakage | None = None
     most_wrong: list[WorstPrediction] = []
     lengths: list[dict[str, JsonValue]] = []
     layers: LayerMix | None = None
@@ -317,7 +317,7 @@ class RunResult(Part):
         return self.seeds or [self.test]
 
 
-def over_trainings(tests: Sequence[Metrics], metric: str) -> Spread | None:
+def mean_over_trainings(tests: Sequence[Metrics], metric: str) -> Spread | None:
     """Mean and deviation of a metric over seeds or folds; of a single training its own."""
     if len(tests) == 1:
         return tests[0].spread(metric)

@@ -109,7 +109,7 @@ def test_the_store_is_small(tmp_path, tokenizer):
 
 def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tmp_path, tokenizer, monkeypatch):
     text = "\n\n".join(d.text for d in made_up(113)) + "  and   spaces \t of all  kinds " * 20
-    whole = tokenizer.encode_batch([text])[0]
+    expected = tokenizer.encode_batch([text])[0]
     monkeypatch.setattr(encoding, "PIECE_CHARACTERS", 97)
     monkeypatch.setattr(encoding, "BATCH_CHARACTERS", 1009)
     seen = []
@@ -117,7 +117,7 @@ def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tmp_path, token
     monkeypatch.setattr(type(tokenizer), "encode_batch", lambda self, texts: seen.extend(texts) or encode(self, texts))
     corpus = build_corpus([Document(text), Document("x" * 1000), Document("next")], tokenizer, tmp_path / "c")
     assert max(map(len, seen)) <= 2 * 97
-    np.testing.assert_array_equal(corpus.tokens(0), whole)
+    np.testing.assert_array_equal(corpus.tokens(0), expected)
     assert corpus.num_words == len(text.split()) + 2
     assert tokenizer.decode(corpus.tokens(1)) == "x" * 1000
     assert tokenizer.decode(corpus.tokens(2)) == "next"
@@ -158,7 +158,7 @@ def test_no_text_is_no_corpus(tmp_path, tokenizer, documents):
         Corpus.open(tmp_path / "c")
 
 
-def test_progress_ends_with_the_whole(tmp_path, tokenizer, monkeypatch):
+def test_progress_ends_at_the_total(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(store, "PROGRESS_BYTES", 10_000)
     seen = []
     documents = made_up(401)
@@ -212,7 +212,7 @@ def test_half_a_line_of_the_manifest_is_nothing(tmp_path, tokenizer, small_shard
     assert contents(tmp_path / "c") == contents(tmp_path / "whole")
 
 
-def test_what_was_built_before_words_were_counted_says_so(tmp_path, tokenizer, small_shards):
+def test_corpus_without_word_counts_has_num_words_none(tmp_path, tokenizer, small_shards):
     documents = made_up(101)
     with pytest.raises(Killed):
         build_corpus(killed_after(documents, 90), tokenizer, tmp_path / "c", workers=1)
@@ -275,7 +275,7 @@ def test_another_job_does_not_go_on_with_it(tmp_path, tokenizer, other_tokenizer
     assert contents(tmp_path / "c") == before
 
 
-def test_what_differs_is_told_where_it_begins_to(tmp_path, tokenizer):
+def test_error_shows_the_first_difference(tmp_path, tokenizer):
     described = "a.txt, " * 30
     with pytest.raises(Killed):
         build_corpus(killed_after(made_up(11), 5), tokenizer, tmp_path / "c", inputs=f"{described}b.txt")

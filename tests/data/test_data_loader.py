@@ -31,22 +31,22 @@ class Numbered:
         return Row(np.full(self.lengths[index], index))
 
 
-def collate(rows, draws):
+def collate(rows, row_seeds):
     """Row numbers as labels, and for each row a number drawn for it, and its epoch; padded with -1."""
     longest = max(len(row.input_ids) for row in rows)
     ids = torch.full((len(rows), longest), -1)
     for place, row in zip(ids, rows, strict=True):
         place[: len(row.input_ids)] = torch.from_numpy(row.input_ids)
-    random = torch.stack([torch.randint(10**9, (), generator=draw.generator()) for draw in draws])
-    return Batch(ids, labels=random, pair_labels=torch.tensor([draw.epoch for draw in draws]))
+    random = torch.stack([torch.randint(10**9, (), generator=row_seed.generator()) for row_seed in row_seeds])
+    return Batch(ids, labels=random, pair_labels=torch.tensor([row_seed.epoch for row_seed in row_seeds]))
 
 
-def failing_collate(rows, draws):
+def failing_collate(rows, row_seeds):
     raise UserError("a row that cannot be collated")
 
 
 def contents(batches):
-    """(row, draw, epoch) of each row in order."""
+    """(row, row_seed, epoch) of each row in order."""
     return [
         item
         for batch in batches
@@ -99,11 +99,11 @@ def test_a_row_has_another_draw_in_another_epoch():
 @pytest.mark.parametrize("micro", [None, 1, 2, 3, 5, 100])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_any_split_of_a_step_is_the_same_step(world, micro, order):
-    whole = loader(order=order)
+    undivided = loader(order=order)
     parts = [loader(order=order, micro_batch_size=micro, rank=rank, world_size=world) for rank in range(world)]
     for number in (0, 5, 11, 12, 13, 40):
         split = [part.step(number) for part in parts]
-        assert contents(batch for part in split for batch in part) == contents(whole.step(number))
+        assert contents(batch for part in split for batch in part) == contents(undivided.step(number))
         assert all(part for part in split), "every process takes part in every step"
         assert all(len(batch.input_ids) <= (micro or 8) for part in split for batch in part)
 

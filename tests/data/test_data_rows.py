@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_up_texts import made_up
 
 from homespun.data.corpus import build_corpus
-from homespun.data.rows import SHORTEST_PIECE, PackedRows, PairRows
+from homespun.data.rows import SHORTEST_PIECE, NextSentenceRows, PackedRows
 from homespun.errors import UserError
 
 
@@ -84,7 +84,7 @@ def test_a_row_is_filled_with_the_beginning_of_the_next_document():
     assert rows[1].documents is None
 
 
-def test_a_row_says_where_a_document_is_cut():
+def test_row_marks_where_a_document_is_cut():
     rows = PackedRows(Lists([100, 200, 100]), np.arange(3), length=102)
     assert [rows[i].cut for i in range(len(rows))] == [(False, False), (False, True), (True, False), (False, False)]
 
@@ -126,7 +126,7 @@ def test_there_is_no_row_outside(index):
         rows[index]
 
 
-@pytest.mark.parametrize("kind", [PackedRows, lambda *a, **k: PairRows(*a, **k, seed=0)])
+@pytest.mark.parametrize("kind", [PackedRows, lambda *a, **k: NextSentenceRows(*a, **k, seed=0)])
 def test_rows_have_a_least_length(kind):
     with pytest.raises(UserError, match="must be 8 or more"):
         kind(Lists([300, 300], [[300], [300]]), np.array([0, 1]), length=7)
@@ -161,15 +161,15 @@ def parts(row):
     st.sampled_from([8, 13, 64]),
     st.integers(0, 99),
 )
-def test_pairs_are_what_they_say(sentences, length, seed):
+def test_labels_of_pairs_are_right(sentences, length, seed):
     ends = [np.cumsum(s) for s in sentences]
     corpus = Lists([e[-1] for e in ends], ends)
     if all(len(e) < 2 for e in ends):
         with pytest.raises(UserError, match="two sentences or more"):
-            PairRows(corpus, np.arange(len(ends)), length=length, seed=seed)
+            NextSentenceRows(corpus, np.arange(len(ends)), length=length, seed=seed)
         return
-    rows = PairRows(corpus, np.arange(len(ends)), length=length, seed=seed)
-    begun = set()
+    rows = NextSentenceRows(corpus, np.arange(len(ends)), length=length, seed=seed)
+    firsts = set()
     for i in range(len(rows)):
         row = rows[i]
         assert row.input_ids.dtype == row.token_type_ids.dtype == np.int64
@@ -178,7 +178,7 @@ def test_pairs_are_what_they_say(sentences, length, seed):
         assert len(a) > 0
         assert len(b) > 0
         first, second = a[0] // 1000 - 1, b[0] // 1000 - 1
-        begun.add(first)
+        firsts.add(first)
         for part in (a, b):
             assert (np.diff(part) == 1).all()
         assert a[-1] % 1000 + 1 in ends[first][:-1], "A ends where a sentence does, and not the last"
@@ -186,24 +186,24 @@ def test_pairs_are_what_they_say(sentences, length, seed):
         assert row.label == (first != second)
         if row.label == 0:
             assert b[0] == a[-1] + 1
-    assert begun == {i for i, e in enumerate(ends) if len(e) > 1}
+    assert firsts == {i for i, e in enumerate(ends) if len(e) > 1}
 
 
 def test_half_of_the_pairs_are_random():
-    rows = PairRows(with_sentences(400), np.arange(400), length=64, seed=3)
+    rows = NextSentenceRows(with_sentences(400), np.arange(400), length=64, seed=3)
     labels = np.array([rows[i].label for i in range(len(rows))])
     assert len(rows) > 2000
     assert abs(labels.mean() - 0.5) < 4 * 0.5 / len(rows) ** 0.5
 
 
 def test_pairs_fill_their_length_but_for_one_in_ten():
-    rows = PairRows(with_sentences(20, sentences=(300, 400)), np.arange(20), length=128, seed=3)
+    rows = NextSentenceRows(with_sentences(20, sentences=(300, 400)), np.arange(20), length=128, seed=3)
     assert 0.8 < (rows.lengths == 128).mean() < 0.93
     assert (rows.lengths < 64).mean() > 0.03
 
 
 def test_the_length_of_a_pair_does_not_give_its_label_away():
-    rows = PairRows(with_sentences(2000, sentences=(2, 5)), np.arange(2000), length=128, seed=3)
+    rows = NextSentenceRows(with_sentences(2000, sentences=(2, 5)), np.arange(2000), length=128, seed=3)
     labels = np.array([rows[i].label for i in range(len(rows))], bool)
     random, following = rows.lengths[labels].mean(), rows.lengths[~labels].mean()
     assert abs(random - following) < 0.12 * following
@@ -211,7 +211,7 @@ def test_the_length_of_a_pair_does_not_give_its_label_away():
 
 def test_pairs_are_a_function_of_the_seed():
     corpus = with_sentences(20)
-    one, again, other = (PairRows(corpus, np.arange(20), length=64, seed=seed) for seed in (3, 3, 4))
+    one, again, other = (NextSentenceRows(corpus, np.arange(20), length=64, seed=seed) for seed in (3, 3, 4))
     np.testing.assert_array_equal(one._spans, again._spans)
     assert one._spans.tolist() != other._spans.tolist()
 
@@ -219,7 +219,7 @@ def test_pairs_are_a_function_of_the_seed():
 def test_nearly_all_of_a_text_is_read():
     """What a random B took the place of comes again; only what short rows cut off is lost."""
     corpus = with_sentences(30, sentences=(5, 20))
-    rows = PairRows(corpus, np.arange(30), length=128, seed=1)
+    rows = NextSentenceRows(corpus, np.arange(30), length=128, seed=1)
     seen = {int(t) for i in range(len(rows)) for part in parts(rows[i]) for t in part}
     assert len(seen) > 0.96 * corpus.lengths.sum()
 
@@ -227,9 +227,9 @@ def test_nearly_all_of_a_text_is_read():
 def test_pairs_need_sentences_and_two_documents(tmp_path, tokenizer):
     plain = build_corpus(made_up(7), tokenizer, tmp_path / "plain")
     with pytest.raises(UserError, match=r"built without.*--sentences"):
-        PairRows(plain, np.arange(7), length=64, seed=0)
+        NextSentenceRows(plain, np.arange(7), length=64, seed=0)
     with pytest.raises(UserError, match="needs two documents or more, and there are 1"):
-        PairRows(with_sentences(1), np.arange(1), length=64, seed=0)
+        NextSentenceRows(with_sentences(1), np.arange(1), length=64, seed=0)
 
 
 def test_rows_of_a_real_corpus(tmp_path, tokenizer):
@@ -239,7 +239,7 @@ def test_rows_of_a_real_corpus(tmp_path, tokenizer):
     packed = PackedRows(corpus, train, length=64)
     text = "".join(tokenizer.decode(packed[i].input_ids) for i in range(len(packed)))
     assert text == "".join(documents[i].text for i in train)
-    pairs = PairRows(corpus, train, length=64, seed=0)
+    pairs = NextSentenceRows(corpus, train, length=64, seed=0)
     a, b = parts(pairs[0])
     assert tokenizer.decode(a).endswith(".")
     assert tokenizer.decode(b).startswith(" ") or pairs[0].label

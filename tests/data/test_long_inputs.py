@@ -9,8 +9,8 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from homespun.batch import Batch, Draw
-from homespun.data.labelled import LabelledRows
+from homespun.batch import Batch, RowSeed
+from homespun.data.labels import LabelledRows
 from homespun.data.loader import Loader
 from homespun.data.long_inputs import (
     ChunkMean,
@@ -35,7 +35,7 @@ class Letters:
     """A tokenizer in miniature: one id a letter."""
 
     vocab_size, pad_id = 40, 0
-    frame, pair_frame = ([2], [3]), ([2], [3], [3])
+    template, pair_template = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([ord(letter) - 90 for letter in text], dtype=np.int64) for text in texts]
@@ -139,8 +139,8 @@ class TestBatches:
         generator = np.random.default_rng(3)
         made = rows(["a" * size for size in generator.integers(0, 200, 640)], ChunkMean(chunks=16), length=16)
 
-        def collate(some: Any, draws: list[Draw]) -> Batch:
-            return pad_chunks(some, 0)
+        def collate(batch_rows: Any, row_seeds: list[RowSeed]) -> Batch:
+            return pad_chunks(batch_rows, 0)
 
         loader = Loader(made, collate, batch_size=16, micro_batch_size=4, seed=1, order="bucketed")
         parts = [part for number in range(loader.steps_per_epoch) for part in loader.step(number)]

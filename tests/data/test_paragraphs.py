@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespun.data.pairs_of_texts import Frame, PairsOfTextsRows, TextPair, read_pairs
-from homespun.data.paragraphs import Paragraphs, ranked
+from homespun.data.paragraphs import Paragraphs, rank_paragraphs
+from homespun.data.source_target import SourceTargetPair, SourceTargetRows, SourceTargetTemplate, read_source_target
 from homespun.text.tokenizer import Tokenizer
 
 LINES = ["the team won the match", "profit rose in the quarter", "soup and bread", "the market and the profit fell"]
@@ -25,11 +25,11 @@ def words(tokenizer: Tokenizer, text: str) -> int:
 
 
 def test_paragraphs_like_the_title_come_first_and_others_as_they_stand() -> None:
-    assert ranked(LINES, "Profit of the market")[:2] == [3, 1]
-    assert ranked(LINES, "nothing known") == [0, 1, 2, 3]
-    assert ranked(["profit rose", "soup", "profit rose today", "tea"], "") == [0, 2, 1, 3]
-    assert ranked([], "profit") == ranked([], "") == []
-    assert ranked(["...", "?!"], "profit") == [0, 1]
+    assert rank_paragraphs(LINES, "Profit of the market")[:2] == [3, 1]
+    assert rank_paragraphs(LINES, "nothing known") == [0, 1, 2, 3]
+    assert rank_paragraphs(["profit rose", "soup", "profit rose today", "tea"], "") == [0, 2, 1, 3]
+    assert rank_paragraphs([], "profit") == rank_paragraphs([], "") == []
+    assert rank_paragraphs(["...", "?!"], "profit") == [0, 1]
 
 
 def test_what_fits_is_taken_and_what_does_not_is_counted(tokenizer: Tokenizer) -> None:
@@ -52,13 +52,17 @@ def test_what_fits_is_taken_and_what_does_not_is_counted(tokenizer: Tokenizer) -
 
 
 def test_rows_have_the_numbers_of_their_paragraphs_and_the_frame_is_of_the_outer_ones(tokenizer: Tokenizer) -> None:
-    pairs = [TextPair("\n".join(LINES), ("profit",), title="soup"), TextPair("", ("a",)), TextPair("a b", ("c", "d"))]
-    rows = PairsOfTextsRows(
+    pairs = [
+        SourceTargetPair("\n".join(LINES), ("profit",), title="soup"),
+        SourceTargetPair("", ("a",)),
+        SourceTargetPair("a b", ("c", "d")),
+    ]
+    rows = SourceTargetRows(
         pairs,
         tokenizer,
         source_length=31,
         target_length=11,
-        frame=Frame((2,), (3,), (3,), (2,)),
+        template=SourceTargetTemplate((2,), (3,), (3,), (2,)),
         paragraphs=Paragraphs(most=3, length=5),
     )
     assert len(rows) == 3
@@ -78,5 +82,5 @@ def test_a_list_and_several_columns_are_several_documents(tmp_path: Path) -> Non
     file = tmp_path / "many.jsonl"
     record = {"title": "profits", "pages": ["one\ntwo", "three"], "notes": "four", "lead": "five"}
     file.write_text(json.dumps(record) + "\n", encoding="utf-8")
-    (pair,) = read_pairs([str(file)], source=["pages", "notes"], target=["lead"], between="\n", title="title")
-    assert pair == TextPair("one\ntwo\nthree\nfour", ("five",), title="profits")
+    (pair,) = read_source_target([str(file)], source=["pages", "notes"], target=["lead"], between="\n", title="title")
+    assert pair == SourceTargetPair("one\ntwo\nthree\nfour", ("five",), title="profits")

@@ -113,7 +113,7 @@ def test_brought_together_by_length_little_of_a_batch_is_padding(corpus_of):
     rows = SentenceRows(corpus, np.arange(len(corpus)), length=128, begin_id=2, end_id=3)
     shares = {}
     for order in ("shuffled", "bucketed"):
-        loader = Loader(rows, lambda some, draws: pad(some, 0), batch_size=16, seed=1, order=order)
+        loader = Loader(rows, lambda batch_rows, row_seeds: pad(batch_rows, 0), batch_size=16, seed=1, order=order)
         batches = [batch for step in range(loader.steps_per_epoch) for batch in loader.step(step)]
         shares[order] = 1 - sum(b.real_tokens for b in batches) / sum(b.num_tokens for b in batches)
     assert shares["bucketed"] < 0.03 < 0.2 < shares["shuffled"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from homespun.data.splits import in_proportion, stratified_folds, stratified_split
+from homespun.data.splits import stratified_folds, stratified_order, stratified_split
 from homespun.errors import UserError
 
 
@@ -75,20 +75,20 @@ class TestSplits:
 
 def test_every_beginning_of_an_order_in_proportion_is_so() -> None:
     targets = np.repeat([0, 1, 2], [600, 300, 100])
-    order = in_proportion(targets, seed=1)
+    order = stratified_order(targets, seed=1)
     assert sorted(order.tolist()) == list(range(1000))
     for size in (10, 53, 500):
         counts = np.bincount(targets[order[:size]], minlength=3)
         assert np.abs(counts - np.array([0.6, 0.3, 0.1]) * size).max() <= 1.5
-    assert (in_proportion(targets, seed=1) == order).all()
-    assert (in_proportion(targets, seed=2) != order).any()
-    assert sorted(in_proportion(np.zeros((17, 0), dtype=np.int64), seed=1).tolist()) == list(range(17))
+    assert (stratified_order(targets, seed=1) == order).all()
+    assert (stratified_order(targets, seed=2) != order).any()
+    assert sorted(stratified_order(np.zeros((17, 0), dtype=np.int64), seed=1).tolist()) == list(range(17))
 
 
 class TestGroups:
     groups = np.repeat(np.arange(11), [1, 2, 3, 5, 7, 2, 1, 3, 1, 4, 2])[:, None]
 
-    def test_a_group_is_whole_on_one_side(self) -> None:
+    def test_groups_are_not_divided(self) -> None:
         training, validation = stratified_split(self.groups, 0.3, seed=5)
         assert joined(training, validation) == list(range(31))
         ours, theirs = set(self.groups[training, 0].tolist()), set(self.groups[validation, 0].tolist())

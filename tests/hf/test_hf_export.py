@@ -11,7 +11,7 @@ import torch
 from hf_peers import SIZES, TEXTS, bert_tokenizer, inputs, roberta_tokenizer
 from safetensors.torch import load_file
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model

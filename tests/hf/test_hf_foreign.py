@@ -261,5 +261,5 @@ def test_prophetnet_as_transformers_writes_it(tmp_path: Path, monkeypatch: pytes
         ours = open_model(source).tokenizer
         found = [ids.tolist() for ids in ours.encode_batch(TEXTS[:4])]
         assert found == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:4]]
-        assert ours.frame == ([], [theirs.sep_token_id])
+        assert ours.template == ([], [theirs.sep_token_id])
     assert open_huggingface(folder).architecture == "ProphetNetForConditionalGeneration"

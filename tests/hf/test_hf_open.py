@@ -13,7 +13,7 @@ import torch
 from hf_peers import SIZES, bert_tokenizer, inputs
 from safetensors.torch import load_file, save_file
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf import open as opening
 from homespun.hf.export import export_huggingface

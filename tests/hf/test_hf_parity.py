@@ -20,7 +20,7 @@ from hf_peers import (
     their_model,
 )
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.family import STORED
 from homespun.hf.open import open_huggingface

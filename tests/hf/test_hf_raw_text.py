@@ -16,11 +16,11 @@ from hf_peers import DECODER, REFORMER, TEXTS, bert_tokenizer, roberta_tokenizer
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers, processors, trainers
 
-from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.labels import LabelledRows, Labels
 from homespun.data.padding import pad
-from homespun.data.questions import Question, QuestionRows
+from homespun.data.question_answering import Question, QuestionRows
 from homespun.data.rows import Rows
-from homespun.data.tagged import TaggedRows, TaggedWords
+from homespun.data.token_labels import TaggedWords, TokenLabelRows
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
 from homespun.inference.passes import logits_of
@@ -179,7 +179,7 @@ def test_tags(family: str, tmp_path: Path) -> None:
     stored = pair.ours
     labels = stored.labels
     assert isinstance(labels, Labels)
-    rows = TaggedRows(
+    rows = TokenLabelRows(
         [TaggedWords(tuple(text.split())) for text in FIRST], stored.tokenizer, length=LENGTH, stride=2, names=labels
     )
     pair.check_ids(rows, FIRST)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hf_peers import bert_tokenizer
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
 from homespun.models.config import ModelConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import homespun.inference.predict
-from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.labels import LabelledRows, Labels
 from homespun.errors import NotFinite
 from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.models.config import ModelConfig
@@ -24,7 +24,7 @@ class Letters:
     """A tokenizer in miniature: one id a letter."""
 
     vocab_size, pad_id = 40, 0
-    frame, pair_frame = ([2], [3]), ([2], [3], [3])
+    template, pair_template = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([5 + ord(letter) % 31 for letter in text], dtype=np.int64) for text in texts]

@@ -23,9 +23,9 @@ from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
 from homespun.objectives.electra import Electra
 from homespun.objectives.masked import MaskedLM
-from homespun.text.extend import extend, new_words
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Kind, Tokenizer
+from homespun.text.vocabulary_extension import extend, find_added_tokens
 from homespun.training.trainer import Trainer
 
 STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.length=32")
@@ -162,13 +162,13 @@ def test_tokens_per_word_are_those_of_the_text(tmp_path: Path, kind: Kind) -> No
     ] * 3
     more = extend(before, texts, 1)[0]
     corpus = build_corpus([Document(text) for text in texts], more, tmp_path / "corpus")
-    new = new_words(before, more)
+    new = find_added_tokens(before, more)
     assert new is not None
     count = sum(len(text.split()) for text in texts)
     expected = [sum(map(len, one.encode_batch(texts))) / count for one in (before, more)]
     assert _tokens_per_word(corpus, new) == pytest.approx(dict(zip(("before", "after"), expected, strict=True)))
     assert expected[0] > expected[1]
-    same = new_words(more, more)
+    same = find_added_tokens(more, more)
     assert same is not None
     assert _tokens_per_word(corpus, same) == {"before": expected[1], "after": expected[1]}
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "hf"))
 from hf_peers import SIZES, bert_tokenizer, inputs
 
 from homespun.cli import app
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_any, open_model

@@ -56,10 +56,10 @@ def t5(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "frame", "size"), [(deberta, ([1], [2]), 42), (t5, ([], [1]), 141)], ids=["deberta-v3", "t5"]
+    ("make", "template", "size"), [(deberta, ([1], [2]), 42), (t5, ([], [1]), 141)], ids=["deberta-v3", "t5"]
 )
 def test_a_folder_with_pieces_is_converted_and_has_a_tokenizer_json(
-    make: Any, frame: Any, size: int, tmp_path: Path
+    make: Any, template: Any, size: int, tmp_path: Path
 ) -> None:
     torch.manual_seed(3)
     make(tmp_path / "released")
@@ -70,11 +70,11 @@ def test_a_folder_with_pieces_is_converted_and_has_a_tokenizer_json(
     assert (
         ours.fingerprint == Tokenizer.load(made.parent).fingerprint == Tokenizer.load(tmp_path / "released").fingerprint
     )
-    assert (ours.frame, ours.vocab_size) == (frame, size)
+    assert (ours.template, ours.vocab_size) == (template, size)
 
     run("convert", tmp_path / "ours", "--to", "hf", "--out", tmp_path / "again")
     again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
     for text in ["the lazy fox", "Ａ red\tfox\n"]:
         ids = [int(i) for i in ours.encode_batch([text])[0]]
-        assert again(text)["input_ids"] == [*frame[0], *ids, *frame[1]]
+        assert again(text)["input_ids"] == [*template[0], *ids, *template[1]]
         assert again.decode(ids, skip_special_tokens=True) == ours.decode(ids)

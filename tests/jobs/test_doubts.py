@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from homespun.data.overlap import Overlap
+from homespun.data.near_duplicates import NearDuplicatePairs
 from homespun.jobs.doubts import told_of
 from homespun.jobs.trials import Trial, write_predictions
 
@@ -26,5 +26,5 @@ def test_a_text_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
     write_predictions(tmp_path, "model", np.arange(5), said)
     trial = Trial("seed-0", 0, 0, None, ["one two"], texts, None, np.arange(5), [])
     task: Any = Texts()
-    told = told_of({0: Overlap((1,), (0,), (1.0,), 5)}, task, [trial], [tmp_path])
+    told = told_of({0: NearDuplicatePairs((1,), (0,), (1.0,), 5)}, task, [trial], [tmp_path])
     assert (told["all"], told["unseen"]) == (0.8, 0.75)

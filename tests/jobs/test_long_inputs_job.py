@@ -14,7 +14,7 @@ import torch
 from jobs_world import World
 
 import homespun
-from homespun.data.labelled import LabelledRows
+from homespun.data.labels import LabelledRows
 from homespun.data.long_inputs import ChunkPool, pad_chunks, saved_long_inputs
 from homespun.errors import UserError
 from homespun.hf.open import open_model

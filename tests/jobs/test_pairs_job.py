@@ -16,8 +16,8 @@ from jobs_world import COMMON, WORDS, World
 from safetensors.torch import load_file, save_file
 
 import homespun
-from homespun.data.document_sentences import LabelledDocument
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
+from homespun.data.sentence_documents import LabelledDocument
 from homespun.errors import UserError
 from homespun.tasks.sentence_classification import SentencesData, SentencesTask
 

@@ -89,7 +89,7 @@ def test_transformers_opens_it_and_writes_the_same(run: tuple[str, Path]) -> Non
     theirs = getattr(transformers, CASES[recipe]).from_pretrained(out / "hf").eval()
     texts = ["The coach and the goal before the match.", "Bread with salt."]
     given = tokenizer(texts, return_tensors="pt", padding=True)
-    before, after = stored.tokenizer.frame
+    before, after = stored.tokenizer.template
     for row, ids in zip(given["input_ids"].tolist(), stored.tokenizer.encode_batch(texts), strict=True):
         assert row[: len(before) + len(ids) + len(after)] == [*before, *ids.tolist(), *after]
     keep = given["attention_mask"].bool()

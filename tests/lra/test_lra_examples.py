@@ -10,7 +10,7 @@ from benchmarks.lra.examples import Examples, Files, table_reader
 from benchmarks.lra.pixels import read_images
 from benchmarks.lra.tasks import RetrievalTask
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from benchmarks.lra.retrieval import Retrieval, RetrievalCollate, RetrievalObjective
 
-from homespun.batch import Batch, Draw
-from homespun.data.labelled import Labels
+from homespun.batch import Batch, RowSeed
+from homespun.data.labels import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
@@ -34,7 +34,7 @@ def pair(first: int, second: int, label: int, seed: int) -> Row:
 
 
 def collated(rows: list[Row]) -> Batch:
-    return RetrievalCollate(0)(rows, [Draw(0, 0, i) for i in range(len(rows))])
+    return RetrievalCollate(0)(rows, [RowSeed(0, 0, i) for i in range(len(rows))])
 
 
 ROWS = [pair(5, 11, 0, 1), pair(13, 3, 2, 2), pair(7, 7, 1, 3)]

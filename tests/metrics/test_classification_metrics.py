@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.metrics.classification import classification_metrics, classify, summarise
 
 THREE = Labels(("a", "b", "c"))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.metrics.calibration import calibration
 from homespun.metrics.classification import classification_metrics

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from homespun.batch import Batch
-from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.labels import LabelledRows, Labels
 from homespun.data.long_inputs import ChunkMean, ChunkPool, HeadTail, Truncate, pad_chunks
 from homespun.data.rows import Row
 from homespun.errors import UserError
@@ -195,7 +195,7 @@ class Numbers:
     """A tokenizer in miniature: a text is its ids, in decimal."""
 
     vocab_size, pad_id = 53, 0
-    frame, pair_frame = ([2], [3]), ([2], [3], [3])
+    template, pair_template = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, given: list[str]) -> list[np.ndarray]:
         return [np.array(text.split(), dtype=np.int64) for text in given]

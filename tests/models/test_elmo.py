@@ -23,8 +23,8 @@ from homespun.models.weight_transfer import transfer_weights
 from homespun.nn.highway import Highway
 from homespun.nn.independent_directions import IndependentDirections
 from homespun.nn.recurrent import RecurrentLayer
-from homespun.text.extend import NewWords
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import AddedTokens
 
 every_stack = pytest.mark.parametrize("config", APART.values(), ids=APART)
 
@@ -277,7 +277,7 @@ def test_new_words_need_no_training(head: dict[str, Any]) -> None:
         row = [BEGIN, *(letter + 1 for letter in name.encode()[:5]), END]
         table[number] = torch.tensor(row + [NOTHING] * (7 - len(row)), dtype=table.dtype)
     words.characters.copy_(table)
-    origins = transfer_weights(stored, grown, larger, words=NewWords(VOCAB, ((1,), (1,))))
+    origins = transfer_weights(stored, grown, larger, words=AddedTokens(VOCAB, ((1,), (1,))))
     assert not origins.initialized
     assert not origins.unused
     assert torch.equal(words.characters[VOCAB:], table[VOCAB:])

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.feature_cache import CachedEncoder, FeatureCache

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.labels import LabelledRows, Labels
 from homespun.data.long_inputs import ChunkPool
 from homespun.errors import UserError
 from homespun.hf.open import open_huggingface

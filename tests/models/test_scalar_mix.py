@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from homespun.data.labelled import LabelledRows, Labels
+from homespun.data.labels import LabelledRows, Labels
 from homespun.data.long_inputs import ChunkPool
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits

@@ -19,8 +19,8 @@ from homespun.models.weight_transfer import (
     transfer_weights,
     transferred,
 )
-from homespun.text.extend import NewWords
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import AddedTokens
 
 WINDOW = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 29}]}
 STEM = "backbone.layers.0.attention.sublayer."
@@ -255,7 +255,7 @@ def test_repeated_layers_stay_repeated(tokenizer: Tokenizer) -> None:
 
 def test_new_words_are_the_mean_of_their_pieces(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer)  # 13 rows for 12 tokens: padded, as released checkpoints are
-    words = NewWords(12, ((5, 7, 11), (6,), ()))
+    words = AddedTokens(12, ((5, 7, 11), (6,), ()))
     backbone = stored.config.one_stack("this test").with_tokens(15, 0)
     config = stored.config.model_copy(update={"backbone": backbone})
     model = config.build().eval()
@@ -314,7 +314,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_told(tokenizer: Tokenizer, mistake: str) -> None:
+def test_errors(tokenizer: Tokenizer, mistake: str) -> None:
     given, changes, message = MISTAKES[mistake]
     with pytest.raises(UserError, match=message) as error:
         transferred(made(tokenizer, **given), changes)

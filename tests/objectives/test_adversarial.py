@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from homespun.batch import Batch
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig

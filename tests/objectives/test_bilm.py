@@ -12,8 +12,8 @@ import torch
 from tiny_language import (
     UNIGRAM_ENTROPY,
     batches,
-    draws,
     fit,
+    row_seeds,
     some_rows,
     tiny_elmo,
     tiny_model,
@@ -46,7 +46,7 @@ def build(tokenizer: Tokenizer, *, softmax: str = "full", **fields: Any) -> BiLM
 
 
 def batch_of(tokenizer: Tokenizer, rows: list[Row], **fields: Any) -> Batch:
-    return BiLM(**fields).collate(tokenizer)(rows, draws(len(rows)))
+    return BiLM(**fields).collate(tokenizer)(rows, row_seeds(len(rows)))
 
 
 @pytest.mark.parametrize("softmax", ["full", "adaptive"])

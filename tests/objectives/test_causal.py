@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from tiny_language import draws, some_rows, tiny_model
+from tiny_language import row_seeds, some_rows, tiny_model
 from torch.nn import functional as F
 
 from homespun.errors import UserError
@@ -16,7 +16,7 @@ from homespun.text.tokenizer import Tokenizer
 
 def test_labels_are_the_next_tokens_of_the_same_document(tokenizer: Tokenizer) -> None:
     rows = [*some_rows(tokenizer, [13]), *some_rows(tokenizer, [24, 3, 19], packed=True)]
-    batch = CausalLM().collate(tokenizer)(rows, draws(4))
+    batch = CausalLM().collate(tokenizer)(rows, row_seeds(4))
     assert batch.positions is not None
     assert batch.labels is not None
     expected = []
@@ -34,9 +34,9 @@ def test_labels_are_the_next_tokens_of_the_same_document(tokenizer: Tokenizer) -
 
 def test_the_end_of_a_row_inside_a_document_is_no_label(tokenizer: Tokenizer) -> None:
     rows = [*some_rows(tokenizer, [13]), *some_rows(tokenizer, [24, 19], packed=True)]
-    whole = CausalLM().collate(tokenizer)(rows, draws(3))
+    whole = CausalLM().collate(tokenizer)(rows, row_seeds(3))
     cut = [dataclasses.replace(row, cut=(True, number != 1)) for number, row in enumerate(rows)]
-    batch = CausalLM().collate(tokenizer)(cut, draws(3))
+    batch = CausalLM().collate(tokenizer)(cut, row_seeds(3))
     assert whole.positions is not None
     assert batch.positions is not None
     assert set(whole.positions.tolist()) - set(batch.positions.tolist()) == {11, 2 * 24 + 17}
@@ -46,7 +46,7 @@ def test_the_end_of_a_row_inside_a_document_is_no_label(tokenizer: Tokenizer) ->
 
 def test_one_whole_row(tokenizer: Tokenizer) -> None:
     (row,) = some_rows(tokenizer, [13])
-    batch = CausalLM().collate(tokenizer)([row], draws(1))
+    batch = CausalLM().collate(tokenizer)([row], row_seeds(1))
     assert batch.attention_mask is None
     assert batch.labels is not None
     assert batch.labels.tolist() == row.input_ids[1:].tolist()
@@ -55,7 +55,7 @@ def test_one_whole_row(tokenizer: Tokenizer) -> None:
 def test_loss_is_that_of_shifted_logits(tokenizer: Tokenizer) -> None:
     torch.manual_seed(1)
     objective = CausalLM().build(tiny_model(tokenizer, causal=True), tokenizer)
-    batch = CausalLM().collate(tokenizer)(some_rows(tokenizer, [13] * 5), draws(5))
+    batch = CausalLM().collate(tokenizer)(some_rows(tokenizer, [13] * 5), row_seeds(5))
     logits = objective.model(batch.input_ids)
     expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch.input_ids[:, 1:].flatten())
     torch.testing.assert_close(objective(batch).total(batch.targets), expected)

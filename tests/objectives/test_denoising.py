@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tiny_language import TinyCorpus, draws, rows_of, some_words, tiny_tokenizer, tiny_writer
+from tiny_language import TinyCorpus, row_seeds, rows_of, some_words, tiny_tokenizer, tiny_writer
 
 from homespun.data.rows import Row
 from homespun.errors import UserError
@@ -40,7 +40,7 @@ def row(size: int = 20) -> Row:
 
 
 def source(config: Denoising, tokenizer: Tokenizer, given: Row, index: int) -> np.ndarray:
-    batch = config.collate(tokenizer)([given], draws(1, first=index))
+    batch = config.collate(tokenizer)([given], row_seeds(1, first=index))
     assert batch.decoder_input_ids is not None
     assert batch.labels is not None
     assert batch.labels.tolist() == given.input_ids.tolist()
@@ -107,7 +107,7 @@ def test_a_source_is_never_longer_than_its_row(tokenizer: Tokenizer) -> None:
 def test_spans_are_written_after_their_sentinels(tokenizer: Tokenizer) -> None:
     config = SpanCorruption(probability=0.3, mean_span=2.0)
     given = Row(np.concatenate([[CLS], 5 + np.arange(20), [SEP]]))
-    batch = config.collate(tokenizer)([given, given], draws(2))
+    batch = config.collate(tokenizer)([given, given], row_seeds(2))
     assert batch.decoder_input_ids is not None
     assert batch.labels is not None
     sentinels = tokenizer.sentinel_ids.tolist()
@@ -133,7 +133,7 @@ def test_sources_of_spans_fill_the_length_and_targets_are_as_long_as_was_said() 
     for length in (8, 13, 24, 31, 97):
         config = SpanCorruption(probability=0.15, mean_span=10.0)
         rows = config.rows(TinyCorpus(tokenizer, [3, 500]), np.arange(2), length=length, seed=1)  # type: ignore[arg-type]
-        batch = config.collate(tokenizer)([rows[i] for i in range(len(rows))], draws(len(rows)))
+        batch = config.collate(tokenizer)([rows[i] for i in range(len(rows))], row_seeds(len(rows)))
         assert batch.decoder_input_ids is not None
         assert batch.input_ids.shape[1] <= length
         assert batch.decoder_input_ids.shape[1] <= config.target_length(length)
@@ -149,8 +149,8 @@ def test_alone_is_as_in_a_batch(config: Any, tokenizer: Tokenizer) -> None:
     objective = config.build(tiny_writer(tokenizer), tokenizer).double().eval()
     rows = rows_of(config, tokenizer, [13, 24, 3, 17])
     collate = config.collate(tokenizer)
-    whole = objective(collate(rows, draws(4)))
-    alone = [objective(collate([each], draws(1, first=number))) for number, each in enumerate(rows)]
+    whole = objective(collate(rows, row_seeds(4)))
+    alone = [objective(collate([each], row_seeds(1, first=number))) for number, each in enumerate(rows)]
     for name, term in whole.terms.items():
         torch.testing.assert_close(
             term.sum.double(), sum(one.terms[name].sum.double() for one in alone), rtol=1e-5, atol=1e-5
@@ -190,7 +190,7 @@ def test_attentions_exchange_in_the_encoder_of_a_full_decoder(tokenizer: Tokeniz
         tree = {"encoder": encoder, "decoder": {"residual": {"kind": "post"}}}
         model = ModelConfig(backbone=EncoderDecoderConfig.model_validate(tree))
         objective = Denoising().build(model, tokenizer).train()
-        batch = Denoising().collate(tokenizer)(rows_of(Denoising(), tokenizer, [24, 17, 31]), draws(3))
+        batch = Denoising().collate(tokenizer)(rows_of(Denoising(), tokenizer, [24, 17, 31]), row_seeds(3))
         optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-3)
         losses = []
         for _ in range(15):
@@ -207,7 +207,7 @@ def test_a_text_comes_back_from_its_row(tokenizer: Tokenizer) -> None:
     words = some_words(30, np.random.default_rng(3))
     text = tokenizer.decode(words)
     assert tokenizer.encode_batch([text])[0].tolist() == words.tolist()
-    batch = Denoising().collate(tokenizer)([Row(np.concatenate([[CLS], words, [SEP]]))], draws(1))
+    batch = Denoising().collate(tokenizer)([Row(np.concatenate([[CLS], words, [SEP]]))], row_seeds(1))
     assert batch.labels is not None
     assert tokenizer.decode(batch.labels.tolist()) == text
 

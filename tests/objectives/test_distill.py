@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tiny_language import draws, some_rows, tiny_model
+from tiny_language import row_seeds, some_rows, tiny_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from homespun.batch import Batch
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model, weights_of
@@ -55,7 +55,7 @@ def taught(tokenizer: Tokenizer, source: Path, *, model: ModelConfig | None = No
     objective = config.build(model or tiny_model(tokenizer, type_vocab_size=0), tokenizer).eval()
     rows = some_rows(tokenizer, [13, 24, 3, 17])
     collate = pickle.loads(pickle.dumps(config.collate(tokenizer)))
-    return objective, collate(rows, draws(len(rows)))
+    return objective, collate(rows, row_seeds(len(rows)))
 
 
 def logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_language import batches, draws, fit, some_rows, tiny_model
+from tiny_language import batches, fit, row_seeds, some_rows, tiny_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,7 +26,7 @@ def build(tokenizer: Tokenizer, config: Electra | None = None, **fields: Any) ->
 
 def some_batch(tokenizer: Tokenizer, *, count: int = 20) -> Batch:
     rows = some_rows(tokenizer, [29, 17] * (count // 2))
-    return Electra().collate(tokenizer)(rows, draws(len(rows)))
+    return Electra().collate(tokenizer)(rows, row_seeds(len(rows)))
 
 
 def texts_seen(model: nn.Module) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_language import WORDS, draws
+from tiny_language import WORDS, row_seeds
 from torch import Tensor
 
 from homespun.batch import Batch
@@ -31,7 +31,7 @@ def batches_of(objective: Any, tokenizer: Tokenizer, *, rows: int, seed: int) ->
     framed = np.pad(texts, ((0, 0), (1, 1)), constant_values=tokenizer.cls_id)
     framed[:, -1] = tokenizer.sep_id
     made = [Row(row) for row in framed]
-    return [collate(made[at : at + 50], draws(50, first=at + seed * rows)) for at in range(0, rows, 50)]
+    return [collate(made[at : at + 50], row_seeds(50, first=at + seed * rows)) for at in range(0, rows, 50)]
 
 
 def told(batches: list[Batch], vocab_size: int, *, causal: bool) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tiny_language import draws, some_words, tiny_writer
+from tiny_language import row_seeds, some_words, tiny_writer
 from torch.nn import functional as F
 
 from homespun.batch import Batch
@@ -34,7 +34,7 @@ def built(tokenizer: Tokenizer, config: FutureNgrams | None = None, ngram: int =
 
 def batch_of(tokenizer: Tokenizer, *lengths: int, probability: float = 0.4) -> Batch:
     given = rows(*lengths)
-    return FutureNgrams(probability=probability, every=11).collate(tokenizer)(given, draws(len(given)))
+    return FutureNgrams(probability=probability, every=11).collate(tokenizer)(given, row_seeds(len(given)))
 
 
 def stream_logits(objective: Seq2SeqObjective, batch: Batch) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_of_no_tokens_none_is_chosen() -> None:
 def test_the_target_is_what_was_masked(tokenizer: Tokenizer) -> None:
     row = rows(150)[0]
     collate = FutureNgrams(mask_share=1, random_share=0).collate(tokenizer)
-    batch = collate([row], draws(1))
+    batch = collate([row], row_seeds(1))
     assert batch.labels is not None
     assert batch.decoder_input_ids is not None
     source = batch.input_ids[0]
@@ -98,7 +98,7 @@ def test_shares_of_masked_random_and_left(tokenizer: Tokenizer) -> None:
     masked = other = total = 0
     for number in range(200):
         row = rows(128)[0]
-        batch = collate([row], draws(1, first=number))
+        batch = collate([row], row_seeds(1, first=number))
         changed = batch.input_ids[0].numpy() != row.input_ids
         masked += int((batch.input_ids == tokenizer.mask_id).sum())
         other += int(changed.sum())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tiny_language import draws, tiny_writer
+from tiny_language import row_seeds, tiny_writer
 from torch.nn import functional as F
 
 from homespun.data.rows import Row
@@ -37,7 +37,7 @@ def of_sentences(sizes: Sequence[int], *, seed: int = 1) -> Row:
 
 
 def source_and_target(collate: GapSentences, row: Row, number: int = 0) -> tuple[list[int], list[int]]:
-    batch = collate([row], draws(1, first=number))
+    batch = collate([row], row_seeds(1, first=number))
     assert batch.labels is not None
     return batch.input_ids[0].tolist(), batch.labels.tolist()
 
@@ -75,7 +75,7 @@ def test_the_most_telling_sentence(tokenizer: Tokenizer) -> None:
 
 
 def test_the_decoder_begins_with_padding_and_the_end_ends_both(tokenizer: Tokenizer) -> None:
-    batch = GapSentenceGeneration().collate(tokenizer)([ROW, of_sentences([3, 5, 7])], draws(2))
+    batch = GapSentenceGeneration().collate(tokenizer)([ROW, of_sentences([3, 5, 7])], row_seeds(2))
     assert batch.decoder_input_ids is not None
     assert batch.decoder_attention_mask is not None
     assert batch.decoder_input_ids[:, 0].tolist() == [tokenizer.pad_id] * 2
@@ -136,7 +136,7 @@ def test_something_is_taken_and_something_left(ratio: float, tokenizer: Tokenize
 @pytest.mark.parametrize("row", [of_sentences([7]), Row(np.array([2, 5, 6, 7, 3])), Row(np.array([2, 3]))])
 def test_of_one_sentence_nothing_is_taken(row: Row, tokenizer: Tokenizer) -> None:
     for mlm in (0.0, 0.15):
-        batch = GapSentenceGeneration(mlm=mlm, mask_share=0, random_share=0).collate(tokenizer)([row], draws(1))
+        batch = GapSentenceGeneration(mlm=mlm, mask_share=0, random_share=0).collate(tokenizer)([row], row_seeds(1))
         assert batch.input_ids[0].tolist() == row.input_ids.tolist()
         assert batch.labels is not None
         assert batch.labels.tolist() == [3]
@@ -151,7 +151,7 @@ def test_masked_tokens_are_of_the_other_sentences(tokenizer: Tokenizer) -> None:
     assert len(sentences) == 20
     masked = swapped = total = 0
     for number in range(200):
-        batch = collate([row], draws(1, first=number))
+        batch = collate([row], row_seeds(1, first=number))
         assert batch.source_positions is not None
         assert batch.source_labels is not None
         assert batch.labels is not None
@@ -186,7 +186,7 @@ def test_the_encoder_tells_masked_tokens_through_the_word_embeddings(tokenizer: 
     assert isinstance(objective, GapSentenceObjective)
     backbone = objective.model.backbone
     assert isinstance(backbone, EncoderDecoder)
-    batch = GapSentenceGeneration(mlm=0.3).collate(tokenizer)([ROW, of_sentences([3, 5, 7])], draws(2))
+    batch = GapSentenceGeneration(mlm=0.3).collate(tokenizer)([ROW, of_sentences([3, 5, 7])], row_seeds(2))
     assert batch.source_positions is not None
     terms = objective(batch).terms
     hidden = backbone.encode(batch.input_ids, **batch.context).hidden.flatten(0, 1)[batch.source_positions]
@@ -198,7 +198,7 @@ def test_the_encoder_tells_masked_tokens_through_the_word_embeddings(tokenizer: 
 
 def test_narrow_embeddings_have_a_projection_that_is_not_kept(tokenizer: Tokenizer) -> None:
     objective = GapSentenceGeneration(mlm=0.3).build(tiny_writer(tokenizer, embedding_size=17), tokenizer)
-    assert objective(GapSentenceGeneration(mlm=0.3).collate(tokenizer)([ROW], draws(1))).total().isfinite()
+    assert objective(GapSentenceGeneration(mlm=0.3).collate(tokenizer)([ROW], row_seeds(1))).total().isfinite()
     kept = sum(p.numel() for p in objective.export_model()[0].parameters())
     assert sum(p.numel() for p in objective.parameters()) == kept + 32 * 17 + 17
 

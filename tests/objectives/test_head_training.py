@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from tiny_language import draws, some_pairs, some_rows, tiny_model
+from tiny_language import row_seeds, some_pairs, some_rows, tiny_model
 from torch.nn import functional as F
 
 from homespun.batch import Batch
 from homespun.data.corpus import build_corpus
-from homespun.data.rows import PackedRows, PairRows
+from homespun.data.rows import NextSentenceRows, PackedRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -27,7 +27,7 @@ from homespun.text.tokenizer import Tokenizer
 
 def masked(config: MaskedLM, tokenizer: Tokenizer, *, epoch: int = 0, count: int = 300) -> Batch:
     rows = some_rows(tokenizer, [29, 17] * (count // 2))
-    return config.collate(tokenizer)(rows, draws(len(rows), epoch=epoch))
+    return config.collate(tokenizer)(rows, row_seeds(len(rows), epoch=epoch))
 
 
 def original(tokenizer: Tokenizer, batch: Batch) -> torch.Tensor:
@@ -89,7 +89,7 @@ def test_whole_words(tokenizer: Tokenizer) -> None:
         MaskedLM(whole_words=True, mask_share=1.0, random_share=0.0).collate(tokenizer), word_starts=starts
     )
     rows = some_rows(tokenizer, [29] * 50)
-    batch = collate(rows, draws(50))
+    batch = collate(rows, row_seeds(50))
     for row, corrupted in zip(rows, batch.input_ids.numpy(), strict=True):
         begins = starts[row.input_ids] | (row.input_ids < 5)
         begins[1] = True  # after [CLS]
@@ -143,7 +143,7 @@ def test_sparse_head_is_the_dense_head(tokenizer: Tokenizer) -> None:
 def test_next_sentence_prediction(tokenizer: Tokenizer) -> None:
     config = MaskedLM(next_sentence=True)
     objective = build(config, tokenizer)
-    batch = config.collate(tokenizer)(some_pairs(tokenizer, 7), draws(7))
+    batch = config.collate(tokenizer)(some_pairs(tokenizer, 7), row_seeds(7))
     assert batch.pair_labels is not None
     assert batch.pair_labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
     assert batch.targets["next_sentence"] == batch.targets["next_sentence_accuracy"] == 7
@@ -173,8 +173,8 @@ def test_rows_of_a_corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPat
     assert isinstance(MaskedLM().rows(corpus, documents, length=16, seed=1), PackedRows)
     config = MaskedLM(next_sentence=True)
     rows = config.rows(corpus, documents, length=16, seed=1)
-    assert isinstance(rows, PairRows)
-    batch = config.collate(tokenizer)([rows[0], rows[1]], draws(2))
+    assert isinstance(rows, NextSentenceRows)
+    batch = config.collate(tokenizer)([rows[0], rows[1]], row_seeds(2))
     assert build(config, tokenizer)(batch).total(batch.targets).isfinite()
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from homespun.batch import Batch, Draw
+from homespun.batch import Batch, RowSeed
 from homespun.data.long_inputs import ChunkMean, ChunkPool
-from homespun.data.numbers import ChosenRows, NumberedRows, numbers_of
+from homespun.data.regression import RegressionRows, SubsetRows, parse_numbers
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
@@ -34,7 +34,7 @@ def rows(labels: Any) -> list[Row]:
 
 def batch_of(labels: Any, measured: str, weights: tuple[float, ...] | None = None) -> Batch:
     some = rows(labels)
-    return NumbersCollate(0, measured, weights)(some, [Draw(0, 0, i) for i in range(len(some))])
+    return NumbersCollate(0, measured, weights)(some, [RowSeed(0, 0, i) for i in range(len(some))])
 
 
 def regression(**settings: Any) -> NumbersObjective:
@@ -146,7 +146,7 @@ def test_ratings_may_be_perturbed(by: str, kind: str) -> None:
     torch.manual_seed(3)
     module = config.wrap(config.build(CONFIG.build(), CONFIG, RANKS, (1.0, 2.0, 4.0, 5.0), weights=weights)).train()
     measured = module.model.head.measured
-    batch = config.counting(NumbersCollate(0, measured, weights))(rows(RANKS), [Draw(0, 0, i) for i in range(5)])
+    batch = config.counting(NumbersCollate(0, measured, weights))(rows(RANKS), [RowSeed(0, 0, i) for i in range(5)])
     terms = module(batch).terms
     assert set(terms) == {"loss", measured, "adversarial"}
     for name, term in terms.items():
@@ -211,16 +211,16 @@ def test_levels_are_those_given_or_those_of_the_training() -> None:
 
 
 def test_numbers_are_read_and_rows_chosen() -> None:
-    assert numbers_of(["3", "-0.5", "1e2"]).tolist() == [3.0, -0.5, 100.0]
+    assert parse_numbers(["3", "-0.5", "1e2"]).tolist() == [3.0, -0.5, 100.0]
     for odd in ("x", "", "nan", "inf"):
         with pytest.raises(UserError, match="row 2 has"):
-            numbers_of(["3", odd])
+            parse_numbers(["3", odd])
 
     class Plain(list[Row]):
         lengths = np.array([3, 4, 5, 6, 7])
 
-    numbered = NumberedRows(Plain(rows(RANKS)), NUMBERS, {"x": 1})
-    chosen = ChosenRows(numbered, np.array([4, 1]))
+    numbered = RegressionRows(Plain(rows(RANKS)), NUMBERS, {"x": 1})
+    chosen = SubsetRows(numbered, np.array([4, 1]))
     assert [chosen[0].label, chosen[1].label] == [230.0, 170.0]
     assert chosen.lengths.tolist() == [7, 4]
     assert len(chosen) == 2

@@ -14,8 +14,8 @@ import torch
 from tiny_language import (
     UNIGRAM_ENTROPY,
     batches,
-    draws,
     fit,
+    row_seeds,
     rows_of,
     some_pairs,
     some_rows,
@@ -90,7 +90,7 @@ def rows_for(config: Any, tokenizer: Tokenizer) -> list[Row]:
 
 def batch_for(config: Any, tokenizer: Tokenizer, rows: list[Row] | None = None, first: int = 0) -> Batch:
     rows = rows_for(config, tokenizer) if rows is None else rows
-    batch: Batch = config.collate(tokenizer)(rows, draws(len(rows), first=first))
+    batch: Batch = config.collate(tokenizer)(rows, row_seeds(len(rows), first=first))
     return batch
 
 
@@ -115,8 +115,8 @@ def test_collate_is_pure(config: Any, tokenizer: Tokenizer) -> None:
     for row in rows:
         row.input_ids.setflags(write=False)
     collate = config.collate(tokenizer)
-    batch = collate(rows, draws(len(rows)))
-    again = pickle.loads(pickle.dumps(collate))(rows, draws(len(rows)))
+    batch = collate(rows, row_seeds(len(rows)))
+    again = pickle.loads(pickle.dumps(collate))(rows, row_seeds(len(rows)))
     assert tensors(batch).keys() == tensors(again).keys()
     for name, tensor in tensors(batch).items():
         assert torch.equal(tensor, tensors(again)[name]), name
@@ -129,9 +129,9 @@ def test_collate_is_pure(config: Any, tokenizer: Tokenizer) -> None:
 def test_a_row_is_corrupted_alike_in_any_company(config: Any, tokenizer: Tokenizer) -> None:
     rows = rows_for(config, tokenizer)
     collate = config.collate(tokenizer)
-    together = collate(rows, draws(len(rows)))
+    together = collate(rows, row_seeds(len(rows)))
     for number, row in enumerate(rows):
-        alone = collate([row], draws(1, first=number))
+        alone = collate([row], row_seeds(1, first=number))
         length = alone.input_ids.shape[1]
         assert torch.equal(together.input_ids[number, :length], alone.input_ids[0])
         keep = together.attention_mask
@@ -167,7 +167,7 @@ def test_any_split_into_micro_batches_has_the_same_gradient(
     rows = rows_for(config, tokenizer)
     objective = build(config, tokenizer).double()
     collate = config.collate(tokenizer)
-    names = draws(len(rows))
+    names = row_seeds(len(rows))
     targets = collate(rows, names).targets
     splits = [
         [collate(rows[start:end], names[start:end]) for start, end in itertools.pairwise(cuts)]

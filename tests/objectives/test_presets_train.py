@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_language import draws, some_rows
+from tiny_language import row_seeds, some_rows
 
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -34,7 +34,7 @@ def test_it_learns(name: str, objective: Any, tokenizer: Tokenizer) -> None:
     backbone = EncoderConfig.model_validate(fields | NARROW)
     packed = backbone.attention.supports_packing
     rows = some_rows(tokenizer, [113, 128, 101], packed=packed)
-    batch = objective.collate(tokenizer)(rows, draws(len(rows)))
+    batch = objective.collate(tokenizer)(rows, row_seeds(len(rows)))
     model = objective.build(ModelConfig(backbone=backbone), tokenizer).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []

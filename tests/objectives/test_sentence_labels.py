@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from homespun.data.document_sentences import CONTEXT, LabelledDocument, SentenceWindows
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
+from homespun.data.sentence_documents import CONTEXT, LabelledDocument, SentenceWindows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels, by_sentence

@@ -19,11 +19,11 @@ from homespun.objectives.sentence_scores import (
     random_sentences,
     sequential,
 )
-from homespun.text.words import Words
+from homespun.text.word_hashes import WordHashes
 
 VOCABULARY = [f"w{number}" for number in range(23)]
 TOKENIZER = word_tokenizer([*VOCABULARY, "."])
-WORDS = Words.of(TOKENIZER)
+WORDS = WordHashes.of(TOKENIZER)
 every_counting = pytest.mark.parametrize("counting", COUNTINGS)
 
 

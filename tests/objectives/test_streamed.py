@@ -12,8 +12,8 @@ from tiny_language import TinyCorpus, tiny_recurrent
 from torch import nn
 
 from homespun.batch import Batch
-from homespun.data.contiguous import ContiguousRows
 from homespun.data.loader import Loader
+from homespun.data.tbptt_rows import TbpttRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.objectives.streamed import StreamedCausalLM, StreamedObjective
@@ -27,9 +27,9 @@ STREAMS, LENGTH = 5, 11
 LENGTHS = [7, 31, 2, 19, 3, 41, 13, 23, 5, 17, 29, 37]
 
 
-def rows_of(tokenizer: Tokenizer, *, streams: int = STREAMS, documents: slice = slice(None)) -> ContiguousRows:
+def rows_of(tokenizer: Tokenizer, *, streams: int = STREAMS, documents: slice = slice(None)) -> TbpttRows:
     corpus = TinyCorpus(tokenizer, LENGTHS)
-    return ContiguousRows(corpus, np.arange(len(LENGTHS))[documents], length=LENGTH, streams=streams)  # type: ignore[arg-type]
+    return TbpttRows(corpus, np.arange(len(LENGTHS))[documents], length=LENGTH, streams=streams)  # type: ignore[arg-type]
 
 
 def whole_text(tokenizer: Tokenizer) -> np.ndarray:
@@ -56,7 +56,7 @@ def test_the_pieces_of_a_stream_are_the_text_in_order(tokenizer: Tokenizer) -> N
     assert pieces == -(-each // LENGTH)
     for stream in range(STREAMS):
         own = [rows[piece * STREAMS + stream] for piece in range(pieces)]
-        assert [row.piece for row in own] == [(stream, piece) for piece in range(pieces)]
+        assert [row.stream_position for row in own] == [(stream, piece) for piece in range(pieces)]
         read = np.concatenate([row.input_ids[:-1] for row in own])
         assert np.array_equal(read, text[stream * each : (stream + 1) * each])
         told = np.concatenate([row.input_ids[1:] for row in own])
@@ -79,8 +79,8 @@ def test_an_epoch_is_the_same_text_again_and_a_step_is_a_piece_of_each_stream(to
     for number in range(loader.steps_per_epoch):
         (batch,), (again,) = loader.step(number), loader.step(number + loader.steps_per_epoch)
         assert torch.equal(batch.input_ids, again.input_ids)
-        assert batch.pieces is not None
-        assert batch.pieces.tolist() == [[stream, number] for stream in range(STREAMS)]
+        assert batch.stream_positions is not None
+        assert batch.stream_positions.tolist() == [[stream, number] for stream in range(STREAMS)]
 
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
@@ -200,7 +200,7 @@ def test_what_cannot_be_is_refused_in_a_line(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"tokens are too few for 500 streams .* lower train\.batch_size"):
         rows_of(tokenizer, streams=500)
     with pytest.raises(UserError, match="rows of 3 tokens are too short"):
-        ContiguousRows(TinyCorpus(tokenizer, [9]), np.arange(1), length=3, streams=1)  # type: ignore[arg-type]
+        TbpttRows(TinyCorpus(tokenizer, [9]), np.arange(1), length=3, streams=1)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="how many streams"):
         StreamedCausalLM().build(tiny_recurrent(tokenizer), tokenizer)
     kept: ModelConfig = build(tokenizer).export_model()[1]

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from homespun.batch import Draw
-from homespun.data.labelled import Labels
-from homespun.data.questions import Question, QuestionRows
+from homespun.batch import RowSeed
+from homespun.data.labels import Labels
+from homespun.data.question_answering import Question, QuestionRows
 from homespun.data.rows import Row
-from homespun.data.tagged import NONE
+from homespun.data.token_labels import IGNORE_INDEX
 from homespun.inference.answers import find_answers
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
@@ -32,8 +32,8 @@ def base(**changes: Any) -> tuple[Model, ModelConfig]:
     return config.build(), config
 
 
-def draws(rows: list[Row]) -> list[Draw]:
-    return [Draw(0, 0, index) for index in range(len(rows))]
+def row_seeds(rows: list[Row]) -> list[RowSeed]:
+    return [RowSeed(0, 0, index) for index in range(len(rows))]
 
 
 def tagged(*labels: list[int]) -> list[Row]:
@@ -43,40 +43,43 @@ def tagged(*labels: list[int]) -> list[Row]:
 
 class TestTagging:
     rows = tagged(
-        [NONE, 2, 0, NONE, 1, NONE], [NONE, 0, NONE], [NONE, NONE, NONE, NONE], [NONE, 1, 1, 2, 2, 0, 2, NONE]
+        [IGNORE_INDEX, 2, 0, IGNORE_INDEX, 1, IGNORE_INDEX],
+        [IGNORE_INDEX, 0, IGNORE_INDEX],
+        [IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX],
+        [IGNORE_INDEX, 1, 1, 2, 2, 0, 2, IGNORE_INDEX],
     )
 
     @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 3.0)])
     def test_the_loss_is_the_mean_over_labelled_tokens(self, weights: tuple[float, ...] | None) -> None:
         objective = Tagging().build(*base(), LABELS, weights=weights).eval()
-        batch = Tagging().collate(0, weights=weights)(self.rows, draws(self.rows))
+        batch = Tagging().collate(0, weights=weights)(self.rows, row_seeds(self.rows))
         loss = objective(batch)
         logits = objective.model(batch.input_ids, **batch.context)
-        table = torch.full(batch.input_ids.shape, NONE)
+        table = torch.full(batch.input_ids.shape, IGNORE_INDEX)
         for index, row in enumerate(self.rows):
             assert isinstance(row.label, np.ndarray)
             table[index, : len(row.label)] = torch.from_numpy(row.label)
         given = None if weights is None else torch.tensor(weights)
-        expected = F.cross_entropy(logits.flatten(0, 1), table.flatten(), weight=given, ignore_index=NONE)
+        expected = F.cross_entropy(logits.flatten(0, 1), table.flatten(), weight=given, ignore_index=IGNORE_INDEX)
         torch.testing.assert_close(loss.total(), expected)
         torch.testing.assert_close(loss.total(batch.targets), expected)
         assert batch.targets["accuracy"] == 10.0
 
     def test_rows_without_labels_are_no_trouble(self) -> None:
         objective = Tagging().build(*base(), LABELS)
-        batch = Tagging().collate(0)(self.rows[2:3], draws(self.rows[2:3]))
+        batch = Tagging().collate(0)(self.rows[2:3], row_seeds(self.rows[2:3]))
         assert float(objective(batch).total().detach()) == 0.0
 
     def test_alone_as_in_a_batch(self) -> None:
         objective = Tagging().build(*base(), LABELS).eval()
         collate = Tagging().collate(0)
-        whole = objective(collate(self.rows, draws(self.rows))).terms["loss"].sum
-        alone = [objective(collate([row], draws([row]))).terms["loss"].sum for row in self.rows]
+        whole = objective(collate(self.rows, row_seeds(self.rows))).terms["loss"].sum
+        alone = [objective(collate([row], row_seeds([row]))).terms["loss"].sum for row in self.rows]
         torch.testing.assert_close(torch.stack(alone).sum(), whole)
 
     def test_a_frozen_encoder_learns_nothing(self) -> None:
         objective = Tagging(frozen=True).build(*base(), LABELS).train()
-        objective(Tagging().collate(0)(self.rows, draws(self.rows))).total().backward()
+        objective(Tagging().collate(0)(self.rows, row_seeds(self.rows))).total().backward()
         assert all(p.grad is None for p in objective.model.backbone.parameters())
         assert not objective.model.backbone.training
         assert all(p.grad is not None for p in objective.model.head.parameters())  # type: ignore[union-attr]
@@ -107,7 +110,7 @@ class TestAnswers:
         rows = questions(tokenizer)
         objective = SpanAnswers().build(*base()).eval()
         whole = [rows[index] for index in range(len(rows))]
-        batch = SpanAnswers().collate(tokenizer.pad_id)(whole, draws(whole))
+        batch = SpanAnswers().collate(tokenizer.pad_id)(whole, row_seeds(whole))
         alone = []
         for row in whole:
             ids, types = (torch.from_numpy(array)[None] for array in (row.input_ids, row.token_type_ids))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from homespun.batch import Batch, Draw, Loss
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -101,8 +101,8 @@ def some_pairs(tokenizer: Tokenizer, count: int, *, seed: int = 1) -> list[Row]:
     return rows
 
 
-def draws(count: int, *, epoch: int = 0, first: int = 0) -> list[Draw]:
-    return [Draw(1, epoch, first + index) for index in range(count)]
+def row_seeds(count: int, *, epoch: int = 0, first: int = 0) -> list[RowSeed]:
+    return [RowSeed(1, epoch, first + index) for index in range(count)]
 
 
 class TinyCorpus:
@@ -136,7 +136,7 @@ def batches(config: Any, tokenizer: Tokenizer) -> Iterator[Batch]:
     collate, step = config.collate(tokenizer), 0
     make = partial(rows_of, config) if config.target_length(24) else some_rows
     while True:
-        yield collate(make(tokenizer, [24] * 16, seed=step), draws(16, first=16 * step))
+        yield collate(make(tokenizer, [24] * 16, seed=step), row_seeds(16, first=16 * step))
         step += 1
 
 

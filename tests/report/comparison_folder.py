@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.lengths import length_statistics
 from homespun.metrics.classification import classification_metrics
 

@@ -126,7 +126,7 @@ def test_ids_are_those_of_the_family(family: str, tmp_path: Path) -> None:
     theirs = sentencepiece.SentencePieceProcessor(model_proto=trained(**settings))
     for text, found in zip(TEXTS, ours.encode_batch(TEXTS), strict=True):
         assert found.tolist() == ids(theirs, text), text
-    assert ours.frame == (before, after)
+    assert ours.template == (before, after)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -165,7 +165,7 @@ def test_settings_of_tokenizer_config(tmp_path: Path) -> None:
     folder_of(tmp_path, "pegasus", offset=0, **names)
     bigbird_pegasus = Tokenizer.load(tmp_path)
     assert (bigbird_pegasus.unk_id, bigbird_pegasus.mask_id, bigbird_pegasus.vocab_size) == (2, 113, 114)
-    assert bigbird_pegasus.frame == ([], [1])
+    assert bigbird_pegasus.template == ([], [1])
     folder_of(tmp_path, "t5", extra_ids=7, tokenizer_class="T5TokenizerFast")
     assert Tokenizer.load(tmp_path).sentinel_ids.tolist() == list(range(119, 112, -1))
     (tmp_path / "spiece.model").unlink()
@@ -214,7 +214,7 @@ def test_added_tokens_have_their_ids(tmp_path: Path) -> None:
         ({"cls_token": "a:b"}, {}, "a:b"),
     ],
 )
-def test_what_is_refused_beside_the_pieces(
+def test_rejected_settings_of_sentencepiece(
     config: dict[str, Any], added: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     folder_of(tmp_path, "deberta-v2", **config)

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from homespun.errors import UserError
-from homespun.text.extend import extend
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import extend
 
 sentencepiece = pytest.importorskip("sentencepiece")
 
@@ -155,12 +155,12 @@ def test_what_was_read_is_saved_and_extended(tmp_path: Path) -> None:
 def test_a_cut_or_damaged_file_is_one_line(tmp_path: Path) -> None:
     generator, lines = random.Random(13), []
     for kind in ("unigram", "user-bpe"):
-        whole = trained(kind)
+        content = trained(kind)
         for _ in range(5):
-            assert "spm.model" in refused(tmp_path, whole[: generator.randrange(len(whole) - 400)])
+            assert "spm.model" in refused(tmp_path, content[: generator.randrange(len(content) - 400)])
         for _ in range(17):  # what is no longer the same is refused, or a vocabulary that can be used
-            damaged = bytearray(whole)
-            damaged[generator.randrange(len(whole) if kind == "unigram" else 3000)] = generator.randrange(256)
+            damaged = bytearray(content)
+            damaged[generator.randrange(len(content) if kind == "unigram" else 3000)] = generator.randrange(256)
             try:
                 opened(tmp_path, bytes(damaged)).encode_batch(HARD)
             except UserError as error:

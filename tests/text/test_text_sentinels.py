@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from homespun.errors import UserError
-from homespun.text.extend import extend, new_words
 from homespun.text.sentinels import with_sentinels
 from homespun.text.tokenizer import KINDS, Kind, Tokenizer
+from homespun.text.vocabulary_extension import extend, find_added_tokens
 
 TEXTS = [
     "The market rose and fell, while rates held steady in a quiet week of trade between two old houses.",
@@ -45,7 +45,7 @@ def test_they_come_behind_and_change_nothing_else(kind: Kind, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_can_go_on_with_them(kind: Kind) -> None:
     before = trained(kind)
-    words = new_words(before, with_sentinels(before, 5))
+    words = find_added_tokens(before, with_sentinels(before, 5))
     assert words is not None
     assert words.first == before.vocab_size
     assert len(words.pieces) == 5
@@ -56,11 +56,11 @@ def test_words_can_be_added_before_them_and_behind() -> None:
     before = trained("bpe")
     words = ["a steadiest, a steadiest; a marketplace, a marketplace"]
     first = with_sentinels(extend(before, words, 2)[0], 3)
-    assert new_words(before, first) is not None
+    assert find_added_tokens(before, first) is not None
     assert first.sentinel_ids.tolist() == [first.vocab_size - 1, first.vocab_size - 2, first.vocab_size - 3]
     then = extend(with_sentinels(before, 3), words, 2)[0]
     assert then.sentinel_ids.tolist() == [before.vocab_size + 2, before.vocab_size + 1, before.vocab_size]
-    assert new_words(before, then) is not None
+    assert find_added_tokens(before, then) is not None
 
 
 def test_transformers_takes_them_for_special(tmp_path: Path) -> None:

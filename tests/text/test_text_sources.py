@@ -22,7 +22,7 @@ import zstandard
 
 from homespun.errors import UserError
 from homespun.text import formats
-from homespun.text.sources import Document, Meter, read_documents, read_records, state_of_files
+from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
 
 ROWS = [
     {"text": "Zoë met\nMr. Smith, twice", "label": "7"},
@@ -127,7 +127,7 @@ def test_plain_text_is_one_document_a_file(tmp_path: Path) -> None:
     ]
 
 
-def test_documents_have_labels_sources_and_some_text(tmp_path: Path) -> None:
+def test_documents_have_labels_sources_and_text(tmp_path: Path) -> None:
     rows = [{"t": "one", "y": 3}, {"t": "  "}, {"t": None}, {"t": "two", "y": None}, {"t": "three", "y": True}]
     path = tmp_path / "x.jsonl"
     path.write_bytes(as_jsonl(rows))
@@ -165,7 +165,7 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
     assert [document.source for document in documents] == [str(data / "a" / "1.txt"), str(data / "b" / "2.txt")]
 
 
-def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("open", "closed", ".closed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "a.txt").write_text("words")
@@ -187,8 +187,8 @@ def test_the_state_of_files_is_that_of_the_local_ones(tmp_path: Path) -> None:
     path.write_text("words")
     os.utime(path, (1, 1))
     elsewhere = ["https://host/a.txt", "owner/name", "/dev/stdin" if not os.path.isfile("/dev/stdin") else "s3://x"]
-    first = state_of_files([str(tmp_path)])
-    assert state_of_files([str(tmp_path), *elsewhere]) == first
+    first = digest_files([str(tmp_path)])
+    assert digest_files([str(tmp_path), *elsewhere]) == first
     states = [first]
     for change in (
         lambda: os.utime(path, (2, 2)),
@@ -197,7 +197,7 @@ def test_the_state_of_files_is_that_of_the_local_ones(tmp_path: Path) -> None:
         lambda: (tmp_path / "c.txt").write_text("more"),
     ):
         change()
-        states.append(state_of_files([str(tmp_path)]))
+        states.append(digest_files([str(tmp_path)]))
     assert len(set(states)) == 5
 
 
@@ -287,7 +287,7 @@ def test_csv_mistakes(tmp_path: Path) -> None:
     assert "empty" in problem(path)
 
 
-def test_no_such_column_names_those_there_are(tmp_path: Path) -> None:
+def test_missing_column_lists_the_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(CONTENTS[".csv"])
     message = problem(path, text_field="txt")
@@ -391,10 +391,10 @@ def test_cut_short(tmp_path: Path, name: str) -> None:
         path.write_bytes(as_parquet(rows))
     else:
         path.write_bytes(COMPRESS[path.suffix](as_jsonl(rows)))
-    whole = path.read_bytes()
+    content = path.read_bytes()
     assert len(read(path)) == 5003
-    for length in (len(whole) - 7, len(whole) // 2):
-        path.write_bytes(whole[:length])
+    for length in (len(content) - 7, len(content) // 2):
+        path.write_bytes(content[:length])
         message = problem(path)
         assert "cut short" in message or "not a whole" in message
     path.write_bytes(b"this is no archive at all, only its name says so" * 10)
@@ -408,13 +408,13 @@ def test_a_tar_that_was_cut_anywhere(tmp_path: Path) -> None:
             entry = tarfile.TarInfo(name)
             entry.size = 5
             tar.addfile(entry, io.BytesIO(b"words"))
-    whole = path.read_bytes()
-    path.write_bytes(whole[: 4 * 1024 + 512])  # one block of zeros is an end too
+    content = path.read_bytes()
+    path.write_bytes(content[: 4 * 1024 + 512])  # one block of zeros is an end too
     assert len(read(path)) == 3
     for length in (512, 1023, 1024, 1124, 1536, 2048, 2559, 3072, 4096, 4096 + 511):
-        path.write_bytes(whole[:length])
+        path.write_bytes(content[:length])
         assert "a.tar is cut short or damaged" in problem(path), length
-    path.write_bytes(whole[:1024] + b"x" + whole[1025:])
+    path.write_bytes(content[:1024] + b"x" + content[1025:])
     assert "bad checksum where a file or the end of the archive should be" in problem(path)
 
 
@@ -534,32 +534,32 @@ DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
         ("imdb/test.jsonl.gz", 25000),
     ],
 )
-def test_real_files_have_as_many_records_as_they_say(name: str, count: int) -> None:
+def test_number_of_records_of_real_files(name: str, count: int) -> None:
     assert sum(1 for _ in read_records([str(DATA / name)])) == count
 
 
 @pytest.mark.data
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared data sets are not beside the checkout")
-def test_a_real_latin_file_is_told_from_its_neighbours() -> None:
+def test_encoding_of_a_real_latin_file() -> None:
     path = DATA / "financial_phrasebank" / "Sentences_50Agree.txt"
     assert read(path) == read(path, encoding="latin-1")
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_the_meter_ends_at_the_whole_and_never_goes_back(tmp_path: Path, suffix: str) -> None:
+def test_read_progress_is_monotonic_and_ends_at_one(tmp_path: Path, suffix: str) -> None:
     lines = "".join(json.dumps({"text": f"{number} {'word ' * (number % 97)}"}) + "\n" for number in range(5003))
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl{suffix}").write_bytes(COMPRESS[suffix](lines.encode()))
     inputs = [str(tmp_path)]
-    meter = Meter(inputs)
-    shares = [meter.share for _ in read_records(inputs, meter=meter)]
+    read_progress = ReadProgress(inputs)
+    shares = [read_progress.share for _ in read_records(inputs, read_progress=read_progress)]
     assert len(shares) == 2 * 5003
     assert all(share is not None for share in shares)
     assert shares == sorted(shares)  # type: ignore[type-var]
-    assert 0 < shares[0] < 0.5 < shares[-1] <= 1 == meter.share  # type: ignore[operator]
+    assert 0 < shares[0] < 0.5 < shares[-1] <= 1 == read_progress.share  # type: ignore[operator]
 
 
 def test_the_meter_does_not_know_what_is_not_on_the_disk(tmp_path: Path) -> None:
-    assert Meter(["memory://folder/a.jsonl"]).share is None
-    assert Meter(["someone/something"]).share is None
-    assert Meter([str(tmp_path / "missing.txt")]).share is None
+    assert ReadProgress(["memory://folder/a.jsonl"]).share is None
+    assert ReadProgress(["someone/something"]).share is None
+    assert ReadProgress([str(tmp_path / "missing.txt")]).share is None

@@ -160,7 +160,7 @@ def test_save_load_and_pickle_keep_everything(tokenizer: Tokenizer, tmp_path: Pa
         assert np.array_equal(other.encode_batch(TEXTS[:1])[0], tokenizer.encode_batch(TEXTS[:1])[0])
 
 
-def test_fingerprints_tell_tokenizers_apart(trained: dict[Kind, Tokenizer], tmp_path: Path) -> None:
+def test_fingerprints_differ_between_tokenizers(trained: dict[Kind, Tokenizer], tmp_path: Path) -> None:
     others = [train("bpe", lowercase=True), Tokenizer.train(TEXTS, kind="bpe", vocab_size=400)]
     assert len({t.fingerprint for t in [*trained.values(), *others]}) == 7
     trained["bpe"].save(tmp_path)
@@ -261,10 +261,10 @@ def test_roberta_like(tmp_path: Path) -> None:
     engine = byte_level(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     bare = Tokenizer.load(write(tmp_path / "bare", engine))
     mask = {"content": "<mask>", "lstrip": True}
-    told = Tokenizer.load(
+    converted = Tokenizer.load(
         write(tmp_path / "told", engine, {"cls_token": "<s>", "sep_token": "</s>", "mask_token": mask})
     )
-    for tokenizer in (bare, told):
+    for tokenizer in (bare, converted):
         assert tokenizer.kind == "bpe"
         assert (tokenizer.cls_id, tokenizer.pad_id, tokenizer.sep_id, tokenizer.unk_id, tokenizer.mask_id) == (
             0,
@@ -317,7 +317,7 @@ ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 @pytest.mark.parametrize(
-    ("template", "named", "frame", "pair"),
+    ("template", "named", "single", "pair"),
     [
         (ROBERTA, NAMES, ([1], [2]), ([1], [2, 2], [2])),
         (TEMPLATE, NAMES, ([], [2]), ([], [2], [2])),
@@ -329,22 +329,22 @@ ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
         (processors.ByteLevel(), NAMES, ([1], [2]), ([1], [2], [2])),
     ],
 )
-def test_the_frame_is_the_templates_or_that_of_its_own_tokens(
-    template: Any, named: dict[str, str], frame: Any, pair: Any, tmp_path: Path
+def test_template_is_read_or_made_of_cls_and_sep(
+    template: Any, named: dict[str, str], single: Any, pair: Any, tmp_path: Path
 ) -> None:
     engine = byte_level(["<pad>", "<s>", "</s>"])
     if template is not None:
         engine.post_processor = template
     tokenizer = Tokenizer.load(write(tmp_path / "given", engine, named))
     tokenizer.save(tmp_path / "ours")
-    told = tokenizer.for_transformers()
-    for again in (tokenizer, Tokenizer.load(tmp_path / "ours"), told, told.for_transformers()):
-        assert (again.frame, again.pair_frame) == (frame, pair)
-    theirs = Engine.from_str(told.content)
+    converted = tokenizer.for_transformers()
+    for again in (tokenizer, Tokenizer.load(tmp_path / "ours"), converted, converted.for_transformers()):
+        assert (again.template, again.pair_template) == (single, pair)
+    theirs = Engine.from_str(converted.content)
     one, two = (ids.tolist() for ids in tokenizer.encode_batch(["wool", "yarn is"]))
-    assert theirs.encode("wool").ids == [*frame[0], *one, *frame[1]]
+    assert theirs.encode("wool").ids == [*single[0], *one, *single[1]]
     assert theirs.encode("wool", "yarn is").ids == [*pair[0], *one, *pair[1], *two, *pair[2]]
-    assert (told.fingerprint == tokenizer.fingerprint) == (theirs.encode("wool").ids == engine.encode("wool").ids)
+    assert (converted.fingerprint == tokenizer.fingerprint) == (theirs.encode("wool").ids == engine.encode("wool").ids)
 
 
 def test_t5_like(tmp_path: Path) -> None:

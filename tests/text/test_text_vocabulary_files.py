@@ -66,7 +66,7 @@ def test_prophetnets_words_as_transformers_reads_them(config: dict[str, Any], tm
     ids = [found.tolist() for found in ours.encode_batch(TEXTS[:2])]
     assert ids == [theirs(text, add_special_tokens=False)["input_ids"] for text in TEXTS[:2]]
     assert (ours.kind, ours.pad_id, ours.sep_id, ours.mask_id) == ("wordpiece", 0, 4, 5)
-    assert ours.frame == ([], [4])
+    assert ours.template == ([], [4])
     assert ours.special_mask[2]
     ours.save(tmp_path / "new")
     assert Tokenizer.load(tmp_path / "new").fingerprint == ours.fingerprint
@@ -114,7 +114,7 @@ def test_what_is_refused_of_a_word_list(tmp_path: Path) -> None:
         ("{", "tokenizer_config.json is not valid JSON"),
     ],
 )
-def test_settings_that_are_refused_beside_a_word_list(config: str, words: str, tmp_path: Path) -> None:
+def test_rejected_settings_of_a_word_list(config: str, words: str, tmp_path: Path) -> None:
     files_of(tmp_path, "wordpiece")
     (tmp_path / "tokenizer_config.json").write_text(config)
     assert words in refused(tmp_path)
@@ -155,13 +155,13 @@ def test_a_tokenizer_json_with_an_entry_twice_is_refused(tmp_path: Path) -> None
     trained = Tokenizer.train(TEXTS, kind="wordpiece", vocab_size=120)
     trained.save(tmp_path)
     path = tmp_path / "tokenizer.json"
-    whole = path.read_text(encoding="utf-8")
-    assert '"quick"' not in whole.split('"vocab"')[0]
-    token = json.loads(whole)["model"]["vocab"]
+    content = path.read_text(encoding="utf-8")
+    assert '"quick"' not in content.split('"vocab"')[0]
+    token = json.loads(content)["model"]["vocab"]
     name = next(name for name, number in token.items() if number == 60)
-    path.write_text(whole.replace(f'"{name}": 60', f'"{name}": 60, "{name}": 61'), encoding="utf-8")
+    path.write_text(content.replace(f'"{name}": 60', f'"{name}": 60, "{name}": 61'), encoding="utf-8")
     assert f"has {name!r} twice" in refused(tmp_path)
-    path.write_text(whole.replace(f'"{name}": 60', f'"{name}": 59'), encoding="utf-8")
+    path.write_text(content.replace(f'"{name}": 60', f'"{name}": 59'), encoding="utf-8")
     assert "the same number, 59" in refused(tmp_path)
     pieces = Tokenizer.train(TEXTS, kind="unigram", vocab_size=47)
     pieces.save(tmp_path)

@@ -60,8 +60,8 @@ def test_the_loss_is_the_weighted_sum_of_the_terms(tmp_path):
 def test_a_count_may_be_a_fraction(tmp_path, monkeypatch):
     """As it is of weighted classes."""
 
-    def weighted(rows, draws):
-        batch = collate(rows, draws)
+    def weighted(rows, row_seeds):
+        batch = collate(rows, row_seeds)
         return dataclasses.replace(batch, targets=batch.targets | {"row": 0.2 * batch.targets["row"]})
 
     class Weighted(Objective):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.data.loader import Loader
 from homespun.data.rows import Row
 from homespun.training.config import AdamW, Budget, TrainConfig
@@ -78,15 +78,15 @@ class TinyRows:
         return Row(np.arange(index, index + self.lengths[index]) % (VOCABULARY - 1) + 1)
 
 
-def collate(rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+def collate(rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
     """Labels stand at random places, so that micro-batches differ in how many they have."""
     width = max(len(row.input_ids) for row in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.int64)
     positions, labels = [], []
-    for number, (row, draw) in enumerate(zip(rows, draws, strict=True)):
+    for number, (row, row_seed) in enumerate(zip(rows, row_seeds, strict=True)):
         tokens = torch.from_numpy(row.input_ids)
         ids[number, : len(tokens)] = tokens
-        places = torch.nonzero(torch.rand(len(tokens), generator=draw.generator()) < 0.4).flatten()
+        places = torch.nonzero(torch.rand(len(tokens), generator=row_seed.generator()) < 0.4).flatten()
         positions.append(places + number * width)
         labels.append((tokens[places] * 7) % VOCABULARY)
     flat = torch.cat(labels)

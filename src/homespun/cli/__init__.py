@@ -188,9 +188,9 @@ def predict(
     from homespun.jobs.use import predict as job
     from homespun.report.console import Display
     from homespun.report.show import counter
-    from homespun.text.sources import Meter
+    from homespun.text.sources import ReadProgress
 
-    meter = Meter(inputs)
+    read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         result = job(
             run,
@@ -201,8 +201,8 @@ def predict(
             columns=parts(columns),
             data_set=data_set,
             writing=assigned(writing),
-            progress=counter(display, "predicting", meter),
-            meter=meter,
+            progress=counter(display, "predicting", read_progress),
+            read_progress=read_progress,
         )
     tell(result, as_json)
 

@@ -103,9 +103,9 @@ def _file(
     from homespun.jobs.generate import generate as job
     from homespun.report.console import Display
     from homespun.report.show import counter
-    from homespun.text.sources import Meter
+    from homespun.text.sources import ReadProgress
 
-    meter = Meter(inputs)
+    read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         result = job(
             run,
@@ -117,8 +117,8 @@ def _file(
             batch_size=batch_size,
             encoding=encoding,
             columns=parts(columns),
-            progress=counter(display, "writing", meter),
-            meter=meter,
+            progress=counter(display, "writing", read_progress),
+            read_progress=read_progress,
         )
     tell(result, as_json)
 
@@ -141,7 +141,7 @@ def summarize(
     from homespun.jobs.generate import summarize as job
     from homespun.report.console import Display
     from homespun.report.show import counter
-    from homespun.text.sources import Meter
+    from homespun.text.sources import ReadProgress
 
     given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": parts(columns), "data_set": data_set}
     given["writing"] = assigned(writing)
@@ -153,7 +153,9 @@ def summarize(
         for each in written:
             typer.echo(" ".join(each.split()))
         return
-    meter = Meter(inputs)
+    read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
-        result = job(run, inputs, out, **given, progress=counter(display, "writing", meter), meter=meter)
+        result = job(
+            run, inputs, out, **given, progress=counter(display, "writing", read_progress), read_progress=read_progress
+        )
     tell(result, as_json)

@@ -46,7 +46,7 @@ def tokenizer_train(
     from homespun.jobs.prepare import reading, train_tokenizer
     from homespun.report.console import Display
     from homespun.report.show import counter
-    from homespun.text.sources import Meter
+    from homespun.text.sources import ReadProgress
     from homespun.text.tokenizer import KINDS
 
     what = reading(
@@ -57,7 +57,7 @@ def tokenizer_train(
         normalise=normalise,
         duplicates="keep",
     )
-    meter = Meter(inputs)
+    read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         tokenizer = train_tokenizer(
             what,
@@ -66,8 +66,8 @@ def tokenizer_train(
             vocab_size=vocab_size,
             lowercase=lowercase,
             sentinels=sentinels,
-            progress=counter(display, "reading for the tokenizer", meter),
-            meter=meter,
+            progress=counter(display, "reading for the tokenizer", read_progress),
+            read_progress=read_progress,
         )
     tell(
         {
@@ -98,7 +98,7 @@ def tokenizer_extend(
     from homespun.jobs.prepare import reading
     from homespun.report.console import Display
     from homespun.report.show import counter
-    from homespun.text.sources import Meter
+    from homespun.text.sources import ReadProgress
 
     if inputs and not add:
         raise UserError("--input is what new words are taken from; give --add COUNT, or leave it out")
@@ -112,7 +112,7 @@ def tokenizer_extend(
             normalise=normalise,
             duplicates="keep",
         )
-    meter = Meter(inputs or [])
+    read_progress = ReadProgress(inputs or [])
     with Display(json=as_json) as display:
         tokenizer, words = extend_tokenizer(
             source,
@@ -120,8 +120,8 @@ def tokenizer_extend(
             out,
             add=add,
             sentinels=sentinels,
-            progress=counter(display, "reading for new words", meter) if add else None,
-            meter=meter,
+            progress=counter(display, "reading for new words", read_progress) if add else None,
+            read_progress=read_progress,
         )
     first = tokenizer.vocab_size - sentinels - len(words)
     shown = [tokenizer.decode([first + number]).strip() for number in range(len(words))]
@@ -158,7 +158,7 @@ def corpus_build(
     from homespun.jobs.prepare import describe_corpus, make_corpus, reading
     from homespun.report.console import Display
     from homespun.report.show import counter
-    from homespun.text.sources import Meter
+    from homespun.text.sources import ReadProgress
 
     what = reading(
         inputs,
@@ -169,7 +169,7 @@ def corpus_build(
         normalise=normalise,
         duplicates=choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
     )
-    meter = Meter(inputs)
+    read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
         corpus = make_corpus(
             what,
@@ -177,8 +177,8 @@ def corpus_build(
             out,
             workers=workers,
             sentences=sentences,
-            progress=counter(display, "building the corpus", meter),
-            meter=meter,
+            progress=counter(display, "building the corpus", read_progress),
+            read_progress=read_progress,
         )
     tell(describe_corpus(corpus, out), as_json)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Stage, Trial, each_line, written
 from homespun.data.corpus import Corpus
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.jobs.adapt import changes_in, start

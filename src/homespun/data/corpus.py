@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from homespun.data.encoding import Encoded, encode_documents
-from homespun.data.order import keys, scramble
+from homespun.data.order import keys, splitmix64
 from homespun.data.shards import Shard, ShardBuffer, ShardRecord
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, remove, write_text
@@ -160,7 +160,7 @@ class Corpus:
         if self.num_documents < 2:
             raise UserError(f"corpus {self.path} has one document, which cannot be split for validation; give it more")
         count = min(max(round(validation * self.num_documents), 1), self.num_documents - 1)
-        order = np.argsort(scramble(np.arange(self.num_documents), keys(seed)[0]), kind="stable")
+        order = np.argsort(splitmix64(np.arange(self.num_documents), keys(seed)[0]), kind="stable")
         return np.sort(order[count:]), np.sort(order[:count])
 
     def verify(self) -> None:
@@ -220,7 +220,7 @@ def build_corpus(
         raise UserError(f"workers must be 1 or more, not {workers}; leave it out for one a core")
     folder = Path(out)
     job = {"version": VERSION, "inputs": inputs, "tokenizer": tokenizer.fingerprint, "sentences": sentences}
-    building = _Building(folder, _begin(folder, job), sentences=sentences)
+    building = _Building(folder, _open_manifest(folder, job), sentences=sentences)
     tokenizer.save(folder / TOKENIZER)
     stream = iter(documents)
     if sum(1 for _ in islice(stream, building.consumed)) < building.consumed:
@@ -228,13 +228,13 @@ def build_corpus(
             f"half-built corpus {folder} holds {building.consumed:,} documents of its inputs already, and there are "
             f"fewer now: they have changed; delete the folder to begin anew"
         )
-    said = building.num_bytes
+    reported = building.num_bytes
     with closing(encode_documents(stream, tokenizer, workers=workers, sentences=sentences)) as encoded:
         for document in encoded:
             building.add(document)
-            if progress is not None and building.num_bytes - said >= PROGRESS_BYTES:
-                said = building.num_bytes
-                progress(said, building.consumed)
+            if progress is not None and building.num_bytes - reported >= PROGRESS_BYTES:
+                reported = building.num_bytes
+                progress(reported, building.consumed)
     building.flush()
     if not building.shards:
         (folder / MANIFEST).unlink()
@@ -281,7 +281,7 @@ class _Building:
         self._buffer = ShardBuffer()
 
 
-def _begin(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
+def _open_manifest(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
     """Begin the manifest, or go on with the one there is: its lines, one for each shard that was written."""
     if (folder / DESCRIPTION).exists():
         raise UserError(f"{folder} holds a finished corpus; give another folder, or delete it to build it again")
@@ -291,11 +291,11 @@ def _begin(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
     # a killed build can leave temporary files
     if not lines and folder.exists() and any(not entry.name.startswith(TEMPORARY) for entry in folder.iterdir()):
         raise UserError(f"{folder} exists and is not empty; a corpus needs a folder of its own")
-    begun, *written = lines or [job]
+    header, *written = lines or [job]
     differs = [
-        f"{key} was {_short(begun.get(key), now)}, now {_short(now, begun.get(key))}"
+        f"{key} was {_short(header.get(key), now)}, now {_short(now, header.get(key))}"
         for key, now in job.items()
-        if begun.get(key) != now
+        if header.get(key) != now
     ]
     if differs:
         raise UserError(
@@ -303,10 +303,10 @@ def _begin(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
             f"give another folder, or delete it"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{TEMPORARY}*"):
-        remove(left)
+    for leftover in folder.glob(f"{TEMPORARY}*"):
+        remove(leftover)
     # written anew, because the next line must not be joined to what a kill left of the last one
-    write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [begun, *written]))
+    write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [header, *written]))
     return written
 
 
@@ -358,8 +358,8 @@ def _short(value: object, other: object) -> str:
     text = str(value)
     if len(text) <= 60:
         return text
-    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, str(other), strict=False)))
-    return f"...{text[max(0, alike - 20) :][:54]}..."
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(text, str(other), strict=False)))
+    return f"...{text[max(0, shared - 20) :][:54]}..."
 
 
 def _not_a_corpus(path: Path) -> str:

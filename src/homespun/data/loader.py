@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from homespun.batch import Batch, Draw
-from homespun.data.order import shuffled
+from homespun.batch import Batch, RowSeed
+from homespun.data.order import feistel_shuffle
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 
@@ -28,7 +28,7 @@ class Collate(Protocol):
     Picklable, because worker processes hold one.
     """
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch: ...
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch: ...
 
 
 class Loader:
@@ -142,7 +142,7 @@ class Loader:
         positions = np.arange(self._begin(place), self._begin(place + 1))
         if self.order == "in_order":
             return positions
-        return shuffled(positions, len(self.rows), key=(self.seed, epoch))
+        return feistel_shuffle(positions, len(self.rows), key=(self.seed, epoch))
 
     def _bucketed(self, epoch: int, place: int) -> np.ndarray:
         steps = self.steps_per_epoch
@@ -150,16 +150,16 @@ class Loader:
         window = ((place + 1) * windows - 1) // steps
         first, last = window * steps // windows, (window + 1) * steps // windows
         begin = self._begin(first)
-        rows = shuffled(np.arange(begin, self._begin(last)), len(self.rows), key=(self.seed, epoch))
+        rows = feistel_shuffle(np.arange(begin, self._begin(last)), len(self.rows), key=(self.seed, epoch))
         rows = rows[np.argsort(self.rows.lengths[rows], kind="stable")]
-        turn = shuffled(np.array([place - first]), last - first, key=(self.seed, epoch, window))
+        turn = feistel_shuffle(np.array([place - first]), last - first, key=(self.seed, epoch, window))
         bucket = first + int(turn[0])
         return rows[self._begin(bucket) - begin : self._begin(bucket + 1) - begin]
 
     def _batch(self, indices: Iterable[int], epoch: int) -> Batch:
         numbers = [int(index) for index in indices]
-        draws = [Draw(self.seed, epoch, number) for number in numbers]
-        return self.collate([self.rows[number] for number in numbers], draws)
+        row_seeds = [RowSeed(self.seed, epoch, number) for number in numbers]
+        return self.collate([self.rows[number] for number in numbers], row_seeds)
 
     def _batch_in_order(self, number: int) -> Batch:
         size = self.micro_batch_size or self.batch_size
@@ -173,7 +173,7 @@ class Loader:
             batch_size=None,
             sampler=numbers,
             num_workers=self.workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=_ignore_interrupts,
             # else it draws a seed from the global generator, and dropout would depend on whether there are workers
@@ -192,7 +192,7 @@ class _Items(Dataset[T]):
         return self._read(number)
 
 
-def _as_it_is(item: T) -> T:
+def _identity(item: T) -> T:
     return item
 
 

@@ -19,7 +19,7 @@ def _digest(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def scramble(values: np.ndarray, key: np.uint64) -> np.ndarray:
+def splitmix64(values: np.ndarray, key: np.uint64) -> np.ndarray:
     """uint64 that look random: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) over ``values`` and a key."""
     x = values.astype(np.uint64) ^ key
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -27,7 +27,7 @@ def scramble(values: np.ndarray, key: np.uint64) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def shuffled(positions: np.ndarray, count: int, *, key: tuple[int, ...]) -> np.ndarray:
+def feistel_shuffle(positions: np.ndarray, count: int, *, key: tuple[int, ...]) -> np.ndarray:
     """(positions,) int64: what stands at ``positions`` of the random order of ``range(count)`` named ``key``.
 
     A Feistel network is a bijection of the numbers of an even count of bits; what falls outside ``range(count)`` is
@@ -44,7 +44,7 @@ def shuffled(positions: np.ndarray, count: int, *, key: tuple[int, ...]) -> np.n
     while len(outside):
         left, right = values[outside] >> bits, values[outside] & mask
         for round_key in round_keys:
-            left, right = right, left ^ (scramble(right, round_key) & mask)
+            left, right = right, left ^ (splitmix64(right, round_key) & mask)
         values[outside] = (left << bits) | right
         outside = outside[values[outside] >= count]
     return values.astype(np.int64)

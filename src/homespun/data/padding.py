@@ -20,22 +20,22 @@ def pad(rows: Sequence[Row], pad_id: int) -> Batch:
     lengths = np.array([len(row.input_ids) for row in rows])
     shape = (len(rows), int(lengths.max()))
     input_ids = np.full(shape, pad_id, dtype=np.int64)
-    for place, row in zip(input_ids, rows, strict=True):
-        place[: len(row.input_ids)] = row.input_ids
+    for padded, row in zip(input_ids, rows, strict=True):
+        padded[: len(row.input_ids)] = row.input_ids
     keep = np.arange(shape[1]) < lengths[:, None]
     documents = positions = segments = None
     if any(row.documents is not None and row.documents[-1] > 0 for row in rows):
         documents = np.full(shape, -1, dtype=np.int64)
-        for place, row in zip(documents, rows, strict=True):
-            place[: len(row.input_ids)] = 0 if row.documents is None else row.documents
+        for padded, row in zip(documents, rows, strict=True):
+            padded[: len(row.input_ids)] = 0 if row.documents is None else row.documents
         column = np.broadcast_to(np.arange(shape[1]), shape)
         begins = np.concatenate([np.ones((shape[0], 1), bool), documents[:, 1:] != documents[:, :-1]], axis=1)
         positions = column - np.maximum.accumulate(np.where(begins, column, 0), axis=1)
     if any(row.token_type_ids is not None for row in rows):
         segments = np.zeros(shape, dtype=np.int64)
-        for place, row in zip(segments, rows, strict=True):
+        for padded, row in zip(segments, rows, strict=True):
             if row.token_type_ids is not None:
-                place[: len(row.token_type_ids)] = row.token_type_ids
+                padded[: len(row.token_type_ids)] = row.token_type_ids
     return Batch(
         input_ids=torch.from_numpy(input_ids),
         attention_mask=None if keep.all() else torch.from_numpy(keep),

@@ -31,29 +31,31 @@ class Paragraphs(Config):
         default="rank", description="how those that are taken are numbered: the best first, or as they stand"
     )
 
-    def read(self, text: str, title: str, tokenizer: Tokenizer, room: int) -> Numbered:
+    def read(self, text: str, title: str, tokenizer: Tokenizer, room: int) -> NumberedParagraphs:
         """The paragraphs of ``text`` that fit into ``room`` tokens."""
         lines = [line for line in map(str.strip, text.split(BREAK)) if line]
-        chosen = ranked(lines, title)[: self.most]
+        chosen = rank_paragraphs(lines, title)[: self.most]
         ids: list[NDArray[Any]] = []
         taken: list[int] = []
         cut = False
-        for line, whole in zip(chosen, tokenizer.encode_batch([lines[line] for line in chosen]), strict=True):
-            part = whole[: min(self.length, room)].copy()
+        for line, encoded in zip(chosen, tokenizer.encode_batch([lines[line] for line in chosen]), strict=True):
+            part = encoded[: min(self.length, room)].copy()
             if len(part):  # what has no token is no paragraph, and what has no room is left out
                 ids.append(part)
                 taken.append(line)
-            cut = cut or len(part) < len(whole)
+            cut = cut or len(part) < len(encoded)
             room -= len(part)
         if self.order == "text":
             ids = [ids[place] for place in np.argsort(taken)]
         documents = np.repeat(np.arange(len(ids)), [len(part) for part in ids])
         joined = np.concatenate(ids) if ids else np.empty(0, np.int64)
-        return Numbered(joined, documents, cut=cut or len(taken) < len(lines), left_out=len(lines) - len(taken))
+        return NumberedParagraphs(
+            joined, documents, cut=cut or len(taken) < len(lines), left_out=len(lines) - len(taken)
+        )
 
 
 @dataclass(frozen=True)
-class Numbered:
+class NumberedParagraphs:
     """The tokens of a source.
 
     Args:
@@ -69,7 +71,7 @@ class Numbered:
     left_out: int = 0
 
 
-def ranked(lines: Sequence[str], title: str) -> list[int]:
+def rank_paragraphs(lines: Sequence[str], title: str) -> list[int]:
     """The numbers of ``lines``, that most like ``title`` first; equal ones, and those without a word, as they stand.
 
     Words weigh by how few of the lines have them (TF-IDF). Without a title they are compared with all lines together.

@@ -33,7 +33,7 @@ class Row:
     label: int | float | np.ndarray | None = None  # class, or (classes,) 0/1 when multi-label; NSP: 1 = random next
     sentence_ends: np.ndarray | None = None  # (sentences,) int64: where each ends in `input_ids`, exclusive
     target_ids: np.ndarray | None = None  # (target,) int64: what a decoder is to write, its end token included
-    piece: tuple[int, int] | None = None  # the stream that it goes on in, and its number there; None: it stands alone
+    stream_position: tuple[int, int] | None = None  # stream, number in it
     cut: tuple[bool, bool] = (False, False)  # the first document begins, the last document ends, in another row
 
 
@@ -49,7 +49,7 @@ class Rows(Protocol):
     def __getitem__(self, index: int) -> Row: ...
 
 
-class JoinedRows:
+class UnsegmentedRows:
     """The same rows, each as one document: for attentions that cannot keep packed documents apart."""
 
     def __init__(self, rows: Rows) -> None:
@@ -154,7 +154,7 @@ def _integers(values: np.ndarray) -> Iterator[int]:
         yield from values[start : start + (1 << 16)].tolist()
 
 
-class PairRows:
+class NextSentenceRows:
     """Rows for next sentence prediction (Devlin et al., 2019): ``[CLS] A [SEP] B [SEP]``.
 
     A is consecutive sentences of a document. B is their continuation (label 0), or, in half of the rows, a span of

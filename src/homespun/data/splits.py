@@ -1,6 +1,6 @@
 """Labelled rows in parts: training and validation, or folds, with the classes in equal proportion.
 
-Apart from `homespun.data.labelled`, because scikit-learn takes a second to import and a prediction needs none of it.
+Apart from `homespun.data.labels`, because scikit-learn takes a second to import and a prediction needs none of it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _are_groups(targets: NDArray[np.int64]) -> bool:
     return targets.ndim == 2 and targets.shape[1] == 1
 
 
-def in_proportion(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
+def stratified_order(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """(rows,) an order of the rows whose every beginning holds the classes in about their proportion.
 
     ``targets`` are those of `stratified_split`; where a row has no one class, the order is at random.

@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from homespun.config import Tree
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.convert import to_theirs
 from homespun.hf.family import Architecture

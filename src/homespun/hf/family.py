@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from homespun.config import Tree, validate
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.convert import Drop, Table
 from homespun.hf.labels import unnamed, write_labels

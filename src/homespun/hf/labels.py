@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from homespun.config import Tree
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.questions import QuestionRows
+from homespun.data.question_answering import QuestionRows
 from homespun.inference.passes import logits_of
 from homespun.models.model import Model
 from homespun.objectives.span_answers import question_batch

@@ -101,7 +101,7 @@ class TextGenerator:
         (ids,) = self.tokenizer.encode_batch([prompt])
         if not len(ids):
             raise UserError(f"{what} empty; give the text to {'write of' if self._reads else 'go on with'}")
-        begins, ends = self.tokenizer.frame
+        begins, ends = self.tokenizer.template
         return [*begins, *ids.tolist(), *(ends if self._reads else [])]
 
     def _ends(self, new: list[int]) -> bool:

@@ -97,7 +97,7 @@ class Prompts:
         questions = tokenizer.encode_batch([template.question(text) for text in texts])
         if not all(len(ids) for ids in questions):
             raise UserError("a question without a token: the template must say something beside the text")
-        begins, _ = tokenizer.frame
+        begins, _ = tokenizer.template
         return cls(
             np.concatenate([np.array(begins, dtype=np.int64), before]).astype(np.int64),
             [ids.astype(np.int64) for ids in questions],

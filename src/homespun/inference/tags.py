@@ -8,15 +8,15 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.padding import pad
-from homespun.data.tagged import TaggedRows
+from homespun.data.token_labels import TokenLabelRows
 from homespun.inference.passes import logits_of
 from homespun.models.model import Model
 
 
 def tag_probabilities(
-    model: Model, rows: TaggedRows, *, tags: int, pad_id: int, batch_size: int = 32
+    model: Model, rows: TokenLabelRows, *, tags: int, pad_id: int, batch_size: int = 32
 ) -> list[NDArray[np.float64]]:
     """(words, tags) of each sentence; zeros for a word without pieces, of which the model sees nothing."""
     found = [np.zeros((len(sentence.words), tags)) for sentence in rows.sentences]

@@ -34,10 +34,10 @@ from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.weight_transfer import TransferReport, changed_stacks, transfer_weights
 from homespun.objectives.electra import ElectraObjective
-from homespun.text.extend import NewWords, Word, extend, new_words
 from homespun.text.sentinels import with_sentinels
-from homespun.text.sources import Meter
+from homespun.text.sources import ReadProgress
 from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import AddedTokens, Word, extend, find_added_tokens
 from homespun.training.validation import Evaluation
 
 FILE = "adaptation.json"
@@ -60,7 +60,7 @@ class Start:
     source: str
     stored: ModelBundle
     backbone: BackboneConfig
-    words: NewWords
+    words: AddedTokens
     generator: ModelBundle | None = None
 
     @property
@@ -118,8 +118,8 @@ def start(
     return Start(str(source), stored, backbone, words, given)
 
 
-def _beyond(stored: ModelBundle, tokenizer: Tokenizer, source: str, corpus: str) -> NewWords:
-    words = new_words(stored.tokenizer, tokenizer)
+def _beyond(stored: ModelBundle, tokenizer: Tokenizer, source: str, corpus: str) -> AddedTokens:
+    words = find_added_tokens(stored.tokenizer, tokenizer)
     if words is None:
         raise UserError(
             f"{source} has tokenizer {stored.tokenizer.fingerprint}, corpus {corpus} has {tokenizer.fingerprint}, "
@@ -129,7 +129,7 @@ def _beyond(stored: ModelBundle, tokenizer: Tokenizer, source: str, corpus: str)
     return words
 
 
-def _take_generator(objective: Any, given: ModelBundle, words: NewWords) -> TransferReport:
+def _take_generator(objective: Any, given: ModelBundle, words: AddedTokens) -> TransferReport:
     if not isinstance(objective, ElectraObjective):
         raise UserError("--generator is for objective electra, which has one")
     wanted = objective.generator_config
@@ -178,7 +178,7 @@ def extend_tokenizer(
     add: int = 0,
     sentinels: int = 0,
     progress: Progress | None = None,
-    meter: Meter | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> tuple[Tokenizer, list[Word]]:
     """The tokenizer of a checkpoint (or a tokenizer's folder) with ``add`` words of what is read, saved in ``out``.
 
@@ -195,7 +195,7 @@ def extend_tokenizer(
     tokenizer = tokenizer_of(source)
     words: list[Word] = []
     if reading is not None:
-        tokenizer, words = extend(tokenizer, reading.texts(progress=progress, meter=meter), add)
+        tokenizer, words = extend(tokenizer, reading.texts(progress=progress, read_progress=read_progress), add)
     if sentinels:
         tokenizer = with_sentinels(tokenizer, sentinels)
     tokenizer.save(folder)
@@ -258,7 +258,7 @@ def _pair(before: Any, after: Any) -> Tree:
     return {"before": before, "after": after}
 
 
-def _tokens_per_word(corpus: Corpus, words: NewWords) -> Tree | None:
+def _tokens_per_word(corpus: Corpus, words: AddedTokens) -> Tree | None:
     """Tokens a word (between white space) of the whole corpus, and with the pieces in place of the new words.
 
     None where the words were not counted: by a corpus built before they were.

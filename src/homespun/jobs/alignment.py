@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from homespun.attention.additive import AdditiveAttention
-from homespun.data.pairs_of_texts import Frame
+from homespun.data.source_target import SourceTargetTemplate
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generate import TextGenerator
@@ -79,11 +79,13 @@ def _ids(stored: ModelBundle, text: str, option: str) -> list[int]:
     """A text in its frame, as those that the model was taught."""
     backbone = stored.config.backbone
     assert isinstance(backbone, EncoderDecoderConfig)
-    frame = Frame.of_two_stacks(stored.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id)
+    template = SourceTargetTemplate.for_encoder_decoder(
+        stored.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id
+    )
     (ids,) = stored.tokenizer.encode_batch([text])
     if not len(ids):
         raise UserError(f"{option} is empty; give a text")
-    return [*frame.before, *ids.tolist(), *frame.after_source]
+    return [*template.before, *ids.tolist(), *template.after_source]
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.hf.export import export_huggingface
 from homespun.inference.export import why_no_onnx
 from homespun.models.config import ModelConfig

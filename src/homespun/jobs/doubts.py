@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.overlap import THRESHOLD, Overlap, overlap
+from homespun.data.near_duplicates import THRESHOLD, NearDuplicatePairs, find_near_duplicates
 from homespun.jobs.trials import PREDICTIONS, Trial
 from homespun.tasks.protocol import Task
 
@@ -20,17 +20,17 @@ _CHARACTERS = 320  # of a text that is shown
 _KEPT = ("truth", "predicted", "loss", "score")
 
 
-def shared(task: Task[Any, Any], trials: Sequence[Trial]) -> dict[int, Overlap]:
+def shared(task: Task[Any, Any], trials: Sequence[Trial]) -> dict[int, NearDuplicatePairs]:
     """Which measured examples are in the training too, by fold; of the trials with the most examples."""
-    found: dict[int, Overlap] = {}
+    found: dict[int, NearDuplicatePairs] = {}
     for trial in trials:
         if trial.fold not in found:
             measured = trial.validation if trial.test is None else trial.test
-            found[trial.fold] = overlap(task.texts(trial.training), task.texts(measured))
+            found[trial.fold] = find_near_duplicates(task.texts(trial.training), task.texts(measured))
     return found
 
 
-def warning(found: Mapping[int, Overlap]) -> str:
+def warning(found: Mapping[int, NearDuplicatePairs]) -> str:
     """One sentence about them; empty where there are none."""
     near, same = sum(len(one.rows) for one in found.values()), sum(one.same for one in found.values())
     compared = sum(one.compared for one in found.values())
@@ -43,7 +43,7 @@ def warning(found: Mapping[int, Overlap]) -> str:
 
 
 def told_of(
-    found: Mapping[int, Overlap], task: Task[Any, Any], trials: Sequence[Trial], folders: Sequence[Path]
+    found: Mapping[int, NearDuplicatePairs], task: Task[Any, Any], trials: Sequence[Trial], folders: Sequence[Path]
 ) -> dict[str, Any]:
     """``overlap`` of the result: how many, a few of them, and how good the models are at ``all`` and the ``unseen``.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from homespun.data.corpus import Progress
-from homespun.data.labelled import text_of
+from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.inference.generate import TextGenerator
@@ -15,7 +15,7 @@ from homespun.jobs.said import write_said
 from homespun.jobs.use import predict, said_of
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
-from homespun.text.sources import Meter, read_records
+from homespun.text.sources import ReadProgress, read_records
 
 
 def generate(
@@ -30,7 +30,7 @@ def generate(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     progress: Progress | None = None,
-    meter: Meter | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> dict[str, Any]:
     """Write after each text of ``inputs``: into ``out`` (.jsonl) each record with ``generated``, and ``tokens``.
 
@@ -50,9 +50,11 @@ def generate(
     records: list[dict[str, Any]] = []
 
     def prompts() -> Iterator[str]:
-        for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns, meter=meter), start=1):
+        for number, record in enumerate(
+            read_records(inputs, encoding=encoding, columns=columns, read_progress=read_progress), start=1
+        ):
             records.append(record)
-            yield text_of(record, list(text), where=f"row {number} of {', '.join(inputs)}")
+            yield get_text(record, list(text), where=f"row {number} of {', '.join(inputs)}")
 
     tokens = 0
 
@@ -82,7 +84,7 @@ def summarize(
     data_set: str | None = None,
     writing: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    meter: Meter | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> dict[str, Any]:
     """`homespun.jobs.use.predict`, of a model that was fine-tuned to write texts of texts.
 
@@ -91,7 +93,9 @@ def summarize(
     """
     stored = _writer_of_texts(run)
     given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": columns, "data_set": data_set}
-    return predict(run, inputs, out, **given, writing=writing, stored=stored, progress=progress, meter=meter)
+    return predict(
+        run, inputs, out, **given, writing=writing, stored=stored, progress=progress, read_progress=read_progress
+    )
 
 
 def summaries(

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from homespun.baselines import majority, tfidf
 from homespun.config import Config
-from homespun.data.labelled import Labels, read_labelled
+from homespun.data.labels import Labels, read_labelled_texts
 from homespun.errors import UserError, nearest
 from homespun.hf.open import open_model
 from homespun.inference.in_context import (
@@ -111,7 +111,7 @@ def in_context(
     asking = prompting or Prompting()
     display = display or Display(json=True)
     stored = open_model(run)
-    texts, names = read_labelled(data, text=text, label=label, encoding=encoding, columns=columns)
+    texts, names = read_labelled_texts(data, text=text, label=label, encoding=encoding, columns=columns)
     labels = Labels.collect(names)
     words = _words(labels, asking.answers)
     known = Labelled(_cut(texts, stored.tokenizer, asking.text_tokens), labels.encode(names))
@@ -121,7 +121,7 @@ def in_context(
         count = min(asking.limit, len(rows) // 2)
         asked, pool = known.take(rows[:count]), known.take(rows[count:])
     else:
-        texts, names = read_labelled(test, text=text, label=label, encoding=encoding, columns=columns)
+        texts, names = read_labelled_texts(test, text=text, label=label, encoding=encoding, columns=columns)
         every = Labelled(_cut(texts, stored.tokenizer, asking.text_tokens), labels.encode(names))
         asked, pool = every.take(random.permutation(len(texts))[: asking.limit]), known
     if max(asking.shots) > len(pool.texts):
@@ -217,7 +217,7 @@ def _fitting(
 
     def longest(examples: Sequence[tuple[str, str]]) -> int:
         (before,) = tokenizer.encode_batch([asking.template.before(examples)])
-        begins, _ = tokenizer.frame
+        begins, _ = tokenizer.template
         return prompts.longest(apart=apart) - len(prompts.before) + len(begins) + len(before)
 
     while fit and longest(examples[:fit]) > limit:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from homespun.data.corpus import Corpus, Progress, build_corpus
-from homespun.data.labelled import text_of
+from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
 from homespun.text.sentinels import with_sentinels
-from homespun.text.sources import Document, Meter, read_documents, read_records, state_of_files
+from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
 from homespun.text.tokenizer import Kind, Tokenizer
 
 Duplicates = Literal["keep", "exact", "near"]
@@ -42,37 +42,37 @@ class Reading:
     normalise: bool = True
     duplicates: Duplicates = "exact"
 
-    def documents(self, meter: Meter | None = None) -> Iterator[Document]:
-        """The documents, cleaned as asked, in the order of the inputs; ``meter`` is told how far the reading is."""
-        stream = self._joined(meter) if len(self.text_fields) > 1 else self._single(meter)
+    def documents(self, read_progress: ReadProgress | None = None) -> Iterator[Document]:
+        """The documents, cleaned as asked, in the order of the inputs; ``read_progress`` is updated."""
+        stream = self._joined(read_progress) if len(self.text_fields) > 1 else self._single(read_progress)
         return cleaned(stream, normal=self.normalise, duplicates=self.duplicates)
 
-    def texts(self, *, progress: Progress | None, meter: Meter | None) -> Iterator[str]:
+    def texts(self, *, progress: Progress | None, read_progress: ReadProgress | None) -> Iterator[str]:
         """The texts of `documents`; ``progress`` is told now and then how many characters and documents there were."""
         done = 0
-        for number, document in enumerate(self.documents(meter), start=1):
+        for number, document in enumerate(self.documents(read_progress), start=1):
             done += len(document.text)
             if progress is not None and number % 256 == 0:
                 progress(done, number)
             yield document.text
 
-    def _single(self, meter: Meter | None) -> Iterator[Document]:
+    def _single(self, read_progress: ReadProgress | None) -> Iterator[Document]:
         return read_documents(
             self.inputs,
             text_field=self.text_fields[0],
             label_field=self.label_field,
             encoding=self.encoding,
             columns=self.columns,
-            meter=meter,
+            read_progress=read_progress,
         )
 
-    def _joined(self, meter: Meter | None) -> Iterator[Document]:
+    def _joined(self, read_progress: ReadProgress | None) -> Iterator[Document]:
         names = ", ".join(self.inputs)
-        records = read_records(self.inputs, encoding=self.encoding, columns=self.columns, meter=meter)
+        records = read_records(self.inputs, encoding=self.encoding, columns=self.columns, read_progress=read_progress)
         for number, record in enumerate(records, 1):
             where = f"record {number} of {names}"
-            text = text_of(record, self.text_fields, where=where)
-            label = None if self.label_field is None else text_of(record, [self.label_field], where=where)
+            text = get_text(record, self.text_fields, where=where)
+            label = None if self.label_field is None else get_text(record, [self.label_field], where=where)
             yield Document(text, label, where)
 
     def describe(self) -> str:
@@ -81,7 +81,7 @@ class Reading:
         Raises:
             UserError: an input that is missing.
         """
-        return json.dumps(asdict(self) | {"files": state_of_files(self.inputs)}, sort_keys=True)
+        return json.dumps(asdict(self) | {"files": digest_files(self.inputs)}, sort_keys=True)
 
 
 def cleaned(documents: Iterable[Document], *, normal: bool, duplicates: Duplicates) -> Iterator[Document]:
@@ -120,7 +120,7 @@ def train_tokenizer(
     lowercase: bool = False,
     sentinels: int = 0,
     progress: Progress | None = None,
-    meter: Meter | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> Tokenizer:
     """Train a tokenizer on what is read, and save it in the folder ``out``.
 
@@ -131,7 +131,7 @@ def train_tokenizer(
         UserError: nothing to read, a vocabulary larger than the text allows, or ``out`` holds something else.
     """
     folder = tokenizer_folder(out)
-    texts = reading.texts(progress=progress, meter=meter)
+    texts = reading.texts(progress=progress, read_progress=read_progress)
     tokenizer = Tokenizer.train(texts, kind=kind, vocab_size=vocab_size - sentinels, lowercase=lowercase)
     if sentinels:
         tokenizer = with_sentinels(tokenizer, sentinels)
@@ -147,7 +147,7 @@ def make_corpus(
     workers: int | None = None,
     sentences: bool = False,
     progress: Progress | None = None,
-    meter: Meter | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> Corpus:
     """Encode what is read into the corpus folder ``out``; a build that was killed goes on where it was.
 
@@ -156,7 +156,7 @@ def make_corpus(
     """
     loaded = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(tokenizer)
     return build_corpus(
-        reading.documents(meter),
+        reading.documents(read_progress),
         loaded,
         out,
         inputs=reading.describe(),

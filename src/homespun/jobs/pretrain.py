@@ -13,7 +13,7 @@ from torch import nn
 
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader, Order
-from homespun.data.rows import JoinedRows, Rows
+from homespun.data.rows import Rows, UnsegmentedRows
 from homespun.errors import UserError
 from homespun.jobs.adapt import Start, record, start
 from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
@@ -398,7 +398,7 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
     rows = recipe.objective.rows(corpus, training, length=data.length, seed=seed)
     validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=data.split_seed)
     if _sees_packed(recipe):
-        rows, validation = JoinedRows(rows), JoinedRows(validation)
+        rows, validation = UnsegmentedRows(rows), UnsegmentedRows(validation)
     return rows, FirstRows(validation, data.validation_rows)
 
 

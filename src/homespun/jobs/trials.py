@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.splits import in_proportion, stratified_folds, stratified_split
+from homespun.data.splits import stratified_folds, stratified_order, stratified_split
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path, write_text
 from homespun.jobs.recipe import FinetuneRecipe
 from homespun.metrics.classification import Metrics, summarise
-from homespun.tasks.files import named
+from homespun.tasks.files import prefix_errors
 from homespun.tasks.protocol import Task
 
 PREDICTIONS = "predictions"
@@ -64,11 +64,11 @@ def plan(
     """
     if recipe.folds is not None and test is not None:
         raise UserError("give either folds or data.test: with folds every row is tested once")
-    with named(recipe.data.train):
+    with prefix_errors(recipe.data.train):
         strata = task.strata(everything)
     for given, files in ((validation, recipe.data.validation), (test, recipe.data.test)):
         if given is not None:
-            with named(files):
+            with prefix_errors(files):
                 task.strata(given)  # a label unseen in training is said now, not after the training
     return list(_trials(recipe, strata, everything, validation, test))
 
@@ -137,7 +137,7 @@ def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int | None, int | Non
 def _some(rows: Rows, strata: Rows, size: int | None, seed: int) -> Rows:
     if size is None or size == len(rows):
         return rows
-    return np.sort(rows[in_proportion(strata[rows], seed)[:size]])
+    return np.sort(rows[stratified_order(strata[rows], seed)[:size]])
 
 
 def together(measured: Sequence[Metrics]) -> Metrics:

@@ -14,9 +14,9 @@ from homespun.jobs.said import write_said
 from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
-from homespun.tasks.files import named
+from homespun.tasks.files import prefix_errors
 from homespun.tasks.protocol import Task
-from homespun.text.sources import Meter, read_records
+from homespun.text.sources import ReadProgress, read_records
 
 _BATCH = 32
 
@@ -53,7 +53,7 @@ def evaluate(
         writing=writing,
     )
     examples = task.data.read_files(data)
-    with named(data):
+    with prefix_errors(data):
         task.strata(examples)
     rows = task.rows(examples)
     measured = task.measure(stored.model, rows, batch_size=_BATCH)
@@ -74,7 +74,7 @@ def predict(
     writing: Mapping[str, Any] | None = None,
     stored: ModelBundle | None = None,
     progress: Progress | None = None,
-    meter: Meter | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> dict[str, Any]:
     """What a fine-tuned model says of the records of ``inputs``, into ``out`` (.jsonl or .csv), each with its record.
 
@@ -101,7 +101,7 @@ def predict(
 
     def pairs() -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         nonlocal truncated
-        for rows, (record, prediction) in enumerate(said_of(stored, task, inputs, encoding, meter), start=1):
+        for rows, (record, prediction) in enumerate(said_of(stored, task, inputs, encoding, read_progress), start=1):
             label = prediction.get("label", prediction.get("tags", ()))
             for name in [label] if isinstance(label, str) else label:
                 counts[name] += 1
@@ -118,9 +118,13 @@ def predict(
 
 
 def said_of(
-    stored: ModelBundle, task: Task[Any, Any], inputs: Sequence[str], encoding: str | None, meter: Meter | None = None
+    stored: ModelBundle,
+    task: Task[Any, Any],
+    inputs: Sequence[str],
+    encoding: str | None,
+    read_progress: ReadProgress | None = None,
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Each record of ``inputs``, in its order, with what the model says of it."""
-    records = read_records(inputs, encoding=encoding, columns=task.data.columns, meter=meter)
+    records = read_records(inputs, encoding=encoding, columns=task.data.columns, read_progress=read_progress)
     for_output, for_texts = tee(records)
     return zip(for_output, task.predict(stored.model, for_texts, source=", ".join(inputs)), strict=False)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from homespun.batch import Batch, Draw
+from homespun.batch import Batch, RowSeed
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Collate
 from homespun.data.rows import Rows
@@ -90,7 +90,7 @@ def typical(rows: Rows, collate: Collate, seed: int) -> Batch:
 
 
 def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch:
-    return collate([rows[number] for number in numbers], [Draw(seed, 0, number) for number in numbers])
+    return collate([rows[number] for number in numbers], [RowSeed(seed, 0, number) for number in numbers])
 
 
 def finetuning_work(

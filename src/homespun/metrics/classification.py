@@ -34,7 +34,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 
 Metrics = dict[str, Any]
 

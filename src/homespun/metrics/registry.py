@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError, nearest
 
 _CLASSES = ("accuracy", "macro_f1", "weighted_f1", "log_loss")

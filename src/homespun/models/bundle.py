@@ -19,7 +19,7 @@ from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from homespun.config import validate
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path
 from homespun.io.digests import file_digest

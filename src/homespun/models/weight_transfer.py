@@ -24,7 +24,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
-from homespun.text.extend import NewWords
+from homespun.text.vocabulary_extension import AddedTokens
 
 CHANGEABLE = (
     "max_position_embeddings",
@@ -205,7 +205,7 @@ def transfer_weights(
     model: Model,
     config: ModelConfig,
     *,
-    words: NewWords | None = None,
+    words: AddedTokens | None = None,
     layers: Sequence[int] | None = None,
 ) -> TransferReport:
     """Fill ``model``, just built from ``config``, with what it can take of ``stored``.
@@ -299,7 +299,7 @@ def _fitted(
     tensor: Tensor,
     shape: torch.Size,
     before: EncoderConfig | RecurrentConfig,
-    words: NewWords | None,
+    words: AddedTokens | None,
 ) -> tuple[Tensor, str]:
     """The tensor in its new shape where that can be had, and how; other shapes are left as they are."""
     if _WORDS.fullmatch(name) and words is not None and words.pieces and len(tensor) == before.vocab_size:
@@ -338,7 +338,7 @@ def _told(before: int, after: int, what: str) -> str:
     return f"{before} {what} copied over and over to {after}" if after > before else f"cut to {after} {what}"
 
 
-def _with_words(rows: Tensor, count: int, words: NewWords) -> Tensor:
+def _with_words(rows: Tensor, count: int, words: AddedTokens) -> Tensor:
     made = rows.new_zeros((count, *rows.shape[1:]))
     made[: len(rows)] = rows
     for number, pieces in enumerate(words.pieces, start=words.first):
@@ -347,7 +347,7 @@ def _with_words(rows: Tensor, count: int, words: NewWords) -> Tensor:
     return made
 
 
-def _told_of_words(words: NewWords) -> str:
+def _told_of_words(words: AddedTokens) -> str:
     alone = sum(1 for pieces in words.pieces if not pieces)
     told = f"{len(words.pieces)} new rows, each the mean of its pieces"
     return f"{told}; {alone} without any, each the mean of all rows" if alone else told

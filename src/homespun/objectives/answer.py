@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from homespun.batch import Batch, Draw, Loss
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.loader import Collate
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
@@ -54,9 +54,9 @@ class Counted:
     collate: Collate
     terms: Mapping[str, str | None]
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """The batch of ``collate``."""
-        batch = self.collate(rows, draws)
+        batch = self.collate(rows, row_seeds)
         added = {
             name: float(batch.num_rows) if like is None else batch.targets[like] for name, like in self.terms.items()
         }

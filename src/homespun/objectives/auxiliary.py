@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from homespun.batch import Batch, Draw, Term
+from homespun.batch import Batch, RowSeed, Term
 from homespun.data.loader import Collate
 from homespun.data.rows import Row
 from homespun.errors import UserError
@@ -28,9 +28,9 @@ class WithNextTokens:
 
     collate: Collate
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """The batch of ``collate``."""
-        batch = self.collate(rows, draws)
+        batch = self.collate(rows, row_seeds)
         positions, _ = next_tokens(batch)
         return dataclasses.replace(batch, targets=batch.targets | {TERM: float(len(positions))})
 

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field
 from torch import nn
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
@@ -39,7 +39,7 @@ class BothNeighbours:
     pad_id: int
     accuracy: bool
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows to a batch; nothing is drawn."""
         batch = pad(rows, self.pad_id)
         false_starts = [(number, 0) for number, row in enumerate(rows) if row.cut[0]]

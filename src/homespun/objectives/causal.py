@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
@@ -62,7 +62,7 @@ class NextTokens:
 
     pad_id: int
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows to a batch; nothing is drawn."""
         batch = pad(rows, self.pad_id)
         positions, labels = next_tokens(batch, false_ends(rows))

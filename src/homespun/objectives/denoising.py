@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from homespun.batch import Batch, Draw
+from homespun.batch import Batch, RowSeed
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
@@ -32,12 +32,12 @@ class Denoise:
     start_id: int
     noise: Denoising
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows, each a text between two special tokens, to a batch; these are never touched."""
         sources = []
-        for row, draw in zip(rows, draws, strict=True):
+        for row, row_seed in zip(rows, row_seeds, strict=True):
             ends = row.sentence_ends
-            text = self.corrupted(row.input_ids[1:-1], None if ends is None else ends - 1, draw.generator())
+            text = self.corrupted(row.input_ids[1:-1], None if ends is None else ends - 1, row_seed.generator())
             sources.append(Row(np.concatenate([row.input_ids[:1], text, row.input_ids[-1:]])))
         targets = [row.input_ids for row in rows]
         return teacher_forced(pad(sources, self.pad_id), targets, start_id=self.start_id, pad_id=self.pad_id)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from homespun.batch import Batch, Loss, Term
 from homespun.config import Config, Count
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise

@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
@@ -39,7 +39,7 @@ from homespun.objectives.sentence_scores import (
 from homespun.objectives.seq2seq import Seq2SeqObjective, teacher_forced, writer
 from homespun.objectives.streams import written
 from homespun.text.tokenizer import Tokenizer
-from homespun.text.words import Words
+from homespun.text.word_hashes import WordHashes
 
 logger = logging.getLogger(__name__)
 
@@ -84,11 +84,11 @@ class GapSentences:
     intact: float  # share of the chosen that stay in the source
     tokens: MaskedTokens | None = None
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows to a batch; the token that ends a row ends its source and its target."""
         sources, targets, places, labels = [], [], [], []
-        for row, draw in zip(rows, draws, strict=True):
-            generator = draw.generator()
+        for row, row_seed in zip(rows, row_seeds, strict=True):
+            generator = row_seed.generator()
             source, target, intact = self.gaps(row, generator)
             if self.tokens is not None:
                 source, masked, truth = self.tokens(source, intact, generator)
@@ -187,7 +187,7 @@ class GapSentenceGeneration(Config):
                 f"gap sentences need to know where sentences end, and corpus {corpus.path} was built without; build it "
                 f"again with: homespun corpus build --sentences"
             )
-        before = corpus.tokenizer.frame[0][:1]  # nothing with PEGASUS's own tokenizers, [CLS] with those trained here
+        before = corpus.tokenizer.template[0][:1]  # empty with PEGASUS's tokenizers
         begin_id = before[0] if before else None
         return WithGaps(
             SentenceRows(corpus, documents, length=length, begin_id=begin_id, end_id=corpus.tokenizer.sep_id)
@@ -218,7 +218,7 @@ class GapSentenceGeneration(Config):
         return GapSentences(
             tokenizer.pad_id,
             gap_id,
-            before=len(tokenizer.frame[0][:1]),
+            before=len(tokenizer.template[0][:1]),
             select=self._select(tokenizer),
             ratio=(self.ratio, self.ratio if self.highest_ratio is None else self.highest_ratio),
             intact=self.intact,
@@ -256,7 +256,7 @@ class GapSentenceGeneration(Config):
                 return lead_sentences
             case "independent" | "sequential" as name:
                 choose = {"independent": independent, "sequential": sequential}[name]
-                return Principal(Words.of(tokenizer), choose, COUNTINGS[self.rouge], self.noise)
+                return Principal(WordHashes.of(tokenizer), choose, COUNTINGS[self.rouge], self.noise)
 
 
 class WithGaps:

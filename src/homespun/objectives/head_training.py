@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from homespun.batch import Loss, Term
 from homespun.config import Config
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.long_inputs import LongInputs
 from homespun.errors import UserError, nearest
 from homespun.models.chunk_pool import ChunkPoolHeadConfig

@@ -12,11 +12,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
-from homespun.data.rows import PackedRows, PairRows, Row, Rows
+from homespun.data.rows import NextSentenceRows, PackedRows, Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
@@ -44,15 +44,15 @@ class MaskTokens:
     token_terms: tuple[str, ...] = ()  # the names under which all real tokens are counted
     pair_terms: tuple[str, ...] = ()
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows to a corrupted batch; ``positions`` and ``labels`` say where a token is predicted, and which."""
         ordinary = np.flatnonzero(~self.special)
         corrupted, flat, labels = [], [], []
         width = max(len(row.input_ids) for row in rows)
-        for number, (row, draw) in enumerate(zip(rows, draws, strict=True)):
+        for number, (row, row_seed) in enumerate(zip(rows, row_seeds, strict=True)):
             if self.duplicates:
-                draw = dataclasses.replace(draw, epoch=draw.epoch % self.duplicates)
-            generator = draw.generator()
+                row_seed = dataclasses.replace(row_seed, epoch=row_seed.epoch % self.duplicates)
+            generator = row_seed.generator()
             positions = choose_positions(
                 row.input_ids,
                 self.special,
@@ -125,7 +125,7 @@ class MaskedLM(Config):
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Packed rows, or sentence pairs where the next sentence is predicted."""
         if self.next_sentence:
-            return PairRows(corpus, documents, length=length, seed=seed)
+            return NextSentenceRows(corpus, documents, length=length, seed=seed)
         return PackedRows(corpus, documents, length=length)
 
     def target_length(self, length: int) -> int:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
@@ -190,7 +190,7 @@ class NumbersCollate:
     measured: str
     weights: tuple[float, ...] | None = None
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """``labels`` are (texts,) float32."""
         labels = torch.tensor([float(row.label) for row in rows if row.label is not None], dtype=torch.float32)
         count = float(len(rows))

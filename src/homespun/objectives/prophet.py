@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from homespun.batch import Batch, Draw
+from homespun.batch import Batch, RowSeed
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
@@ -57,11 +57,11 @@ class MaskFragments:
     mask_share: float
     random_share: float
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows to a batch; the token that ends a row ends its source and its target."""
         sources, targets = [], []
-        for row, draw in zip(rows, draws, strict=True):
-            generator = draw.generator()
+        for row, row_seed in zip(rows, row_seeds, strict=True):
+            generator = row_seed.generator()
             ids = row.input_ids
             chosen = self.before + choose_fragments(
                 len(ids) - 1 - self.before, generator, probability=self.probability, every=self.every
@@ -104,7 +104,7 @@ class FutureNgrams(Config):
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Pieces of one document, in whole sentences where the corpus knows them."""
-        before = corpus.tokenizer.frame[0][:1]  # nothing with ProphetNet's own tokenizer, [CLS] with those trained here
+        before = corpus.tokenizer.template[0][:1]  # empty with ProphetNet's
         begin_id = before[0] if before else None
         return SentenceRows(corpus, documents, length=length, begin_id=begin_id, end_id=corpus.tokenizer.sep_id)
 
@@ -118,7 +118,7 @@ class FutureNgrams(Config):
             tokenizer.pad_id,
             tokenizer.mask_id,
             start_id=tokenizer.sep_id,
-            before=len(tokenizer.frame[0][:1]),
+            before=len(tokenizer.template[0][:1]),
             ordinary_ids=np.flatnonzero(~tokenizer.special_mask),
             probability=self.probability,
             every=self.every,

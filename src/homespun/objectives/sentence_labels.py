@@ -12,11 +12,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from homespun.batch import Batch, Draw, Loss
-from homespun.data.document_sentences import CONTEXT, Vector
-from homespun.data.labelled import Labels
+from homespun.batch import Batch, Loss, RowSeed
+from homespun.data.labels import Labels
 from homespun.data.padding import pad
 from homespun.data.rows import Row
+from homespun.data.sentence_documents import CONTEXT, Vector
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.scalar_mix import Layers
@@ -55,7 +55,7 @@ class SentenceCollate:
     vector: Vector
     weights: tuple[float, ...] | None = None
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Nothing is random here."""
         batch = pad(rows, self.pad_id)
         table = np.full(batch.input_ids.shape, -1, dtype=np.int64)

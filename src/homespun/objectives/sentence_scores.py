@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 import torch
 
-from homespun.text.words import Words
+from homespun.text.word_hashes import WordHashes
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class WordCounts:
         return np.asarray(2.0 * overlap / np.maximum(size, 1))
 
 
-def count_words(words: Words, ids: np.ndarray, ends: np.ndarray) -> WordCounts:
+def count_words(words: WordHashes, ids: np.ndarray, ends: np.ndarray) -> WordCounts:
     """The words of a text by sentence.
 
     Args:
@@ -136,7 +136,7 @@ def lead_sentences(ids: np.ndarray, ends: np.ndarray, number: int, generator: to
 class Principal:
     """The most telling ones, as `independent` or `sequential` choose them."""
 
-    words: Words
+    words: WordHashes
     choose: Callable[[WordCounts, Counting, np.ndarray, int], np.ndarray]
     counting: Counting
     noise: float  # each score is times a number from 1 - noise to 1 + noise

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.loader import Collate
 from homespun.data.padding import pad
@@ -67,7 +67,7 @@ class SpanCollate:
 
     pad_id: int
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Nothing is random here."""
         labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
         targets = dict.fromkeys(("loss", "accuracy"), float(len(rows)))

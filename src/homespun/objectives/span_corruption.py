@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from homespun.batch import Batch, Draw
+from homespun.batch import Batch, RowSeed
 from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
@@ -33,12 +33,14 @@ class CutSpans:
     probability: float
     mean_span: float
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows to a batch; the token that ends a row ends its source and its target."""
         sources, targets = [], []
-        for row, draw in zip(rows, draws, strict=True):
+        for row, row_seed in zip(rows, row_seeds, strict=True):
             begin, text, end = np.split(row.input_ids, [self.before, len(row.input_ids) - 1])
-            noise = choose_spans(len(text), draw.generator(), probability=self.probability, mean_span=self.mean_span)
+            noise = choose_spans(
+                len(text), row_seed.generator(), probability=self.probability, mean_span=self.mean_span
+            )
             left, hidden = cut_out(text, noise, self.sentinel_ids)
             sources.append(Row(np.concatenate([begin, left, end])))
             targets.append(np.concatenate([hidden, end]))
@@ -69,7 +71,7 @@ class SpanCorruption(Config):
         Raises:
             UserError: the tokenizer has no sentinels, or fewer than a row has spans.
         """
-        before = corpus.tokenizer.frame[0][:1]
+        before = corpus.tokenizer.template[0][:1]
         body = self._body(length - len(before))
         _, spans = self._noise_and_spans(body)
         have = len(_sentinel_ids(corpus.tokenizer))
@@ -96,7 +98,7 @@ class SpanCorruption(Config):
         Raises:
             UserError: the tokenizer has no sentinels.
         """
-        before = len(tokenizer.frame[0][:1])
+        before = len(tokenizer.template[0][:1])
         return CutSpans(tokenizer.pad_id, before, _sentinel_ids(tokenizer), self.probability, self.mean_span)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:

@@ -11,12 +11,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
-from homespun.data.contiguous import ContiguousRows
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import Row
+from homespun.data.tbptt_rows import TbpttRows
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
@@ -36,8 +36,8 @@ class NextOfStream:
 
     pad_id: int
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
-        """Rows of `ContiguousRows` to a batch; nothing is drawn. Their last tokens are labels alone.
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Rows of `TbpttRows` to a batch; nothing is drawn. Their last tokens are labels alone.
 
         Rows that are no pieces begin from nothing, and leave nothing behind.
         """
@@ -51,7 +51,9 @@ class NextOfStream:
             attention_mask=None if keep is None or bool(keep.all()) else keep,
             positions=places // (seq + 1) * seq + places % (seq + 1),
             labels=labels,
-            pieces=None if rows[0].piece is None else torch.tensor([row.piece for row in rows]),
+            stream_positions=None
+            if rows[0].stream_position is None
+            else torch.tensor([row.stream_position for row in rows]),
             targets={"causal": count, "causal_accuracy": count},
         )
 
@@ -68,9 +70,9 @@ class StreamedCausalLM(Config):
     packs: ClassVar[bool] = True
     streams: int = Field(default=0, ge=0, description="streams beside each other; 0: train.batch_size")
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> ContiguousRows:
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
         """Pieces of the streams, in order."""
-        return ContiguousRows(corpus, documents, length=length, streams=self._count)
+        return TbpttRows(corpus, documents, length=length, streams=self._count)
 
     def target_length(self, length: int) -> int:
         """No decoder writes anything."""
@@ -149,14 +151,14 @@ class StreamedObjective(nn.Module):
         assert isinstance(backbone, Encoder)
         assert isinstance(head, CausalLMHead)
         cache = Cache()
-        if batch.pieces is not None:
-            states = iter(torch.split_with_sizes(self._begin(*batch.pieces.unbind(1)), self._sizes, dim=1))
+        if batch.stream_positions is not None:
+            states = iter(torch.split_with_sizes(self._begin(*batch.stream_positions.unbind(1)), self._sizes, dim=1))
             for layer in self._layers:
                 cache.keep_state(layer, tuple(next(states) for _ in range(layer.states)))
         hidden = backbone.decode(batch.input_ids, attention_mask=batch.attention_mask, cache=cache)
-        if batch.pieces is not None:
+        if batch.stream_positions is not None:
             state = torch.cat([part for layer in self._layers for part in cache.state(layer) or ()], dim=1)
-            self._end(batch.pieces[:, 0], state)
+            self._end(batch.stream_positions[:, 0], state)
         prediction = head.predict(at(hidden, batch.positions), batch.labels)
         count = len(batch.labels)
         return Loss(

@@ -11,9 +11,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from homespun.batch import Batch, Draw, Loss
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.config import Count
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.loader import Collate
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Row
@@ -150,7 +150,7 @@ class ClassificationCollate:
     multi_label: bool
     weights: tuple[float, ...] | None = None
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """``labels`` are (texts,) classes, or (texts, classes) zeros and ones."""
         labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
         if self.multi_label:

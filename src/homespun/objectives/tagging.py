@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from homespun.batch import Batch, Draw, Loss
-from homespun.data.labelled import Labels
+from homespun.batch import Batch, Loss, RowSeed
+from homespun.data.labels import Labels
 from homespun.data.loader import Collate
 from homespun.data.padding import pad
 from homespun.data.rows import Row
-from homespun.data.tagged import NONE
+from homespun.data.token_labels import IGNORE_INDEX
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.scalar_mix import Layers
@@ -53,15 +53,15 @@ class TaggingCollate:
     pad_id: int
     weights: tuple[float, ...] | None = None
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Nothing is random here."""
         batch = pad(rows, self.pad_id)
-        table = np.full(batch.input_ids.shape, NONE, dtype=np.int64)
+        table = np.full(batch.input_ids.shape, IGNORE_INDEX, dtype=np.int64)
         for place, row in zip(table, rows, strict=True):
             if isinstance(row.label, np.ndarray):
                 place[: len(row.label)] = row.label
         flat = table.ravel()
-        positions = np.flatnonzero(flat != NONE)
+        positions = np.flatnonzero(flat != IGNORE_INDEX)
         labels = flat[positions]
         count = float(len(labels)) if self.weights is None else float(np.array(self.weights)[labels].sum())
         return dataclasses.replace(

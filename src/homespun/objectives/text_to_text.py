@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from homespun.batch import Batch, Draw, Loss, Term
+from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.config import Config
 from homespun.data.loader import Collate
 from homespun.data.padding import pad
@@ -42,7 +42,7 @@ class Forced:
     pad_id: int
     start_id: int
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows with ``target_ids`` to a batch; nothing is drawn."""
         return teacher_forced(pad(rows, self.pad_id), _targets(rows), start_id=self.start_id, pad_id=self.pad_id)
 
@@ -53,7 +53,7 @@ class Continued:
 
     pad_id: int
 
-    def __call__(self, rows: Sequence[Row], draws: Sequence[Draw]) -> Batch:
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows with ``target_ids`` to a batch; nothing is drawn."""
         targets = _targets(rows)
         whole = [Row(np.concatenate([row.input_ids, ids])) for row, ids in zip(rows, targets, strict=True)]

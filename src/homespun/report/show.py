@@ -16,7 +16,7 @@ from homespun.report.table import Column, Table
 
 if TYPE_CHECKING:
     from homespun.data.corpus import Progress
-    from homespun.text.sources import Meter
+    from homespun.text.sources import ReadProgress
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
@@ -138,18 +138,18 @@ def print_checks(checks: Sequence[Any]) -> None:
             console.print(Text(f"{'':6}{'':{width}}  -> {check.advice}", style="dim"))
 
 
-def counter(display: Display, description: str, meter: Meter | None = None) -> Progress:
-    """A progress callback ``(done_bytes, done_documents)``; with a ``meter`` of the inputs it shows the time left."""
-    known = meter is not None and meter.share is not None
+def counter(display: Display, description: str, read_progress: ReadProgress | None = None) -> Progress:
+    """A progress callback ``(done_bytes, done_documents)``; ``read_progress`` gives the time left."""
+    known = read_progress is not None and read_progress.share is not None
     task = display.task(description, total=1.0 if known else None, unit="" if known else "texts")
     began = time.monotonic()
 
     def progress(done_bytes: int, done_documents: int) -> None:
         note = formats.memory(done_bytes) if done_bytes else ""
-        if meter is None or meter.share is None:
+        if read_progress is None or read_progress.share is None:
             task.update(done_documents, note=note)
             return
         speed = done_documents / max(1e-9, time.monotonic() - began)
-        task.update(meter.share, rate=f"{formats.rate(speed)} texts/s", note=note)
+        task.update(read_progress.share, rate=f"{formats.rate(speed)} texts/s", note=note)
 
     return progress

@@ -8,7 +8,7 @@ from homespun.report import formats, tasks
 from homespun.report.frequencies import beyond_frequencies
 from homespun.report.read import RunRecord, as_tree, final_losses, pretraining_quantity
 from homespun.report.significance import difference_interval, wilson_interval
-from homespun.results import Metrics, over_trainings
+from homespun.results import Metrics, mean_over_trainings
 
 _SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
 
@@ -60,8 +60,8 @@ def _finetuning(record: RunRecord) -> str:
     task = f"{classes}-class classification" if classes else "classification"
     trained = f"Fine-tuned{_circumstances([record])}."
     accuracy, f1, rows = (
-        over_trainings(tests, "accuracy"),
-        over_trainings(tests, "macro_f1"),
+        mean_over_trainings(tests, "accuracy"),
+        mean_over_trainings(tests, "macro_f1"),
         record.test_rows(),
     )
     if accuracy is None:
@@ -80,7 +80,7 @@ def _finetuning(record: RunRecord) -> str:
     sentences += [
         f"It {verdict(tests, baseline, _SENTENCE.get(name, name), rows=rows)}."
         for name, baseline in sorted(record.result.baselines.items(), key=lambda item: item[0] == "majority")
-        if over_trainings([baseline], "accuracy")
+        if mean_over_trainings([baseline], "accuracy")
     ]
     cut = record.result.number("truncated")
     if cut:
@@ -98,7 +98,7 @@ def verdict(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: flo
 
     ``beat`` stands only where the 95 % interval of the difference is above zero.
     """
-    accuracy, reference = over_trainings(tests, "accuracy"), over_trainings([baseline], "accuracy")
+    accuracy, reference = mean_over_trainings(tests, "accuracy"), mean_over_trainings([baseline], "accuracy")
     if accuracy is None or reference is None:
         return f"cannot be compared with {name}"
     other = reference[0]

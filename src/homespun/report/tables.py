@@ -17,7 +17,7 @@ from homespun.report.read import (
 )
 from homespun.report.significance import wilson_interval
 from homespun.report.table import Column, Table
-from homespun.results import Metrics, over_trainings
+from homespun.results import Metrics, mean_over_trainings
 
 BASELINES = {"majority": "majority class", "tfidf": "TF-IDF + linear"}
 """Names of baselines as people read them; others keep their own."""
@@ -27,7 +27,7 @@ CLASSES = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 
 def accuracy(record: RunRecord) -> float | None:
     """The test accuracy of a run, the mean over its seeds."""
-    found = over_trainings(record.tests(), "accuracy")
+    found = mean_over_trainings(record.tests(), "accuracy")
     return found and found[0]
 
 
@@ -68,13 +68,13 @@ def results(records: Sequence[RunRecord]) -> Table | None:
 
 
 def _result(name: str, tests: Sequence[Metrics], rows: float | None, trainings: int | None) -> tuple[Any, ...]:
-    accuracy = over_trainings(tests, "accuracy")
-    log_loss, area = over_trainings(tests, "log_loss"), over_trainings(tests, "roc_auc")
+    accuracy = mean_over_trainings(tests, "accuracy")
+    log_loss, area = mean_over_trainings(tests, "log_loss"), mean_over_trainings(tests, "roc_auc")
     return (
         name,
         accuracy,
         wilson_interval(accuracy[0], rows) if accuracy and rows else None,
-        over_trainings(tests, "macro_f1"),
+        mean_over_trainings(tests, "macro_f1"),
         log_loss and log_loss[0],
         area and area[0],
         trainings,

@@ -18,7 +18,7 @@ from homespun.report.read import RunRecord
 from homespun.report.significance import bootstrap_interval
 from homespun.report.table import Column, Table
 from homespun.report.tables import BASELINES
-from homespun.results import CurvePoint, Metrics, Spread, over_trainings
+from homespun.results import CurvePoint, Metrics, Spread, mean_over_trainings
 
 NAMES = {
     "rouge1": "ROUGE-1",
@@ -87,15 +87,15 @@ def _results(measures: Sequence[str], records: Sequence[RunRecord], name: str) -
 
 
 def _values(tests: Sequence[Metrics], measures: Sequence[str]) -> list[Any]:
-    words = over_trainings(tests, "words")
-    return [*(over_trainings(tests, measure) for measure in measures), words and words[0]]
+    words = mean_over_trainings(tests, "words")
+    return [*(mean_over_trainings(tests, measure) for measure in measures), words and words[0]]
 
 
 def sentences(record: RunRecord, circumstances: str) -> list[str]:
     """What was learned, how good it is, and whether it beat each baseline."""
     tests, measures, rows = record.tests(), record.measures, record.test_rows()
     told = [f"{record.name} was fine-tuned to {_purpose(record)}{circumstances}."]
-    main, *rest = (over_trainings(tests, measure) for measure in measures)
+    main, *rest = (mean_over_trainings(tests, measure) for measure in measures)
     if main is None:
         return [*told, "It was not tested."]
     beside = [f"{title(m)} {formats.share(v[0])}" for m, v in zip(measures[1:], rest, strict=True) if v is not None]
@@ -110,7 +110,7 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
     told += [
         f"It {_verdict(record, measures[0], main[0], name, reference[0])}."
         for name, baseline in record.result.baselines.items()
-        if (reference := over_trainings([baseline], measures[0])) is not None
+        if (reference := mean_over_trainings([baseline], measures[0])) is not None
     ]
     for count, words in (
         ("truncated", "Sources longer than the model reads, which were cut"),
@@ -135,7 +135,7 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
 
 def repeated(tests: Sequence[Metrics]) -> float:
     """The share of the texts that are the one written most often, where that is far more than targets repeat; or 0."""
-    written, targets = (over_trainings(tests, name) for name in ("commonest", "commonest_target"))
+    written, targets = (mean_over_trainings(tests, name) for name in ("commonest", "commonest_target"))
     if written is None or targets is None:
         return 0.0
     return written[0] if written[0] > _REPEATED + 2 * targets[0] else 0.0
@@ -258,7 +258,7 @@ def _points(record: RunRecord) -> list[CurvePoint]:
 
 
 def _measured(point: CurvePoint, measure: str) -> Spread | None:
-    return over_trainings(point.seeds or [point.test], measure)
+    return mean_over_trainings(point.seeds or [point.test], measure)
 
 
 def _of_baseline(point: CurvePoint, line: str, measure: str) -> float | None:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from homespun.baselines import majority, tfidf
 from homespun.config import validate
-from homespun.data.labelled import LabelledRows, Labels, read_labelled, text_of
+from homespun.data.labels import LabelledRows, Labels, get_text, read_labelled_texts
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
 from homespun.inference.decision import PLAIN, Decision
@@ -57,7 +57,7 @@ class LabelledData(TextsData):
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
         """The texts of any files."""
-        texts, found = read_labelled(
+        texts, found = read_labelled_texts(
             inputs,
             text=self.text,
             label=self.label,
@@ -85,7 +85,7 @@ class LabelledData(TextsData):
 
     def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str | None]:
         """The text of a record, which is no pair."""
-        return text_of(record, paths(self.text), where=where), None
+        return get_text(record, paths(self.text), where=where), None
 
     def to_metadata(self, *without: str) -> dict[str, Any]:
         """Whether a text has several labels is stored with the labels."""

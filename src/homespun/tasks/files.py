@@ -51,7 +51,7 @@ def files_of(part: Part, data: HasFiles, missing: str) -> list[str]:
 
 
 @contextmanager
-def named(files: str | Sequence[str] | float) -> Iterator[None]:
+def prefix_errors(files: str | Sequence[str] | float) -> Iterator[None]:
     """What is wrong with the rows of these files is said with their names; a share is of no files.
 
     Raises:

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import nn
 
 from homespun.config import Config
-from homespun.data.labelled import Labels
+from homespun.data.labels import Labels
 from homespun.data.loader import Collate
 from homespun.data.rows import Rows
 from homespun.errors import UserError

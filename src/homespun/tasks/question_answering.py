@@ -13,8 +13,8 @@ from pydantic import Field
 
 from homespun.baselines import span_baselines
 from homespun.data.loader import Loader
-from homespun.data.numbers import ChosenRows
-from homespun.data.questions import Question, QuestionRows, questions_of, read_questions
+from homespun.data.question_answering import Question, QuestionRows, parse_questions, read_questions
+from homespun.data.regression import SubsetRows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.inference.answers import Answer, find_answers
@@ -208,7 +208,7 @@ class AnswersTask:
         names = {"question": self.data.question, "context": self.data.context}
         while part := list(islice(waiting, _AHEAD)):
             asked = [
-                list(questions_of(record, **names, answers=None, where=f"row {number} of {source}"))
+                list(parse_questions(record, **names, answers=None, where=f"row {number} of {source}"))
                 for number, record in part
             ]
             rows = self.rows([one for several in asked for one in several])
@@ -230,7 +230,7 @@ def _said(answers: Sequence[Answer], truncated: bool) -> dict[str, Any]:
 
 
 def _teaching(rows: QuestionRows) -> Rows:
-    places = rows.teaching
+    places = rows.trainable_rows
     if not len(places):
         raise UserError(_NOTHING)
-    return rows if len(places) == len(rows) else ChosenRows(rows, places)
+    return rows if len(places) == len(rows) else SubsetRows(rows, places)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.baselines import told_by_tfidf
-from homespun.data.labelled import LabelledRows, Labels
+from homespun.baselines import tfidf_regression
+from homespun.data.labels import LabelledRows, Labels
 from homespun.data.loader import Collate
-from homespun.data.numbers import NumberedRows, numbers_of
+from homespun.data.regression import RegressionRows, parse_numbers
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
 from homespun.metrics.classification import Metrics
@@ -21,7 +21,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.objectives.number_heads import Cumulative, Scaled, rating_probabilities
 from homespun.objectives.numbers import NumbersCollate, Ratings, Regression
-from homespun.tasks.files import named
+from homespun.tasks.files import prefix_errors
 from homespun.tasks.protocol import Lesson, Measured
 from homespun.tasks.texts import (
     LabelledText,
@@ -91,12 +91,12 @@ class RegressionTask:
         """The texts, or both of a pair."""
         return shown(examples)
 
-    def rows(self, examples: Sequence[LabelledText]) -> NumberedRows:
+    def rows(self, examples: Sequence[LabelledText]) -> RegressionRows:
         """A row a text; a number outside is not known there."""
         numbers = _numbers(examples)
         return _numbered(examples, self.data, self.stored, np.where(self._outside(numbers), np.nan, numbers))
 
-    def lesson(self, objective: Regression, stored: ModelBundle, training: NumberedRows) -> Lesson:
+    def lesson(self, objective: Regression, stored: ModelBundle, training: RegressionRows) -> Lesson:
         """A new head on the encoder."""
         known = training.numbers[~_left_out(training)]
         _check_some(known)
@@ -104,15 +104,15 @@ class RegressionTask:
         collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, "absolute_error"))
         return _lesson(objective.wrap(module), training, collate)
 
-    def validate(self, lesson: Lesson, rows: NumberedRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: RegressionRows, *, batch_size: int) -> Evaluation:
         """The squared error, in units of the training's spread, and the metrics."""
         return _evaluation(lesson, self.measure(lesson.model, rows, batch_size=batch_size).metrics)
 
-    def measure(self, model: Model, rows: NumberedRows, *, batch_size: int) -> Measured:
+    def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
         """`regression_metrics`; the ``score`` of an example is minus the error."""
         return self._measured(rows.numbers, self._told(model, rows, batch_size))
 
-    def _told(self, model: Model, rows: NumberedRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float64]:
+    def _told(self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float64]:
         pad_id = self.stored.tokenizer.pad_id
         told = predict_logits(model, rows, pad_id=pad_id, batch_size=batch_size)[:, 0].astype(np.float64)
         return told if self.bounds is None else np.clip(told, *self.bounds)
@@ -164,7 +164,7 @@ class RatingsTask:
         cls, data: TextsData, objective: Ratings, stored: ModelBundle, training: Sequence[LabelledText]
     ) -> RatingsTask:
         """For the ratings of the objective, or of the training."""
-        with named(data.train):
+        with prefix_errors(data.train):
             levels = objective.levels_of(_numbers(training))
         return cls(data, stored, levels=levels, by=objective.by, refuses=objective.outside == "refuse")
 
@@ -209,12 +209,12 @@ class RatingsTask:
         """The texts, or both of a pair."""
         return shown(examples)
 
-    def rows(self, examples: Sequence[LabelledText]) -> NumberedRows:
+    def rows(self, examples: Sequence[LabelledText]) -> RegressionRows:
         """A row a text, whose number is the rank of its rating."""
         ranks, outside = self._ranks(_numbers(examples))
         return _numbered(examples, self.data, self.stored, np.where(outside, np.nan, ranks.astype(np.float64)))
 
-    def lesson(self, objective: Ratings, stored: ModelBundle, training: NumberedRows) -> Lesson:
+    def lesson(self, objective: Ratings, stored: ModelBundle, training: RegressionRows) -> Lesson:
         """A new head on the encoder."""
         known = training.numbers[~_left_out(training)].astype(np.int64)
         _check_some(known)
@@ -231,16 +231,16 @@ class RatingsTask:
         collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, measured, weights))
         return _lesson(objective.wrap(module), training, collate)
 
-    def validate(self, lesson: Lesson, rows: NumberedRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: RegressionRows, *, batch_size: int) -> Evaluation:
         """The loss of the objective, and the metrics."""
         return _evaluation(lesson, self.measure(lesson.model, rows, batch_size=batch_size).metrics)
 
-    def measure(self, model: Model, rows: NumberedRows, *, batch_size: int) -> Measured:
+    def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
         """`rating_metrics`; the ``score`` of an example is minus the error."""
         return self._measured(rows.numbers, *self._told(model, rows, batch_size))
 
     def _told(
-        self, model: Model, rows: NumberedRows | LabelledRows, batch_size: int = 32
+        self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32
     ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]:
         """Ranks, expected ratings, and probabilities where there are any."""
         logits = predict_logits(model, rows, pad_id=self.stored.tokenizer.pad_id, batch_size=batch_size)
@@ -318,17 +318,17 @@ def _numbers(examples: Sequence[LabelledText]) -> NDArray[np.float64]:
     labels = labels_of(examples)
     if labels and isinstance(labels[0], tuple):
         raise UserError("data.multi_label=true gives several labels a text, and here each has one number; leave it out")
-    return numbers_of([str(label) for label in labels])
+    return parse_numbers([str(label) for label in labels])
 
 
 def _numbered(
     examples: Sequence[LabelledText], data: TextsData, stored: ModelBundle, numbers: NDArray[np.float64]
-) -> NumberedRows:
+) -> RegressionRows:
     rows = rows_of(examples, data, stored)
-    return NumberedRows(rows, numbers, rows.counts | {"outside": int(np.isnan(numbers).sum())})
+    return RegressionRows(rows, numbers, rows.counts | {"outside": int(np.isnan(numbers).sum())})
 
 
-def _left_out(training: NumberedRows) -> NDArray[np.bool_]:
+def _left_out(training: RegressionRows) -> NDArray[np.bool_]:
     """Rows that nothing can be learned from."""
     assert isinstance(training.rows, LabelledRows)
     left_out: NDArray[np.bool_] = np.isnan(training.numbers) | training.rows.one_sided
@@ -340,7 +340,7 @@ def _check_some(known: NDArray[Any]) -> None:
         raise UserError("there is no row with a number within its range; is data.label the right column?")
 
 
-def _lesson(module: Any, training: NumberedRows, collate: Collate) -> Lesson:
+def _lesson(module: Any, training: RegressionRows, collate: Collate) -> Lesson:
     return Lesson(module, module.model, whole_pairs(training, _left_out(training)), collate, module.export_model)
 
 
@@ -372,7 +372,7 @@ def _lines(
     known = np.array([number for _, number in learned])
     examples = [example for example, _ in learned]
     pair, other = seconds_of(examples), seconds_of(test)
-    told = told_by_tfidf(
+    told = tfidf_regression(
         [example.text for example in examples],
         known,
         [example.text for example in test],

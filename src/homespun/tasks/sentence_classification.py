@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.baselines import Baseline, majority, tfidf
-from homespun.data.document_sentences import (
+from homespun.data.labels import Labels
+from homespun.data.sentence_documents import (
     LabelledDocument,
     SentenceWindows,
     Vector,
-    document_of,
-    read_documents_of_sentences,
+    parse_document,
+    read_sentence_documents,
 )
-from homespun.data.labelled import Labels
 from homespun.errors import UserError
 from homespun.inference.passes import logits_of
 from homespun.inference.predict import probabilities
@@ -55,7 +55,7 @@ class SentencesData(TaskData):
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledDocument]:
         """The documents of any files."""
-        return read_documents_of_sentences(
+        return read_sentence_documents(
             inputs, sentences=self.sentences, labels=self.labels, columns=self.columns, encoding=self.encoding
         )
 
@@ -225,7 +225,8 @@ class SentencesTask:
         waiting = enumerate(records, start=1)
         while part := list(islice(waiting, _AHEAD)):
             documents = [
-                document_of(record, self.data.sentences, where=f"row {number} of {source}") for number, record in part
+                parse_document(record, self.data.sentences, where=f"row {number} of {source}")
+                for number, record in part
             ]
             rows = self._windows(documents, None)
             table = self._table(model, rows, 32)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from homespun.data.labelled import labelled_records, text_of
+from homespun.data.labels import get_text, read_labelled_records
 from homespun.data.long_inputs import TRUNCATE, Truncate
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
@@ -39,7 +39,7 @@ class PairsData(TextsData):
         """The pairs of any files."""
         if self.first == self.second:
             raise UserError(f"data.first and data.second are the same column, {self.first!r}; name two")
-        found = labelled_records(inputs, label=self.label, columns=self.columns, encoding=self.encoding)
+        found = read_labelled_records(inputs, label=self.label, columns=self.columns, encoding=self.encoding)
         pairs = []
         for record, label, where in found:
             first, second = self.texts_of(record, where=where)
@@ -48,7 +48,7 @@ class PairsData(TextsData):
 
     def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str]:
         """Both texts of a record."""
-        first, second = (text_of(record, paths(columns), where=where) for columns in (self.first, self.second))
+        first, second = (get_text(record, paths(columns), where=where) for columns in (self.first, self.second))
         return first, second
 
     def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:

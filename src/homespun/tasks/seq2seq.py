@@ -15,18 +15,18 @@ from pydantic import Field, model_validator
 from homespun.baselines import sentence_baselines
 from homespun.config import Config
 from homespun.data.loader import Loader
-from homespun.data.pairs_of_texts import (
-    Frame,
-    Listed,
-    Mixture,
-    PairsOfTextsRows,
-    TextPair,
-    read_pairs,
-    source_of,
-    title_of,
-)
 from homespun.data.paragraphs import BREAK, Paragraphs
 from homespun.data.rows import Row, Rows
+from homespun.data.source_target import (
+    Listed,
+    Mixture,
+    SourceTargetPair,
+    SourceTargetRows,
+    SourceTargetTemplate,
+    get_source,
+    get_title,
+    read_source_target,
+)
 from homespun.errors import UserError, nearest
 from homespun.inference.write import Writing, write_texts
 from homespun.metrics.rouge import MEASURES, Rouge, mean_scores
@@ -125,18 +125,18 @@ class TextPairsData(TaskData):
 
     def read(self, part: Part) -> list[Any] | None:
         """The pairs of a part, of all data sets."""
-        found: list[TextPair] = []
+        found: list[SourceTargetPair] = []
         for number, one in enumerate(self.all_sets):
             files = files_of(part, one, self.missing)
             found += self._pairs(files, one, number) if files else []
         return found or None
 
-    def read_files(self, inputs: Sequence[str]) -> list[TextPair]:
+    def read_files(self, inputs: Sequence[str]) -> list[SourceTargetPair]:
         """The pairs of any files."""
         return self._pairs(inputs, self.all_sets[0], 0)
 
-    def _pairs(self, inputs: Sequence[str], one: DataSet, number: int) -> list[TextPair]:
-        return read_pairs(
+    def _pairs(self, inputs: Sequence[str], one: DataSet, number: int) -> list[SourceTargetPair]:
+        return read_source_target(
             inputs,
             source=paths(one.source),
             target=paths(one.target),
@@ -252,34 +252,36 @@ class TextToTextTask:
         self.tokenizer: Tokenizer = stored.tokenizer
         backbone = stored.config.backbone
         if isinstance(backbone, EncoderDecoderConfig):
-            self.frame = Frame.of_two_stacks(self.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id)
+            self.template = SourceTargetTemplate.for_encoder_decoder(
+                self.tokenizer, bos_id=backbone.bos_token_id, eos_id=backbone.eos_token_id
+            )
         else:
-            self.frame = Frame.of_one_stack(self.tokenizer, data.separator)
+            self.template = SourceTargetTemplate.for_decoder(self.tokenizer, data.separator)
         self._rouge = Rouge()
 
-    def strata(self, examples: Sequence[TextPair]) -> NDArray[np.int64]:
+    def strata(self, examples: Sequence[SourceTargetPair]) -> NDArray[np.int64]:
         """Nothing is kept in proportion but the data sets, where there are several."""
         if len(self.data.all_sets) == 1:
             return np.zeros((len(examples), 0), dtype=np.int64)
         return np.array([pair.data_set for pair in examples], dtype=np.int64)
 
-    def texts(self, examples: Sequence[TextPair]) -> list[str]:
+    def texts(self, examples: Sequence[SourceTargetPair]) -> list[str]:
         """The sources."""
         return [pair.source for pair in examples]
 
-    def rows(self, examples: Sequence[TextPair]) -> PairsOfTextsRows:
+    def rows(self, examples: Sequence[SourceTargetPair]) -> SourceTargetRows:
         """A row a target."""
-        return PairsOfTextsRows(
+        return SourceTargetRows(
             examples,
             self.tokenizer,
             source_length=self.data.source_length,
             target_length=self.data.target_length,
-            frame=self.frame,
+            template=self.template,
             prefixes=[one.prefix for one in self.data.all_sets],
             paragraphs=self.data.paragraphs,
         )
 
-    def lesson(self, objective: TextToText, stored: ModelBundle, training: PairsOfTextsRows) -> Lesson:
+    def lesson(self, objective: TextToText, stored: ModelBundle, training: SourceTargetRows) -> Lesson:
         """The model as it is, or under a new head."""
         module = objective.build(copy.deepcopy(stored.model), stored.config)
         rows: Rows = training
@@ -288,12 +290,12 @@ class TextToTextTask:
             rows = Mixture(training, training.data_sets, weights=weights, limit=self.data.limit)
         return Lesson(module, module.model, rows, objective.collate(module.config), module.export_model)
 
-    def validate(self, lesson: Lesson, rows: PairsOfTextsRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: SourceTargetRows, *, batch_size: int) -> Evaluation:
         """The loss by teacher forcing: nothing is written."""
         loader = Loader(rows, lesson.collate, batch_size=batch_size, seed=0)
         return evaluate_loss(lesson.objective, loader.once(), next(lesson.model.parameters()).device)
 
-    def measure(self, model: Model, rows: PairsOfTextsRows, *, batch_size: int) -> Measured:
+    def measure(self, model: Model, rows: SourceTargetRows, *, batch_size: int) -> Measured:
         """ROUGE of what it writes."""
         sources = [rows.source(place) for place in range(len(rows.usable))]
         written = self._write(model, sources, batch_size)
@@ -307,13 +309,13 @@ class TextToTextTask:
             model,
             sources,
             self.tokenizer,
-            end_id=self.frame.after_target[0],
+            end_id=self.template.after_target[0],
             max_new_tokens=self.data.target_length,
             writing=self.data.writing,
             batch_size=batch_size,
         )
 
-    def _measured(self, pairs: Sequence[TextPair], texts: Sequence[str]) -> Measured:
+    def _measured(self, pairs: Sequence[SourceTargetPair], texts: Sequence[str]) -> Measured:
         """Empty pairs count for nothing."""
         scores = [
             None if pair.is_empty else self._rouge.scores(text, pair.targets)
@@ -327,7 +329,7 @@ class TextToTextTask:
         return Measured(self._metrics(pairs, texts, scores), said)
 
     def _metrics(
-        self, pairs: Sequence[TextPair], texts: Sequence[str], scores: Sequence[dict[str, float] | None]
+        self, pairs: Sequence[SourceTargetPair], texts: Sequence[str], scores: Sequence[dict[str, float] | None]
     ) -> dict[str, Any]:
         whole = [(p, t, s) for p, t, s in zip(pairs, texts, scores, strict=True) if s is not None]
         if not whole:
@@ -343,7 +345,7 @@ class TextToTextTask:
             metrics["by_set"] = by_set
         return metrics
 
-    def baselines(self, training: Sequence[TextPair], test: Sequence[TextPair]) -> dict[str, Measured]:
+    def baselines(self, training: Sequence[SourceTargetPair], test: Sequence[SourceTargetPair]) -> dict[str, Measured]:
         """The first sentences of the source, and as many at random."""
         targets = [pair.targets[0] for pair in training if not pair.is_empty]
         made = sentence_baselines(targets, [pair.source for pair in test])
@@ -369,8 +371,8 @@ class TextToTextTask:
             pairs = []
             for number, record in chunk:
                 where = f"row {number} of {source}"
-                text = source_of(record, columns, where=where, between=self.data.between)
-                pairs.append(TextPair(text, ("?",), title=title_of(record, self.data.title, where=where)))
+                text = get_source(record, columns, where=where, between=self.data.between)
+                pairs.append(SourceTargetPair(text, ("?",), title=get_title(record, self.data.title, where=where)))
             rows = self.rows(pairs)
             places = {index: place for place, index in enumerate(rows.usable.tolist())}
             written = self._write(model, [rows.source(place) for place in range(len(places))], 32)
@@ -382,7 +384,7 @@ class TextToTextTask:
                 }
 
 
-def _mean_of(written: Sequence[tuple[TextPair, str, dict[str, float]]]) -> dict[str, Any]:
+def _mean_of(written: Sequence[tuple[SourceTargetPair, str, dict[str, float]]]) -> dict[str, Any]:
     """The metrics of pairs, each with what was written of it, and its scores."""
     targets = [pair.targets[0] for pair, _, _ in written]
     return mean_scores([score for _, _, score in written], [text for _, text, _ in written], targets)

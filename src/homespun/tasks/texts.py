@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pydantic import Field
 
-from homespun.data.labelled import LabelledRows, LabelNames, Labels
+from homespun.data.labels import LabelledRows, LabelNames, Labels
 from homespun.data.long_inputs import LongInputs
-from homespun.data.numbers import ChosenRows
+from homespun.data.regression import SubsetRows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
@@ -59,7 +59,7 @@ class TextsData(TaskData):
 def labels_of(examples: Sequence[LabelledText]) -> LabelNames:
     """Their labels."""
     names: Any = [example.label for example in examples]
-    return names  # type: ignore[no-any-return]  # all of one type or all of the other, as `read_labelled` gave them
+    return names  # type: ignore[no-any-return]  # all of one type or all of the other, as `read_labelled_texts` gave them
 
 
 def seconds_of(examples: Sequence[LabelledText]) -> list[str] | None:
@@ -99,7 +99,7 @@ def whole_pairs(rows: Rows, one_sided: Any) -> Rows:
         raise UserError(
             "in every pair of the training one side is empty; are data.first and data.second the right columns?"
         )
-    return ChosenRows(rows, places)
+    return SubsetRows(rows, places)
 
 
 def predicted_in_parts(

@@ -13,9 +13,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.baselines import frequent_tags
-from homespun.data.labelled import Labels, text_of
+from homespun.data.labels import Labels, get_text
 from homespun.data.loader import Loader
-from homespun.data.tagged import NONE, TaggedRows, TaggedWords, list_of, read_tagged, word_spans
+from homespun.data.token_labels import (
+    IGNORE_INDEX,
+    TaggedWords,
+    TokenLabelRows,
+    get_list,
+    read_tagged_words,
+    word_spans,
+)
 from homespun.errors import UserError
 from homespun.inference.tags import entities, tag_probabilities, tags_of
 from homespun.metrics.sequence_labels import ENTITIES, WORDS, EntityMetrics, are_entities, word_metrics
@@ -47,7 +54,7 @@ class TaggedData(TaskData):
 
     def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
         """The sentences of any files."""
-        return read_tagged(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
+        return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
 
     def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
         """Tagging them.
@@ -96,17 +103,19 @@ class TaggingTask:
         """The words, joined by spaces."""
         return [" ".join(one.words) for one in examples]
 
-    def rows(self, examples: Sequence[TaggedWords]) -> TaggedRows:
+    def rows(self, examples: Sequence[TaggedWords]) -> TokenLabelRows:
         """A row a sentence, several where it is longer."""
-        return TaggedRows(examples, self.tokenizer, length=self.data.length, stride=self.data.stride, names=self.labels)
+        return TokenLabelRows(
+            examples, self.tokenizer, length=self.data.length, stride=self.data.stride, names=self.labels
+        )
 
-    def lesson(self, objective: Tagging, stored: ModelBundle, training: TaggedRows) -> Lesson:
+    def lesson(self, objective: Tagging, stored: ModelBundle, training: TokenLabelRows) -> Lesson:
         """A new head on the encoder."""
         if not len(training):
             raise UserError("there is nothing to learn: no sentence of the training has a word")
         numbers = [training[index].label for index in range(len(training))] if objective.class_weights else []
         targets = np.concatenate([np.zeros(0, np.int64), *(np.asarray(one) for one in numbers)])
-        weights = objective.weights(self.labels, targets[targets != NONE])
+        weights = objective.weights(self.labels, targets[targets != IGNORE_INDEX])
         module = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
         return Lesson(
             module,
@@ -116,7 +125,7 @@ class TaggingTask:
             module.export_model,
         )
 
-    def validate(self, lesson: Lesson, rows: TaggedRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: TokenLabelRows, *, batch_size: int) -> Evaluation:
         """The loss over the words, and the metrics."""
         loader = Loader(rows, lesson.collate, batch_size=batch_size, seed=0)
         found = evaluate_loss(lesson.objective, loader.once(), next(lesson.model.parameters()).device)
@@ -124,7 +133,7 @@ class TaggingTask:
         plain = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         return Evaluation(found.loss, found.losses, plain)
 
-    def measure(self, model: Model, rows: TaggedRows, *, batch_size: int) -> Measured:
+    def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
         """Entities and words; ``predicted`` are the tags, ``score`` the share of words that are right."""
         tables = tag_probabilities(
             model, rows, tags=len(self.labels), pad_id=self.tokenizer.pad_id, batch_size=batch_size
@@ -170,10 +179,10 @@ class TaggingTask:
     def _words(self, record: Mapping[str, Any], where: str) -> tuple[str, list[tuple[int, int]]]:
         value = record.get(self.data.words)
         if isinstance(value, list | tuple):
-            words = list_of(record, self.data.words, where=where)
+            words = get_list(record, self.data.words, where=where)
             return " ".join(words), word_spans(words)
         column = self.data.words if self.data.words in record or "text" not in record else "text"
-        text_of(record, [column], where=where)  # says what is wrong with it
+        get_text(record, [column], where=where)  # says what is wrong with it
         text = str(record[column] or "")
         return text, [match.span() for match in _WORD.finditer(text)]
 

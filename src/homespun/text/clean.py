@@ -108,7 +108,7 @@ class NearDuplicates:
             np.minimum(minima, hashes.min(axis=1), out=minima)
         minima ^= minima >> np.uint64(32)
         keys: NDArray[np.uint64] = (minima.reshape(self._bands, self._rows) * self._mixers).sum(axis=1, dtype=np.uint64)
-        return _mixed(keys)
+        return _splitmix64(keys)
 
 
 def similarity(text: str, other: str) -> float:
@@ -148,11 +148,11 @@ def _shingles(text: str) -> NDArray[np.uint64]:
     windows = len(hashes) - _SHINGLE_WORDS + 1
     total = hashes[:windows] * _POWERS[0]
     for i in range(1, _SHINGLE_WORDS):
-        total = _mixed(total) + hashes[i : i + windows] * _POWERS[i]
-    return _mixed(total)
+        total = _splitmix64(total) + hashes[i : i + windows] * _POWERS[i]
+    return _splitmix64(total)
 
 
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of SplitMix64: every bit of the result hangs on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -14,8 +14,8 @@ from homespun.errors import UserError
 from homespun.text.surrogates import without_surrogates
 
 Record = dict[str, Any]
-Numbered = tuple[int, Record]  # the line, or where a format has no lines the number of the record, from 1
-Reader = Callable[[BinaryIO, str, str | None, Sequence[str] | None], Iterator[Numbered]]
+NumberedRecord = tuple[int, Record]  # the line, or where a format has no lines the number of the record, from 1
+Reader = Callable[[BinaryIO, str, str | None, Sequence[str] | None], Iterator[NumberedRecord]]
 
 CHUNK = 1 << 18  # bytes read at a time; the first of them decide on the encoding
 FIELD_LIMIT = 1 << 27  # characters of one csv cell: beyond this it is an unclosed quote that swallows the file
@@ -30,7 +30,7 @@ _BYTE_ORDER_MARKS = (  # those of UTF-32 first: they begin with those of UTF-16
 )
 
 
-def decoded(stream: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
+def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
     """The text of ``stream`` in pieces.
 
     Without ``encoding`` it is told by the byte order mark, else UTF-8 if that fits, else by the letters of the first
@@ -73,7 +73,7 @@ def decoded(stream: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
         chunk = stream.read(CHUNK)
 
 
-def lines(texts: Iterable[str]) -> Iterator[str]:
+def split_lines(texts: Iterable[str]) -> Iterator[str]:
     r"""Lines without their ends, which are ``\n``, ``\r\n`` or ``\r`` and nothing else."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     parts: list[str] = []  # of a line that has not ended: joined once, so that a huge line costs no more than its size
@@ -88,32 +88,40 @@ def lines(texts: Iterable[str]) -> Iterator[str]:
         yield last
 
 
-def read_text(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+def read_text(
+    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
+) -> Iterator[NumberedRecord]:
     """One record: the whole file under ``text``; none if there is nothing in it but white space."""
-    text = "".join(decoded(stream, name, encoding))
+    text = "".join(decode_stream(stream, name, encoding))
     if text.strip():
         yield 1, {"text": text}
 
 
-def read_csv(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+def read_csv(
+    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
+) -> Iterator[NumberedRecord]:
     """RFC 4180. The separator is a comma, unless the first line has more of ``;``, tab or ``|``."""
-    rows = lines(decoded(stream, name, encoding))
+    rows = split_lines(decode_stream(stream, name, encoding))
     first = next(rows, "")
     separator = max(",;\t|", key=first.count)  # the comma wins a tie
     return _table(itertools.chain([first], rows), name, columns, delimiter=separator, quoting=csv.QUOTE_MINIMAL)
 
 
-def read_tsv(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+def read_tsv(
+    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
+) -> Iterator[NumberedRecord]:
     """Cells are what stands between the tabs, quotes and all, unless the first lines were quoted by a program."""
-    rows = lines(decoded(stream, name, encoding))
+    rows = split_lines(decode_stream(stream, name, encoding))
     sample = list(itertools.islice(rows, SAMPLE_LINES))
     quoting = csv.QUOTE_MINIMAL if _is_quoted(sample) else csv.QUOTE_NONE
     return _table(itertools.chain(sample, rows), name, columns, delimiter="\t", quoting=quoting)
 
 
-def read_jsonl(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+def read_jsonl(
+    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
+) -> Iterator[NumberedRecord]:
     """One JSON object a line; empty lines are skipped."""
-    for number, line in enumerate(lines(decoded(stream, name, encoding)), start=1):
+    for number, line in enumerate(split_lines(decode_stream(stream, name, encoding)), start=1):
         if line and not line.isspace():
             try:
                 value = json.loads(line)
@@ -124,13 +132,15 @@ def read_jsonl(stream: BinaryIO, name: str, encoding: str | None, columns: Seque
             yield number, _object(value, f"{name}, line {number}")
 
 
-def read_json(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+def read_json(
+    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
+) -> Iterator[NumberedRecord]:
     """An array of objects, as a stream; several objects one after the other; or one object.
 
     One object whose only array of objects is called ``data``, ``rows`` or ``records``, or has no other key beside it,
     is a wrapper: the records are that array.
     """
-    values = _json_values(decoded(stream, name, encoding), name)
+    values = _json_values(decode_stream(stream, name, encoding), name)
     first = next(values, None)
     if first is None:
         return
@@ -142,18 +152,20 @@ def read_json(stream: BinaryIO, name: str, encoding: str | None, columns: Sequen
             rest = iter(first[arrays[0]])
     for number, value in enumerate(rest, start=1):
         try:
-            told = _as_text(value)
+            cleaned = _as_text(value)
         except RecursionError as error:
             raise UserError(f"{name}, value {number}: not a JSON value that can be read: {error}") from error
-        yield number, _object(told, f"{name}, value {number}")
+        yield number, _object(cleaned, f"{name}, value {number}")
 
 
-def read_conll(stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None) -> Iterator[Numbered]:
+def read_conll(
+    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
+) -> Iterator[NumberedRecord]:
     """`conll_sentences` of the file."""
-    return conll_sentences(lines(decoded(stream, name, encoding)), name, columns)
+    return conll_sentences(split_lines(decode_stream(stream, name, encoding)), name, columns)
 
 
-def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | None) -> Iterator[Numbered]:
+def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | None) -> Iterator[NumberedRecord]:
     """A record a sentence: a word a line with its tags behind it, and an empty line after each sentence.
 
     A record has a list for every column. Without ``columns`` the first are the ``words``, the last the ``tags``, and
@@ -189,7 +201,7 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
 
 def read_parquet(
     stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[Numbered]:
+) -> Iterator[NumberedRecord]:
     """Rows in batches; ``stream`` must be seekable."""
     import pyarrow
     import pyarrow.parquet
@@ -254,7 +266,7 @@ def _checked(encoding: str) -> str:
 
 def _table(
     rows: Iterable[str], name: str, columns: Sequence[str] | None, *, delimiter: str, quoting: Any
-) -> Iterator[Numbered]:
+) -> Iterator[NumberedRecord]:
     csv.field_size_limit(FIELD_LIMIT)
     reader = csv.reader((f"{row}\n" for row in rows), delimiter=delimiter, quoting=quoting, strict=True)
     header = None if columns is None else list(columns)
@@ -299,8 +311,8 @@ def _is_quoted(sample: Sequence[str]) -> bool:
         spanning = True
     # What somebody says over several rows is in quotes too; a program that quotes leaves lines of other widths, or
     # writes quotes twice.
-    as_they_stand = {len(line.split("\t")) for line in sample if line}
-    if spanning and not doubled and len(as_they_stand) == 1 and as_they_stand != {1}:
+    unquoted_widths = {len(line.split("\t")) for line in sample if line}
+    if spanning and not doubled and len(unquoted_widths) == 1 and unquoted_widths != {1}:
         return False
     return len(widths - {0}) == 1
 

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Regex, normalizers, processors
 
 from homespun.errors import UserError
 from homespun.io.json import read_optional
-from homespun.text.sentencepiece_files import CONTROL, UNKNOWN, Piece, Pieces, engine_of, read_pieces
+from homespun.text.sentencepiece_files import CONTROL, UNKNOWN, Piece, Pieces, build_engine, read_pieces
 
 _NAMES, _CONFIG = ("*.model", "*.spm"), "tokenizer_config.json"
 _GAP = 10_000  # ids that may be added behind the pieces, or before them
@@ -36,7 +36,7 @@ def is_sentencepiece(folder: Path) -> bool:
     return bool(_files(folder))
 
 
-def tokenizer_of_pieces(folder: Path) -> tuple[str, dict[str, str]]:
+def convert_sentencepiece(folder: Path) -> tuple[str, dict[str, str]]:
     """The tokenizer.json of the file of pieces in ``folder``, and the token of each role that it has.
 
     The family is that of ``tokenizer_class`` in ``tokenizer_config.json``, else of ``model_type`` in ``config.json``;
@@ -70,7 +70,7 @@ def tokenizer_of_pieces(folder: Path) -> tuple[str, dict[str, str]]:
     if len(places) < len(pieces.pieces):
         twice = next(piece.text for place, piece in enumerate(pieces.pieces) if places[piece.text] != place)
         raise UserError(f"{path} has {twice!r} twice; a vocabulary has each entry once")
-    engine = engine_of(pieces, family.before(settings), [token for token, _ in added], path)
+    engine = build_engine(pieces, family.before(settings), [token for token, _ in added], path)
     if family.single:
         try:
             engine.post_processor = processors.TemplateProcessing(

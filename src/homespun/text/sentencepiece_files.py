@@ -122,7 +122,7 @@ def _check(found: Pieces, path: Path) -> None:
         raise refuse("is damaged: it has no piece of a text")
 
 
-def engine_of(pieces: Pieces, before: list[normalizers.Normalizer], added: list[AddedToken], path: Path) -> Engine:
+def build_engine(pieces: Pieces, before: list[normalizers.Normalizer], added: list[AddedToken], path: Path) -> Engine:
     special = {token.content for token in added}
     user = [p.text for p in pieces.pieces if p.type == _USER_DEFINED and p.text not in special]
     user.sort(key=len, reverse=True)  # the longest is found first
@@ -163,12 +163,12 @@ def _unigram(pieces: Pieces) -> models.Unigram:
     return models.Unigram(vocabulary, unknown, any(piece.type == _BYTE for piece in pieces.pieces))
 
 
-def _byte_pairs(pieces: Pieces, whole: bool) -> models.BPE:
+def _byte_pairs(pieces: Pieces, word_first: bool) -> models.BPE:
     """Every pair of pieces that makes a piece is a merge, those of the highest score first.
 
     Args:
         pieces: of a byte-pair encoding.
-        whole: look for a whole word first, which is how the user's own pieces are found.
+        word_first: look for a whole word first, which is how the user's own pieces are found.
     """
     scores = {piece.text: piece.score for piece in pieces.pieces if piece.type == _NORMAL}
     merges = []
@@ -182,7 +182,7 @@ def _byte_pairs(pieces: Pieces, whole: bool) -> models.BPE:
         unk_token=next(piece.text for piece in pieces.pieces if piece.type == UNKNOWN),
         fuse_unk=True,
         byte_fallback=any(piece.type == _BYTE for piece in pieces.pieces),
-        ignore_merges=whole,
+        ignore_merges=word_first,
     )
 
 
@@ -244,8 +244,8 @@ def _damage(charsmap: bytes) -> str | None:
         places = np.unique(places[~seen[places]])  # ends are shared
         seen[places] = True
         reached: list[NDArray[np.int64]] = []
-        for some in np.array_split(places, len(places) // 4096 + 1):
-            following = some[:, None] ^ characters
+        for part in np.array_split(places, len(places) // 4096 + 1):
+            following = part[:, None] ^ characters
             if (following >= len(units)).any():
                 return "leads beyond its end"
             found = following[units[following] & ((1 << 31) | 0xFF) == characters]
@@ -272,12 +272,12 @@ def _parted(reserved: list[str], has_bytes: bool, texts: list[str]) -> pre_token
     cuts: dict[str, None] = {r"(?<=<)(?=0x[0-9A-F]{2}>)": None} if has_bytes else {}
     for token in reserved:
         if len(token) > 1:
-            apart = (
+            candidates = (
                 place
                 for place in range(1, len(token))
                 if token[place - 1 : place + 1] not in pairs and known & {*token[place - 1 : place + 1]}
             )
-            place = next(apart, 1)
+            place = next(candidates, 1)
             # numbered tokens, as PEGASUS and T5 have, are one pattern
             rest = "".join(
                 "[0-9]+" if part.isdecimal() else _quoted(part) for part in re.split("([0-9]+)", token[place:])

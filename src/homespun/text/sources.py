@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, cast
 
 from homespun.errors import UserError, first_line, nearest
+from homespun.text.byte_streams import DECOMPRESSORS, download
 from homespun.text.formats import READERS, Record, read_text
-from homespun.text.streams import DECOMPRESSORS, download
 
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _ARCHIVES = (".zip", ".tar")
@@ -41,7 +41,7 @@ class Document:
     source: str = ""
 
 
-class Meter:
+class ReadProgress:
     """How much of the inputs has been read: bytes of local files as they lie on the disk, so compressed ones too."""
 
     def __init__(self, inputs: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ def _size(inputs: Sequence[str]) -> int | None:
         return None
 
 
-def state_of_files(inputs: Sequence[str]) -> str:
+def digest_files(inputs: Sequence[str]) -> str:
     """A digest of the names, sizes and times of all local files in ``inputs``; pipes and what lies elsewhere left out.
 
     Raises:
@@ -82,7 +82,7 @@ def read_records(
     *,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
-    meter: Meter | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> Iterator[Record]:
     """One dict a record, streamed, in the order of ``inputs``; within a folder or glob in the order of the names.
 
@@ -98,7 +98,7 @@ def read_records(
       (``train`` if not said).
 
     ``encoding`` is that of all the inputs; without it each file's is detected. ``columns`` names the cells of csv and
-    tsv files that have no header. ``meter`` is told how far the reading is.
+    tsv files that have no header. ``read_progress`` is updated.
 
     Memory: one record at a time, a `json` file that is one object, a text file, or 256 rows of parquet.
 
@@ -106,7 +106,7 @@ def read_records(
         UserError: an input that is missing, of an unknown kind, without any record, cut short or damaged; bytes that
             cannot be decoded; a line of the wrong shape.
     """
-    for record in _read(inputs, encoding, columns, meter):
+    for record in _read(inputs, encoding, columns, read_progress):
         yield record.values
 
 
@@ -117,7 +117,7 @@ def read_documents(
     label_field: str | None = None,
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
-    meter: Meter | None = None,
+    read_progress: ReadProgress | None = None,
 ) -> Iterator[Document]:
     """The documents in ``inputs`` (see `read_records`), those without text left out.
 
@@ -127,8 +127,8 @@ def read_documents(
         UserError: as `read_records`; no such field; a text that is not a string; no text at all.
     """
     found = False
-    for record in _read(inputs, encoding, columns, meter):
-        text = record.field("text" if record.whole_file else text_field)
+    for record in _read(inputs, encoding, columns, read_progress):
+        text = record.field("text" if record.is_text_file else text_field)
         if text is None:
             continue
         if not isinstance(text, str):
@@ -149,7 +149,7 @@ def read_documents(
 class _Found(NamedTuple):
     values: Record
     source: str
-    whole_file: bool
+    is_text_file: bool
 
     def field(self, name: str) -> Any:
         if name not in self.values:
@@ -165,13 +165,13 @@ class _File(NamedTuple):
 
 
 def _read(
-    inputs: Sequence[str], encoding: str | None, columns: Sequence[str] | None, meter: Meter | None
+    inputs: Sequence[str], encoding: str | None, columns: Sequence[str] | None, read_progress: ReadProgress | None
 ) -> Iterator[_Found]:
     if not inputs:
         raise UserError("no input was given; name files, folders, globs, addresses or hub data sets")
     for entry in inputs:
         found = False
-        records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, encoding, columns, meter)
+        records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, encoding, columns, read_progress)
         for record in records:
             found = True
             yield record
@@ -180,20 +180,20 @@ def _read(
 
 
 def _files_records(
-    entry: str, encoding: str | None, columns: Sequence[str] | None, meter: Meter | None
+    entry: str, encoding: str | None, columns: Sequence[str] | None, read_progress: ReadProgress | None
 ) -> Iterator[_Found]:
     for file in _remote_files(entry) if "://" in entry else _local_files(entry):
         try:
             with contextlib.closing(file.open()) as stream:
                 records = _file_records(file.name, stream, encoding, columns)
-                if meter is None or not meter.total:
+                if read_progress is None or not read_progress.total:
                     yield from records
                     continue
-                before = meter.done
+                before = read_progress.done
                 for record in records:
-                    meter.done = before + stream.tell()
+                    read_progress.done = before + stream.tell()
                     yield record
-                meter.done = before + os.path.getsize(file.name)
+                read_progress.done = before + os.path.getsize(file.name)
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile, tarfile.TarError) as error:
             raise UserError(f"{file.name} is cut short or damaged: {error}; copy or download it again") from error
         except (OSError, NotImplementedError) as error:  # NotImplementedError: a compression that zipfile has not
@@ -238,11 +238,11 @@ def _inside(root: Path) -> Iterator[Path]:
     waiting, seen = [str(root)], set[str]()
     for top in waiting:
         for folder, folders, names in os.walk(top, onerror=refuse):
-            place = os.path.realpath(folder)
-            if place in seen:  # by another way, or round a loop
+            real_path = os.path.realpath(folder)
+            if real_path in seen:  # by another way, or round a loop
                 folders.clear()
                 continue
-            seen.add(place)
+            seen.add(real_path)
             folders[:] = sorted(name for name in folders if not _is_hidden(Path(name)))
             waiting += [link for name in folders if os.path.islink(link := os.path.join(folder, name))]
             yield from (Path(folder, name) for name in names)
@@ -311,15 +311,15 @@ def _file_records(
         stream = DECOMPRESSORS[compression](stream)
     direct = not compressions and member is None
     if suffix == ".parquet":
-        with _seekable(stream, direct=direct) as whole:
-            for number, values in READERS[suffix](whole, name, encoding, columns):
+        with _seekable(stream, direct=direct) as seekable:
+            for number, values in READERS[suffix](seekable, name, encoding, columns):
                 yield _Found(values, f"{name}:{number}", False)
     elif suffix in READERS:
-        whole_file = READERS[suffix] is read_text
+        is_text_file = READERS[suffix] is read_text
         for number, values in READERS[suffix](stream, name, encoding, columns):
-            yield _Found(values, name if whole_file else f"{name}:{number}", whole_file)
+            yield _Found(values, name if is_text_file else f"{name}:{number}", is_text_file)
     elif suffix == ".zip" and member is None:
-        with _seekable(stream, direct=direct) as whole, zipfile.ZipFile(whole) as archive:
+        with _seekable(stream, direct=direct) as seekable, zipfile.ZipFile(seekable) as archive:
             for info in archive.infolist():
                 if _is_readable_member(info.filename) and not info.is_dir():
                     if info.flag_bits & 1:
@@ -327,7 +327,7 @@ def _file_records(
                     with archive.open(info) as inner:
                         yield from _member_records(name, info.filename, cast(BinaryIO, inner), encoding, columns)
     elif suffix == ".tar" and member is None:
-        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_WholeTar) as tar:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_CompleteTar) as tar:
             for entry in tar:
                 if entry.isfile() and _is_readable_member(entry.name):
                     extracted = cast(BinaryIO, tar.extractfile(entry))  # a file object: nothing is written anywhere
@@ -344,7 +344,7 @@ def _member_records(
     return _file_records(f"{archive}/{member}", stream, encoding, columns, member=member)
 
 
-class _WholeTar(tarfile.TarInfo):
+class _CompleteTar(tarfile.TarInfo):
     """Members of an archive that ends with its end block: where another is due and none is, it was cut or damaged.
 
     `tarfile` alone takes what is left of a cut archive for the whole. An archive that was written without an end cannot

@@ -17,10 +17,10 @@ from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError, first_line, nearest
 from homespun.io.atomic import write_text
-from homespun.text.framing import Framing
-from homespun.text.roles import ROLES, roles_of, token_of
-from homespun.text.sentencepiece_families import is_sentencepiece, tokenizer_of_pieces
+from homespun.text.sentencepiece_families import convert_sentencepiece, is_sentencepiece
+from homespun.text.special_tokens import ROLES, find_roles, find_token
 from homespun.text.surrogates import without_surrogates
+from homespun.text.template import SpecialTokensTemplate
 from homespun.text.vocabularies import (
     KINDS,
     LEARN,
@@ -29,7 +29,7 @@ from homespun.text.vocabularies import (
     Kind,
     TextStream,
 )
-from homespun.text.vocabulary_files import engine_from_files, refuse_duplicates, with_special_tokens
+from homespun.text.vocabulary_files import load_vocabulary_files, refuse_duplicates, with_special_tokens
 
 __all__ = ["KINDS", "SPECIAL_TOKENS", "Kind", "Tokenizer"]
 
@@ -131,14 +131,14 @@ class Tokenizer:
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path
         if not file.is_file():
-            older = engine_from_files(path) if path.is_dir() else None
+            older = load_vocabulary_files(path) if path.is_dir() else None
             if older is not None:
-                roles = roles_of(json.loads(older.engine.to_str()), older.engine.get_vocab(), path)
+                roles = find_roles(json.loads(older.engine.to_str()), older.engine.get_vocab(), path)
                 return cls(with_special_tokens(older, roles), roles)
             if path.is_dir() and is_sentencepiece(path):
-                content, roles = tokenizer_of_pieces(path)
+                content, roles = convert_sentencepiece(path)
                 vocabulary = Engine.from_str(content).get_vocab(with_added_tokens=True)
-                others = roles_of(json.loads(content), vocabulary, path)
+                others = find_roles(json.loads(content), vocabulary, path)
                 if "cls" not in roles:  # a family that begins texts with a token says with which
                     others.pop("cls", None)
                 return cls(content, others | roles)
@@ -154,7 +154,7 @@ class Tokenizer:
         except Exception as error:  # `tokenizers` raises bare Exception for a file that it does not understand
             raise UserError(f"{file} is not a tokenizer.json: {first_line(error)}") from error
         refuse_duplicates(content, engine, source=str(file))
-        return cls(content, roles_of(tree, engine.get_vocab(with_added_tokens=True), file.parent))
+        return cls(content, find_roles(tree, engine.get_vocab(with_added_tokens=True), file.parent))
 
     def save(self, folder: str | Path) -> None:
         """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
@@ -256,27 +256,27 @@ class Tokenizer:
         return self._role_id("mask")
 
     @property
-    def frame(self) -> tuple[list[int], list[int]]:
+    def template(self) -> tuple[list[int], list[int]]:
         """The special tokens before a text and after it: its template's, or else its own cls and sep, or none."""
-        return self._framing.single
+        return self._template.single
 
     @property
-    def pair_frame(self) -> tuple[list[int], list[int], list[int]]:
-        """The special tokens before the first text of a pair, between both, and after the second; see `frame`."""
-        return self._framing.pair
+    def pair_template(self) -> tuple[list[int], list[int], list[int]]:
+        """The special tokens before the first text of a pair, between both, and after the second; see `template`."""
+        return self._template.pair
 
     @cached_property
-    def _framing(self) -> Framing:
-        said = Framing.of(self._engine)
-        if said == Framing() and {"cls", "sep"} <= self._roles.keys():
-            return Framing.between(self.cls_id, self.sep_id)
-        return said
+    def _template(self) -> SpecialTokensTemplate:
+        template = SpecialTokensTemplate.of(self._engine)
+        if template == SpecialTokensTemplate() and {"cls", "sep"} <= self._roles.keys():
+            return SpecialTokensTemplate.between(self.cls_id, self.sep_id)
+        return template
 
     def for_transformers(self) -> Tokenizer:
         """The same with what transformers cannot know by itself: its frame as a template, its padding by name."""
         tree = json.loads(self._content)
-        if self._framing != Framing.of(self._engine):
-            self._framing.put_into(tree, self.tokens)
+        if self._template != SpecialTokensTemplate.of(self._engine):
+            self._template.add_to(tree, self.tokens)
         return Tokenizer(json.dumps(tree, ensure_ascii=False), self._roles | {"pad": self.tokens[self.pad_id]})
 
     @cached_property
@@ -316,7 +316,7 @@ class Tokenizer:
         return starts
 
     def _role_id(self, role: str) -> int:
-        token = token_of(role, self._roles)
+        token = find_token(role, self._roles)
         if token is None:
             have = ", ".join(f"{name}_token {value}" for name, value in self._roles.items()) or "no special token"
             raise UserError(

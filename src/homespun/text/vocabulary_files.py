@@ -28,40 +28,40 @@ _SEPARATOR = "[X_SEP]"  # that ProphetNet writes between sentences
 
 
 @dataclass(frozen=True)
-class OlderFiles:
+class VocabularyFiles:
     """What the files of a folder describe.
 
     Args:
         engine: the tokenizer, without special tokens.
         around: roles of the tokens that go around texts.
-        frame: what puts them there, of those tokens, each with its id.
+        template: what puts them there, of those tokens, each with its id.
         special: special tokens that have no role.
     """
 
     engine: Engine
     around: tuple[str, ...]
-    frame: Callable[..., processors.PostProcessor]
+    template: Callable[..., processors.PostProcessor]
     special: tuple[str, ...] = ()
 
 
-def engine_from_files(folder: Path) -> OlderFiles | None:
+def load_vocabulary_files(folder: Path) -> VocabularyFiles | None:
     """The tokenizer that the files of ``folder`` describe; None: there are no such files.
 
     Raises:
         UserError: files that are cut short or have an entry twice.
     """
     if (folder / WORDPIECE).is_file():
-        return OlderFiles(_wordpiece(folder, WORDPIECE), ("cls", "sep"), _of_bert)
+        return VocabularyFiles(_wordpiece(folder, WORDPIECE), ("cls", "sep"), _of_bert)
     if (folder / PROPHETNET).is_file():
         engine = _wordpiece(folder, PROPHETNET)
         special = (_SEPARATOR,) if engine.token_to_id(_SEPARATOR) is not None else ()
-        return OlderFiles(engine, ("sep",), _of_prophetnet, special)
+        return VocabularyFiles(engine, ("sep",), _of_prophetnet, special)
     if (folder / VOCABULARY).is_file() and (folder / MERGES).is_file():
-        return OlderFiles(_byte_pairs(folder), ("cls", "sep"), _of_roberta)
+        return VocabularyFiles(_byte_pairs(folder), ("cls", "sep"), _of_roberta)
     return None
 
 
-def with_special_tokens(files: OlderFiles, roles: Mapping[str, str]) -> str:
+def with_special_tokens(files: VocabularyFiles, roles: Mapping[str, str]) -> str:
     """The tokenizer.json of ``files`` with the tokens of ``roles`` special, and put around texts where it has them.
 
     Raises:
@@ -75,7 +75,7 @@ def with_special_tokens(files: OlderFiles, roles: Mapping[str, str]) -> str:
     if all(role in roles for role in files.around):
         tokens = [roles[role] for role in files.around]
         try:
-            engine.post_processor = files.frame(*((token, engine.token_to_id(token)) for token in tokens))
+            engine.post_processor = files.template(*((token, engine.token_to_id(token)) for token in tokens))
         except Exception as error:  # `tokenizers` raises bare Exception, as for a token with a colon in it
             raise UserError(f"{' and '.join(map(repr, tokens))} cannot go around texts: {first_line(error)}") from error
     return str(engine.to_str())

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labelled import field_of
+from homespun.data.labels import get_field
 from homespun.data.rows import Row
-from homespun.data.tagged import window_starts
+from homespun.data.token_labels import window_starts
 from homespun.errors import UserError
 from homespun.text.sources import read_records
 from homespun.text.tokenizer import Tokenizer
@@ -65,13 +65,13 @@ def read_questions(
     found: list[Question] = []
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         where = f"row {number} of {names}"
-        found += questions_of(record, question=question, context=context, answers=answers, where=where)
+        found += parse_questions(record, question=question, context=context, answers=answers, where=where)
     if not found:
         raise UserError(f"{names} holds no question; give SQuAD's JSON, or rows with a question, a context and answers")
     return found
 
 
-def questions_of(
+def parse_questions(
     record: Mapping[str, Any], *, question: str, context: str, answers: str | None, where: str
 ) -> Iterator[Question]:
     """The questions of a record, one or many; without answers where ``answers`` is ``None``.
@@ -87,9 +87,9 @@ def questions_of(
     title = str(record.get("title") or where)
     for paragraph in _objects(record["paragraphs"], "paragraphs", where):
         text = _text(paragraph, "context", where)
-        for asked in _objects(field_of(paragraph, "qas", where=where), "qas", where):
-            told = None if answers is None else "answers"
-            yield _question(asked, _text(asked, "question", where), text, told, title, where)
+        for asked in _objects(get_field(paragraph, "qas", where=where), "qas", where):
+            given = None if answers is None else "answers"
+            yield _question(asked, _text(asked, "question", where), text, given, title, where)
 
 
 def _question(
@@ -98,9 +98,9 @@ def _question(
     name = str(record.get("id") or "")
     if answers is None or _is_impossible(record, where):
         return Question(question, context, article=article, name=name)
-    told = _answers(field_of(record, answers, where=where), answers, where)
+    given = _answers(get_field(record, answers, where=where), answers, where)
     texts, spans, realigned = [], [], 0
-    for text, start in told:
+    for text, start in given:
         texts.append(text)
         if start is not None and start >= 0 and context[start : start + len(text)] == text:
             spans.append((start, start + len(text)))
@@ -117,10 +117,10 @@ def _is_impossible(record: Mapping[str, Any], where: str) -> bool:
     value = record.get("is_impossible")
     if value is None or value != value:  # a gap, in some readers not a number
         return False
-    told = value.strip().lower() if isinstance(value, str) else value
-    if told in (True, "true", "1"):
+    given = value.strip().lower() if isinstance(value, str) else value
+    if given in (True, "true", "1"):
         return True
-    if told in (False, "false", "0", ""):
+    if given in (False, "false", "0", ""):
         return False
     raise UserError(f"{where}: is_impossible is true or false, 1 or 0, not {value!r:.80}")
 
@@ -156,7 +156,7 @@ def _answers(value: Any, column: str, where: str) -> list[tuple[str, int | None]
 
 
 def _text(record: Mapping[str, Any], column: str, where: str) -> str:
-    value = field_of(record, column, where=where)
+    value = get_field(record, column, where=where)
     if value is not None and not isinstance(value, str):
         raise UserError(f"{where}: column {column!r} holds a {type(value).__name__}, not text; name a column of text")
     return value or ""
@@ -181,7 +181,7 @@ class Window:
 class QuestionRows:
     """A row a window of a question's text, ``[CLS] question [SEP] window [SEP]``; windows overlap by ``stride`` tokens.
 
-    The special tokens are those of `Tokenizer.pair_frame`. ``label`` are the places of the first and the last token of
+    Special tokens are those of `Tokenizer.pair_template`. ``label`` are the places of the first and the last token of
     the first answer, and those of the row's first where the window does not hold all of it (Devlin et al. 2019, section
     4.3). ``sentence_ends`` tell where the question ends. Questions about an empty text have no row.
 
@@ -208,8 +208,8 @@ class QuestionRows:
     ) -> None:
         self._segments = segments
         self.questions = questions
-        self._frame = tokenizer.pair_frame
-        before, between, after = map(len, self._frame)
+        self._template = tokenizer.pair_template
+        before, between, after = map(len, self._template)
         special = before + between + after
         asked, self.cut = _heads(tokenizer, [one.question for one in questions], question_length)
         room = length - special - max((len(ids) for ids in asked), default=0)
@@ -253,7 +253,7 @@ class QuestionRows:
         return (int(inside[0]), int(inside[-1])) if len(inside) else None
 
     @property
-    def teaching(self) -> NDArray[np.int64]:
+    def trainable_rows(self) -> NDArray[np.int64]:
         """The numbers of the rows of which something can be learned: where the answer is, or that there is none in it.
 
         A question whose answers stand nowhere in its text teaches nothing.
@@ -276,7 +276,7 @@ class QuestionRows:
         window = self.windows[index]
         ids, _ = self._texts[self.questions[window.question].context]
         piece = ids[window.start : window.start + window.tokens]
-        before, between, after = self._frame
+        before, between, after = self._template
         parts = (before, self._asked[window.question], between, piece, after)
         input_ids = np.concatenate(parts, dtype=np.int64, casting="unsafe")
         label = np.zeros(2, dtype=np.int64)
@@ -294,7 +294,7 @@ class QuestionRows:
 def _heads(tokenizer: Tokenizer, texts: Sequence[str], room: int) -> tuple[list[NDArray[Any]], NDArray[np.bool_]]:
     ids, cut = [], []
     for start in range(0, len(texts), _CHUNK):
-        for whole in tokenizer.encode_batch(texts[start : start + _CHUNK]):
-            ids.append(whole[:room].copy())
-            cut.append(len(whole) > room)
+        for encoded in tokenizer.encode_batch(texts[start : start + _CHUNK]):
+            ids.append(encoded[:room].copy())
+            cut.append(len(encoded) > room)
     return ids, np.array(cut, dtype=np.bool_)

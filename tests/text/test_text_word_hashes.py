@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lra.fixed_vocabularies import byte_tokenizer
 
 from homespun.text.tokenizer import KINDS, Kind, Tokenizer
-from homespun.text.words import Words
+from homespun.text.word_hashes import WordHashes
 
 TEXT = (
     "The mat (a red mat) lay on the well-known unbelievable floor. Mat and mat's cousin, "
@@ -37,7 +37,7 @@ def of_kind(kind: Kind) -> Tokenizer:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("unigram", "bpe-characters")])
 def test_words_are_those_of_the_text(kind: Kind) -> None:
     tokenizer = of_kind(kind)
-    words = Words.of(tokenizer)
+    words = WordHashes.of(tokenizer)
     ids = tokenizer.encode_batch([TEXT])[0].astype(np.int64)
     numbers, places = words(ids, np.array([], np.int64))
     # "mat's" is one word in byte-level vocabularies, whose pieces begin words by their space alone
@@ -51,7 +51,7 @@ def test_words_are_those_of_the_text(kind: Kind) -> None:
 @pytest.mark.parametrize("kind", ["unigram", "bpe-characters"])
 def test_words_with_a_mark_at_their_front_are_those_between_spaces(kind: Kind) -> None:
     tokenizer = of_kind(kind)
-    numbers, _ = Words.of(tokenizer)(tokenizer.encode_batch([TEXT])[0].astype(np.int64), np.array([], np.int64))
+    numbers, _ = WordHashes.of(tokenizer)(tokenizer.encode_batch([TEXT])[0].astype(np.int64), np.array([], np.int64))
     found = same(numbers)
     assert len(found) >= len(TEXT.split())
     first = [word.strip("(),.;!") for word in TEXT.split()][:5]
@@ -62,7 +62,7 @@ def test_bytes_and_merged_bytes_give_the_same_numbers() -> None:
     """However a word is cut into tokens."""
     merged, single = of_kind("bpe"), byte_tokenizer()
     numbers = [
-        Words.of(tokenizer)(tokenizer.encode_batch([" naïve mat"])[0].astype(np.int64), np.array([], np.int64))[0]
+        WordHashes.of(tokenizer)(tokenizer.encode_batch([" naïve mat"])[0].astype(np.int64), np.array([], np.int64))[0]
         for tokenizer in (merged, single)
     ]
     assert len(merged.encode_batch([" naïve mat"])[0]) < len(single.encode_batch([" naïve mat"])[0])
@@ -72,7 +72,7 @@ def test_bytes_and_merged_bytes_give_the_same_numbers() -> None:
 
 def test_a_break_begins_a_word() -> None:
     tokenizer = byte_tokenizer()
-    words = Words.of(tokenizer)
+    words = WordHashes.of(tokenizer)
     ids = tokenizer.encode_batch(["matmat mat"])[0].astype(np.int64)
     assert same(words(ids, np.array([], np.int64))[0]) == [0, 1]
     numbers, places = words(ids, np.array([3]))
@@ -83,12 +83,12 @@ def test_a_break_begins_a_word() -> None:
 def test_special_tokens_and_marks_are_no_words() -> None:
     tokenizer = of_kind("wordpiece")
     dot = tokenizer.encode_batch(["."])[0].astype(np.int64)
-    numbers, places = Words.of(tokenizer)(np.append(dot, tokenizer.sep_id), np.array([0]))
+    numbers, places = WordHashes.of(tokenizer)(np.append(dot, tokenizer.sep_id), np.array([0]))
     assert len(numbers) == len(places) == 0
 
 
 def test_it_travels_to_other_processes() -> None:
-    words = Words.of(of_kind("wordpiece"))
+    words = WordHashes.of(of_kind("wordpiece"))
     ids = of_kind("wordpiece").encode_batch([TEXT])[0].astype(np.int64)
     for one, other in zip(
         words(ids, np.array([3])), pickle.loads(pickle.dumps(words))(ids, np.array([3])), strict=True

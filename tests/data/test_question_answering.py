@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from homespun.data.questions import Question, QuestionRows, read_questions
+from homespun.data.question_answering import Question, QuestionRows, read_questions
 from homespun.errors import UserError
 from homespun.text.tokenizer import Tokenizer
 
@@ -63,16 +63,16 @@ def test_forms_of_a_question(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("value", "impossible"),
     [
         *((value, True) for value in (True, 1, "True", " true ", "1")),
         *((v, False) for v in (False, 0, "FALSE", "0", "", None)),
     ],
 )
-def test_what_is_impossible_may_be_said_in_words(said: Any, told: bool, tmp_path: Path) -> None:
-    row = {"question": "Which?", "context": CONTEXT, "answers": "new quay", "is_impossible": said}
+def test_is_impossible_as_text(value: Any, impossible: bool, tmp_path: Path) -> None:
+    row = {"question": "Which?", "context": CONTEXT, "answers": "new quay", "is_impossible": value}
     (found,) = read_questions([write(tmp_path / "rows.jsonl", row)])
-    assert found.answers == (() if told else ("new quay",))
+    assert found.answers == (() if impossible else ("new quay",))
 
 
 def test_wrong_offsets_are_mended(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_what_is_left_out_is_counted(tokenizer: Tokenizer) -> None:
         "windowed": 0,
         "questions_truncated": 1,
     }
-    assert [rows.windows[index].question for index in rows.teaching] == [1, 2, 3]
+    assert [rows.windows[index].question for index in rows.trainable_rows] == [1, 2, 3]
     assert len(rows) == 4
     assert rows_of(tokenizer, none, segments=False)[0].token_type_ids is None
 

@@ -9,15 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespun.data.pairs_of_texts import Frame, Mixture, PairsOfTextsRows, TextPair, read_pairs
+from homespun.data.source_target import (
+    Mixture,
+    SourceTargetPair,
+    SourceTargetRows,
+    SourceTargetTemplate,
+    read_source_target,
+)
 from homespun.errors import UserError
 from homespun.text.tokenizer import Tokenizer
 
 PAIRS = [
-    TextPair("the cat sat on the mat and slept", ("a cat slept", "sleeping cat")),
-    TextPair("", ("nothing",)),
-    TextPair("the dog", ("dog",), data_set=1),
-    TextPair("the dog", ()),
+    SourceTargetPair("the cat sat on the mat and slept", ("a cat slept", "sleeping cat")),
+    SourceTargetPair("", ("nothing",)),
+    SourceTargetPair("the dog", ("dog",), data_set=1),
+    SourceTargetPair("the dog", ()),
 ]
 
 
@@ -27,14 +33,14 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(texts, kind="bpe", vocab_size=280)
 
 
-def rows(tokenizer: Tokenizer, frame: Frame, **lengths: int) -> PairsOfTextsRows:
+def rows(tokenizer: Tokenizer, template: SourceTargetTemplate, **lengths: int) -> SourceTargetRows:
     given = {"source_length": 37, "target_length": 23} | lengths
-    return PairsOfTextsRows(PAIRS, tokenizer, frame=frame, prefixes=("", "name it: "), **given)
+    return SourceTargetRows(PAIRS, tokenizer, template=template, prefixes=("", "name it: "), **given)
 
 
 def test_a_row_is_a_source_and_one_of_its_targets_in_their_frames(tokenizer: Tokenizer) -> None:
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
-    found = rows(tokenizer, Frame.of_two_stacks(tokenizer, bos_id=cls, eos_id=sep))
+    found = rows(tokenizer, SourceTargetTemplate.for_encoder_decoder(tokenizer, bos_id=cls, eos_id=sep))
     assert len(found) == 3
     for row in (found[0], found[1], found[2]):
         assert row.target_ids is not None
@@ -50,33 +56,33 @@ def test_a_row_is_a_source_and_one_of_its_targets_in_their_frames(tokenizer: Tok
 
 
 def test_a_model_without_a_first_token_has_none(tokenizer: Tokenizer) -> None:
-    frame = Frame.of_two_stacks(tokenizer, bos_id=None, eos_id=None)
-    assert (frame.before, frame.after_source) == ((), (tokenizer.sep_id,))
-    foreign = Frame.of_two_stacks(tokenizer, bos_id=tokenizer.mask_id, eos_id=7)  # which the tokenizer puts nowhere
+    template = SourceTargetTemplate.for_encoder_decoder(tokenizer, bos_id=None, eos_id=None)
+    assert (template.before, template.after_source) == ((), (tokenizer.sep_id,))
+    foreign = SourceTargetTemplate.for_encoder_decoder(tokenizer, bos_id=tokenizer.mask_id, eos_id=7)
     assert (foreign.before, foreign.after_target) == ((), (7,))
 
 
 def test_one_stack_reads_a_text_that_goes_on(tokenizer: Tokenizer) -> None:
-    found = rows(tokenizer, Frame.of_one_stack(tokenizer, " TL;DR: "))[0]
+    found = rows(tokenizer, SourceTargetTemplate.for_decoder(tokenizer, " TL;DR: "))[0]
     assert found.target_ids is not None
-    whole = np.concatenate([found.input_ids, found.target_ids])
-    assert tokenizer.decode(whole) == f"{PAIRS[0].source} TL;DR: a cat slept"
-    assert whole[0] == tokenizer.cls_id
-    assert whole[-1] == tokenizer.sep_id
+    joined = np.concatenate([found.input_ids, found.target_ids])
+    assert tokenizer.decode(joined) == f"{PAIRS[0].source} TL;DR: a cat slept"
+    assert joined[0] == tokenizer.cls_id
+    assert joined[-1] == tokenizer.sep_id
     # the words are the tokens that they are inside a text
     assert found.target_ids[:-1].tolist() == tokenizer.encode_batch([" a cat slept"])[0].tolist()
 
 
 def test_what_is_too_long_is_cut_at_its_end_and_counted(tokenizer: Tokenizer) -> None:
-    frame = Frame.of_two_stacks(tokenizer, bos_id=tokenizer.cls_id, eos_id=tokenizer.sep_id)
-    found = rows(tokenizer, frame, source_length=11, target_length=5)
+    template = SourceTargetTemplate.for_encoder_decoder(tokenizer, bos_id=tokenizer.cls_id, eos_id=tokenizer.sep_id)
+    found = rows(tokenizer, template, source_length=11, target_length=5)
     assert len(found[0].input_ids) == 11
     assert found[0].input_ids[-1] == tokenizer.sep_id
     assert tokenizer.decode(found[2].input_ids).startswith("name it")  # a prefix is not what is cut
     assert found.counts["truncated"] == int(found.cut.sum()) == 2
     assert found.counts["targets_truncated"] >= 2
     with pytest.raises(UserError, match=r"data\.target_length=2 leaves no room"):
-        rows(tokenizer, frame, target_length=2)
+        rows(tokenizer, template, target_length=2)
 
 
 class Numbered:
@@ -122,16 +128,16 @@ def test_records(tmp_path: Path) -> None:
     ]
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    found = read_pairs([str(file)], source=["a"], target=["b"])
+    found = read_source_target([str(file)], source=["a"], target=["b"])
     assert [(pair.source, pair.targets, pair.is_empty) for pair in found] == [
         ("One. Two.", ("x", "y"), False),
         ("Three.", (), True),
         ("", ("z",), True),
     ]
-    joined = read_pairs([str(file)], source=["a"], target=["b"], listed="sentences")
+    joined = read_source_target([str(file)], source=["a"], target=["b"], listed="sentences")
     assert joined[0].targets == ("x y x",)
     with pytest.raises(UserError, match=r"row 1 of .* has no column 'c'; there are: a, b"):
-        read_pairs([str(file)], source=["a"], target=["c"])
+        read_source_target([str(file)], source=["a"], target=["c"])
     file.write_text(json.dumps({"a": {"x": 1}, "b": "z"}))
     with pytest.raises(UserError, match="column 'a' holds a dict, not text"):
-        read_pairs([str(file)], source=["a"], target=["b"])
+        read_source_target([str(file)], source=["a"], target=["b"])

@@ -23,15 +23,15 @@ _BASE = 0x9E3779B97F4A7C15  # odd, and without a pattern: numbers of words are p
 
 
 @dataclass(frozen=True)
-class Words:
-    """The letters and digits of every token of a vocabulary. Picklable; made by `Words.of`."""
+class WordHashes:
+    """The letters and digits of every token of a vocabulary. Picklable; made by `WordHashes.of`."""
 
     numbers: np.ndarray  # (vocab,) uint64: of the token's letters; 0 where it has none
     letters: np.ndarray  # (vocab,) int64: how many it has
     begins: np.ndarray  # (vocab,) bool: a word begins with it
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Words:
+    def of(cls, tokenizer: Tokenizer) -> WordHashes:
         """Those of ``tokenizer``, in upper and lower case as it has them. Special tokens have no letters."""
         numbers = np.zeros(tokenizer.vocab_size, np.uint64)
         letters = np.zeros(tokenizer.vocab_size, np.int64)
@@ -43,11 +43,11 @@ class Words:
         for token, token_id in _vocabulary(model).items():
             if special[token_id]:
                 continue
-            kept = _letters(token.removeprefix(prefix).removesuffix(suffix), symbols)
+            codes = _letters(token.removeprefix(prefix).removesuffix(suffix), symbols)
             number = 0
-            for code in kept:
-                number = (number * _BASE + _mixed(code)) % 2**64
-            numbers[token_id], letters[token_id] = number, len(kept)
+            for code in codes:
+                number = (number * _BASE + _splitmix64(code)) % 2**64
+            numbers[token_id], letters[token_id] = number, len(codes)
         return cls(numbers, letters, tokenizer.word_starts.copy())
 
     def __call__(self, ids: np.ndarray, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +105,7 @@ def _bytes_of_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-def _mixed(code: int) -> int:
+def _splitmix64(code: int) -> int:
     """A number of 64 bits for a character, as far from its neighbours' as can be (splitmix64)."""
     number = (code + 1) * 0x9E3779B97F4A7C15 % 2**64
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from homespun.errors import UserError
-from homespun.text.extend import Word, extend, new_words
 from homespun.text.tokenizer import KINDS, Tokenizer
+from homespun.text.vocabulary_extension import Word, extend, find_added_tokens
 
 OLD = ["the quick brown fox jumps over the lazy dog, and the dog sleeps well"] * 7
 NEW = [
@@ -99,18 +99,18 @@ def test_memory_is_bounded_and_no_frequent_word_is_missed() -> None:
 
 def test_what_is_new_is_known_by_its_pieces(tokenizer: Tokenizer) -> None:
     extended, _ = extend(tokenizer, NEW, 2)
-    found = new_words(tokenizer, extended)
+    found = find_added_tokens(tokenizer, extended)
     assert found is not None
     assert found.first == tokenizer.vocab_size
     assert len(found.pieces) == 2
     mark = " " if tokenizer.kind == "bpe" else ""
     assert list(found.pieces[0]) == ids(tokenizer, f"{mark}stenosis")
-    same = new_words(tokenizer, tokenizer)
+    same = find_added_tokens(tokenizer, tokenizer)
     assert same is not None
     assert same.pieces == ()
-    assert new_words(extended, tokenizer) is None
+    assert find_added_tokens(extended, tokenizer) is None
     again, _ = extend(extended, ["aorta valve valve aorta"], 1)
-    assert new_words(tokenizer, again) is not None
+    assert find_added_tokens(tokenizer, again) is not None
 
 
 @pytest.mark.parametrize("key", ["normalizer", "vocabulary"])
@@ -125,7 +125,7 @@ def test_another_tokenizer_is_no_extension(tokenizer: Tokenizer, key: str) -> No
         else:
             names = [name for name, number in vocabulary.items() if number in (7, 8)]
             vocabulary[names[0]], vocabulary[names[1]] = vocabulary[names[1]], vocabulary[names[0]]
-    assert new_words(tokenizer, Tokenizer(json.dumps(tree), tokenizer.roles)) is None
+    assert find_added_tokens(tokenizer, Tokenizer(json.dumps(tree), tokenizer.roles)) is None
 
 
 def test_added_tokens_keep_their_ids() -> None:
@@ -134,7 +134,7 @@ def test_added_tokens_keep_their_ids() -> None:
     engine = engines.Tokenizer.from_str(plain.content)
     engine.add_tokens(["[ENTITY]", "foxtrot"])
     added = Tokenizer(engine.to_str(), plain.roles)
-    assert new_words(plain, added) is not None
+    assert find_added_tokens(plain, added) is not None
     extended, _ = extend(added, NEW, 2)
     assert extended.vocab_size == 65
     assert ids(extended, "a foxtrot fox [ENTITY]") == ids(added, "a foxtrot fox [ENTITY]")
@@ -143,7 +143,7 @@ def test_added_tokens_keep_their_ids() -> None:
 @pytest.mark.parametrize(
     ("add", "message"), [(0, "1 or more"), (4000, "only . words of this text"), (-3, "number of words")]
 )
-def test_mistakes_are_told(add: int, message: str) -> None:
+def test_errors(add: int, message: str) -> None:
     tokenizer = Tokenizer.train(OLD, kind="bpe", vocab_size=283)
     with pytest.raises(UserError, match=message):
         extend(tokenizer, NEW, add)

@@ -109,7 +109,7 @@ def _number_or_name(name: str) -> tuple[bool, float, str]:
 class LabelledRows:
     """One row a text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
 
-    The special tokens are those of the tokenizer's `Tokenizer.frame` and `Tokenizer.pair_frame`, if any. What is read
+    The special tokens are those of `Tokenizer.template` and `Tokenizer.pair_template`, if any. What is read
     of a longer text is for ``long_inputs`` to say. Where that is chunks, the row is ``[CLS] chunk [SEP] [CLS] chunk
     [SEP] ...`` and its ``documents`` number them. Of a pair, the longer text is cut first. Token ids lie in one flat
     array, 2 or 4 bytes a token, whatever the number of texts. An empty text is the row ``[CLS] [SEP]``, and a token of
@@ -146,8 +146,8 @@ class LabelledRows:
         pairs: Sequence[str] | None = None,
         segments: bool = True,
     ) -> None:
-        frame = tokenizer.frame if pairs is None else tokenizer.pair_frame
-        room = length - sum(map(len, frame))
+        template = tokenizer.template if pairs is None else tokenizer.pair_template
+        room = length - sum(map(len, template))
         if room < (1 if pairs is None else 2):
             raise UserError(f"a length of {length} tokens leaves no room between the special tokens; give 16 or more")
         if pairs is not None and long_inputs != TRUNCATE:
@@ -165,7 +165,7 @@ class LabelledRows:
         reach = long_inputs.reach(room)
 
         kind = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-        begin, *between, end = (np.array(ids, kind) for ids in frame)
+        begin, *between, end = (np.array(ids, kind) for ids in template)
         nothing = np.array([tokenizer.pad_id], kind)
         pieces: list[NDArray[Any]] = [np.empty(0, kind)]
         lengths, firsts, cut, one_sided, self.empty = [], [], [], [], 0
@@ -245,7 +245,7 @@ def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
     return (room - half, half) if first > second else (half, room - half)
 
 
-def read_labelled(
+def read_labelled_texts(
     inputs: Sequence[str],
     *,
     text: str | Sequence[str],
@@ -271,8 +271,8 @@ def read_labelled(
     several: list[tuple[str, ...]] = []
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         where = f"row {number} of {names}"
-        texts.append(text_of(record, wanted, where=where))
-        value = field_of(record, label, where=where)
+        texts.append(get_text(record, wanted, where=where))
+        value = get_field(record, label, where=where)
         if multi_label:
             several.append(_label_set(value, separator or ","))
             continue
@@ -284,7 +284,7 @@ def read_labelled(
     return texts, several if multi_label else single
 
 
-def labelled_records(
+def read_labelled_records(
     inputs: Sequence[str], *, label: str, columns: Sequence[str] | None = None, encoding: str | None = None
 ) -> Iterator[tuple[Mapping[str, Any], str, str]]:
     """Every record of ``inputs`` with its one label, and where it stands, in words.
@@ -294,13 +294,13 @@ def labelled_records(
     """
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         where = f"row {number} of {', '.join(inputs)}"
-        name = _label(field_of(record, label, where=where))
+        name = _label(get_field(record, label, where=where))
         if not name:
             raise UserError(f"{where} has no label in column {label!r}; give it one, or leave the row out")
         yield record, name, where
 
 
-def text_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) -> str:
+def get_text(record: Mapping[str, Any], columns: Sequence[str], *, where: str) -> str:
     """The text of a record: its ``columns`` joined with a space, empty ones left out.
 
     Raises:
@@ -308,7 +308,7 @@ def text_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) ->
     """
     parts = []
     for column in columns:
-        value = field_of(record, column, where=where)
+        value = get_field(record, column, where=where)
         if value is None:
             continue
         if not isinstance(value, str | int | float):
@@ -319,7 +319,7 @@ def text_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str) ->
     return " ".join(part for part in parts if part)
 
 
-def field_of(record: Mapping[str, Any], column: str, *, where: str) -> Any:
+def get_field(record: Mapping[str, Any], column: str, *, where: str) -> Any:
     """What stands in a column of a record.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labelled import field_of
+from homespun.data.labels import get_field
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.text.sources import read_records
@@ -28,7 +28,7 @@ class LabelledDocument:
     labels: tuple[str, ...] = ()
 
 
-def read_documents_of_sentences(
+def read_sentence_documents(
     inputs: Sequence[str],
     *,
     sentences: str,
@@ -47,7 +47,7 @@ def read_documents_of_sentences(
     documents = []
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         where = f"row {number} of {', '.join(inputs)}"
-        document = document_of(record, sentences, where=where, labels=labels)
+        document = parse_document(record, sentences, where=where, labels=labels)
         if len(document.labels) != len(document.sentences):
             raise UserError(
                 f"{where} has sentences without labels in column {sentences!r}; write each as [label, sentence], or "
@@ -59,13 +59,15 @@ def read_documents_of_sentences(
     return documents
 
 
-def document_of(record: Mapping[str, Any], column: str, *, where: str, labels: str | None = None) -> LabelledDocument:
+def parse_document(
+    record: Mapping[str, Any], column: str, *, where: str, labels: str | None = None
+) -> LabelledDocument:
     """The sentences of a record, with their labels where it has them.
 
     Raises:
-        UserError: beginning with ``where``: as in `read_documents_of_sentences`.
+        UserError: beginning with ``where``: as in `read_sentence_documents`.
     """
-    value = field_of(record, column, where=where)
+    value = get_field(record, column, where=where)
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise UserError(
             f"{where}: column {column!r} holds a {type(value).__name__}, not a list of sentences; write "
@@ -139,9 +141,9 @@ class SentenceWindows:
         ids: list[NDArray[Any]] = []
         cut = np.zeros(len(texts), dtype=bool)
         for start in range(0, len(texts), _CHUNK):
-            for whole in tokenizer.encode_batch(texts[start : start + _CHUNK]):
-                cut[len(ids)] = len(whole) > room
-                ids.append(whole[:room].copy())
+            for encoded in tokenizer.encode_batch(texts[start : start + _CHUNK]):
+                cut[len(ids)] = len(encoded) > room
+                ids.append(encoded[:room].copy())
         self._ids = ids
         self.cut = cut  # (sentences,) whether tokens were left out
         self.sizes = np.array([len(i) + own for i in ids], dtype=np.int64)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labelled import field_of
+from homespun.data.labels import get_field
 from homespun.data.paragraphs import Paragraphs
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
@@ -23,7 +23,7 @@ Listed = Literal["references", "sentences"]
 
 
 @dataclass(frozen=True, slots=True)
-class TextPair:
+class SourceTargetPair:
     """A text to be read, and the texts of which each is a right one to write of it; any may be empty."""
 
     source: str
@@ -38,7 +38,7 @@ class TextPair:
 
 
 @dataclass(frozen=True)
-class Frame:
+class SourceTargetTemplate:
     """The tokens around a text: before source and target, after the source, after the target.
 
     Between the source and the target of a causal stack stands a separator instead, which is then ``after_source``, and
@@ -52,23 +52,25 @@ class Frame:
     glue: str = ""
 
     @classmethod
-    def of_two_stacks(cls, tokenizer: Tokenizer, *, bos_id: int | None, eos_id: int | None) -> Frame:
+    def for_encoder_decoder(
+        cls, tokenizer: Tokenizer, *, bos_id: int | None, eos_id: int | None
+    ) -> SourceTargetTemplate:
         """``[bos] text eos`` on both sides: what the model says, ``bos`` only where its tokenizer puts it too."""
-        begins, _ = tokenizer.frame
+        begins, _ = tokenizer.template
         before = (bos_id,) if bos_id is not None and bos_id in begins else ()
         end = (tokenizer.sep_id if eos_id is None else eos_id,)
         return cls(before, end, end, before)
 
     @classmethod
-    def of_one_stack(cls, tokenizer: Tokenizer, separator: str) -> Frame:
+    def for_decoder(cls, tokenizer: Tokenizer, separator: str) -> SourceTargetTemplate:
         """``[bos] source separator target eos`` in one row (Radford et al. 2019, whose separator is "TL;DR:")."""
-        begins, _ = tokenizer.frame
-        said = separator.rstrip()
-        between = tuple(int(i) for i in tokenizer.encode_batch([said])[0])
-        return cls(tuple(begins), between, (tokenizer.sep_id,), glue=separator[len(said) :])
+        begins, _ = tokenizer.template
+        stripped = separator.rstrip()
+        between = tuple(int(i) for i in tokenizer.encode_batch([stripped])[0])
+        return cls(tuple(begins), between, (tokenizer.sep_id,), glue=separator[len(stripped) :])
 
 
-class PairsOfTextsRows:
+class SourceTargetRows:
     """A row for every target of every pair that is not empty; longer texts are cut at their ends.
 
     ``row.input_ids`` is the source in its frame, ``row.target_ids`` the target in its own. Tokens are kept once a
@@ -79,8 +81,8 @@ class PairsOfTextsRows:
         tokenizer: of both sides.
         source_length: the most tokens of a source, with its frame and prefix.
         target_length: the most tokens of a target, with its frame.
-        frame: the tokens around them.
-        prefixes: what stands before each source, by `TextPair.data_set`.
+        template: the tokens around them.
+        prefixes: what stands before each source, by `SourceTargetPair.data_set`.
         paragraphs: how the paragraphs of sources that are several documents are read; ``None``: they are one text.
 
     Raises:
@@ -89,19 +91,19 @@ class PairsOfTextsRows:
 
     def __init__(
         self,
-        pairs: Sequence[TextPair],
+        pairs: Sequence[SourceTargetPair],
         tokenizer: Tokenizer,
         *,
         source_length: int,
         target_length: int,
-        frame: Frame,
+        template: SourceTargetTemplate,
         prefixes: Sequence[str] = ("",),
         paragraphs: Paragraphs | None = None,
     ) -> None:
         self.pairs = pairs
-        self._frame = frame
-        room = source_length - len(frame.before) - len(frame.after_source)
-        target_room = target_length - len(frame.before_target) - len(frame.after_target)
+        self._template = template
+        room = source_length - len(template.before) - len(template.after_source)
+        target_room = target_length - len(template.before_target) - len(template.after_target)
         for name, given, left in (("source", source_length, room), ("target", target_length, target_room)):
             if left < 1:
                 raise UserError(f"data.{name}_length={given} leaves no room between the tokens around a text; raise it")
@@ -117,9 +119,9 @@ class PairsOfTextsRows:
             self._sources, self._documents = [one.ids for one in numbered], [one.documents for one in numbered]
             self.cut = np.array([one.cut for one in numbered], dtype=np.bool_)
             left_out = {"paragraphs_left_out": sum(one.left_out for one in numbered)}
-        self._targets, targets_cut = _encoded(tokenizer, [frame.glue + text for _, text in written], target_room)
+        self._targets, targets_cut = _encoded(tokenizer, [template.glue + text for _, text in written], target_room)
         self._source_of = np.array([place for place, _ in written], dtype=np.int64)  # (rows,) into `usable`
-        around = sum(map(len, (frame.before, frame.after_source, frame.before_target, frame.after_target)))
+        around = sum(map(len, (template.before, template.after_source, template.before_target, template.after_target)))
         sizes = np.array([len(ids) for ids in self._sources], dtype=np.int64)
         self.lengths: NDArray[np.int64] = (
             around + sizes[self._source_of] + np.array([len(ids) for ids in self._targets], dtype=np.int64)
@@ -136,19 +138,21 @@ class PairsOfTextsRows:
 
     def source(self, place: int) -> Row:
         """The ids of the ``place``-th of `usable`, in their frame, and the numbers of their paragraphs."""
-        frame = self._frame
-        ids = _joined(frame.before, self._sources[place], frame.after_source)
+        template = self._template
+        ids = _joined(template.before, self._sources[place], template.after_source)
         if self._documents is None or not len(self._documents[place]):
             return Row(ids)
         # what stands around them is of the first and of the last
-        return Row(ids, documents=np.pad(self._documents[place], (len(frame.before), len(frame.after_source)), "edge"))
+        return Row(
+            ids, documents=np.pad(self._documents[place], (len(template.before), len(template.after_source)), "edge")
+        )
 
     def __len__(self) -> int:
         return len(self._targets)
 
     def __getitem__(self, index: int) -> Row:
-        frame = self._frame
-        target = _joined(frame.before_target, self._targets[index], frame.after_target)
+        template = self._template
+        target = _joined(template.before_target, self._targets[index], template.after_target)
         return replace(self.source(int(self._source_of[index])), target_ids=target)
 
 
@@ -188,9 +192,9 @@ def _encoded(tokenizer: Tokenizer, texts: Sequence[str], room: int) -> tuple[lis
     ids: list[NDArray[Any]] = []
     cut = []
     for start in range(0, len(texts), _CHUNK):
-        for whole in tokenizer.encode_batch(texts[start : start + _CHUNK]):
-            ids.append(whole[:room].copy())
-            cut.append(len(whole) > room)
+        for encoded in tokenizer.encode_batch(texts[start : start + _CHUNK]):
+            ids.append(encoded[:room].copy())
+            cut.append(len(encoded) > room)
     return ids, np.array(cut, dtype=np.bool_)
 
 
@@ -198,7 +202,7 @@ def _joined(before: tuple[int, ...], ids: NDArray[Any], after: tuple[int, ...]) 
     return np.concatenate([np.array(before, np.int64), ids.astype(np.int64), np.array(after, np.int64)])
 
 
-def read_pairs(
+def read_source_target(
     inputs: Sequence[str],
     *,
     source: Sequence[str],
@@ -209,7 +213,7 @@ def read_pairs(
     data_set: int = 0,
     between: str = " ",
     title: str = "",
-) -> list[TextPair]:
+) -> list[SourceTargetPair]:
     """The pairs of all records of ``inputs`` (see `homespun.text.sources.read_records`), empty ones too.
 
     Several source columns are joined with ``between``, and so is a list in one of them; several target columns are
@@ -221,27 +225,27 @@ def read_pairs(
     pairs = []
     for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
         where = f"row {number} of {', '.join(inputs)}"
-        read = source_of(record, source, where=where, between=between)
+        read = get_source(record, source, where=where, between=between)
         written = [_texts(record, column, where=where) for column in target]
         if listed == "sentences":
             written = [[" ".join(texts)] for texts in written if texts]
         targets = tuple(dict.fromkeys(text for texts in written for text in texts))
-        pairs.append(TextPair(read, targets, data_set, title_of(record, title, where=where)))
+        pairs.append(SourceTargetPair(read, targets, data_set, get_title(record, title, where=where)))
     if not pairs:
         raise UserError(f"{', '.join(inputs)} holds no rows; give a file with pairs of texts")
     return pairs
 
 
-def title_of(record: Mapping[str, Any], column: str, *, where: str) -> str:
+def get_title(record: Mapping[str, Any], column: str, *, where: str) -> str:
     """The title of a record, empty where no column has one.
 
     Raises:
-        UserError: as in `source_of`.
+        UserError: as in `get_source`.
     """
-    return source_of(record, [column], where=where) if column else ""
+    return get_source(record, [column], where=where) if column else ""
 
 
-def source_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str, between: str = " ") -> str:
+def get_source(record: Mapping[str, Any], columns: Sequence[str], *, where: str, between: str = " ") -> str:
     """The text of a record to be read.
 
     Raises:
@@ -251,7 +255,7 @@ def source_of(record: Mapping[str, Any], columns: Sequence[str], *, where: str, 
 
 
 def _texts(record: Mapping[str, Any], column: str, *, where: str) -> list[str]:
-    value = field_of(record, column, where=where)
+    value = get_field(record, column, where=where)
     values = value if isinstance(value, list | tuple) else [value]
     texts = []
     for part in values:

@@ -20,7 +20,7 @@ class _Zstandard(io.RawIOBase):
         self._new = zstandard.ZstdDecompressor().decompressobj
         self._error = zstandard.ZstdError
         self._frame = self._new()
-        self._begun = False
+        self._started = False
         self._rest = b""
 
     def readable(self) -> bool:
@@ -30,13 +30,13 @@ class _Zstandard(io.RawIOBase):
         while not self._rest:
             chunk = self._frame.unused_data if self._frame.eof else b""
             if self._frame.eof:
-                self._frame, self._begun = self._new(), False
+                self._frame, self._started = self._new(), False
             chunk = chunk or self._stream.read(1 << 13)  # small: a bomb grows it ten thousand times
             if not chunk:
-                if self._begun:
+                if self._started:
                     raise EOFError("the compressed data has no end")
                 return 0
-            self._begun = True
+            self._started = True
             try:
                 self._rest = self._frame.decompress(chunk)
             except self._error as error:

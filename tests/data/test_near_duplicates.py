@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from homespun.data.overlap import overlap
+from homespun.data.near_duplicates import find_near_duplicates
 from homespun.errors import UserError
 from homespun.text.clean import similarity
 
@@ -26,7 +26,7 @@ def _changed(text: str, places: tuple[int, ...]) -> str:
 def test_finds_the_same_and_the_nearly_same_and_whose_they_are() -> None:
     training = [_text(seed) for seed in range(23)]
     test = [_text(101), training[7].upper() + "!", _changed(training[5], (0,)), _changed(training[3], (9, 29, 49))]
-    found = overlap(training, test)
+    found = find_near_duplicates(training, test)
     assert found.rows == (1, 2)
     assert found.of == (7, 5)
     assert found.similarity[0] == 1.0
@@ -36,28 +36,28 @@ def test_finds_the_same_and_the_nearly_same_and_whose_they_are() -> None:
 
 
 def test_a_text_twice_in_the_test_alone_is_no_overlap() -> None:
-    assert overlap([_text(1)], [_text(2), _text(2)]).rows == ()
+    assert find_near_duplicates([_text(1)], [_text(2), _text(2)]).rows == ()
 
 
-def test_empty_texts_are_not_alike() -> None:
-    found = overlap(["", _text(1)], ["", "  ", _text(1)])
+def test_empty_texts_are_not_duplicates() -> None:
+    found = find_near_duplicates(["", _text(1)], ["", "  ", _text(1)])
     assert found.rows == (2,)
     assert found.compared == 1
-    assert overlap(["a"], [" "]).compared == 0
-    assert overlap([], ["a b"]).rows == ()
+    assert find_near_duplicates(["a"], [" "]).compared == 0
+    assert find_near_duplicates([], ["a b"]).rows == ()
 
 
-def test_short_texts_are_alike_only_as_a_whole() -> None:
-    found = overlap(["Profit rose.", "sales fell in may"], ["profit rose", "profit fell", "sales fell"])
+def test_short_texts_are_duplicates_only_if_equal() -> None:
+    found = find_near_duplicates(["Profit rose.", "sales fell in may"], ["profit rose", "profit fell", "sales fell"])
     assert found.rows == (0,)
     assert found.of == (0,)
 
 
-def test_of_several_like_it_the_likest_is_told_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("homespun.data.overlap._CHUNK", 2)
+def test_most_similar_text_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("homespun.data.near_duplicates._CHUNK", 2)
     text = _text(3)
     training = [_changed(text, (0,)), _text(5), _text(7), text, _changed(text, (60,))]
-    assert overlap(training, [text]).of == (3,)
+    assert find_near_duplicates(training, [text]).of == (3,)
 
 
 def test_similarity_is_of_words_in_a_row() -> None:
@@ -67,4 +67,4 @@ def test_similarity_is_of_words_in_a_row() -> None:
 
 def test_refuses_a_threshold_that_is_none() -> None:
     with pytest.raises(UserError, match="between 0 and 1"):
-        overlap(["a"], ["b"], threshold=1.0)
+        find_near_duplicates(["a"], ["b"], threshold=1.0)

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers
 
-from homespun.data.labelled import LabelledRows, Labels, labelled_records, read_labelled
+from homespun.data.labels import LabelledRows, Labels, read_labelled_records, read_labelled_texts
 from homespun.errors import UserError
 from homespun.text.tokenizer import Tokenizer
 
@@ -22,7 +22,7 @@ class Words:
     """A tokenizer in miniature: one id a word, its length and first letter."""
 
     vocab_size, pad_id = 500, 0
-    frame, pair_frame = ([2], [3]), ([2], [3], [3])
+    template, pair_template = ([2], [3]), ([2], [3], [3])
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([5 + len(word) for word in text.split()], dtype=np.int32) for text in texts]
@@ -67,7 +67,7 @@ class TestLabels:
             Labels.collect(given, multi_label=several)
 
     @pytest.mark.parametrize(("given", "several"), [(["x"], False), ([("a", "x")], True)])
-    def test_an_unseen_label_names_those_there_are(self, given: Any, several: bool) -> None:
+    def test_unseen_label_lists_the_labels(self, given: Any, several: bool) -> None:
         with pytest.raises(UserError, match=r"'x' was not seen in training; there are: a, b"):
             Labels(("a", "b"), several).encode(given)
 
@@ -153,12 +153,12 @@ class TestRows:
             LabelledRows(["a"], ["x"], tokenizer, length=5)
 
 
-def test_records_come_with_their_label_and_place(tmp_path: Path) -> None:
-    found = list(labelled_records(write(tmp_path, [{"x": 1, "y": 2.0}, {"x": "a", "y": "b"}]), label="y"))
+def test_records_have_label_and_location(tmp_path: Path) -> None:
+    found = list(read_labelled_records(write(tmp_path, [{"x": 1, "y": 2.0}, {"x": "a", "y": "b"}]), label="y"))
     assert [(record["x"], label) for record, label, _ in found] == [(1, "2"), ("a", "b")]
     assert found[1][2].startswith("row 2 of ")
     with pytest.raises(UserError, match=r"row 1 of .* has no label in column 'y'"):
-        list(labelled_records(write(tmp_path, [{"y": " "}]), label="y"))
+        list(read_labelled_records(write(tmp_path, [{"y": " "}]), label="y"))
 
 
 def write(folder: Path, records: list[dict[str, Any]]) -> list[str]:
@@ -174,14 +174,14 @@ class TestReading:
             {"title": None, "body": "two", "label": 2.0},
             {"title": "", "body": "", "label": True},
         ]
-        texts, labels = read_labelled(write(tmp_path, records), text=["title", "body"], label="label")
+        texts, labels = read_labelled_texts(write(tmp_path, records), text=["title", "body"], label="label")
         assert texts == ["T one", "two", ""]
         assert labels == ["1", "2", "true"]
 
     def test_csv_without_a_header(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.csv"
         path.write_text('3,"A title",words\n4,Other,more\n', encoding="utf-8")
-        texts, labels = read_labelled([str(path)], text=["b", "c"], label="a", columns=["a", "b", "c"])
+        texts, labels = read_labelled_texts([str(path)], text=["b", "c"], label="a", columns=["a", "b", "c"])
         assert (texts, labels) == (["A title words", "Other more"], ["3", "4"])
 
     @pytest.mark.parametrize(
@@ -197,21 +197,23 @@ class TestReading:
     )
     def test_several_labels(self, tmp_path: Path, value: Any, separator: str | None, expected: Any) -> None:
         inputs = write(tmp_path, [{"text": "x", "label": value}])
-        assert read_labelled(inputs, text="text", label="label", multi_label=True, separator=separator)[1] == [expected]
+        assert read_labelled_texts(inputs, text="text", label="label", multi_label=True, separator=separator)[1] == [
+            expected
+        ]
 
     def test_no_such_column(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [{"sentence": "x", "label": 1}])
         with pytest.raises(UserError, match=r"no column 'text'; there are: sentence, label"):
-            read_labelled(inputs, text="text", label="label")
+            read_labelled_texts(inputs, text="text", label="label")
         with pytest.raises(UserError, match=r"no column 'class'; there are: sentence, label"):
-            read_labelled(inputs, text="sentence", label="class")
+            read_labelled_texts(inputs, text="sentence", label="class")
 
     def test_no_label(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [{"text": "x", "label": "a"}, {"text": "x", "label": " "}])
         with pytest.raises(UserError, match=r"row 2 of .*train.jsonl has no label in column 'label'"):
-            read_labelled(inputs, text="text", label="label")
+            read_labelled_texts(inputs, text="text", label="label")
 
     def test_a_text_that_is_not_text(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [{"text": ["x"], "label": "a"}])
         with pytest.raises(UserError, match=r"column 'text' holds a list, not text"):
-            read_labelled(inputs, text="text", label="label")
+            read_labelled_texts(inputs, text="text", label="label")

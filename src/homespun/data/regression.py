@@ -13,7 +13,7 @@ from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 
 
-def numbers_of(labels: Sequence[str]) -> NDArray[np.float64]:
+def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
     """The numbers that ``labels`` are, as they were read.
 
     Raises:
@@ -33,7 +33,7 @@ def numbers_of(labels: Sequence[str]) -> NDArray[np.float64]:
     return numbers
 
 
-class NumberedRows:
+class RegressionRows:
     """Rows with a number each, in place of their labels; a number that is NaN is one that is not known.
 
     Args:
@@ -57,7 +57,7 @@ class NumberedRows:
         return dataclasses.replace(self.rows[index], label=float(self.numbers[index]))
 
 
-class ChosenRows:
+class SubsetRows:
     """Some of the rows, in the order of ``places``, (chosen,)."""
 
     def __init__(self, rows: Rows, places: NDArray[np.int64]) -> None:

@@ -38,7 +38,7 @@ class Word:
 
 
 @dataclass(frozen=True)
-class NewWords:
+class AddedTokens:
     """What one tokenizer has beyond another: ids from ``first`` on, each with the ids of its ``pieces``.
 
     A token has no pieces where the other tokenizer makes nothing of it, as WordPiece of a line's end.
@@ -91,11 +91,11 @@ def extend(
     return _with_words(tokenizer, tree, engine, chosen), chosen
 
 
-def new_words(before: Tokenizer, after: Tokenizer) -> NewWords | None:
+def find_added_tokens(before: Tokenizer, after: Tokenizer) -> AddedTokens | None:
     """What ``after`` has beyond ``before``; None where it is not the same tokenizer with more tokens."""
     first = before.vocab_size
     if before.fingerprint == after.fingerprint:
-        return NewWords(first)
+        return AddedTokens(first)
     trees = [json.loads(tokenizer.content) for tokenizer in (before, after)]
     vocabularies = [Engine.from_str(t.content).get_vocab(with_added_tokens=True) for t in (before, after)]
     for tree in trees:
@@ -107,7 +107,7 @@ def new_words(before: Tokenizer, after: Tokenizer) -> NewWords | None:
     if not same or before.roles != after.roles or sorted(i for _, i in more) != [*range(first, after.vocab_size)]:
         return None
     texts = [after.decode([number], skip_special_tokens=False) for number in range(first, after.vocab_size)]
-    return NewWords(first, tuple(tuple(int(i) for i in ids) for ids in before.encode_batch(texts)))
+    return AddedTokens(first, tuple(tuple(int(i) for i in ids) for ids in before.encode_batch(texts)))
 
 
 def _refuse(tree: Mapping[str, Any], tokenizer: Tokenizer) -> None:
@@ -162,6 +162,6 @@ def _with_words(tokenizer: Tokenizer, tree: dict[str, Any], engine: Engine, word
     if model.get("type") == "BPE" or "merges" in model:
         model["ignore_merges"] = True
     extended = Tokenizer(json.dumps(tree, ensure_ascii=False), tokenizer.roles)
-    if new_words(tokenizer, extended) is None:
+    if find_added_tokens(tokenizer, extended) is None:
         raise UserError(f"this {tokenizer.kind} tokenizer numbers its tokens in a way that none can be added to it")
     return extended

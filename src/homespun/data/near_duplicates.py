@@ -15,7 +15,7 @@ _CHUNK = 4096  # training texts compared at a time, so that memory grows with th
 
 
 @dataclass(frozen=True)
-class Overlap:
+class NearDuplicatePairs:
     """Which test texts are in the training, or nearly.
 
     Args:
@@ -36,7 +36,9 @@ class Overlap:
         return sum(value >= _SAME for value in self.similarity)
 
 
-def overlap(training: Sequence[str], test: Sequence[str], *, threshold: float = THRESHOLD) -> Overlap:
+def find_near_duplicates(
+    training: Sequence[str], test: Sequence[str], *, threshold: float = THRESHOLD
+) -> NearDuplicatePairs:
     """The test texts of which a training text has a Jaccard similarity of ``threshold`` or more, empty ones left out.
 
     Candidates are found by `NearDuplicates`, which misses some that are near the threshold and none that are the same;
@@ -48,7 +50,7 @@ def overlap(training: Sequence[str], test: Sequence[str], *, threshold: float = 
     near = NearDuplicates(threshold, capacity=1)
     rows = [row for row, text in enumerate(test) if text.strip()]
     if not rows:
-        return Overlap((), (), (), 0)
+        return NearDuplicatePairs((), (), (), 0)
     keys = np.stack([near.keys(test[row]) for row in rows])  # (rows, bands)
     order = np.argsort(keys, axis=0)
     ordered = np.take_along_axis(keys, order, axis=0)
@@ -61,11 +63,11 @@ def overlap(training: Sequence[str], test: Sequence[str], *, threshold: float = 
         for place, row in _candidates(ordered, order, wanted):
             if row in best and best[row][0] >= _SAME:
                 continue
-            alike = similarity(training[part[place]], test[rows[row]])
-            if alike >= threshold and alike > best.get(row, (0.0, 0))[0]:
-                best[row] = (alike, part[place])
+            score = similarity(training[part[place]], test[rows[row]])
+            if score >= threshold and score > best.get(row, (0.0, 0))[0]:
+                best[row] = (score, part[place])
     found = sorted(best)
-    return Overlap(
+    return NearDuplicatePairs(
         tuple(rows[row] for row in found),
         tuple(best[row][1] for row in found),
         tuple(best[row][0] for row in found),

@@ -23,32 +23,32 @@ USUAL_NAMES = {
 }
 # A model that has no [CLS] or [SEP] begins and ends its sequences with these instead, and one without [PAD] pads with
 # the end of a text, or with what is unknown (GPT-2, GPT): no model reads its padding.
-STAND_INS = {"cls": ("bos",), "sep": ("eos",), "pad": ("eos", "unk")}
+FALLBACK_ROLES = {"cls": ("bos",), "sep": ("eos",), "pad": ("eos", "unk")}
 
 
-def token_of(role: str, roles: Mapping[str, str]) -> str | None:
+def find_token(role: str, roles: Mapping[str, str]) -> str | None:
     """The token of a role, or the one that stands in for it."""
-    return next((roles[name] for name in (role, *STAND_INS.get(role, ())) if name in roles), None)
+    return next((roles[name] for name in (role, *FALLBACK_ROLES.get(role, ())) if name in roles), None)
 
 
-def roles_of(tree: dict[str, Any], vocabulary: Mapping[str, int], folder: Path) -> dict[str, str]:
+def find_roles(tree: dict[str, Any], vocabulary: Mapping[str, int], folder: Path) -> dict[str, str]:
     """The token of each role that the vocabulary has: the one that is named, or the one with a usual name.
 
     One that names what a text begins or ends with, and no [CLS] or [SEP], has none.
     """
-    named = _named_roles(folder)
+    named = _read_roles(folder)
     roles = {}
     for role in ROLES:
         usual = [*USUAL_NAMES[role], *_model_unknown(role, tree)]
-        stands_in = role in ("cls", "sep") and STAND_INS[role][0] in named
-        candidates = [named[role]] if role in named else [] if stands_in else usual
+        has_fallback = role in ("cls", "sep") and FALLBACK_ROLES[role][0] in named
+        candidates = [named[role]] if role in named else [] if has_fallback else usual
         present = [token for token in candidates if token in vocabulary]
         if present:
             roles[role] = present[0]
     return roles
 
 
-def _named_roles(folder: Path) -> dict[str, str]:
+def _read_roles(folder: Path) -> dict[str, str]:
     """The roles that the files beside a tokenizer.json name: values are the token, or an object with its content."""
     roles: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):

@@ -9,7 +9,7 @@ from homespun.data.rows import SHORTEST_LENGTH, Row
 from homespun.errors import UserError
 
 
-class ContiguousRows:
+class TbpttRows:
     """A corpus laid end to end, cut into ``streams`` of equal length, each cut into pieces of ``length`` tokens.
 
     Row ``piece * streams + stream`` is a piece of a stream: so many rows on end are the same piece of all streams, and
@@ -60,12 +60,12 @@ class ContiguousRows:
         while start < end:
             begin = int(self._ends[number - 1]) if number else 0
             text = self._corpus.tokens(int(self._documents[number]))
-            whole = np.concatenate([[self._cls], text, [self._sep]])[start - begin : end - begin]
-            ids.append(whole)
-            documents.append(np.full(len(whole), number - first))
+            part = np.concatenate([[self._cls], text, [self._sep]])[start - begin : end - begin]
+            ids.append(part)
+            documents.append(np.full(len(part), number - first))
             start, number = int(self._ends[number]), number + 1
         return Row(
             np.concatenate(ids).astype(np.int64),
             documents=np.concatenate(documents).astype(np.int64),
-            piece=(stream, piece),
+            stream_position=(stream, piece),
         )

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Engine
 
 
 @dataclass(frozen=True)
-class Framing:
+class SpecialTokensTemplate:
     """Ids of special tokens.
 
     Args:
@@ -24,7 +24,7 @@ class Framing:
     pair: tuple[list[int], list[int], list[int]] = ([], [], [])
 
     @classmethod
-    def of(cls, engine: Engine) -> Framing:
+    def of(cls, engine: Engine) -> SpecialTokensTemplate:
         """What the template of a tokenizer says; nothing where it has none."""
         bare = Engine(models.WordLevel({"a": 0}, unk_token="a"))  # of a text that is one token, whatever the vocabulary
         if engine.post_processor is not None:
@@ -33,11 +33,11 @@ class Framing:
         return cls((before, after), _around(bare.encode("a", "a")))
 
     @classmethod
-    def between(cls, begin: int, end: int) -> Framing:
+    def between(cls, begin: int, end: int) -> SpecialTokensTemplate:
         """``begin A end``, and ``begin A end B end``."""
         return cls(([begin], [end]), ([begin], [end], [end]))
 
-    def put_into(self, tree: dict[str, Any], tokens: Sequence[str]) -> None:
+    def add_to(self, tree: dict[str, Any], tokens: Sequence[str]) -> None:
         """Make it the template of the tokenizer.json ``tree``, which has none; ``tokens`` are those of each id."""
 
         def special(ids: list[int], segment: int) -> list[Mapping[str, Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from homespun.data.labelled import Labels
-from homespun.data.tagged import NONE, TaggedRows, TaggedWords, read_tagged
+from homespun.data.labels import Labels
+from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows, read_tagged_words
 from homespun.inference.tags import entities
 from homespun.text.tokenizer import Tokenizer
 
@@ -18,8 +18,8 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["harbour harbours quay quays the of and old"] * 3, kind="wordpiece", vocab_size=48)
 
 
-def rows(tokenizer: Tokenizer, *sentences: TaggedWords, length: int = 64, stride: int = 0) -> TaggedRows:
-    return TaggedRows(sentences, tokenizer, length=length, stride=stride, names=LABELS)
+def rows(tokenizer: Tokenizer, *sentences: TaggedWords, length: int = 64, stride: int = 0) -> TokenLabelRows:
+    return TokenLabelRows(sentences, tokenizer, length=length, stride=stride, names=LABELS)
 
 
 def test_the_first_piece_carries_the_tag(tokenizer: Tokenizer) -> None:
@@ -30,10 +30,10 @@ def test_the_first_piece_carries_the_tag(tokenizer: Tokenizer) -> None:
     ids = [tokenizer.encode_batch([word])[0].tolist() for word in words]
     assert row.input_ids.tolist() == [tokenizer.cls_id, *(i for pieces in ids for i in pieces), tokenizer.sep_id]
     assert len(ids[1]) > 1
-    expected = [NONE]
-    for pieces, label in zip(ids, (2, 0, 2, 1, 2, NONE), strict=True):
-        expected += [label, *[NONE] * (len(pieces) - 1)][: len(pieces)]
-    assert row.label.tolist() == [*expected, NONE]
+    expected = [IGNORE_INDEX]
+    for pieces, label in zip(ids, (2, 0, 2, 1, 2, IGNORE_INDEX), strict=True):
+        expected += [label, *[IGNORE_INDEX] * (len(pieces) - 1)][: len(pieces)]
+    assert row.label.tolist() == [*expected, IGNORE_INDEX]
     assert made.counts["unseen_tags"] == 1
     assert made.counts["words_without_pieces"] == sum(not pieces for pieces in ids) == 2
 
@@ -58,17 +58,17 @@ def test_windows_label_every_word_once(tokenizer: Tokenizer, length: int, stride
         assert isinstance(row.label, np.ndarray)
         assert len(row.input_ids) == made.lengths[index]
         places, of = made.first_pieces(index)
-        assert np.flatnonzero(row.label != NONE).tolist() == places.tolist()
+        assert np.flatnonzero(row.label != IGNORE_INDEX).tolist() == places.tolist()
         assert [LABELS.names[n] for n in row.label[places]] == [tags[word] for word in of]
         for place, word in zip(places.tolist(), of.tolist(), strict=True):
             assert row.input_ids[place] == tokenizer.encode_batch([words[word]])[0][0]
 
 
-def test_lists_texts_and_conll_are_read_alike(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_lists_texts_and_conll_read_the_same(tmp_path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "a.jsonl").write_text('{"words": ["a", "b"], "tags": [1, "0 "]}\n{"words": "a b", "tags": "1 0"}\n')
     (tmp_path / "b.txt").write_text("a x 1\nb x 0\n")
     one = TaggedWords(("a", "b"), ("1", "0"))
-    assert read_tagged([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]) == [one, one, one]
+    assert read_tagged_words([str(tmp_path / "a.jsonl"), str(tmp_path / "b.txt")]) == [one, one, one]
 
 
 @pytest.mark.parametrize(

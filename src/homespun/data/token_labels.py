@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labelled import Labels, field_of
+from homespun.data.labels import Labels, get_field
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.text.formats import conll_sentences
 from homespun.text.sources import read_records
 from homespun.text.tokenizer import Tokenizer
 
-NONE = -100
+IGNORE_INDEX = -100
 """The label of a token that has none: a word's later pieces, special tokens, a tag that was not seen in training."""
 
 _CHUNK = 1024  # sentences encoded at a time
@@ -30,7 +30,7 @@ class TaggedWords:
     tags: tuple[str, ...] = ()
 
 
-def read_tagged(
+def read_tagged_words(
     inputs: Sequence[str],
     *,
     words: str = "words",
@@ -61,22 +61,22 @@ def read_tagged(
 
 
 def _sentence(record: Mapping[str, Any], words: str, tags: str, where: str) -> TaggedWords:
-    told = list_of(record, words, where=where)
-    right = tuple(tag.strip() for tag in list_of(record, tags, where=where))
-    if len(told) != len(right):
+    found = get_list(record, words, where=where)
+    right = tuple(tag.strip() for tag in get_list(record, tags, where=where))
+    if len(found) != len(right):
         raise UserError(
-            f"{where}: {len(told)} words in {words!r} and {len(right)} tags in {tags!r}; each word has one tag"
+            f"{where}: {len(found)} words in {words!r} and {len(right)} tags in {tags!r}; each word has one tag"
         )
-    return TaggedWords(told, right)
+    return TaggedWords(found, right)
 
 
-def list_of(record: Mapping[str, Any], column: str, *, where: str) -> tuple[str, ...]:
+def get_list(record: Mapping[str, Any], column: str, *, where: str) -> tuple[str, ...]:
     """The words of a column, or its tags.
 
     Raises:
         UserError: beginning with ``where``: no such column, or neither a list nor a text in it.
     """
-    value = field_of(record, column, where=where)
+    value = get_field(record, column, where=where)
     if isinstance(value, str):
         return tuple(value.split())
     if not isinstance(value, list | tuple) or not all(isinstance(one, str | int | float) for one in value):
@@ -96,10 +96,10 @@ def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
     return spans
 
 
-class TaggedRows:
+class TokenLabelRows:
     """A row a sentence, ``[CLS] pieces [SEP]``, or several where it is longer than ``length``: windows that overlap.
 
-    The special tokens are those of `Tokenizer.frame`. The words are joined by a space and cut into pieces as any text
+    Special tokens are those of `Tokenizer.template`. The words are joined by a space and cut into pieces as any text
     is; the first piece of a word carries its tag (Devlin et al. 2019, section 5.3). In windows that overlap, a word
     belongs to that in which it has the most text on both sides, and to no other.
 
@@ -116,8 +116,8 @@ class TaggedRows:
     def __init__(
         self, sentences: Sequence[TaggedWords], tokenizer: Tokenizer, *, length: int, stride: int, names: Labels
     ) -> None:
-        self._frame = tokenizer.frame
-        self._first, special = len(self._frame[0]), sum(map(len, self._frame))
+        self._template = tokenizer.template
+        self._first, special = len(self._template[0]), sum(map(len, self._template))
         room = length - special
         if room - stride < 1:
             raise UserError(
@@ -144,7 +144,7 @@ class TaggedRows:
             return
         starts = window_starts(len(ids), room, step)
         self.counts["windowed"] += len(starts) > 1
-        owners = owner_of(places, starts, len(ids), room)
+        owners = assign_windows(places, starts, len(ids), room)
         for number, start in enumerate(starts.tolist()):
             own = owners == number
             self._rows.append((sentence, ids[start : start + room], places[own] - start + self._first, of_word[own]))
@@ -162,15 +162,15 @@ class TaggedRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
-        """``label`` is (tokens,), with `NONE` where there is none; the row of a sentence without tags has none."""
+        """``label`` is (tokens,), with `IGNORE_INDEX` where there is none; a sentence without tags has none."""
         sentence, ids, places, words = self._rows[index]
-        before, after = self._frame
+        before, after = self._template
         input_ids = np.concatenate([before, ids, after], dtype=np.int64, casting="unsafe")
         tags = self.sentences[sentence].tags
         if not tags:
             return Row(input_ids)
-        label = np.full(len(input_ids), NONE, dtype=np.int64)
-        label[places] = [self._numbers.get(tags[word], NONE) for word in words.tolist()]
+        label = np.full(len(input_ids), IGNORE_INDEX, dtype=np.int64)
+        label[places] = [self._numbers.get(tags[word], IGNORE_INDEX) for word in words.tolist()]
         return Row(input_ids, label=label)
 
 
@@ -192,7 +192,7 @@ def window_starts(tokens: int, room: int, step: int) -> NDArray[np.int64]:
     return np.arange(count, dtype=np.int64) * step
 
 
-def owner_of(places: NDArray[np.int64], starts: NDArray[np.int64], tokens: int, room: int) -> NDArray[np.int64]:
+def assign_windows(places: NDArray[np.int64], starts: NDArray[np.int64], tokens: int, room: int) -> NDArray[np.int64]:
     """(places,) the window in which each token has the most text on its poorer side, the first of several."""
     ends = np.minimum(starts + room, tokens)
     around = np.minimum(places[:, None] - starts, ends - 1 - places[:, None])  # (places, windows), negative outside
