@@ -34,7 +34,7 @@ from benchmarks.attention_peers import ALONE, PEERS
 from benchmarks.measure import Apart, as_trainings, by_turns, peak_bytes, peak_memory, seconds
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
-from homespun.training.malloc import keep_freed_memory
+from homespun.training.malloc import disable_malloc_trim
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCAB_SIZE, SHORT = 1000, 64
@@ -201,7 +201,7 @@ def _seconds(
 ) -> Callable[[], float]:
     """Seconds of a step, each time it is called; short ones are repeated. ``keep``: freed memory, as our trainer."""
     if keep:
-        keep_freed_memory()
+        disable_malloc_trim()
     step = make(name, settings)
     steps = max(1, 2048 // settings.length)
     step(settings.length)
@@ -220,7 +220,7 @@ def _seconds(
 
 def _at_length(name: str, settings: Settings, rounds: int) -> tuple[float, int, int]:
     """Seconds of a step, the peak after texts of `SHORT` tokens and after whole ones; in a process of its own."""
-    keep_freed_memory()
+    disable_malloc_trim()
     step = _ours_with(name, settings)
     for _ in range(2):  # the first makes the state of the optimizer
         step(SHORT)

@@ -29,7 +29,7 @@ from homespun.data.rows import Row
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.objectives.causal import CausalLMObjective, NextTokens
-from homespun.training.malloc import keep_freed_memory
+from homespun.training.malloc import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups
 
 VOCAB_SIZE, LAYERS, LEARNING_RATE, MAX_NORM, WARMUP = 50_257, 4, 5e-4, 1.0, 2
@@ -87,7 +87,7 @@ def turns(name: str, settings: dict[str, Any]) -> Callable[[], float]:
 
 def ours(settings: dict[str, Any]) -> Iterator[None]:
     """Endless steps of the objective, as the trainer makes them."""
-    keep_freed_memory()
+    disable_malloc_trim()
     size = {"preset": "gpt2-small", "num_hidden_layers": LAYERS, "vocab_size": VOCAB_SIZE}
     config = ModelConfig(backbone=EncoderConfig.model_validate(size), head=CausalLMHeadConfig())
     objective = CausalLMObjective(config.build(), config).train()

@@ -31,7 +31,7 @@ from homespun.text.sources import Document
 from homespun.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
-from homespun.training.validation import Evaluation
+from homespun.training.validation import EvalResult
 
 
 @dataclass(frozen=True)
@@ -101,10 +101,10 @@ def _train(text: str, seed: int, options: argparse.Namespace) -> list[dict[str, 
     windows = _windows(tokenizer, parts[1], size.context)
     watch = Stopwatch()
 
-    def validate() -> Evaluation:
+    def validate() -> EvalResult:
         with watch.stopped():
             loss = _loss(objective.export_model()[0], windows)
-            return Evaluation(loss, {"causal": loss})
+            return EvalResult(loss, {"causal": loss})
 
     rows = PackedRows(corpus, np.zeros(1, np.int64), length=size.context + 2)
     loader = Loader(rows, recipe.objective.collate(tokenizer), batch_size=recipe.train.batch_size, seed=seed)

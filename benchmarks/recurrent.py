@@ -29,7 +29,7 @@ from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.masks import Mask
 from homespun.nn.recurrent import CELLS, RecurrentLayer
 from homespun.objectives.streamed import StreamedObjective
-from homespun.training.malloc import keep_freed_memory
+from homespun.training.malloc import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups
 
 LEARNING_RATE, MAX_NORM, DROPOUT = 1e-3, 0.25, 0.1
@@ -49,7 +49,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     parser.add_argument("--bf16", action="store_true", help="of --padded: mixed precision")
     settings = vars(parser.parse_args(arguments))
     torch.set_num_threads(settings["threads"])
-    keep_freed_memory()
+    disable_malloc_trim()
     padded = settings.pop("padded")
     if padded:
         return _padded(settings)

@@ -46,7 +46,7 @@ from homespun.training.config import Budget, LinearSchedule
 from homespun.training.malloc import training_environment
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
-from homespun.training.validation import Evaluation, evaluate_loss
+from homespun.training.validation import EvalResult, evaluate_loss
 
 TEXTS = {"financial": financial, "financial-sentinels": financial_sentinels, "reviews": reviews}
 OBJECTIVES = ("causal", "mlm", "seq2seq")
@@ -170,7 +170,7 @@ def _ours(
     config = recipe.train.model_copy(update={"budget": budget, "validate_every": 1 / POINTS})
     training, held_out = _loaders(recipe, corpus)
 
-    def validate() -> Evaluation:
+    def validate() -> EvalResult:
         with watch.stopped():
             return evaluate_loss(objective, held_out.once(), "cpu")
 

@@ -21,11 +21,11 @@ from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.config import GloveConfig, Word2VecConfig
 from homespun.vectors.cooccurrence import count_pairs
-from homespun.vectors.evaluate import evaluate_vectors, read_lists
+from homespun.vectors.evaluation import evaluate_vectors, read_lists
 from homespun.vectors.glove import Glove
 from homespun.vectors.word2vec import train_word2vec
+from homespun.vectors.word_file import WordFile, write_words
 from homespun.vectors.word_vectors import WordVectors
-from homespun.vectors.words import WordFile, write_words
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 INPUTS = ("edgar_10k/item1a.jsonl.gz", "maec/maec_calls.jsonl.gz", "imdb/train.jsonl.gz", "imdb/test.jsonl.gz")

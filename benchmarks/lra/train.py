@@ -21,7 +21,7 @@ from homespun.config import Config, override, read_yaml, validate
 from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader
 from homespun.errors import NotFinite, UserError, nearest
-from homespun.inference.passes import logits_of
+from homespun.inference.logits import forward_logits
 from homespun.inference.predict import probabilities
 from homespun.jobs.result import summarise, watch
 from homespun.metrics.classification import Metrics, classification_metrics, classify
@@ -37,10 +37,10 @@ from homespun.report.significance import wilson_interval
 from homespun.report.table import Column, Table
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
-from homespun.training.processes import launched
+from homespun.training.processes import is_launched
 from homespun.training.run import Run
 from homespun.training.trainer import Interrupted, Trainer
-from homespun.training.validation import Evaluation
+from homespun.training.validation import EvalResult
 
 logger = logging.getLogger(__name__)
 _COSTS = ("parameters", "seconds_per_step", "peak_bytes", "steps", "seconds", "end")  # keys of a run's result
@@ -165,7 +165,7 @@ def lra(
     recipe = lra_recipe(task, shared, data=data)
     recipes = {name: lra_recipe(task, overrides, model=name, data=data) for name in models}
     for name, trial in recipes.items():  # before the first of them trains
-        if launched() or trial.train.processes not in (1, "auto"):
+        if is_launched() or trial.train.processes not in (1, "auto"):
             raise UserError("lra trains in one process; set train.processes=1 and start it without torchrun")
         try:
             trial.model.build()
@@ -290,10 +290,10 @@ def _train(recipe: LRARecipe, data: _Data, run: Run, display: Display) -> dict[s
         size = config.micro_batch_size or config.batch_size
         return _measure(objective.model, rows, collate, labels, batch_size=size)
 
-    def validate_() -> Evaluation:
+    def validate_() -> EvalResult:
         metrics = measure(data.validation)
         numbers = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
-        return Evaluation(metrics["log_loss"], {"loss": metrics["log_loss"]}, numbers)
+        return EvalResult(metrics["log_loss"], {"loss": metrics["log_loss"]}, numbers)
 
     trainer = Trainer(objective, loader, config, run, validate=validate_)
     watch(trainer, display, run.path.name)
@@ -318,11 +318,11 @@ def _measure(model: Model, rows: LRARows, collate: Collate, labels: Labels, *, b
     """Classification metrics on all rows, in evaluation mode.
 
     Raises:
-        NotFinite: see `homespun.inference.passes.logits_of`.
+        NotFinite: see `homespun.inference.logits.forward_logits`.
     """
     assert rows.targets is not None
     logits = np.empty((len(rows), len(labels)), dtype=np.float32)
-    for indices, part in logits_of(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
+    for indices, part in forward_logits(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
         logits[indices] = part
     table = probabilities(logits, labels)
     return classification_metrics(labels, rows.targets, classify(table, labels), probabilities=table)

@@ -7,7 +7,7 @@ import pytest
 
 from homespun.data.labels import Labels
 from homespun.data.token_labels import IGNORE_INDEX, TaggedWords, TokenLabelRows, read_tagged_words
-from homespun.inference.tags import entities
+from homespun.inference.token_classification import extract_entities
 from homespun.text.tokenizer import Tokenizer
 
 LABELS = Labels(("B-X", "I-X", "O"))
@@ -82,4 +82,4 @@ def test_lists_texts_and_conll_read_the_same(tmp_path) -> None:  # type: ignore[
 )
 def test_entities_are_those_of_seqeval(tags: list[str]) -> None:
     scheme = pytest.importorskip("seqeval.metrics.sequence_labeling")
-    assert entities(tags) == scheme.get_entities(tags)
+    assert extract_entities(tags) == scheme.get_entities(tags)

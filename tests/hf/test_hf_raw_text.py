@@ -23,7 +23,7 @@ from homespun.data.rows import Rows
 from homespun.data.token_labels import TaggedWords, TokenLabelRows
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
-from homespun.inference.passes import logits_of
+from homespun.inference.logits import forward_logits
 from homespun.inference.predict import predict_logits
 from homespun.models.bundle import ModelBundle
 from homespun.objectives.span_answers import question_batch
@@ -184,7 +184,9 @@ def test_tags(family: str, tmp_path: Path) -> None:
     )
     pair.check_ids(rows, FIRST)
     theirs, encoded = their_logits(pair, FIRST), pair.their_tokenizer()(FIRST)
-    for numbers, logits in logits_of(stored.model, rows, partial(pad, pad_id=stored.tokenizer.pad_id), batch_size=3):
+    for numbers, logits in forward_logits(
+        stored.model, rows, partial(pad, pad_id=stored.tokenizer.pad_id), batch_size=3
+    ):
         for number, values in zip(numbers, logits, strict=True):
             size = int(rows.lengths[number])
             np.testing.assert_allclose(theirs[number, :size].numpy(), values[:size], atol=1e-5, rtol=1e-5)
@@ -215,7 +217,7 @@ def test_answers(family: str, tmp_path: Path) -> None:
     result = pair.their_model()(**batch)
     theirs = torch.stack([result.start_logits, result.end_logits], dim=-1).numpy()
     collate = partial(question_batch, pad_id=stored.tokenizer.pad_id)
-    for numbers, logits in logits_of(stored.model, rows, collate, batch_size=3):
+    for numbers, logits in forward_logits(stored.model, rows, collate, batch_size=3):
         for number, values in zip(numbers, logits, strict=True):
             window, size = rows.windows[number], int(rows.lengths[number])
             np.testing.assert_allclose(theirs[number, :size], values[:size], atol=1e-5, rtol=1e-5)

@@ -25,7 +25,7 @@ from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.bundle import weights_of
 from homespun.objectives import teacher as objective
 from homespun.planning.tracer import StepTracer
-from homespun.training.devices import Place
+from homespun.training.devices import DistributedContext
 
 QUICK = ("data.length=32", "train.batch_size=7", "train.validate_every=1.0")
 
@@ -252,6 +252,11 @@ def test_both_take_turns(teacher: Path) -> None:
     ticks = iter(range(10**6))
     stored = open_model(teacher)
     told = side_by_side(
-        stored, stored, length=9, device=Place.here().device, batch_sizes=(5,), clock=lambda: float(next(ticks))
+        stored,
+        stored,
+        length=9,
+        device=DistributedContext.join().device,
+        batch_sizes=(5,),
+        clock=lambda: float(next(ticks)),
     )
     assert told == [{"length": 9, "batch_size": 5, "teacher": 0.2, "student": 0.2}]

@@ -18,7 +18,7 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.embeddings import Embeddings
 from homespun.text.tokenizer import Tokenizer
-from homespun.vectors.starting import begin_embeddings
+from homespun.vectors.embedding_init import init_embeddings
 from homespun.vectors.store import open_vectors
 from homespun.vectors.word_vectors import WordVectors
 
@@ -170,7 +170,7 @@ def test_rows_are_found_by_token_and_the_others_stay_as_drawn(kind: str) -> None
     vectors = WordVectors(names, np.arange(15, dtype=np.float32).reshape(3, 5) + 100)
     model = OneTable(tokenizer.vocab_size, 5)
     before = table_of(model).clone()
-    begun = begin_embeddings(model, tokenizer, vectors, source="v")
+    begun = init_embeddings(model, tokenizer, vectors, source="v")
     after = table_of(model)
     changed = (before != after).any(1)
     assert begun.found == int(changed.sum())
@@ -187,9 +187,9 @@ def test_vectors_of_other_words_are_refused() -> None:
     tokenizer = Tokenizer.train(["a b c"], kind="words", vocab_size=8)
     model = OneTable(8, 3)
     with pytest.raises(UserError, match="none of the tokenizer's 3 tokens has a vector in v"):
-        begin_embeddings(model, tokenizer, WordVectors(["x"], np.ones((1, 3), np.float32)), source="v")
+        init_embeddings(model, tokenizer, WordVectors(["x"], np.ones((1, 3), np.float32)), source="v")
     with pytest.raises(UserError, match="no embeddings of tokens"):
-        begin_embeddings(nn.Linear(2, 2), tokenizer, WordVectors(["a"], np.ones((1, 3), np.float32)), source="v")
+        init_embeddings(nn.Linear(2, 2), tokenizer, WordVectors(["a"], np.ones((1, 3), np.float32)), source="v")
 
 
 def word2vec(world: World, out: Path, *others: str) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_word2vec_learns_what_gensim_does_of_lists(tmp_path: Path) -> None:
     pytest.importorskip("gensim")
     from homespun.vectors.config import Word2VecConfig
     from homespun.vectors.word2vec import train_word2vec
-    from homespun.vectors.words import WordFile
+    from homespun.vectors.word_file import WordFile
 
     draw = np.random.default_rng(0)
     # words of two halves of the vocabulary never meet

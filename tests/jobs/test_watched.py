@@ -11,9 +11,9 @@ from homespun.report import console
 from homespun.report.console import Display
 from homespun.training.config import TrainConfig
 from homespun.training.precision import Precision
-from homespun.training.trainer import Step, Trainer
+from homespun.training.trainer import StepResult, Trainer
 
-STEP = Step(
+STEP = StepResult(
     number=61,
     epoch=1.0,
     tokens=61_000,
@@ -29,14 +29,14 @@ STEP = Step(
 )
 
 
-class Steps(list[Step]):
+class Steps(list[StepResult]):
     """What `watch` needs of a trainer."""
 
     config = TrainConfig()
     precision = Precision("bf16", "measured")
 
 
-def trainer_of(steps: list[Step]) -> Trainer:
+def trainer_of(steps: list[StepResult]) -> Trainer:
     return cast(Trainer, Steps(steps))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from homespun.metrics.calibration import find_temperature, reliability, row_losses, temperature_that_holds
+from homespun.metrics.calibration import cross_val_temperature, find_temperature, reliability, row_losses
 
 
 def _drawn(rows: int, sharper: float) -> tuple[np.ndarray, np.ndarray]:
@@ -42,19 +42,19 @@ def test_losses_by_row_are_those_of_torch() -> None:
     np.testing.assert_allclose(row_losses(logits, several), given.numpy(), rtol=1e-12, atol=1e-15)
 
 
-def test_keeps_to_one_where_there_is_nothing_to_mend() -> None:
-    few, why = temperature_that_holds(*_drawn(7, 3.0))
+def test_temperature_stays_1_if_none_is_better() -> None:
+    few, why = cross_val_temperature(*_drawn(7, 3.0))
     assert few == 1.0
     assert "too few" in why
     draw = np.random.Generator(np.random.PCG64(5))
     logits = np.log(np.full((101, 2), 0.5)) + 1e-9 * draw.standard_normal((101, 2))
-    same, why = temperature_that_holds(logits, draw.integers(2, size=101))
+    same, why = cross_val_temperature(logits, draw.integers(2, size=101))
     assert same == 1.0
     assert "not found on" in why
-    flat, why = temperature_that_holds(*_drawn(499, 0.01))
+    flat, why = cross_val_temperature(*_drawn(499, 0.01))
     assert flat == 1.0
     assert "factor of 20" in why
-    kept, why = temperature_that_holds(*_drawn(499, 3.0))
+    kept, why = cross_val_temperature(*_drawn(499, 3.0))
     assert kept > 2
     assert not why
 

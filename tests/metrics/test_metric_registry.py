@@ -10,27 +10,27 @@ import pytest
 
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.metrics.calibration import calibration
+from homespun.metrics.calibration import measure_calibration
 from homespun.metrics.classification import classification_metrics
 from homespun.metrics.qa import mean_answers
-from homespun.metrics.registry import MEASURES, OF_OBJECTIVE, check_best_metric, lower_is_better
-from homespun.metrics.regression import rating_metrics, regression_metrics
+from homespun.metrics.registry import METRICS, METRICS_BY_OBJECTIVE, check_best_metric, lower_is_better
+from homespun.metrics.regression import ordinal_regression_metrics, regression_metrics
 from homespun.metrics.sequence_labels import word_metrics
-from homespun.training.validation import Evaluation
+from homespun.training.validation import EvalResult
 
 TWO, FOUR = Labels(("a", "b")), Labels(("a", "b", "c", "d"))
 SEVERAL = Labels(("a", "b", "c"), multi_label=True)
-NO_MEASURES = {"rows", "documents", "positive"}
+NOT_METRICS = {"rows", "documents", "positive"}
 
 
 def of_classes(labels: Labels) -> dict[str, Any]:
     truth = np.eye(len(labels), dtype=np.int64) if labels.multi_label else np.arange(len(labels))
     table = np.full((len(labels), len(labels)), 0.3)
     found = classification_metrics(labels, truth, truth, probabilities=table)
-    return found | {"documents": 3, "ece": calibration(np.log(table), truth, 1.0)["after"]["ece"]}
+    return found | {"documents": 3, "ece": measure_calibration(np.log(table), truth, 1.0)["after"]["ece"]}
 
 
-def told() -> dict[str, dict[str, Any]]:
+def validation_metrics() -> dict[str, dict[str, Any]]:
     """What the validations of all objectives say."""
     numbers, ranks = np.array([1.0, 4.0, 2.0]), np.array([0, 2, 1])
     answers = [{"exact_match": 0.0, "f1": 0.5}, {"exact_match": 1.0, "f1": 1.0}]
@@ -38,44 +38,48 @@ def told() -> dict[str, dict[str, Any]]:
         "classification": of_classes(TWO) | of_classes(SEVERAL),
         "sentence_labels": of_classes(FOUR) | of_classes(TWO),
         "regression": regression_metrics(numbers, numbers),
-        "ratings": rating_metrics((1, 2, 4), ranks, ranks, probabilities=np.full((3, 3), 1 / 3)),
+        "ratings": ordinal_regression_metrics((1, 2, 4), ranks, ranks, probabilities=np.full((3, 3), 1 / 3)),
         "tagging": word_metrics([["B-a"], ["O"]], [["B-a"], ["O"]]) | dict.fromkeys(("f1", "precision", "recall"), 1.0),
         "span_answers": mean_answers(answers, [True, False]),
     }
 
 
-@pytest.mark.parametrize("objective", sorted(OF_OBJECTIVE))
-def test_every_single_figure_is_a_measure_or_a_count(objective: str) -> None:
-    single = {name for name, value in told()[objective].items() if not isinstance(value, dict)} - NO_MEASURES
-    assert single - ({"ece", "micro_f1"} if objective == "sentence_labels" else set()) == set(OF_OBJECTIVE[objective])
+@pytest.mark.parametrize("objective", sorted(METRICS_BY_OBJECTIVE))
+def test_every_scalar_is_a_metric_or_a_count(objective: str) -> None:
+    single = {
+        name for name, value in validation_metrics()[objective].items() if not isinstance(value, dict)
+    } - NOT_METRICS
+    assert single - ({"ece", "micro_f1"} if objective == "sentence_labels" else set()) == set(
+        METRICS_BY_OBJECTIVE[objective]
+    )
 
 
-@pytest.mark.parametrize("measure", ["loss", "log_loss", "ece", "absolute_error", "squared_error"])
-def test_of_losses_and_errors_the_least_is_best(measure: str) -> None:
-    assert lower_is_better(measure)
-    better, worse = (Evaluation(value, {}, {measure: value}).score(measure) for value in (0.1, 0.4))
+@pytest.mark.parametrize("metric", ["loss", "log_loss", "ece", "absolute_error", "squared_error"])
+def test_of_losses_and_errors_the_least_is_best(metric: str) -> None:
+    assert lower_is_better(metric)
+    better, worse = (EvalResult(value, {}, {metric: value}).score(metric) for value in (0.1, 0.4))
     assert better > worse
 
 
 def test_of_the_others_the_greatest_is_best() -> None:
-    others = sorted(MEASURES - {"loss", "log_loss", "ece", "absolute_error", "squared_error"})
+    others = sorted(METRICS - {"loss", "log_loss", "ece", "absolute_error", "squared_error"})
     assert len(others) > 10
-    for measure in others:
-        assert not lower_is_better(measure)
-        assert Evaluation(0.0, {}, {measure: 0.4}).score(measure) == 0.4
+    for metric in others:
+        assert not lower_is_better(metric)
+        assert EvalResult(0.0, {}, {metric: 0.4}).score(metric) == 0.4
 
 
 @pytest.mark.parametrize("name", ["rows", "documents", "confusion", "acuracy"])
-def test_what_is_no_measure_is_refused(name: str) -> None:
+def test_unknown_metrics_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"the validation has no metric '{name}' for best_metric"):
-        Evaluation(0.5, {}, {"rows": 7, "documents": 3, "confusion": {}, "accuracy": 0.5}).score(name)
+        EvalResult(0.5, {}, {"rows": 7, "documents": 3, "confusion": {}, "accuracy": 0.5}).score(name)
     with pytest.raises(UserError, match=f"'{name}' is no measure of a validation"):
         lower_is_better(name)
 
 
-def test_what_could_not_be_measured_is_the_worst() -> None:
+def test_undefined_metrics_score_worst() -> None:
     for value in (None, math.nan):
-        assert Evaluation(0.0, {}, {"spearman": value}).score("spearman") == -math.inf
+        assert EvalResult(0.0, {}, {"spearman": value}).score("spearman") == -math.inf
 
 
 CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
@@ -94,13 +98,13 @@ CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
 
 @pytest.mark.parametrize("name", CHECKED)
 def test_what_the_validation_will_not_have(name: str) -> None:
-    measure, objective, labels, truth, said = CHECKED[name]
-    with pytest.raises(UserError, match=f"train.best_metric={measure} {said}"):
-        check_best_metric(measure, objective, labels, None if truth is None else np.array(truth))
+    metric, objective, labels, truth, message = CHECKED[name]
+    with pytest.raises(UserError, match=f"train.best_metric={metric} {message}"):
+        check_best_metric(metric, objective, labels, None if truth is None else np.array(truth))
 
 
 @pytest.mark.parametrize(
-    ("measure", "objective", "labels", "truth"),
+    ("metric", "objective", "labels", "truth"),
     [
         ("roc_auc", "classification", TWO, [0, 1, 1]),
         ("macro_f1", "sentence_labels", FOUR, [2, 2]),
@@ -111,5 +115,5 @@ def test_what_the_validation_will_not_have(name: str) -> None:
         ("loss", "text_to_text", None, None),
     ],
 )
-def test_what_it_will_have(measure: str, objective: str, labels: Labels | None, truth: Any) -> None:
-    check_best_metric(measure, objective, labels, None if truth is None else np.array(truth))
+def test_what_it_will_have(metric: str, objective: str, labels: Labels | None, truth: Any) -> None:
+    check_best_metric(metric, objective, labels, None if truth is None else np.array(truth))

@@ -13,7 +13,7 @@ def test_normalisation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "right", "exact", "f1"),
+    ("predicted", "right", "exact", "f1"),
     [
         ("the Old Quay.", ["old quay", "harbour"], 1.0, 1.0),
         ("old quay", ["the harbour", "quay"], 0.0, 2 / 3),
@@ -25,14 +25,14 @@ def test_normalisation() -> None:
         ("pier", ["the", "pier"], 1.0, 1.0),
     ],
 )
-def test_scores(told: str, right: list[str], exact: float, f1: float) -> None:
-    assert answer_scores(told, right) == pytest.approx({"exact_match": exact, "f1": f1})
+def test_scores(predicted: str, right: list[str], exact: float, f1: float) -> None:
+    assert answer_scores(predicted, right) == pytest.approx({"exact_match": exact, "f1": f1})
 
 
 def test_means() -> None:
     scores = [{"exact_match": 1.0, "f1": 1.0}, {"exact_match": 0.0, "f1": 0.5}, {"exact_match": 0.0, "f1": 0.0}]
     plain = mean_answers(scores, [True, True, True])
     assert plain == pytest.approx({"rows": 3, "exact_match": 1 / 3, "f1": 0.5})
-    apart = mean_answers(scores, [True, True, False])
-    assert apart["has_answer_f1"] == 0.75
-    assert apart["no_answer_exact_match"] == 0.0
+    split = mean_answers(scores, [True, True, False])
+    assert split["has_answer_f1"] == 0.75
+    assert split["no_answer_exact_match"] == 0.0

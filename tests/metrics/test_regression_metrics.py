@@ -9,17 +9,17 @@ import pytest
 from scipy import stats
 from sklearn.metrics import log_loss
 
-from homespun.metrics.regression import correlation, rating_metrics, regression_metrics
+from homespun.metrics.regression import correlation, ordinal_regression_metrics, regression_metrics
 
 DRAW = np.random.default_rng(5)
 TRUTH = DRAW.normal(size=31).round(1)  # with ties
-TOLD = TRUTH + DRAW.normal(size=31)
+PREDICTED = TRUTH + DRAW.normal(size=31)
 
 
 def test_correlations_are_scipys() -> None:
-    metrics = regression_metrics(TRUTH, TOLD)
-    assert metrics["pearson"] == pytest.approx(stats.pearsonr(TRUTH, TOLD).statistic)
-    assert metrics["spearman"] == pytest.approx(stats.spearmanr(TRUTH, TOLD).statistic)
+    metrics = regression_metrics(TRUTH, PREDICTED)
+    assert metrics["pearson"] == pytest.approx(stats.pearsonr(TRUTH, PREDICTED).statistic)
+    assert metrics["spearman"] == pytest.approx(stats.spearmanr(TRUTH, PREDICTED).statistic)
     assert metrics["rows"] == 31
     assert json.loads(json.dumps(metrics)) == metrics
 
@@ -32,29 +32,31 @@ def test_errors_by_hand() -> None:
 
 def test_a_constant_correlates_with_nothing() -> None:
     assert correlation(TRUTH, np.full(31, 2.0)) is None
-    assert correlation(TRUTH[:1], TOLD[:1]) is None
+    assert correlation(TRUTH[:1], PREDICTED[:1]) is None
     assert regression_metrics(TRUTH, np.full(31, 2.0))["spearman"] is None
     with pytest.raises(ValueError, match="not empty"):
         regression_metrics(np.array([]), np.array([]))
 
 
 def test_ratings_are_scikit_learns() -> None:
-    truth, told = DRAW.integers(0, 5, size=41), DRAW.integers(0, 5, size=41)
+    truth, predicted = DRAW.integers(0, 5, size=41), DRAW.integers(0, 5, size=41)
     probabilities = DRAW.dirichlet(np.ones(5), size=41)
     levels = (1.0, 2.0, 3.0, 4.0, 5.0)
-    metrics = rating_metrics(levels, truth, told, probabilities=probabilities)
+    metrics = ordinal_regression_metrics(levels, truth, predicted, probabilities=probabilities)
     assert metrics["log_loss"] == pytest.approx(log_loss(truth, probabilities, labels=range(5)))
-    assert metrics["accuracy"] == pytest.approx((truth == told).mean())
-    assert metrics["absolute_error"] == pytest.approx(np.abs(truth - told).mean())
+    assert metrics["accuracy"] == pytest.approx((truth == predicted).mean())
+    assert metrics["absolute_error"] == pytest.approx(np.abs(truth - predicted).mean())
     assert metrics["confusion"]["labels"] == ["1", "2", "3", "4", "5"]
     assert np.sum(metrics["confusion"]["counts"]) == 41
 
 
 def test_uneven_levels_are_distances_in_their_own_units() -> None:
-    metrics = rating_metrics((0.0, 1.0, 10.0), np.array([0, 1, 2]), np.array([2, 1, 1]))
+    metrics = ordinal_regression_metrics((0.0, 1.0, 10.0), np.array([0, 1, 2]), np.array([2, 1, 1]))
     assert metrics["absolute_error"] == pytest.approx(19 / 3)
     assert metrics["within_one"] == pytest.approx(2 / 3)
-    finer = rating_metrics((0.0, 1.0, 10.0), np.array([0, 1, 2]), np.array([0, 1, 2]), expected=np.array([0.5, 1, 9]))
+    finer = ordinal_regression_metrics(
+        (0.0, 1.0, 10.0), np.array([0, 1, 2]), np.array([0, 1, 2]), expected=np.array([0.5, 1, 9])
+    )
     assert finer["absolute_error"] == 0
     assert finer["squared_error"] == pytest.approx(1.25 / 3)
 
@@ -64,5 +66,7 @@ def test_uneven_levels_are_distances_in_their_own_units() -> None:
     [("00", "00", None), ("00", "11", 0), ("0011", "0011", 1), ("0011", "1100", -1), ("0023", "0223", 1 - 4 / 12.5)],
 )
 def test_kappa_by_hand(truth: str, ranks: str, kappa: float | None) -> None:
-    metrics = rating_metrics((1.0, 2.0, 3.0, 4.0), np.array([*map(int, truth)]), np.array([*map(int, ranks)]))
+    metrics = ordinal_regression_metrics(
+        (1.0, 2.0, 3.0, 4.0), np.array([*map(int, truth)]), np.array([*map(int, ranks)])
+    )
     assert metrics["quadratic_kappa"] == (kappa if kappa is None else pytest.approx(kappa))

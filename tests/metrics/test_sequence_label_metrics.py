@@ -10,12 +10,12 @@ from homespun.errors import UserError
 from homespun.metrics.sequence_labels import EntityMetrics, are_entities, word_metrics
 
 TRUTH = [["B-X", "I-X", "O", "B-Y"], [], ["O", "B-X", "O"]]
-TOLD = [["B-X", "I-X", "O", "B-X"], [], ["B-Y", "B-X", "O"]]
+PREDICTED = [["B-X", "I-X", "O", "B-X"], [], ["B-Y", "B-X", "O"]]
 
 
 def test_entities() -> None:
     pytest.importorskip("seqeval")
-    found = EntityMetrics()(TRUTH, TOLD)
+    found = EntityMetrics()(TRUTH, PREDICTED)
     assert found["rows"] == 3
     assert (found["precision"], found["recall"]) == (0.5, pytest.approx(2 / 3))
     assert found["f1"] == pytest.approx(2 * 2 / 7)

@@ -14,7 +14,7 @@ from homespun.data.labels import Labels
 from homespun.data.question_answering import Question, QuestionRows
 from homespun.data.rows import Row
 from homespun.data.token_labels import IGNORE_INDEX
-from homespun.inference.answers import find_answers
+from homespun.inference.question_answering import find_answers
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.objectives.span_answers import SpanAnswers, question_batch

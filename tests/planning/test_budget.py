@@ -104,7 +104,7 @@ def test_a_plan_has_one_number_of_epochs(rows: int, row_tokens: float) -> None:
     assert found.tokens == pytest.approx(10**7, abs=0.5 * 32 * row_tokens)
 
 
-def test_more_tokens_than_there_are_mean_epochs() -> None:
+def test_a_budget_above_the_dataset_warns_of_epochs() -> None:
     message = epochs_warning(Budget(tokens=1000), DatasetSize(10, 400))
     assert message is not None
     assert "2.5 epochs" in message

@@ -78,10 +78,10 @@ def test_every_token_goes_through_every_matrix_of_a_recurrent_network(
 
     total = counted(step)
     tokens = sum(LENGTHS) if packed else len(LENGTHS) * max(LENGTHS)
-    whole = 3 * 2 * tokens * sum(weights.values())
+    full = 3 * 2 * tokens * sum(weights.values())
     # where PyTorch goes from token to token, the state before the first has no gradient
     first = 2 * len(LENGTHS) * sum(size for name, size in weights.items() if name.startswith("weight_hh"))
-    assert whole - first <= total <= whole
+    assert full - first <= total <= full
 
 
 def test_cells_that_are_called_token_by_token() -> None:
@@ -99,21 +99,21 @@ def test_cells_that_are_called_token_by_token() -> None:
 
 
 W1, W2, BIAS, STATE = (44, 5), (44, 11), (44,), (1, 3, 11)
-WHOLE = 2 * 7 * 3 * 44 * (5 + 11)
+FULL = 2 * 7 * 3 * 44 * (5 + 11)
 
 
 @pytest.mark.parametrize(
     ("name", "inputs", "expected"),
     [
-        ("_cudnn_rnn", [(7, 3, 5), W1, W2, BIAS, BIAS, (900,), STATE, STATE], WHOLE),
-        ("_cudnn_rnn", [(21, 5), W1, W2, BIAS, BIAS, STATE, STATE], WHOLE),
+        ("_cudnn_rnn", [(7, 3, 5), W1, W2, BIAS, BIAS, (900,), STATE, STATE], FULL),
+        ("_cudnn_rnn", [(21, 5), W1, W2, BIAS, BIAS, STATE, STATE], FULL),
         (
             "_cudnn_rnn_backward",
             [(21, 5), W1, W2, BIAS, BIAS, (900,), STATE, STATE, (21, 11), (21, 11), STATE, (4000,)],
-            2 * WHOLE,
+            2 * FULL,
         ),
-        ("_lstm_mps", [(7, 3, 5), STATE, STATE, W1, W2, BIAS, BIAS], WHOLE),
-        ("lstm_mps_backward", [(7, 3, 11), (1, 7, 3, 44), (1, 7, 3, 11), (7, 3, 5), STATE, W1, W2, BIAS], 2 * WHOLE),
+        ("_lstm_mps", [(7, 3, 5), STATE, STATE, W1, W2, BIAS, BIAS], FULL),
+        ("lstm_mps_backward", [(7, 3, 11), (1, 7, 3, 44), (1, 7, 3, 11), (7, 3, 5), STATE, W1, W2, BIAS], 2 * FULL),
     ],
 )
 def test_recurrent_layers_of_other_devices(name: str, inputs: list[tuple[int, ...]], expected: float) -> None:

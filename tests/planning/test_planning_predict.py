@@ -20,7 +20,7 @@ def predict(work: Workload, rows: int, accumulate: bool) -> Prediction:
     return Prediction(rows, {}, memory, 7.0, 0.0, 0.0, (1.3 if again else 1.0) * rows + 0.5, 0.0)
 
 
-def test_the_whole_step_at_once_where_it_fits() -> None:
+def test_one_micro_batch_where_the_step_fits() -> None:
     choice = choose(workload(), memory=220, predict=predict)
     assert (choice.rows, choice.accumulation) == (12, 1)
     assert not choice.workload.train.gradient_checkpointing

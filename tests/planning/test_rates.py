@@ -36,6 +36,6 @@ def test_are_measured_once_a_processor(processor: dict[str, str]) -> None:
 
 def test_fresh_rates_keep_the_memory_of_the_process(processor: dict[str, str]) -> None:
     save_rates(CPU, dataclasses.replace(machine_rates(CPU), base=5.0))
-    fresh = machine_rates(CPU, fresh=True)
+    fresh = machine_rates(CPU, remeasure=True)
     assert (fresh.products, fresh.base) == (2.0, 5.0)
     assert machine_rates(CPU) == fresh

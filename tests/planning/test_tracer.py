@@ -27,7 +27,7 @@ def test_bytes_are_those_of_the_tensors() -> None:
         assert tracer.allocator.live == before
 
 
-def test_whole_numbers_keep_their_values() -> None:
+def test_integers_keep_their_values() -> None:
     with StepTracer():
         places = torch.arange(7)
         assert (places * 2).tolist() == [0, 2, 4, 6, 8, 10, 12]
@@ -91,14 +91,14 @@ def test_equal_iterations_are_counted_and_not_run(targets: int, monkeypatch: pyt
                 repeat_context.set(None)
             hidden, weight = torch.zeros(targets, 7, requires_grad=True), torch.zeros(1009, 7, requires_grad=True)
             with tracer.span("step"):
-                told = predict_tokens(hidden, weight, torch.zeros(1009), torch.zeros(targets, dtype=torch.int64))
-                told.loss.backward()
+                output = predict_tokens(hidden, weight, torch.zeros(1009), torch.zeros(targets, dtype=torch.int64))
+                output.loss.backward()
         found.append((tracer.spans["step"], tracer.allocator.peak_live, calls))
-    (whole, *most, every), (short, *least, few) = found
-    assert (whole, most) == (short, least)
+    (full, *most, every), (short, *least, few) = found
+    assert (full, most) == (short, least)
     assert few < every
     # the logits, and the gradients of the vectors and of the vocabulary
-    assert sum(flops(operation) * count for operation, count in whole.items()) == 3 * (2 * targets * 7 * 1009)
+    assert sum(flops(operation) * count for operation, count in full.items()) == 3 * (2 * targets * 7 * 1009)
 
 
 class Kept(TorchDispatchMode):

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import launched
+import launch_targets
 import psutil
 import pytest
 import torch
@@ -44,7 +44,7 @@ def is_running(number: int) -> bool:
 def test_processes_join_a_group_and_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     environment = dict(os.environ)
-    launch(2, launched.note_place, tmp_path)
+    launch(2, launch_targets.write_context, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
     assert {path.read_text() for path in tmp_path.iterdir()} == {"2 cpu 2"}
     assert dict(os.environ) == environment
@@ -54,14 +54,14 @@ def test_processes_join_a_group_and_share_the_threads(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_error_of_any_process_is_raised(tmp_path: Path, rank: int) -> None:
     with pytest.raises(NotFinite, match=r"^the loss is not finite$"):
-        launch(2, launched.fail, tmp_path, rank, "user")
+        launch(2, launch_targets.fail, tmp_path, rank, "user")
     assert not left_over(tmp_path)
 
 
 @pytest.mark.slow
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)process 2 failed:.*launched.py.*ZeroDivisionError: a bug"):
-        launch(2, launched.fail, tmp_path, 1, "bug")
+    with pytest.raises(RuntimeError, match=r"(?s)process 2 failed:.*launch_targets.py.*ZeroDivisionError: a bug"):
+        launch(2, launch_targets.fail, tmp_path, 1, "bug")
     assert not left_over(tmp_path)
 
 
@@ -69,7 +69,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_the_others(tmp_path: Path, rank: int) -> None:
     with pytest.raises(UserError, match=rf"process {rank + 1} of 2 was killed \(SIGKILL\).*--resume"):
-        launch(2, launched.fail, tmp_path, rank, "killed")
+        launch(2, launch_targets.fail, tmp_path, rank, "killed")
     assert not left_over(tmp_path)
 
 
@@ -79,7 +79,7 @@ def test_a_killed_process_ends_the_others(tmp_path: Path, rank: int) -> None:
 )
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere children outlive a parent that is killed")
 def test_no_process_outlives_the_one_that_started_it(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    parent = multiprocessing.get_context("spawn").Process(target=launched.launch_hanging, args=(tmp_path,))
+    parent = multiprocessing.get_context("spawn").Process(target=launch_targets.launch_hanging, args=(tmp_path,))
     parent.start()
     deadline = time.monotonic() + 120
     while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:

@@ -12,7 +12,7 @@ from homespun.training import precision
 from homespun.training.budget import Limits
 from homespun.training.checkpoint import read_state, write_checkpoint
 from homespun.training.config import Budget
-from homespun.training.precision import FASTER, Precision, choose_precision, product_rates
+from homespun.training.precision import MIN_SPEEDUP, Precision, choose_precision, product_rates
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,7 @@ def chosen(name="auto", objective=None, **limits):
     return choose_precision(name, CPU, objective=objective, limits=Limits(**limits), batch_size=10, row_tokens=50.0)
 
 
-@pytest.mark.parametrize(("ratio", "name"), [(FASTER, "bf16"), (2.3, "bf16"), (FASTER - 0.01, "float32")])
+@pytest.mark.parametrize(("ratio", "name"), [(MIN_SPEEDUP, "bf16"), (2.3, "bf16"), (MIN_SPEEDUP - 0.01, "float32")])
 def test_auto_is_bf16_where_its_products_are_clearly_faster(machine, ratio, name):
     machine(ratio=ratio)
     found = chosen(seconds=60.0)
@@ -142,9 +142,9 @@ def test_a_run_of_before_auto_measured_goes_on_in_float32(tmp_path, machine):
 
 
 def test_bf16_without_instructions_is_a_warning(tmp_path, machine, caplog):
-    for name, has, said in [("bf16", True, False), ("float32", False, False), ("auto", False, False)]:
+    for name, has, warned in [("bf16", True, False), ("float32", False, False), ("auto", False, False)]:
         machine(has=has)
         make_trainer(tmp_path / f"{name}-{has}", train_config(precision=name))
-        assert ("slower than float32" in caplog.text) is said
+        assert ("slower than float32" in caplog.text) is warned
     make_trainer(tmp_path / "slow", train_config(precision="bf16"))
     assert "slower than float32" in caplog.text

@@ -29,9 +29,9 @@ def test_steps_are_made_to_the_number():
 
 
 def test_rates_are_read_at_the_middle_of_steps():
-    assert limits(steps=10).middle(Progress(steps=9)) == pytest.approx(0.95)
-    assert limits(tokens=1000).middle(Progress(steps=9, tokens=900)) == pytest.approx(0.95)
-    assert limits(time=10.0).middle(Progress(steps=4, seconds=4.0, step_seconds=2.0)) == pytest.approx(0.5)
+    assert limits(steps=10).share_at_mid_step(Progress(steps=9)) == pytest.approx(0.95)
+    assert limits(tokens=1000).share_at_mid_step(Progress(steps=9, tokens=900)) == pytest.approx(0.95)
+    assert limits(time=10.0).share_at_mid_step(Progress(steps=4, seconds=4.0, step_seconds=2.0)) == pytest.approx(0.5)
 
 
 def test_a_step_that_lies_mostly_outside_is_not_made():

@@ -59,7 +59,7 @@ def test_compiling_is_given_as_people_write_it(given, compiled):
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "message"),
     [
         ({"budget": {}}, "at least one of time, tokens, steps, epochs"),
         ({"budget": {"steps": -1}}, "budget.steps"),
@@ -77,8 +77,8 @@ def test_compiling_is_given_as_people_write_it(given, compiled):
         ({"validate_every": 0}, "validate_every"),
     ],
 )
-def test_bad_configs_are_one_line_that_names_the_key(tree, said):
+def test_bad_configs_are_one_line_that_names_the_key(tree, message):
     with pytest.raises(UserError) as caught:
         validate(TrainConfig, tree, source="test")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)

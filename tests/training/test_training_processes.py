@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from training_parts import Objective, events, make_trainer, train_config, without_clock
 
 from homespun.training.config import Budget
-from homespun.training.interruption import Interruption
+from homespun.training.signals import Interruption
 from homespun.training.trainer import Interrupted
 
 SCRIPT = str(Path(__file__).with_name("training_script.py"))
@@ -61,8 +61,8 @@ def test_killed_and_resumed_is_never_interrupted(tmp_path):
     assert 0 < len(events(tmp_path / "killed", "step")) < 40
     list(in_this_process(tmp_path / "killed", 40))
     assert without_clock(events(tmp_path / "killed", "step")) == without_clock(events(tmp_path / "whole", "step"))
-    whole, killed = (last_weights(tmp_path / name, 40) for name in ("whole", "killed"))
-    assert all(torch.equal(whole[name], killed[name]) for name in whole)
+    uninterrupted, killed = (last_weights(tmp_path / name, 40) for name in ("whole", "killed"))
+    assert all(torch.equal(uninterrupted[name], killed[name]) for name in uninterrupted)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

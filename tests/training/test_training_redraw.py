@@ -31,9 +31,9 @@ class Mixing(Objective):
 
 
 def test_features_are_drawn_by_the_step_whatever_the_micro_batches_and_the_stops(tmp_path: Path) -> None:
-    whole = make_trainer(tmp_path / "whole", train_config(), objective=Mixing())
-    list(whole)
-    seen = torch.stack(whole.objective.seen)  # one forward pass a step
+    full = make_trainer(tmp_path / "whole", train_config(), objective=Mixing())
+    list(full)
+    seen = torch.stack(full.objective.seen)  # one forward pass a step
     assert [bool((seen[i] != seen[i + 1]).any()) for i in range(6)] == [False, True, False, True, False, True]
 
     small = make_trainer(tmp_path / "small", train_config(micro_batch_size=4), objective=Mixing())
@@ -48,4 +48,4 @@ def test_features_are_drawn_by_the_step_whatever_the_micro_batches_and_the_stops
     parts = make_trainer(tmp_path / "parts", train_config(), objective=Mixing(), resume=True)
     list(parts)
     for name, tensor in parts.objective.state_dict().items():
-        assert torch.equal(tensor, whole.objective.state_dict()[name]), name
+        assert torch.equal(tensor, full.objective.state_dict()[name]), name

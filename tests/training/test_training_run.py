@@ -51,7 +51,7 @@ def test_resuming_wants_the_same_config_and_names_what_differs(run):
         Run.create(run.path, train_config(seed=3, validate_every=0.5), resume=True)
 
 
-def test_resuming_what_is_not_there_begins(tmp_path):
+def test_resume_without_a_run_starts_one(tmp_path):
     assert Run.create(tmp_path / "new", train_config(), resume=True).latest_checkpoint() is None
 
 
@@ -71,7 +71,7 @@ def test_an_empty_folder_becomes_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("last", ["environment.json", "config.yaml"])
-def test_a_run_that_was_killed_before_it_was_one_is_begun_again(tmp_path, monkeypatch, last):
+def test_a_run_killed_before_its_config_starts_again(tmp_path, monkeypatch, last):
     def killed(path, text):
         if path.name == last:
             raise KeyboardInterrupt
@@ -141,7 +141,7 @@ def damage(kind: str, folder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("cut", "model.safetensors was cut short"),
         ("altered", "model.safetensors was altered"),
@@ -150,14 +150,14 @@ def damage(kind: str, folder) -> None:
         ("altered state", "state.json"),
     ],
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(run, caplog, kind, said):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(run, caplog, kind, message):
     save(run, 3)
     save(run, 7, score=1.0)
     damage(kind, run.path / "checkpoints" / "step-7")
     with caplog.at_level(logging.WARNING):
         assert run.latest_checkpoint().step == 3
         assert run.best_checkpoint().step == 3
-    assert said in caplog.text
+    assert message in caplog.text
     damage(kind, run.path / "checkpoints" / "step-3")
     with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
         run.latest_checkpoint()

@@ -16,10 +16,10 @@ from homespun.errors import NotFinite, UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.training.budget import Limits
 from homespun.training.config import Budget, LinearSchedule
-from homespun.training.devices import has_lstm, is_worth_compiling, number_type
-from homespun.training.malloc import give_back_freed_memory
+from homespun.training.devices import has_lstm, is_worth_compiling, resolve_dtype
+from homespun.training.malloc import trim_malloc
 from homespun.training.memory import PeakMemory
-from homespun.training.validation import Evaluation, evaluate_loss
+from homespun.training.validation import EvalResult, evaluate_loss
 
 CPU = torch.device("cpu")
 
@@ -38,17 +38,17 @@ def held_out(trainer):
 
 @pytest.mark.parametrize("size", [1, 2, 4, 7, 11])
 def test_the_split_into_micro_batches_does_not_matter(tmp_path, size):
-    whole = make_trainer(tmp_path / "whole", train_config(budget=Budget(steps=3)), objective=Objective())
+    full = make_trainer(tmp_path / "whole", train_config(budget=Budget(steps=3)), objective=Objective())
     split_config = train_config(budget=Budget(steps=3), micro_batch_size=size)
     torch.manual_seed(5)
     split = make_trainer(tmp_path / "split", split_config, objective=Objective())
-    split.objective.load_state_dict(whole.objective.state_dict())
-    for a, b in zip(whole, split, strict=True):
+    split.objective.load_state_dict(full.objective.state_dict())
+    for a, b in zip(full, split, strict=True):
         assert b.loss == pytest.approx(a.loss, rel=1e-6)
         assert b.losses == pytest.approx(a.losses, rel=1e-6)
         assert b.gradient_norm == pytest.approx(a.gradient_norm, rel=1e-6)
         assert (b.tokens, b.learning_rate) == (a.tokens, a.learning_rate)
-    torch.testing.assert_close(weights(split), weights(whole), rtol=0, atol=1e-6)
+    torch.testing.assert_close(weights(split), weights(full), rtol=0, atol=1e-6)
 
 
 def test_the_loss_is_the_weighted_sum_of_the_terms(tmp_path):
@@ -138,9 +138,9 @@ class Clock:
 
         return Slow()
 
-    def validate(self) -> Evaluation:
+    def validate(self) -> EvalResult:
         self.now += self.validation
-        return Evaluation(1.0, {})
+        return EvalResult(1.0, {})
 
 
 @pytest.mark.parametrize("validation", [0.0, 3.0])
@@ -183,10 +183,10 @@ def test_a_run_of_time_goes_on_with_the_time_it_had_left(tmp_path):
 
 
 def test_every_process_goes_by_the_clock_of_the_main_one(tmp_path, monkeypatch):
-    told = []  # by the main process, in turn
+    broadcast = []  # by the main process, in turn
 
     def of_the_main_one(values):
-        told.append(values)
+        broadcast.append(values)
         return values
 
     def steps(rank):
@@ -197,11 +197,11 @@ def test_every_process_goes_by_the_clock_of_the_main_one(tmp_path, monkeypatch):
             tmp_path / str(rank), config, objective=clock.objective(), clock=clock, validate=clock.validate
         )
         trainer.rank, trainer.world_size = rank, 2
-        monkeypatch.setattr(trainer, "_sum", of_the_main_one if rank == 0 else lambda values: told.pop(0))
+        monkeypatch.setattr(trainer, "_sum", of_the_main_one if rank == 0 else lambda values: broadcast.pop(0))
         return [(step.number, step.learning_rate, step.seconds, step.eta_seconds) for step in trainer]
 
     assert steps(0) == steps(1)
-    assert not told
+    assert not broadcast
 
 
 def test_a_budget_of_time_below_one_step_is_an_error_that_says_how_long_one_takes(tmp_path):
@@ -228,8 +228,8 @@ def test_a_budget_of_tokens_is_used_to_half_a_step(tmp_path):
 @pytest.mark.parametrize("micro_batch_size", [None, 4])
 def test_stopped_and_resumed_is_never_stopped_to_the_bit(tmp_path, budget, micro_batch_size):
     config = train_config(budget=budget, micro_batch_size=micro_batch_size)
-    whole = make_trainer(tmp_path / "whole", config)
-    list(whole)
+    full = make_trainer(tmp_path / "whole", config)
+    list(full)
     for stop in (2, 3, 6):
         torch.manual_seed(stop)
         for step in make_trainer(tmp_path / "parts", config, resume=True):
@@ -237,7 +237,7 @@ def test_stopped_and_resumed_is_never_stopped_to_the_bit(tmp_path, budget, micro
                 break
     parts = make_trainer(tmp_path / "parts", config, resume=True)
     list(parts)
-    assert torch.equal(weights(parts), weights(whole))
+    assert torch.equal(weights(parts), weights(full))
     steps = [without_clock(events(tmp_path / name, "step")) for name in ("whole", "parts")]
     assert steps[0] == steps[1]
     assert len(steps[0]) == len(events(tmp_path / "whole", "step"))
@@ -270,7 +270,7 @@ def test_a_finished_run_that_is_resumed_makes_no_step(tmp_path):
 def test_a_run_given_a_larger_budget_goes_on_and_validates_in_its_shares(tmp_path):
     for steps, expected in [(5, [3, 5]), (20, [10, 20])]:
         config = train_config(budget=Budget(steps=steps), validate_every=0.5)
-        trainer = make_trainer(tmp_path, config, validate=lambda: Evaluation(1.0, {}), resume=True)
+        trainer = make_trainer(tmp_path, config, validate=lambda: EvalResult(1.0, {}), resume=True)
         assert [step.number for step in trainer if step.validation] == expected
     assert [line["step"] for line in events(tmp_path, "step")] == list(range(1, 21))
 
@@ -284,7 +284,7 @@ def test_checkpoints_are_written_by_the_clock(tmp_path):
 
 
 def test_a_loader_of_another_process_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="the loader is of process 0 of 2; this is Place"):
+    with pytest.raises(ValueError, match="the loader is of process 0 of 2; this is DistributedContext"):
         make_trainer(tmp_path, train_config(), world_size=2)
 
 
@@ -293,10 +293,10 @@ def test_a_loader_of_another_process_is_refused(tmp_path):
 
 def test_validation_is_the_exact_mean_whatever_the_batches(tmp_path):
     trainer = make_trainer(tmp_path, train_config())
-    whole = evaluate_loss(trainer.objective, trainer.loader.with_micro_batch_size(ROWS).once(), CPU)
+    full = evaluate_loss(trainer.objective, trainer.loader.with_micro_batch_size(ROWS).once(), CPU)
     parts = evaluate_loss(trainer.objective, trainer.loader.with_micro_batch_size(3).once(), "cpu")
-    assert parts.losses == pytest.approx(whole.losses, abs=1e-6)
-    assert parts.loss == pytest.approx(whole.losses["token"] + 3 * whole.losses["row"], abs=1e-5)
+    assert parts.losses == pytest.approx(full.losses, abs=1e-6)
+    assert parts.loss == pytest.approx(full.losses["token"] + 3 * full.losses["row"], abs=1e-5)
     with pytest.raises(UserError, match="nothing to validate on"):
         evaluate_loss(trainer.objective, [], CPU)
 
@@ -322,9 +322,9 @@ def test_validation_draws_the_same_every_time_and_leaves_no_trace():
 def scripted(values, metric="loss"):
     script = iter(values)
 
-    def validate() -> Evaluation:
+    def validate() -> EvalResult:
         value = next(script)
-        return Evaluation(value, {}) if metric == "loss" else Evaluation(0.0, {}, {metric: value, "table": {}})
+        return EvalResult(value, {}) if metric == "loss" else EvalResult(0.0, {}, {metric: value, "table": {}})
 
     return validate
 
@@ -344,16 +344,16 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path, metric, values, best):
     assert list(again) == []
 
 
-def test_an_unknown_metric_names_those_there_are(tmp_path):
+def test_an_unknown_metric_lists_the_known_ones(tmp_path):
     config = train_config(best_metric="acuracy", validate_every=0.5)
     with pytest.raises(UserError, match="no metric 'acuracy' for best_metric; did you mean 'accuracy'"):
         list(make_trainer(tmp_path, config, validate=scripted([0.5], "accuracy")))
 
 
 def test_a_validation_that_is_not_a_number_is_never_the_best():
-    assert Evaluation(math.nan, {}).score("loss") == -math.inf
-    assert Evaluation(0.0, {}, {"log_loss": 2.0}).score("log_loss") == -2.0
-    assert Evaluation(0.0, {}, {"macro_f1": 0.5}).score("macro_f1") == 0.5
+    assert EvalResult(math.nan, {}).score("loss") == -math.inf
+    assert EvalResult(0.0, {}, {"log_loss": 2.0}).score("log_loss") == -2.0
+    assert EvalResult(0.0, {}, {"macro_f1": 0.5}).score("macro_f1") == 0.5
 
 
 # what goes wrong
@@ -493,10 +493,10 @@ def test_a_compiler_that_fails_is_one_line(tmp_path, monkeypatch):
 
 
 def test_precision_is_what_the_device_can_do():
-    assert number_type("auto", CPU) is torch.float32
-    assert number_type("bf16", CPU) is torch.bfloat16
+    assert resolve_dtype("auto", CPU) is torch.float32
+    assert resolve_dtype("bf16", CPU) is torch.bfloat16
     with pytest.raises(UserError, match="fp16 needs a GPU, and the device is cpu"):
-        number_type("fp16", CPU)
+        resolve_dtype("fp16", CPU)
 
 
 def test_bf16_trains_float32_weights(tmp_path):
@@ -561,7 +561,7 @@ def test_the_peak_of_memory_is_that_of_the_training(tmp_path):
             return super().forward(batch)
 
     trainer = make_trainer(tmp_path, train_config(budget=Budget(steps=9)), objective=Wide())
-    give_back_freed_memory()
+    trim_malloc()
     before = psutil.Process().memory_info().rss
     list(trainer)
     assert 2**25 < trainer.peak_bytes - before < 2**28

@@ -56,9 +56,9 @@ class Objective(nn.Module):
         logits = self.head(hidden.flatten(0, 1)[batch.positions])
         token = F.cross_entropy(logits, batch.labels, reduction="sum")
         row = F.cross_entropy(self.pooler(hidden[:, 0]), batch.pair_labels, reduction="sum")
-        some = batch.input_ids[:, 0] % 3 == 0
-        if some.any():
-            row = row + self.seldom(hidden[some, 0]).square().sum()
+        chosen = batch.input_ids[:, 0] % 3 == 0
+        if chosen.any():
+            row = row + self.seldom(hidden[chosen, 0]).square().sum()
         return Loss(
             {
                 "token": Term(token, len(batch.labels)),

@@ -13,7 +13,7 @@ from training_parts import Objective, make_trainer, train_config
 from homespun.errors import UserError
 from homespun.models.bundle import weights_of
 from homespun.training.config import Budget
-from homespun.training.devices import Place
+from homespun.training.devices import DistributedContext
 
 
 def say_threads() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     folder, steps, dropout, pause = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
     torch.set_num_threads(1)
     atexit.register(say_threads)  # called after what is registered later
-    place = Place.here()
+    context = DistributedContext.join()
     config = train_config(budget=Budget(steps=steps), checkpoint_every=1e-9, validate_every=0.2)
     torch.manual_seed(5)
     trainer = make_trainer(
@@ -33,8 +33,8 @@ def main() -> None:
         config,
         objective=Objective(dropout),
         resume=True,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=context.rank,
+        world_size=context.world_size,
     )
     try:
         for step in trainer:
@@ -44,7 +44,7 @@ def main() -> None:
         print(error, flush=True)
         sys.exit(2)
     norm = sum(float(tensor.double().norm()) for tensor in weights_of(trainer.objective).values())
-    print(f"rank {place.rank} of {place.world_size} norm {norm:.9f}", flush=True)
+    print(f"rank {context.rank} of {context.world_size} norm {norm:.9f}", flush=True)
 
 
 if __name__ == "__main__":

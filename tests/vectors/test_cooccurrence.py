@@ -11,7 +11,7 @@ from tiny_corpus import corpus_of, two_topics
 
 from homespun.errors import UserError
 from homespun.vectors.cooccurrence import Cooccurrence, count_pairs
-from homespun.vectors.words import WordFile, write_words
+from homespun.vectors.word_file import WordFile, write_words
 
 
 def made_up(folder: Path, words: int, lengths: list[int], seed: int = 0) -> WordFile:
@@ -59,15 +59,17 @@ def cells(matrix: Cooccurrence) -> dict[tuple[int, int], float]:
 def test_pairs_are_those_counted_one_by_one(tmp_path: Path, window: int, limits: dict[str, int], workers: int) -> None:
     text = made_up(tmp_path, 43, [97, 0, 1, 3, 131])
     (tmp_path / "matrix").mkdir()
-    told: list[float] = []
-    matrix = count_pairs(text, tmp_path / "matrix", window=window, workers=workers, told=told.append, **limits)
+    progress: list[float] = []
+    matrix = count_pairs(
+        text, tmp_path / "matrix", window=window, workers=workers, on_progress=progress.append, **limits
+    )
     wanted, found = one_by_one(text, window), cells(matrix)
     assert found.keys() == wanted.keys()
     assert matrix.cells == len(wanted)
     for key, weight in wanted.items():
         assert found[key] == pytest.approx(weight, rel=1e-5)
-    assert told == sorted(told)
-    assert told[-1] == pytest.approx(1)
+    assert progress == sorted(progress)
+    assert progress[-1] == pytest.approx(1)
     # nothing is left but the matrix
     assert len(list((tmp_path / "matrix").iterdir())) == 3 * matrix.blocks
 
@@ -78,7 +80,7 @@ def test_the_matrix_is_symmetric(tmp_path: Path) -> None:
     assert all(found[column, row] == weight for (row, column), weight in found.items())
 
 
-def test_words_come_by_frequency_and_rare_ones_are_as_if_they_had_not_stood_there(tmp_path: Path) -> None:
+def test_words_are_sorted_by_frequency_and_rare_ones_dropped(tmp_path: Path) -> None:
     texts = ["b a b c a b .", "c b d a ."]
     text = write_words(corpus_of(texts, tmp_path / "corpus"), tmp_path / "words", min_count=2)
     assert text.words == ["b", "a", ".", "c"]
@@ -89,11 +91,11 @@ def test_words_come_by_frequency_and_rare_ones_are_as_if_they_had_not_stood_ther
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_words_of_pieces_are_those_of_the_text(tmp_path: Path, kind: str) -> None:
     texts = two_topics(41)
-    whole = write_words(corpus_of(texts, tmp_path / "whole"), tmp_path / "one", min_count=1)
+    full = write_words(corpus_of(texts, tmp_path / "whole"), tmp_path / "one", min_count=1)
     cut = corpus_of(texts, tmp_path / "cut", kind=kind, vocab_size={"bpe": 290, "wordpiece": 80, "unigram": 39}[kind])  # type: ignore[arg-type]
     pieces = write_words(cut, tmp_path / "two", min_count=1, lowercase=False)
-    assert sorted(pieces.words) == sorted(whole.words)
-    assert pieces.counts.tolist() == whole.counts.tolist()
+    assert sorted(pieces.words) == sorted(full.words)
+    assert pieces.counts.tolist() == full.counts.tolist()
     assert "the" in write_words(cut, tmp_path / "three", min_count=1).words
     tokens = write_words(cut, tmp_path / "four", unit="tokens", min_count=1)
     assert int(tokens.ends[-1]) == cut.num_tokens

@@ -11,8 +11,8 @@ from tiny_corpus import ANIMALS, OF_ANIMALS, OF_TOOLS, TOOLS, corpus_of, two_top
 
 from homespun.vectors.cooccurrence import Cooccurrence, count_pairs
 from homespun.vectors.glove import Glove
+from homespun.vectors.word_file import WordFile, write_words
 from homespun.vectors.word_vectors import WordVectors
-from homespun.vectors.words import WordFile, write_words
 
 
 def counted(tmp_path: Path, window: int = 3) -> tuple[WordFile, Cooccurrence]:

@@ -12,7 +12,7 @@ from homespun.errors import UserError
 from homespun.models.encoder import EncoderConfig
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
-from homespun.vectors.spectral import cooccurrence_vectors, initialise_embeddings
+from homespun.vectors.spectral import cooccurrence_vectors, init_embeddings_from_cooccurrence
 
 ANIMALS, VERBS, PLACES = ("cat", "dog", "horse"), ("sleeps", "eats"), ("barn", "house")
 
@@ -37,11 +37,11 @@ def test_tokens_of_one_context_are_near(corpus: Corpus) -> None:
     vectors, occurs = cooccurrence_vectors(corpus, np.arange(400), 13, seed=0)
     assert vectors.shape == (corpus.tokenizer.vocab_size, 13)
     torch.testing.assert_close(vectors[occurs].norm(dim=-1), torch.ones(int(occurs.sum())))
-    alike = vectors @ vectors.T
+    cosines = vectors @ vectors.T
     for words, others in ((ANIMALS, VERBS), (VERBS, PLACES), (PLACES, ANIMALS)):
-        here, there = _ids(corpus, *words), _ids(corpus, *others)
-        assert alike[here][:, here].min() > 0.8
-        assert alike[here][:, there].max() < 0.5
+        own, other = _ids(corpus, *words), _ids(corpus, *others)
+        assert cosines[own][:, own].min() > 0.8
+        assert cosines[own][:, other].max() < 0.5
     assert not occurs[_ids(corpus, "unseen")].any()
 
 
@@ -62,7 +62,7 @@ def test_embeddings_keep_their_length_and_unseen_tokens(corpus: Corpus) -> None:
     model = EncoderConfig(vocab_size=corpus.tokenizer.vocab_size + 3, hidden_size=16, num_hidden_layers=1).build()
     table = model.embeddings.words.weight
     before = table.detach().clone()
-    initialise_embeddings(model, corpus, np.arange(400), seed=0)
+    init_embeddings_from_cooccurrence(model, corpus, np.arange(400), seed=0)
     unseen = [*_ids(corpus, "unseen"), len(before) - 1]
     assert torch.equal(table[unseen], before[unseen])
     (cat,) = _ids(corpus, "cat")
@@ -71,4 +71,4 @@ def test_embeddings_keep_their_length_and_unseen_tokens(corpus: Corpus) -> None:
 
 def test_a_model_without_embeddings(corpus: Corpus) -> None:
     with pytest.raises(UserError, match="embeddings=random"):
-        initialise_embeddings(nn.Linear(2, 2), corpus, np.arange(4), seed=0)
+        init_embeddings_from_cooccurrence(nn.Linear(2, 2), corpus, np.arange(4), seed=0)

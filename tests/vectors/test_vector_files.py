@@ -100,20 +100,20 @@ def test_damaged_files_are_one_line(tmp_path: Path, case: str) -> None:
 def test_a_damaged_folder_is_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "vectors"
     save_vectors(made_up(), folder)
-    whole = (folder / "words.json").read_text(encoding="utf-8")
+    content = (folder / "words.json").read_text(encoding="utf-8")
 
     def refused(content: str, message: str) -> None:
         (folder / "words.json").write_text(content, encoding="utf-8")
         with pytest.raises(UserError, match=message):
             open_vectors(folder)
 
-    refused(whole[:-9], "cut short or altered")
+    refused(content[:-9], "cut short or altered")
     refused("[]", "not of format 1")
-    refused(json.dumps(json.loads(whole) | {"words": ["the", *WORDS[:-1]]}), "'the' stands there twice")
-    refused(json.dumps(json.loads(whole) | {"words": WORDS[1:], "counts": None}), "6 words have vectors of shape")
-    refused(json.dumps(json.loads(whole) | {"words": [1, *WORDS[1:]]}), "no list of words")
-    refused(json.dumps(json.loads(whole) | {"counts": [1.5] * 7}), "not whole numbers")
-    (folder / "words.json").write_text(whole, encoding="utf-8")
+    refused(json.dumps(json.loads(content) | {"words": ["the", *WORDS[:-1]]}), "'the' stands there twice")
+    refused(json.dumps(json.loads(content) | {"words": WORDS[1:], "counts": None}), "6 words have vectors of shape")
+    refused(json.dumps(json.loads(content) | {"words": [1, *WORDS[1:]]}), "no list of words")
+    refused(json.dumps(json.loads(content) | {"counts": [1.5] * 7}), "not whole numbers")
+    (folder / "words.json").write_text(content, encoding="utf-8")
     open_vectors(folder)
     save_file({"vectors": np.zeros((7, 5), np.float32)}, folder / "vectors.safetensors")
     with pytest.raises(UserError, match=r"vectors.safetensors is missing, or was altered"):

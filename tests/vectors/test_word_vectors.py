@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from homespun.errors import UserError
-from homespun.vectors.evaluate import evaluate_vectors, read_lists
-from homespun.vectors.plane import frequent_words, lay_out
+from homespun.vectors.evaluation import evaluate_vectors, read_lists
+from homespun.vectors.projection import frequent_words, project_2d
 from homespun.vectors.word_vectors import WordVectors
 
 # a small world in which differences are meanings: (royal, woman, city)
@@ -40,7 +40,7 @@ def test_an_analogy_leaves_its_own_words_out() -> None:
     assert {word for word, _ in found} == TABLE.keys() - {"man", "king", "woman"}
 
 
-def test_an_unknown_word_is_told_with_those_near() -> None:
+def test_an_unknown_word_lists_similar_ones() -> None:
     with pytest.raises(UserError, match=r"'quean' has no vector; near it are queen"):
         VECTORS.similar("quean")
     with pytest.raises(UserError, match=r"'xyzzyx' has no vector; it was not read often enough"):
@@ -82,8 +82,8 @@ def test_lists_are_scored_by_section_with_what_they_cover(tmp_path: Path) -> Non
     found = evaluate_vectors(VECTORS, read_lists(tmp_path))
     family = {"questions": 3, "covered": 3, "correct": 2, "accuracy": 2 / 3}
     far = {"questions": 1, "covered": 0, "correct": 0, "accuracy": None}
-    whole = {"questions": 4, "covered": 3, "correct": 2, "accuracy": 2 / 3}
-    assert found["analogies"] == {"questions": {**whole, "sections": {"family": family, "far": far}}}
+    total = {"questions": 4, "covered": 3, "correct": 2, "accuracy": 2 / 3}
+    assert found["analogies"] == {"questions": {**total, "sections": {"family": family, "far": far}}}
     assert found["similarities"]["alike"] == {"pairs": 5, "covered": 4, "spearman": pytest.approx(1.0)}
     nothing = WordVectors(["x", "y"], np.ones((2, 2), np.float32))
     assert evaluate_vectors(nothing, read_lists(tmp_path))["similarities"]["alike"]["spearman"] is None
@@ -142,9 +142,9 @@ def test_folders_without_lists_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["pca", "tsne"])
 def test_a_plane_is_the_same_for_a_seed(how: str) -> None:
     words = ["man", "woman", "king", "queen"]
-    first, again = (lay_out(VECTORS, words, how=how, seed=2) for _ in range(2))  # type: ignore[arg-type]
+    first, again = (project_2d(VECTORS, words, method=how, seed=2) for _ in range(2))  # type: ignore[arg-type]
     assert first.shape == (4, 2)
     assert np.array_equal(first, again)
     with pytest.raises(UserError, match="three words or more, not 2: man, king"):
-        lay_out(VECTORS, ["man", "king", "man"], how=how, seed=0)  # type: ignore[arg-type]
+        project_2d(VECTORS, ["man", "king", "man"], method=how, seed=0)  # type: ignore[arg-type]
     assert frequent_words(VECTORS, 100) == [word for word in TABLE if word != ","]

@@ -39,7 +39,7 @@ from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
 from homespun.cli.vectors import vectors_app
 from homespun.errors import UserError, shorten_warnings
-from homespun.training.malloc import begin_anew_to_train
+from homespun.training.malloc import reexec_with_tunables
 
 _TRAINING = ("pretrain", "finetune", "distill", "quickstart")  # verbs
 
@@ -275,7 +275,7 @@ def main() -> NoReturn:
     """Run the command line: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if sys.argv[1:2] and sys.argv[1] in _TRAINING:
-        begin_anew_to_train()
+        reexec_with_tunables()
     shorten_warnings()
     try:
         app(standalone_mode=True)

@@ -74,7 +74,7 @@ def generate(
     writer = generator(run, stop=stop or ())
     several = arguments.get("num_beams", 1) > 1 or arguments.get("num_return_sequences", 1) > 1
     if as_json or several:
-        (written,) = writer.write([prompt], **arguments)
+        (written,) = writer.generate([prompt], **arguments)
         if as_json:
             tell(
                 {"prompt": prompt, "generated": [w.text for w in written], "tokens": [w.tokens for w in written]}, True

@@ -99,7 +99,7 @@ def vectors_map(
     """A picture of words in a plane."""
     from homespun.cli.options import choice
     from homespun.jobs.vectors import map_vectors
-    from homespun.vectors.plane import PROJECTIONS
+    from homespun.vectors.projection import PROJECTIONS
 
     tell(
         map_vectors(vectors, out, words=parts(words), top=top, how=choice(how, PROJECTIONS, "--how"), seed=seed),

@@ -27,7 +27,7 @@ from homespun.models.bundle import ModelBundle, SkipInit
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
-from homespun.vectors.starting import begin_embeddings
+from homespun.vectors.embedding_init import init_embeddings
 from homespun.vectors.store import open_vectors
 from homespun.vectors.word_vectors import WordVectors
 
@@ -198,7 +198,7 @@ def _begin_with(stage: Stage, model: Model, tokenizer: Tokenizer, reader: _Reade
         raise UserError("which word vectors? set pretrain.vectors, made by `homespun vectors train`, or leave it out")
     if stage.start_from is not None:
         raise UserError("start_from brings embeddings of its own; give it or vectors, not both")
-    begin_embeddings(model, tokenizer, reader.vectors(stage.vectors), source=stage.vectors)
+    init_embeddings(model, tokenizer, reader.vectors(stage.vectors), source=stage.vectors)
 
 
 def _passes(recipe: PretrainRecipe, reader: _Reader) -> list[str]:

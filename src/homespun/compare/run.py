@@ -21,7 +21,7 @@ from homespun.compare.stage import Command, Here, Outcome, Places, Running, last
 from homespun.compare.trials import Stage, trials
 from homespun.errors import UserError
 from homespun.report.console import Display, Task
-from homespun.training.interruption import Interruption
+from homespun.training.signals import Interruption
 
 logger = logging.getLogger(__name__)
 

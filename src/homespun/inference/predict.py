@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from homespun.data.labels import LabelledRows, Labels
 from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
 from homespun.data.rows import Rows
-from homespun.inference.decision import PLAIN, Decision
-from homespun.inference.passes import logits_of
+from homespun.inference.decision_rule import DEFAULT_RULE, DecisionRule
+from homespun.inference.logits import forward_logits
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
@@ -51,7 +51,7 @@ class Predictor:
         *,
         length: int,
         long_inputs: LongInputs = TRUNCATE,
-        decision: Decision = PLAIN,
+        decision: DecisionRule = DEFAULT_RULE,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -65,9 +65,9 @@ class Predictor:
         texts = iter(texts)
         while chunk := list(islice(texts, _CHUNK)):
             rows = LabelledRows(chunk, None, self.tokenizer, length=self.length, long_inputs=self.long_inputs)
-            yield from self.of_rows(rows, batch_size=batch_size)
+            yield from self.predict_rows(rows, batch_size=batch_size)
 
-    def of_rows(self, rows: LabelledRows, *, batch_size: int = 32) -> Iterator[Prediction]:
+    def predict_rows(self, rows: LabelledRows, *, batch_size: int = 32) -> Iterator[Prediction]:
         """One prediction a row, of texts or pairs that were read already."""
         logits = predict_logits(self.model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
         table = probabilities(logits, self.labels, temperature=self.decision.temperature)
@@ -78,7 +78,7 @@ class Predictor:
         likeliest = int(row.argmax())
         several = self.labels.multi_label
         return Prediction(
-            label=self.labels.decode(self.decision.several(row) if several else likeliest),
+            label=self.labels.decode(self.decision.predict_labels(row) if several else likeliest),
             probability=None if several else float(row[likeliest]),
             probabilities=dict(zip(self.labels.names, row.tolist(), strict=True)),
             truncated=truncated,
@@ -94,7 +94,7 @@ def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 3
     if not len(rows):
         raise ValueError("no rows to predict")
     result: NDArray[np.float32] | None = None
-    for chosen, logits in logits_of(model, rows, lambda part: pad_chunks(part, pad_id), batch_size=batch_size):
+    for chosen, logits in forward_logits(model, rows, lambda part: pad_chunks(part, pad_id), batch_size=batch_size):
         if result is None:
             result = np.empty((len(rows), logits.shape[1]), dtype=np.float32)
         result[chosen] = logits

@@ -38,7 +38,7 @@ from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import ReadProgress
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import AddedTokens, Word, extend, find_added_tokens
-from homespun.training.validation import Evaluation
+from homespun.training.validation import EvalResult
 
 FILE = "adaptation.json"
 _ROWS = 16  # held-out rows on which outputs are compared: 16 of 512 tokens fix a mean cosine to three digits
@@ -216,7 +216,7 @@ def record(
     begin: Start,
     origins: TransferReport,
     *,
-    evaluate: Callable[[], Evaluation],
+    evaluate: Callable[[], EvalResult],
     held_out: Rows,
     corpus: Corpus,
     model: Model,

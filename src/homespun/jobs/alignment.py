@@ -12,7 +12,7 @@ from homespun.attention.additive import AdditiveAttention
 from homespun.data.source_target import SourceTargetTemplate
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.inference.generate import TextGenerator
+from homespun.inference.text_generator import TextGenerator
 from homespun.io.atomic import write_bytes
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle
@@ -48,7 +48,7 @@ def show_alignment(
     attention = _attention(stored, run)
     read, written = _ids(stored, source, "--source"), None
     if target is None:
-        (texts,) = TextGenerator(stored).write([source], max_new_tokens=_MOST)
+        (texts,) = TextGenerator(stored).generate([source], max_new_tokens=_MOST)
         target = written = texts[0].text
     told = _ids(stored, target, "--target")
     weights = _weights(stored, attention, read, told)

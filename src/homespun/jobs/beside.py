@@ -8,7 +8,7 @@ from typing import Any
 
 from homespun.data.labels import Labels
 from homespun.hf.export import export_huggingface
-from homespun.inference.export import why_no_onnx
+from homespun.inference.onnx_export import onnx_unsupported_reason
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
@@ -35,6 +35,6 @@ def export_beside(
 
 def another_way(model: Model) -> tuple[str, ...]:
     """What is offered for a model that no family of Hugging Face has: an ONNX file, where one can be written."""
-    if why_no_onnx(model):
+    if onnx_unsupported_reason(model):
         return ()
     return ("`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library",)

@@ -16,8 +16,8 @@ from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface
 from homespun.hf.family import STORED
 from homespun.hf.open import Opened, open_any
-from homespun.inference.compare import of_real_tokens, small_batch
-from homespun.inference.export import export_onnx
+from homespun.inference.checks import make_small_batch, select_real_tokens
+from homespun.inference.onnx_export import export_onnx
 from homespun.io.atomic import atomic_path
 from homespun.jobs.beside import another_way
 from homespun.models.bundle import ModelBundle, save_model, weights_of
@@ -103,7 +103,7 @@ def compare(
         UserError: what the first one gives are not all numbers.
         RuntimeError: they are not the same model.
     """
-    given = small_batch(one.model, one.config)
+    given = make_small_batch(one.model, one.config)
     own = [_global_by_itself(stored.config.backbone) for stored in (one, other)]
     if own[0] != own[1]:
         places = torch.arange(given["input_ids"].shape[1])
@@ -111,7 +111,7 @@ def compare(
     headless = one.config.head is None or other.config.head is None
     with torch.no_grad():
         results = [_hidden(m, given) if headless else m(**given) for m in (one.model, other.model)]
-    mine, back = (of_real_tokens(result, given) for result in results)
+    mine, back = (select_real_tokens(result, given) for result in results)
     difference = float((mine - back).abs().max())
     what = "hidden states" if headless else "logits"
     if not bool(mine.isfinite().all()):

@@ -29,7 +29,7 @@ from homespun.objectives.supervised import Classification
 from homespun.objectives.teacher import teacher_folder
 from homespun.report.console import Display
 from homespun.report.page import write_report
-from homespun.training.devices import Place
+from homespun.training.devices import DistributedContext
 from homespun.training.run import Run, holds_run
 from homespun.training.validation import evaluate_loss
 
@@ -78,7 +78,7 @@ def distill(
     if unmeasured := _unmeasured(recipe):
         logger.warning("the qualities of teacher and student will not be compared: %s", unmeasured)
     path, stored = Path(out), open_model(teacher)
-    place = Place.here()
+    place = DistributedContext.join()
     given = given_model(teacher, stored)
     beside: dict[Path, tuple[ModelBundle, Beginning]] = {}
     try:

@@ -168,7 +168,7 @@ def _extras() -> Iterator[Check]:
 def _matmul() -> Iterator[Check]:
     import torch
 
-    from homespun.training.precision import FASTER, product_rates
+    from homespun.training.precision import MIN_SPEEDUP, product_rates
 
     size = 1024
     left, right = torch.rand(size, size), torch.rand(size, size)
@@ -178,15 +178,15 @@ def _matmul() -> Iterator[Check]:
         return
     rate, half = (flops / 1e9 for flops in product_rates(size=size, seconds=1.0))
     detail = f"{rate:.0f} GFLOP/s in float32 on the CPU ({size} x {size}), {half / rate:.2f} times that in bfloat16"
-    faster = "; train.precision=auto trains in bf16 here" if half >= FASTER * rate else ""
+    faster = "; train.precision=auto trains in bf16 here" if half >= MIN_SPEEDUP * rate else ""
     yield Check("matmul", "ok", detail + faster)
 
 
 def _rates() -> Iterator[Check]:
     from homespun.planning.rates import machine_rates
-    from homespun.training.devices import Place
+    from homespun.training.devices import DistributedContext
 
-    rates = machine_rates(Place.here().device, fresh=True)
+    rates = machine_rates(DistributedContext.join().device, remeasure=True)
     products, moved, call = rates.products / 1e9, rates.moved / 1e9, 1e6 * rates.call
     measured = f"{products:.0f} GFLOP/s of products, {moved:.0f} GB/s of memory, {call:.1f} µs a call"
     yield Check("plans", "ok", f"go by what was measured now: {measured}")

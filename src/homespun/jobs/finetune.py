@@ -36,11 +36,11 @@ from homespun.report.page import write_report
 from homespun.tasks.protocol import Lesson, Task, Tuned
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place
+from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
-from homespun.training.validation import Evaluation
-from homespun.vectors.starting import begin_embeddings
+from homespun.training.validation import EvalResult
+from homespun.vectors.embedding_init import init_embeddings
 from homespun.vectors.store import open_vectors
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def finetune(
         return run_in_processes(
             count, finetune, recipe, out, display=display, start_from=start_from, vectors=vectors, resume=resume
         )
-    place = Place.here()
+    place = DistributedContext.join()
     recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
     data = recipe.data
     everything = data.read("train")
@@ -79,7 +79,7 @@ def finetune(
     beginning = {"--from": given_model(start_from, stored), "--vectors": given_vectors(vectors, opened)}
     begun = None
     if opened is not None:
-        begun = begin_embeddings(stored.model, stored.tokenizer, opened, source=str(vectors))
+        begun = init_embeddings(stored.model, stored.tokenizer, opened, source=str(vectors))
     task = data.task(recipe.objective, stored, everything)
     test = data.read("test")
     trials = plan(recipe, task, everything, data.read("validation"), test)
@@ -145,7 +145,7 @@ def finetune(
     if recipe.examples is not None:
         final["curve"] = _curve(trials, results, baselines)
     if begun is not None:
-        final["vectors"] = begun.told()
+        final["vectors"] = begun.summary()
     run.write_result(final)
     write_report([run.path], run.path / "report", title=f"Fine-tuning: {run.path.name}")
     return final
@@ -183,7 +183,7 @@ def _train(
     tokenizer: Tokenizer,
     ready: _Ready,
     run: Run,
-    place: Place,
+    place: DistributedContext,
     display: Display,
     start_from: str,
 ) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _train(
     def rows_that_fit() -> int:
         return trainer.loader.micro_batch_size or config.batch_size
 
-    def validate() -> Evaluation:
+    def validate() -> EvalResult:
         was_training = objective.training
         evaluation = task.validate(lesson, validation, batch_size=rows_that_fit())
         objective.train(was_training)

@@ -10,7 +10,7 @@ from homespun.data.corpus import Progress
 from homespun.data.labels import get_text
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.inference.generate import TextGenerator
+from homespun.inference.text_generator import TextGenerator
 from homespun.jobs.said import write_said
 from homespun.jobs.use import predict, said_of
 from homespun.models.bundle import ModelBundle
@@ -60,7 +60,7 @@ def generate(
 
     def pairs() -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
         nonlocal tokens
-        for rows, written in enumerate(generator.write(prompts(), batch_size=batch_size, **arguments), start=1):
+        for rows, written in enumerate(generator.generate(prompts(), batch_size=batch_size, **arguments), start=1):
             texts, counts = [each.text for each in written], [each.tokens for each in written]
             tokens += sum(counts)
             if progress is not None:

@@ -17,14 +17,14 @@ from homespun.config import Config
 from homespun.data.labels import Labels, read_labelled_texts
 from homespun.errors import UserError, nearest
 from homespun.hf.open import open_model
-from homespun.inference.in_context import (
+from homespun.inference.few_shot import (
     Prompts,
     PromptTemplate,
-    calibrated,
-    likelihoods,
-    named,
-    per_token,
-    written,
+    calibrate_scores,
+    generate_answers,
+    match_answers,
+    normalize_by_length,
+    score_answers,
 )
 from homespun.io.atomic import write_text
 from homespun.models.backbone import EncoderDecoder
@@ -210,23 +210,24 @@ def _fitting(
 ) -> Prompts:
     prompts = Prompts.of(asking.template, tokenizer, examples=examples, texts=texts, answers=words)
     limit = int(backbone.max_position_embeddings)
-    apart = isinstance(backbone, EncoderDecoder)
-    if prompts.longest(apart=apart) <= limit:
+    seq2seq = isinstance(backbone, EncoderDecoder)
+    if prompts.max_length(seq2seq=seq2seq) <= limit:
         return prompts
     fit = len(examples)
 
     def longest(examples: Sequence[tuple[str, str]]) -> int:
         (before,) = tokenizer.encode_batch([asking.template.before(examples)])
         begins, _ = tokenizer.template
-        return prompts.longest(apart=apart) - len(prompts.before) + len(begins) + len(before)
+        return prompts.max_length(seq2seq=seq2seq) - len(prompts.before) + len(begins) + len(before)
 
     while fit and longest(examples[:fit]) > limit:
         fit -= 1
     without = longest([])
     what = f"{fit} of them fit" if without <= limit else f"without any it has {without}"
     raise UserError(
-        f"the longest prompt with {len(examples)} examples has {prompts.longest(apart=apart)} tokens, which exceeds "
-        f"the model's max_position_embeddings={limit}; {what}: lower --shots, or cut the texts with --text-tokens"
+        f"the longest prompt with {len(examples)} examples has {prompts.max_length(seq2seq=seq2seq)} tokens, which "
+        f"exceeds the model's max_position_embeddings={limit}; {what}: lower --shots, or cut the texts with "
+        "--text-tokens"
     )
 
 
@@ -240,16 +241,16 @@ def _predict(
 ) -> NDArray[np.int64]:
     """(texts,) class numbers; -1 where what was written is no answer."""
     if asking.score == "generated":
-        return named(written(model, prompts, tokenizer, batch_size=asking.batch_size), words)
+        return match_answers(generate_answers(model, prompts, tokenizer, batch_size=asking.batch_size), words)
 
     def scored(asked: Prompts) -> NDArray[np.float64]:
-        scores = likelihoods(model, asked, tokenizer, batch_size=asking.batch_size)
-        return per_token(scores, asked.answers) if asking.score == "per_token" else scores
+        scores = score_answers(model, asked, tokenizer, batch_size=asking.batch_size)
+        return normalize_by_length(scores, asked.answers) if asking.score == "per_token" else scores
 
     scores = scored(prompts)
     if asking.calibrated:
         nothing = Prompts.of(asking.template, tokenizer, examples=examples, texts=_CONTENT_FREE, answers=words)
-        scores = calibrated(scores, scored(nothing))
+        scores = calibrate_scores(scores, scored(nothing))
     chosen: NDArray[np.int64] = scores.argmax(1)
     return chosen
 

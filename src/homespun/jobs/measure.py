@@ -13,7 +13,7 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.training.devices import Place
+from homespun.training.devices import DistributedContext
 from homespun.training.memory import PeakMemory
 
 _LEAST, _MOST, _SECONDS = 3, 50, 0.5  # passes a length, and for how long they go on
@@ -45,7 +45,7 @@ def measure(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 
     fitting = sorted({length for length in lengths if length <= limit})
     if not fitting:
         raise UserError(f"{run} reads {limit} tokens at most, fewer than {min(lengths)}; give --lengths {limit}")
-    device = Place.here().device
+    device = DistributedContext.join().device
     model = stored.model.to(device).eval()
     rows = [_measured(stored, length, batch_size, device) for length in fitting]
     return {

@@ -21,7 +21,7 @@ from homespun.report import formats
 from homespun.report.console import Display
 from homespun.training.budget import Limits
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place
+from homespun.training.devices import DistributedContext
 from homespun.training.precision import choose_precision
 
 _SMALL: dict[str, JsonValue] = {
@@ -54,7 +54,7 @@ class Machine:
     @classmethod
     def timed(cls, *, clock: Clock = "wall") -> Machine:
         """With the rates alone, measured in about two seconds, for plans without a memory limit."""
-        device = Place.here().device
+        device = DistributedContext.join().device
         return cls(device, machine_rates(device, clock=CLOCKS[clock]))
 
     def choose(self, workload: Workload, memory: int | None) -> Choice:

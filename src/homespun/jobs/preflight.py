@@ -19,7 +19,7 @@ from homespun.models.config import ModelConfig
 from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, in_millions
 from homespun.planning.forecast import LossForecast, forecast_loss
 from homespun.training.config import Soap, TrainConfig
-from homespun.training.soap import LARGEST, SETTLED
+from homespun.training.soap import LAST_EARLY_STEP, MAX_SIDE
 
 _TOO_FEW = 1.0  # tokens a parameter
 _FAR_OFF = 2.0  # a step / the budget of time, from which a prediction of the step is enough to refuse
@@ -42,16 +42,16 @@ def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list
         )
     if isinstance(train.optimizer, Soap):
         shapes = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
-        if not any(len(shape) == 2 and min(shape) <= LARGEST for shape in shapes):
+        if not any(len(shape) == 2 and min(shape) <= MAX_SIDE for shape in shapes):
             found.append(
-                f"train.optimizer.kind=soap rotates matrices with a side of at most {LARGEST:,}, and this model has "
-                f"none: AdamW trains all of it, at {train.optimizer.others:g} times train.optimizer.learning_rate; "
+                f"train.optimizer.kind=soap rotates matrices with a side of at most {MAX_SIDE:,}, and this model "
+                f"has none: AdamW trains all of it, at {train.optimizer.others:g} times train.optimizer.learning_rate; "
                 f"set train.optimizer.kind=adamw"
             )
-        elif 0 < steps < SETTLED:
+        elif 0 < steps < LAST_EARLY_STEP:
             found.append(
-                f"train.optimizer.kind=soap computes its first eigenvectors in steps 1 to {SETTLED}, and the budget is "
-                f"{_steps(steps)}; give more, or set train.optimizer.kind=adamw"
+                f"train.optimizer.kind=soap computes its first eigenvectors in steps 1 to {LAST_EARLY_STEP}, and the "
+                f"budget is {_steps(steps)}; give more, or set train.optimizer.kind=adamw"
             )
     return found
 

@@ -40,12 +40,12 @@ from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.devices import Place
+from homespun.training.devices import DistributedContext
 from homespun.training.run import Run
 from homespun.training.trainer import Trainer
 from homespun.training.validation import evaluate_loss
-from homespun.vectors.spectral import initialise_embeddings
-from homespun.vectors.starting import begin_embeddings
+from homespun.vectors.embedding_init import init_embeddings
+from homespun.vectors.spectral import init_embeddings_from_cooccurrence
 from homespun.vectors.store import open_vectors
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def pretrain(
         changes: to that backbone: what `homespun.models.weight_transfer.CHANGEABLE` names, such as
             ``{"max_position_embeddings": 4096}``. How far its outputs moved is in the result's ``adaptation``.
         generator: the same for the generator of objective electra, which is fresh where none is given.
-        vectors: word vectors that the embeddings begin with, see `homespun.vectors.starting.begin_embeddings`; how
+        vectors: word vectors that the embeddings begin with, see `homespun.vectors.embedding_init.init_embeddings`; how
             many tokens have one is in the result's ``vectors``.
         resume: go on with the run in ``out``.
         preflight: warn, before the first step, of a budget, size, optimizer or model that do not suit each other
@@ -102,7 +102,7 @@ def pretrain(
             resume=resume,
             preflight=preflight,
         )
-    place = Place.here()
+    place = DistributedContext.join()
     _check_shared(recipe, place.world_size)
     recipe = as_begun(recipe, out, main=place.is_main) if resume else recipe
     if not recipe.data.corpus:
@@ -140,7 +140,7 @@ def pretrain(
         checked = _checked(recipe, objective, corpus, begin, machine, display)
     if begin is None and opened is None and not (resume and Run(out).latest_state()):
         start_embeddings(objective, recipe, corpus)
-    begun = None if opened is None else begin_embeddings(objective, tokenizer, opened, source=str(vectors))
+    begun = None if opened is None else init_embeddings(objective, tokenizer, opened, source=str(vectors))
     origins = None if begin is None else begin.fill(objective)
     run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
     collate = recipe.objective.collate(tokenizer)
@@ -212,7 +212,7 @@ def pretrain(
     if adaptation is not None:
         result |= {"adaptation": adaptation}
     if begun is not None:
-        result |= {"vectors": begun.told()}
+        result |= {"vectors": begun.summary()}
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result
@@ -226,7 +226,7 @@ def start_embeddings(objective: nn.Module, recipe: PretrainRecipe, corpus: Corpu
     """
     if recipe.embeddings == "cooccurrence" and recipe.train.budget.steps != 0:
         training, _ = corpus.split(recipe.data.validation, recipe.data.split_seed)
-        initialise_embeddings(objective, corpus, training, seed=recipe.train.seed)
+        init_embeddings_from_cooccurrence(objective, corpus, training, seed=recipe.train.seed)
 
 
 def _check_shared(recipe: PretrainRecipe, processes: int) -> None:

@@ -22,10 +22,10 @@ from pydantic import BaseModel, JsonValue
 from homespun.errors import UserError
 from homespun.planning.predict import Workload
 from homespun.planning.rates import machine_rates, synchronize
-from homespun.training.devices import Place
-from homespun.training.learner import Learner
-from homespun.training.malloc import keep_freed_memory, training_environment
+from homespun.training.devices import DistributedContext
+from homespun.training.malloc import disable_malloc_trim, training_environment
 from homespun.training.memory import PeakMemory
+from homespun.training.step import TrainingStep
 
 Clock = Literal["wall", "process"]
 CLOCKS: dict[Clock, Callable[[], float]] = {"wall": time.perf_counter, "process": time.process_time}
@@ -123,11 +123,11 @@ def measure(workload: Workload, rows: int, *, accumulate: bool, steps: int = 5, 
         UserError: they do not fit into memory.
     """
     seconds = CLOCKS[clock]
-    place = Place.here()
+    place = DistributedContext.join()
     if place.device.type == "cpu":
-        keep_freed_memory()
+        disable_malloc_trim()
     torch.manual_seed(workload.train.seed)
-    learner = Learner(workload.build(), workload.train, Accelerator(mixed_precision="no"), compiled=False)
+    training_step = TrainingStep(workload.build(), workload.train, Accelerator(mixed_precision="no"), compiled=False)
     largest, typical = workload.batches(rows, 2)
     began, parts, updates = seconds(), [], []
     with PeakMemory(place.device) as memory:
@@ -138,12 +138,12 @@ def measure(workload: Workload, rows: int, *, accumulate: bool, steps: int = 5, 
             step = [typical] if number > 1 else [largest, largest] if accumulate else [largest]
             targets = {name: sum(part.targets[name] for part in step) for name in step[0].targets}
             start = seconds()
-            gradients = learner.gradients(step, targets, seed=number)
+            gradients = training_step.compute_gradients(step, targets, seed=number)
             if gradients is None:
                 raise UserError(f"a probe of {rows} rows at a time ran out of memory; give train.micro_batch_size")
             synchronize(place.device)
             middle = seconds()
-            learner.update(gradients, targets, learning_rate=1e-6)
+            training_step.update(gradients, targets, learning_rate=1e-6)
             synchronize(place.device)
             if number > 1:
                 parts.append(middle - start)
@@ -169,7 +169,7 @@ def main() -> int:
         with recipe_work(as_recipe(job.recipe), start_from=job.start_from, changes=job.changes) as work:
             result = measure(work.workload, job.rows, accumulate=job.accumulate, clock=job.clock)
             if job.predict:
-                device = Place.here().device
+                device = DistributedContext.join().device
                 rates = machine_rates(device)
                 memory = predict(work.workload, job.rows, rates, device=device, accumulate=job.accumulate).memory
                 result = result.model_copy(update={"predicted_bytes": memory.peak - memory.process})

@@ -10,8 +10,8 @@ from typing import Any
 from homespun.errors import UserError
 from homespun.report.console import Display
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place, trains_on_cpu
-from homespun.training.processes import launch, launched
+from homespun.training.devices import DistributedContext, trains_on_cpu
+from homespun.training.processes import is_launched, launch
 
 Job = Callable[..., dict[str, Any]]
 
@@ -23,7 +23,7 @@ def processes_to_start(config: TrainConfig) -> int:
         UserError: ``train.processes`` cannot be had on this machine or with this budget.
     """
     count = 1 if config.processes == "auto" else config.processes
-    if count == 1 or launched():
+    if count == 1 or is_launched():
         return 1
     if not trains_on_cpu():
         raise UserError(f"train.processes={count} is for CPUs; set it to 1, or start GPUs with torchrun")
@@ -50,5 +50,5 @@ def run_in_processes(
 
 
 def _run(job: Job, recipe: object, out: str | Path, json: bool, options: dict[str, Any]) -> None:
-    with Display(json=json or not Place.here().is_main) as display:
+    with Display(json=json or not DistributedContext.join().is_main) as display:
         job(recipe, out, display=display, **options)

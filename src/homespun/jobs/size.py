@@ -19,7 +19,7 @@ from homespun.planning.budget import SizeCandidate, SizeChoice, choose_size, for
 from homespun.planning.predict import NothingFits
 from homespun.planning.tracer import StepTracer
 from homespun.report.console import Display
-from homespun.training.devices import Place
+from homespun.training.devices import DistributedContext
 
 Works = Callable[[PretrainRecipe], Work]
 """What a recipe of known size trains."""
@@ -43,7 +43,7 @@ def with_size(
     """
     if not isinstance(recipe.model, AutoSizeConfig):
         return recipe, None
-    place = Place.here()
+    place = DistributedContext.join()
     line = display.task("model", total=1.0)
     found: list[Any] = [size_for(recipe, recipe.model, machine, work) if place.is_main else None]
     if place.world_size > 1:  # measured rates differ from process to process
@@ -83,7 +83,7 @@ def size_facts(choice: SizeChoice) -> dict[str, Any]:
 def _candidates(
     recipe: PretrainRecipe, model: AutoSizeConfig, machine: Callable[[], Machine], work: Works
 ) -> Iterator[SizeCandidate]:
-    budget, processes = recipe.train.budget, Place.here().world_size
+    budget, processes = recipe.train.budget, DistributedContext.join().world_size
     for number, (name, backbone) in enumerate(model.candidates().items()):
         sized = work(recipe.model_copy(update={"model": backbone}))
         row_tokens, seconds = sized.row_tokens, None

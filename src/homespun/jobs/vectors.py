@@ -26,14 +26,14 @@ from homespun.report.word_map import draw_words
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.config import GloveConfig, VectorsConfig, Word2VecConfig
 from homespun.vectors.cooccurrence import count_pairs
-from homespun.vectors.evaluate import evaluate_vectors, read_lists
+from homespun.vectors.embedding_init import init_embeddings
+from homespun.vectors.evaluation import evaluate_vectors, read_lists
 from homespun.vectors.glove import Glove
-from homespun.vectors.plane import PROJECTIONS, Projection, frequent_words, lay_out
-from homespun.vectors.starting import begin_embeddings
-from homespun.vectors.store import open_vectors, refuse_other_things, save_vectors
+from homespun.vectors.projection import PROJECTIONS, Projection, frequent_words, project_2d
+from homespun.vectors.store import check_output_path, open_vectors, save_vectors
 from homespun.vectors.word2vec import require_gensim, train_word2vec
+from homespun.vectors.word_file import OnProgress, WordFile, write_words
 from homespun.vectors.word_vectors import WordVectors
-from homespun.vectors.words import Told, WordFile, write_words
 
 METHODS = ("word2vec", "glove")
 
@@ -71,15 +71,15 @@ def train_vectors(
     """
     display = display or Display(json=True)
     out = Path(out)
-    refuse_other_things(out)
+    check_output_path(out)
     if isinstance(config.method, Word2VecConfig):
         require_gensim()
     opened = Corpus.open(corpus)
     out.parent.mkdir(parents=True, exist_ok=True)
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
-        with _Watch("counting words", seconds, display) as told:
-            text = write_words(opened, Path(folder) / "words", told=told, **config.words.model_dump())
+        with _Watch("counting words", seconds, display) as on_progress:
+            text = write_words(opened, Path(folder) / "words", on_progress=on_progress, **config.words.model_dump())
         method = config.method
         vectors, facts = (
             _glove(text, method, config, Path(folder), seconds, display)
@@ -106,7 +106,7 @@ class _Watch:
     def __init__(self, name: str, seconds: dict[str, float], display: Display) -> None:
         self.name, self.seconds, self.task = name, seconds, display.task(name, total=1.0)
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> OnProgress:
         self.began = time.perf_counter()
         return self.task.update
 
@@ -122,14 +122,14 @@ def _glove(
     seconds: dict[str, float],
     display: Display,
 ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-    with _Watch("counting pairs", seconds, display) as told:
-        matrix = count_pairs(text, folder, window=method.window, workers=config.workers, told=told)
+    with _Watch("counting pairs", seconds, display) as on_progress:
+        matrix = count_pairs(text, folder, window=method.window, workers=config.workers, on_progress=on_progress)
     if not matrix.cells:
         raise UserError("no two words of the corpus stand near each other; give documents of more than one word")
     threads = torch.get_num_threads()
     torch.set_num_threads(config.workers or os.cpu_count() or 1)
     try:
-        with _Watch("training", seconds, display) as told:
+        with _Watch("training", seconds, display) as on_progress:
             glove = Glove(
                 matrix,
                 size=method.size,
@@ -139,7 +139,7 @@ def _glove(
                 seed=config.seed,
             )
             for epoch in glove.epochs(method.epochs):
-                told(epoch.share)
+                on_progress(epoch.share)
     finally:
         torch.set_num_threads(threads)
     return glove.vectors, {"cells": matrix.cells, "loss": epoch.loss}
@@ -153,13 +153,15 @@ def _word2vec(
     seconds: dict[str, float],
     display: Display,
 ) -> tuple[NDArray[np.float32], dict[str, Any]]:
-    with _Watch("training", seconds, display) as told:
-        vectors = train_word2vec(text, method, folder, seed=config.seed, workers=config.workers, told=told)
+    with _Watch("training", seconds, display) as on_progress:
+        vectors = train_word2vec(
+            text, method, folder, seed=config.seed, workers=config.workers, on_progress=on_progress
+        )
     return vectors, {}
 
 
 def measure_vectors(vectors: str | Path, data: str | Path) -> dict[str, Any]:
-    """Analogies and similarities of the lists in ``data``: see `homespun.vectors.evaluate.evaluate_vectors`.
+    """Analogies and similarities of the lists in ``data``: see `homespun.vectors.evaluation.evaluate_vectors`.
 
     Raises:
         UserError: no vectors, no lists, or a damaged one.
@@ -183,7 +185,7 @@ def map_vectors(
         out: the picture.
         words: which; or
         top: so many of the most frequent that have a letter in them.
-        how: see `homespun.vectors.plane.lay_out`.
+        how: see `homespun.vectors.projection.project_2d`.
         seed: of what is drawn at random.
 
     Raises:
@@ -198,7 +200,7 @@ def map_vectors(
         raise UserError("which words? give either --words a,b,c or --top N")
     opened = open_vectors(vectors)
     chosen = list(dict.fromkeys(words)) if words is not None else frequent_words(opened, top or 0)
-    places = lay_out(opened, chosen, how=how, seed=seed)
+    places = project_2d(opened, chosen, method=how, seed=seed)
     names = ("first component", "second component") if how == "pca" else ("t-SNE 1", "t-SNE 2")
     plot = draw_words(out.stem, chosen, places, axes_names=names, title=f"{len(chosen)} words of {Path(vectors).name}")
     write_bytes(out, plot.png if out.suffix == ".png" else plot.svg)
@@ -235,6 +237,6 @@ def begin_model(
     torch.manual_seed(read.train.seed)
     config = ModelConfig(backbone=fitted(read.backbone, loaded, read.data.length))
     model = config.build()
-    begun = begin_embeddings(model, loaded, opened, source=str(vectors)).told()
+    begun = init_embeddings(model, loaded, opened, source=str(vectors)).summary()
     save_model(folder, model, config, loaded, task={"length": read.data.length, "vectors": begun})
     return {"model": str(folder), "parameters": sum(p.numel() for p in model.parameters()), "vectors": begun}

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
-from homespun.metrics.thresholds import held_up
+from homespun.metrics.thresholds import cross_val_predict
 
 _BINS = 15
-_MOST = 20.0  # a temperature further from 1 than this factor says that something else is wrong
-FEWEST = 30  # validation examples that anything is tuned on
+_MAX_TEMPERATURE = 20.0  # a temperature further from 1 than this factor says that something else is wrong
+MIN_EXAMPLES = 30  # validation examples that anything is tuned on
 
 Logits = NDArray[np.float64]
 Truth = NDArray[np.int64]
@@ -40,41 +40,41 @@ def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:
 
 def find_temperature(logits: Logits, truth: Truth) -> float:
     """The temperature with the least mean of `row_losses`; between 1/20 and 20."""
-    limit = np.log(_MOST)
+    limit = np.log(_MAX_TEMPERATURE)
     found = minimize_scalar(
         lambda t: float(row_losses(logits / np.exp(t), truth).mean()), bounds=(-limit, limit), method="bounded"
     )
     return float(np.exp(found.x))
 
 
-def temperature_that_holds(logits: Logits, truth: Truth) -> tuple[float, str]:
+def cross_val_temperature(logits: Logits, truth: Truth) -> tuple[float, str]:
     """`find_temperature` where one found on four fifths of the rows makes the others likelier too, and why it is 1
     where it is 1."""
-    if len(truth) < FEWEST:
-        return 1.0, f"{len(truth)} validation examples are too few to find a temperature on; {FEWEST} would do"
+    if len(truth) < MIN_EXAMPLES:
+        return 1.0, f"{len(truth)} validation examples are too few to find a temperature on; {MIN_EXAMPLES} would do"
 
     def find(rows: NDArray[np.int64]) -> Callable[[NDArray[np.int64]], NDArray[np.float64]]:
         temperature = find_temperature(logits[rows], truth[rows])
         return lambda others: row_losses(logits[others] / temperature, truth[others])
 
-    if held_up(len(truth), find).mean() >= row_losses(logits, truth).mean():
+    if cross_val_predict(len(truth), find).mean() >= row_losses(logits, truth).mean():
         return 1.0, "no temperature made validation examples likelier that it was not found on"
     temperature = find_temperature(logits, truth)
-    if not 1.01 / _MOST < temperature < _MOST / 1.01:
+    if not 1.01 / _MAX_TEMPERATURE < temperature < _MAX_TEMPERATURE / 1.01:
         return 1.0, "the best temperature is further from 1 than a factor of 20: the logits say next to nothing"
     return temperature, ""
 
 
-def calibration(logits: Logits, truth: Truth, temperature: float) -> dict[str, Any]:
+def measure_calibration(logits: Logits, truth: Truth, temperature: float) -> dict[str, Any]:
     """How far a classifier is off, ``before`` its logits are divided by the temperature and ``after``: `reliability`
     and ``log_loss`` of each.
 
     Where a text may have several labels, each label of each text is an answer, as sure as its probability.
     """
-    return {"before": _off(logits, truth), "after": _off(logits / temperature, truth)}
+    return {"before": _measure(logits, truth), "after": _measure(logits / temperature, truth)}
 
 
-def _off(logits: Logits, truth: Truth) -> dict[str, Any]:
+def _measure(logits: Logits, truth: Truth) -> dict[str, Any]:
     if truth.ndim == 2:
         found = reliability(expit(logits).ravel(), truth.ravel() == 1)
     else:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-MEASURES = ("exact_match", "f1")
+METRICS = ("exact_match", "f1")
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -20,7 +20,7 @@ def normalise_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def answer_scores(told: str, right: Sequence[str]) -> dict[str, float]:
+def answer_scores(predicted: str, right: Sequence[str]) -> dict[str, float]:
     """``exact_match`` and ``f1`` over words, 0 to 1: the best over the right answers, of which there may be none.
 
     Answers that are nothing once they are normalised are passed over, as in the script: without one that is something,
@@ -28,16 +28,16 @@ def answer_scores(told: str, right: Sequence[str]) -> dict[str, float]:
     """
     truths = [text for text in right if normalise_answer(text)] or [""]
     return {
-        "exact_match": max(float(normalise_answer(told) == normalise_answer(truth)) for truth in truths),
-        "f1": max(_f1(normalise_answer(told).split(), normalise_answer(truth).split()) for truth in truths),
+        "exact_match": max(float(normalise_answer(predicted) == normalise_answer(truth)) for truth in truths),
+        "f1": max(_f1(normalise_answer(predicted).split(), normalise_answer(truth).split()) for truth in truths),
     }
 
 
-def _f1(told: Sequence[str], right: Sequence[str]) -> float:
-    if not told or not right:
-        return float(told == right)
-    common = sum((Counter(told) & Counter(right)).values())
-    return 2 * common / (len(told) + len(right))
+def _f1(predicted: Sequence[str], right: Sequence[str]) -> float:
+    if not predicted or not right:
+        return float(predicted == right)
+    common = sum((Counter(predicted) & Counter(right)).values())
+    return 2 * common / (len(predicted) + len(right))
 
 
 def mean_answers(scores: Sequence[dict[str, float]], answerable: Sequence[bool]) -> dict[str, Any]:
@@ -47,9 +47,9 @@ def mean_answers(scores: Sequence[dict[str, float]], answerable: Sequence[bool])
     if len(set(answerable)) == 2:
         for name, wanted in (("has_answer", True), ("no_answer", False)):
             own = [score for score, has in zip(scores, answerable, strict=True) if has == wanted]
-            metrics |= {f"{name}_{measure}": value for measure, value in _means(own).items()}
+            metrics |= {f"{name}_{metric}": value for metric, value in _means(own).items()}
     return metrics
 
 
 def _means(scores: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: fmean(score[name] for score in scores) for name in MEASURES}
+    return {name: fmean(score[name] for score in scores) for name in METRICS}

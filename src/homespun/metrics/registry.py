@@ -17,7 +17,7 @@ _CLASSES = ("accuracy", "macro_f1", "weighted_f1", "log_loss")
 _TWO_CLASSES = ("f1", "roc_auc", "pr_auc")
 _NUMBERS = ("absolute_error", "squared_error", "pearson", "spearman")
 
-OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
+METRICS_BY_OBJECTIVE: dict[str, tuple[str, ...]] = {
     "classification": (*_CLASSES, *_TWO_CLASSES, "micro_f1", "ece"),
     "sentence_labels": (*_CLASSES, *_TWO_CLASSES),
     "regression": _NUMBERS,
@@ -29,24 +29,24 @@ OF_OBJECTIVE: dict[str, tuple[str, ...]] = {
 }
 """What the validation of a fine-tuning is measured by, besides its loss; that of any other training has its loss."""
 
-MEASURES = frozenset({"loss"}.union(*OF_OBJECTIVE.values()))
+METRICS = frozenset({"loss"}.union(*METRICS_BY_OBJECTIVE.values()))
 _LOWER = frozenset({"loss", "log_loss", "ece", "absolute_error", "squared_error"})
-_OF_DIFFERENT = frozenset({"roc_auc", "pr_auc", "pearson", "spearman"})  # nothing where all examples are alike
+_NEEDS_VARIATION = frozenset({"roc_auc", "pr_auc", "pearson", "spearman"})  # nothing where all examples are alike
 
 
-def lower_is_better(measure: str) -> bool:
+def lower_is_better(metric: str) -> bool:
     """Whether the least of a measure is the best.
 
     Raises:
         UserError: it is no measure.
     """
-    if measure not in MEASURES:
-        raise UserError(f"{measure!r} is no measure of a validation{nearest(measure, MEASURES)}")
-    return measure in _LOWER
+    if metric not in METRICS:
+        raise UserError(f"{metric!r} is no measure of a validation{nearest(metric, METRICS)}")
+    return metric in _LOWER
 
 
 def check_best_metric(
-    measure: str,
+    metric: str,
     objective: str,
     labels: Labels | None = None,
     truth: NDArray[Any] | None = None,
@@ -56,7 +56,7 @@ def check_best_metric(
     """Refuse, before a training, a measure that its validation cannot have.
 
     Args:
-        measure: its name.
+        metric: its name.
         objective: the kind of what is learned.
         labels: the classes, where there are any.
         truth: (rows,) of the validation, its classes or numbers, as far as they are known.
@@ -65,21 +65,21 @@ def check_best_metric(
     Raises:
         UserError: it is no measure of such a validation, or all of the validation is alike.
     """
-    there = {"loss", *OF_OBJECTIVE.get(objective, ())}
-    given = f"{key}={measure}"
+    available = {"loss", *METRICS_BY_OBJECTIVE.get(objective, ())}
+    given = f"{key}={metric}"
     if labels is not None and objective in ("classification", "sentence_labels"):
-        there -= {"micro_f1"} if not labels.multi_label else set()
+        available -= {"micro_f1"} if not labels.multi_label else set()
         if labels.multi_label or len(labels) != 2:
-            if measure in _TWO_CLASSES:
+            if metric in _TWO_CLASSES:
                 what = "several labels a text" if labels.multi_label else f"{len(labels)} classes"
                 raise UserError(f"{given} is of two classes, and there are {what}; set it to macro_f1 or loss")
-            there -= set(_TWO_CLASSES)
-    if measure not in there:
-        raise UserError(f"{given} is not measured where {objective} is learned{nearest(measure, there)}")
+            available -= set(_TWO_CLASSES)
+    if metric not in available:
+        raise UserError(f"{given} is not measured where {objective} is learned{nearest(metric, available)}")
     known = np.zeros(0) if truth is None else truth[np.isfinite(truth)]
-    if measure in _OF_DIFFERENT and len(known) and np.ptp(known) == 0:
-        alike = "class" if measure in _TWO_CLASSES else "number"
+    if metric in _NEEDS_VARIATION and len(known) and np.ptp(known) == 0:
+        unit = "class" if metric in _TWO_CLASSES else "number"
         raise UserError(
-            f"{given} cannot be measured: one {alike} in the validation; give other examples as data.validation, or "
+            f"{given} cannot be measured: one {unit} in the validation; give other examples as data.validation, or "
             f"set it to loss"
         )

@@ -1,6 +1,6 @@
 """How good told numbers are: metrics of regressions and of ratings in order, as plain values for JSON and the report.
 
-`regression_metrics` gives the first of these keys, `rating_metrics` all of them:
+`regression_metrics` gives the first of these keys, `ordinal_regression_metrics` all of them:
 
 | key | what |
 |---|---|
@@ -26,17 +26,17 @@ from sklearn.metrics import cohen_kappa_score, confusion_matrix
 from homespun.metrics.classification import Metrics, log_loss
 
 
-def regression_metrics(truth: NDArray[np.float64], told: NDArray[np.float64]) -> Metrics:
-    """The metrics of (rows,) numbers that were ``told`` where the ``truth`` is these."""
-    if len(truth) == 0 or truth.shape != told.shape:
-        raise ValueError(f"truth {truth.shape} and what was told {told.shape} must be alike and not empty")
-    errors = told - truth
+def regression_metrics(truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> Metrics:
+    """The metrics of (rows,) numbers that were ``predicted`` where the ``truth`` is these."""
+    if len(truth) == 0 or truth.shape != predicted.shape:
+        raise ValueError(f"truth {truth.shape} and what was told {predicted.shape} must be alike and not empty")
+    errors = predicted - truth
     return {
         "rows": len(truth),
         "absolute_error": float(np.abs(errors).mean()),
         "squared_error": float(np.square(errors).mean()),
-        "pearson": correlation(truth, told),
-        "spearman": correlation(rankdata(truth), rankdata(told)),
+        "pearson": correlation(truth, predicted),
+        "spearman": correlation(rankdata(truth), rankdata(predicted)),
     }
 
 
@@ -47,7 +47,7 @@ def correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float |
     return float(np.clip(np.corrcoef(one, other)[0, 1], -1.0, 1.0))
 
 
-def rating_metrics(
+def ordinal_regression_metrics(
     levels: Sequence[float],
     truth: NDArray[np.int64],
     ranks: NDArray[np.int64],
@@ -65,8 +65,8 @@ def rating_metrics(
         probabilities: (rows, levels), where there are any.
     """
     values = np.array(levels, dtype=np.float64)
-    told = values[ranks]
-    metrics = regression_metrics(values[truth], told)
+    predicted = values[ranks]
+    metrics = regression_metrics(values[truth], predicted)
     if expected is not None:
         finer = regression_metrics(values[truth], expected)
         metrics |= {name: finer[name] for name in ("squared_error", "pearson", "spearman")}

@@ -9,7 +9,7 @@ from typing import Any
 
 from homespun.errors import UserError
 
-MEASURES = ("rouge1", "rouge2", "rougeL")
+METRICS = ("rouge1", "rouge2", "rougeL")
 
 
 class Rouge:
@@ -26,12 +26,12 @@ class Rouge:
             raise UserError(
                 "texts that were written are measured by ROUGE, which is not installed; pip install 'homespun[metrics]'"
             ) from None
-        self._scorer: Any = RougeScorer(list(MEASURES), use_stemmer=True)
+        self._scorer: Any = RougeScorer(list(METRICS), use_stemmer=True)
 
     def scores(self, text: str, references: Sequence[str]) -> dict[str, float]:
-        """Of each of `MEASURES`, 0 to 1: that of the reference which the text is nearest to in it."""
+        """Of each of `METRICS`, 0 to 1: that of the reference which the text is nearest to in it."""
         found = self._scorer.score_multi(list(references), text)
-        return {name: float(found[name].fmeasure) for name in MEASURES}
+        return {name: float(found[name].fmeasure) for name in METRICS}
 
 
 def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], target
     ``commonest`` is the share of the text that comes most often, and ``commonest_target`` that of the target: a model
     that writes the same of everything has learned what the targets have in common, which may do for a fair score.
     """
-    means = {name: fmean(score[name] for score in scores) for name in MEASURES}
+    means = {name: fmean(score[name] for score in scores) for name in METRICS}
     words = fmean(len(text.split()) for text in texts)
     shares = {"commonest": _commonest(texts), "commonest_target": _commonest(targets)}
     return {"rows": len(scores), **means, "words": words, **shares}

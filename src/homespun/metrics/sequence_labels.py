@@ -8,8 +8,8 @@ from typing import Any
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
 
-ENTITIES = ("f1", "precision", "recall", "accuracy")
-WORDS = ("accuracy", "macro_f1")
+ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
+WORD_METRICS = ("accuracy", "macro_f1")
 Tags = Sequence[Sequence[str]]
 
 
@@ -36,22 +36,22 @@ class EntityMetrics:
         self._report: Any = classification_report
         self._accuracy: Any = accuracy_score
 
-    def __call__(self, truth: Tags, told: Tags) -> Metrics:
-        """``rows`` (sentences), `ENTITIES` and ``per_class``, that of each name. Sentences without words count not."""
-        whole = [(list(right), list(said)) for right, said in zip(truth, told, strict=True) if right]
-        if not whole:
+    def __call__(self, truth: Tags, predicted: Tags) -> Metrics:
+        """``rows`` (sentences), `ENTITY_METRICS` and ``per_class`` by name. Sentences without words count not."""
+        pairs = [(list(right), list(output)) for right, output in zip(truth, predicted, strict=True) if right]
+        if not pairs:
             raise UserError("there is nothing to measure: no sentence has a word")
-        rights, saids = [right for right, _ in whole], [said for _, said in whole]
+        references, outputs = [right for right, _ in pairs], [output for _, output in pairs]
         # where there is no entity at all, seqeval divides by nothing before it can be told what that is
-        empty = not any(tag != "O" for tags in (*rights, *saids) for tag in tags)
-        found = {} if empty else self._report(rights, saids, output_dict=True, zero_division=0)
+        empty = not any(tag != "O" for tags in (*references, *outputs) for tag in tags)
+        found = {} if empty else self._report(references, outputs, output_dict=True, zero_division=0)
         mean = found.get("micro avg", {})
         return {
             "rows": len(truth),
             "f1": float(mean.get("f1-score", 0.0)),
             "precision": float(mean.get("precision", 0.0)),
             "recall": float(mean.get("recall", 0.0)),
-            "accuracy": float(self._accuracy(rights, saids)),
+            "accuracy": float(self._accuracy(references, outputs)),
             "per_class": {
                 name: {
                     "precision": float(of["precision"]),
@@ -65,23 +65,23 @@ class EntityMetrics:
         }
 
 
-def word_metrics(truth: Tags, told: Tags) -> Metrics:
-    """``rows`` (sentences), `WORDS` and ``per_class`` of tags that mark no spans, such as parts of speech."""
+def word_metrics(truth: Tags, predicted: Tags) -> Metrics:
+    """``rows`` (sentences), `WORD_METRICS` and ``per_class`` of tags that mark no spans, such as parts of speech."""
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
     right = [tag for tags in truth for tag in tags]
-    said = [tag for tags in told for tag in tags]
+    output = [tag for tags in predicted for tag in tags]
     if not right:
         raise UserError("there is nothing to measure: no sentence has a word")
-    names = sorted({*right, *said})
-    columns = precision_recall_fscore_support(right, said, labels=names, average=None, zero_division=0.0)
+    names = sorted({*right, *output})
+    columns = precision_recall_fscore_support(right, output, labels=names, average=None, zero_division=0.0)
     per_class = {
         name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
         for name, precision, recall, f1, support in zip(names, *columns, strict=True)
     }
     return {
         "rows": len(truth),
-        "accuracy": float(accuracy_score(right, said)),
+        "accuracy": float(accuracy_score(right, output)),
         "macro_f1": sum(of["f1"] for of in per_class.values()) / len(per_class),
         "per_class": per_class,
     }

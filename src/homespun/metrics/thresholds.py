@@ -2,7 +2,7 @@
 
 Of several labels a text, one half is seldom the best place to cut: a rare label's probabilities hardly get there. The
 place is found on examples that the model was not trained on, and kept only where it holds for examples that it was not
-found on either (`held_up`): with few examples the best cut is that of chance (Lipton et al. 2014).
+found on either (`cross_val_predict`): with few examples the best cut is that of chance (Lipton et al. 2014).
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ def _by_turns(probabilities: Probabilities, truth: Truth, thresholds: list[float
         for label, column in enumerate(probabilities.T):
             others = np.delete(np.arange(len(thresholds)), label)
             hits = int((predicted[:, others] & (truth[:, others] == 1)).sum())
-            told = int(predicted[:, others].sum())
+            num_predicted = int(predicted[:, others].sum())
             order = np.argsort(-column, kind="stable")
             values = column[order]
             own = np.concatenate([[0], np.cumsum(truth[order, label])])
-            scores = 2 * (hits + own) / np.maximum(1, told + np.arange(len(own)) + truth.sum())
-            apart = np.concatenate([[True], values[1:] < values[:-1], [True]])  # none, up to a change, all
+            scores = 2 * (hits + own) / np.maximum(1, num_predicted + np.arange(len(own)) + truth.sum())
+            boundary = np.concatenate([[True], values[1:] < values[:-1], [True]])  # none, up to a change, all
             cuts = np.concatenate([[1.0], (values[1:] + values[:-1]) / 2, [0.0]])
             now = scores[int((column > thresholds[label]).sum())]
-            best = int(np.where(apart, scores, -1.0).argmax())
+            best = int(np.where(boundary, scores, -1.0).argmax())
             if scores[best] > now + 1e-12:
                 thresholds[label], moved = float(cuts[best]), True
                 predicted[:, label] = column > thresholds[label]
@@ -91,7 +91,7 @@ def _f1(predicted: NDArray[np.bool_], truth: Truth, average: Average) -> float:
     return float(np.mean(2 * hits / np.maximum(1, predicted.sum(axis=axis) + truth.sum(axis=axis))))
 
 
-def held_up(
+def cross_val_predict(
     rows: int,
     find: Callable[[NDArray[np.int64]], Callable[[NDArray[np.int64]], NDArray[np.float64]]],
 ) -> NDArray[np.float64]:
@@ -109,13 +109,13 @@ def held_up(
         if len(inside):
             found.append((inside, find(np.flatnonzero(parts != part))(inside)))
     first = found[0][1]
-    said = np.empty((rows, *first.shape[1:]), dtype=np.float64)
+    predictions = np.empty((rows, *first.shape[1:]), dtype=np.float64)
     for inside, values in found:
-        said[inside] = values
-    return said
+        predictions[inside] = values
+    return predictions
 
 
-def held_up_f1(
+def cross_val_f1(
     probabilities: Probabilities, truth: Truth, *, scope: Literal["global", "per_label"], average: Average
 ) -> float:
     """The F1 on these rows of thresholds that were each found on others of them."""
@@ -124,4 +124,4 @@ def held_up_f1(
         cuts = np.array(find_thresholds(probabilities[rows], truth[rows], scope=scope, average=average))
         return lambda others: (probabilities[others] > cuts).astype(np.float64)
 
-    return _f1(held_up(len(truth), find) > 0, truth, average)
+    return _f1(cross_val_predict(len(truth), find) > 0, truth, average)

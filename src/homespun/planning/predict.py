@@ -15,7 +15,7 @@ from homespun.models.backbone import Encoder
 from homespun.planning.rates import Rates, flops
 from homespun.planning.tracer import StepTracer
 from homespun.training.config import TrainConfig
-from homespun.training.devices import number_type
+from homespun.training.devices import resolve_dtype
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
     """
     config = workload.train
     largest, typical = workload.batches(rows, 2)
-    dtype = number_type(config.precision, device)
+    dtype = resolve_dtype(config.precision, device)
     with StepTracer() as tracer:
         objective = workload.build()
         for module in objective.modules():

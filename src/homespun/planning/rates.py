@@ -28,7 +28,7 @@ from homespun.io.atomic import write_text
 from homespun.nn.torch_private import OpOverload, TorchDispatchMode
 from homespun.planning.tracer import Operation, Shape, tensors
 from homespun.training.environment import describe_environment
-from homespun.training.malloc import give_back_freed_memory, keep_freed_memory
+from homespun.training.malloc import disable_malloc_trim, trim_malloc
 
 Clock = Callable[[], float]
 
@@ -165,20 +165,20 @@ def _family(name: str) -> str:
     return next((family for family, names in _FAMILIES.items() if re.fullmatch(names, name.rstrip("_"))), "")
 
 
-def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, fresh: bool = False) -> Rates:
+def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, remeasure: bool = False) -> Rates:
     """Rates from the user's cache folder, else measured in about two seconds and cached.
 
     Args:
         device: where training would run.
         clock: seconds.
-        fresh: measure again; ``base`` stays.
+        remeasure: measure again; ``base`` stays.
     """
     cached = _read(_file(device))
-    if cached is not None and not fresh:
+    if cached is not None and not remeasure:
         return cached
     rates = replace(_measure(device, clock), base=0.0 if cached is None else cached.base)
     if device.type == "cpu":
-        give_back_freed_memory()
+        trim_malloc()
     return save_rates(device, rates)
 
 
@@ -191,7 +191,7 @@ def save_rates(device: torch.device, rates: Rates) -> Rates:
 
 def _measure(device: torch.device, clock: Clock) -> Rates:
     if device.type == "cpu":
-        keep_freed_memory()  # as trainings do
+        disable_malloc_trim()  # as trainings do
 
     def seconds(call: Callable[[], object], *, repeats: int = 5) -> float:
         call()

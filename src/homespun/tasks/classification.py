@@ -16,9 +16,9 @@ from homespun.config import validate
 from homespun.data.labels import LabelledRows, Labels, get_text, read_labelled_texts
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.errors import UserError
-from homespun.inference.decision import PLAIN, Decision
+from homespun.inference.decision_rule import DEFAULT_RULE, DecisionRule
 from homespun.inference.predict import Predictor, predict_logits, probabilities
-from homespun.metrics.calibration import calibration, row_losses
+from homespun.metrics.calibration import measure_calibration, row_losses
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
@@ -39,7 +39,7 @@ from homespun.tasks.texts import (
     whole_pairs,
 )
 from homespun.tasks.tuning import Tuning, decide
-from homespun.training.validation import Evaluation
+from homespun.training.validation import EvalResult
 
 
 class LabelledData(TextsData):
@@ -101,7 +101,9 @@ class ClassificationTask:
 
     measures = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 
-    def __init__(self, data: TextsData, labels: Labels, stored: ModelBundle, *, decision: Decision = PLAIN) -> None:
+    def __init__(
+        self, data: TextsData, labels: Labels, stored: ModelBundle, *, decision: DecisionRule = DEFAULT_RULE
+    ) -> None:
         self.decision = decision
         self.data = data
         self.labels = labels
@@ -130,7 +132,7 @@ class ClassificationTask:
         decision = stored.task.get("decision")
         if decision is None:
             return cls(data, stored.labels, stored)
-        found = validate(Decision, decision, source=source)
+        found = validate(DecisionRule, decision, source=source)
         if found.thresholds is not None and len(found.thresholds) != len(stored.labels):
             raise UserError(
                 f"{source} has {len(found.thresholds)} thresholds for {len(stored.labels)} labels; it was altered, "
@@ -177,11 +179,11 @@ class ClassificationTask:
         decision, told = decide(logits, validation.targets, tuning)
         return Tuned(type(self)(self.data, self.labels, self.stored, decision=decision), told)
 
-    def validate(self, lesson: Lesson, rows: LabelledRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: LabelledRows, *, batch_size: int) -> EvalResult:
         """The log loss and the metrics."""
         metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
         plain = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        return Evaluation(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
+        return EvalResult(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
 
     def measure(self, model: Model, rows: LabelledRows, *, batch_size: int) -> Measured:
         """`classification_metrics` and how far it is off (`calibration`); of each text the probability of every class,
@@ -193,7 +195,7 @@ class ClassificationTask:
         predicted = classify(table, self.labels, self.decision.thresholds)
         metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)
         values = logits.astype(np.float64)
-        off = calibration(values, rows.targets, temperature)
+        off = measure_calibration(values, rows.targets, temperature)
         metrics |= {"ece": off["after"]["ece"], "calibration": off}
         losses = row_losses(values / temperature, rows.targets)
         said = self._said(rows.targets, predicted)
@@ -230,7 +232,7 @@ class ClassificationTask:
     def describe(self) -> dict[str, Any]:
         """How the texts are read."""
         told = {"kind": "classification", "data": self.data.kind} | self.data.to_metadata()
-        return told if self.decision == PLAIN else told | {"decision": self.decision.model_dump(mode="json")}
+        return told if self.decision == DEFAULT_RULE else told | {"decision": self.decision.model_dump(mode="json")}
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Label, probability, and that of every class."""
@@ -243,7 +245,7 @@ class ClassificationTask:
             decision=self.decision,
         )
         for part in predicted_in_parts(records, self.data, source=source):
-            yield from map(asdict, predictor.of_rows(rows_of(part, self.data, self.stored)))
+            yield from map(asdict, predictor.predict_rows(rows_of(part, self.data, self.stored)))
 
 
 _TASKS: dict[str, Any] = {"classification": ClassificationTask, "regression": RegressionTask, "ratings": RatingsTask}

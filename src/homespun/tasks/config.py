@@ -64,7 +64,7 @@ def stored_task(
         encoding: of the files.
         columns: names for those without a header.
         data_set: which of several that it learned from, each with its prefix.
-        writing: how it writes, where that is not as in training: fields of `homespun.inference.write.Writing`.
+        writing: overrides, fields of `homespun.inference.batch_generation.TextGenerationConfig`.
 
     Raises:
         UserError: it was not fine-tuned, or by another version; several data sets and none of them named; or it writes

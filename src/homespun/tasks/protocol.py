@@ -29,7 +29,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.tasks.files import Part, SplitSeed, files_of
 from homespun.tasks.tuning import Tuning
-from homespun.training.validation import Evaluation
+from homespun.training.validation import EvalResult
 
 Example_contra = TypeVar("Example_contra", contravariant=True)
 
@@ -122,7 +122,7 @@ class Task(Protocol[Example_contra, RowsOfTask]):
             UserError: the model cannot be trained so.
         """
 
-    def validate(self, lesson: Lesson, rows: RowsOfTask, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: RowsOfTask, *, batch_size: int) -> EvalResult:
         """What chooses the checkpoint: ``train.best_metric`` is its loss or a measure of it, which
         `homespun.metrics.registry` knows by the kind of the objective."""
 

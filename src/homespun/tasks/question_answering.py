@@ -17,15 +17,15 @@ from homespun.data.question_answering import Question, QuestionRows, parse_quest
 from homespun.data.regression import SubsetRows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
-from homespun.inference.answers import Answer, find_answers
-from homespun.metrics.qa import MEASURES, answer_scores, mean_answers
+from homespun.inference.question_answering import Answer, find_answers
+from homespun.metrics.qa import METRICS, answer_scores, mean_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
 from homespun.objectives.span_answers import SpanAnswers
 from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.validation import Evaluation, evaluate_loss
+from homespun.training.validation import EvalResult, evaluate_loss
 
 _AHEAD = 64  # records read ahead in prediction, of which one may be an article with many questions
 
@@ -104,7 +104,7 @@ class AnswersTask:
     """Answers out of texts; see `homespun.tasks.protocol.Task`."""
 
     labels = None
-    measures = MEASURES
+    measures = METRICS
 
     def __init__(self, data: QuestionData, stored: ModelBundle) -> None:
         self.data = data
@@ -141,12 +141,12 @@ class AnswersTask:
             module, module.model, _teaching(training), objective.collate(self.tokenizer.pad_id), module.export_model
         )
 
-    def validate(self, lesson: Lesson, rows: QuestionRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: QuestionRows, *, batch_size: int) -> EvalResult:
         """The loss over the windows, exact match and F1."""
         loader = Loader(_teaching(rows), lesson.collate, batch_size=batch_size, seed=0)
         found = evaluate_loss(lesson.objective, loader.once(), next(lesson.model.parameters()).device)
         metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
-        return Evaluation(found.loss, found.losses, metrics)
+        return EvalResult(found.loss, found.losses, metrics)
 
     def measure(self, model: Model, rows: QuestionRows, *, batch_size: int) -> Measured:
         """Exact match and F1; ``score`` is F1, ``start`` and ``end`` are characters of the text."""

@@ -16,7 +16,7 @@ from homespun.data.regression import RegressionRows, parse_numbers
 from homespun.errors import UserError
 from homespun.inference.predict import predict_logits
 from homespun.metrics.classification import Metrics
-from homespun.metrics.regression import rating_metrics, regression_metrics
+from homespun.metrics.regression import ordinal_regression_metrics, regression_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.objectives.number_heads import Cumulative, Scaled, rating_probabilities
@@ -33,7 +33,7 @@ from homespun.tasks.texts import (
     shown,
     whole_pairs,
 )
-from homespun.training.validation import Evaluation
+from homespun.training.validation import EvalResult
 
 _WAY_OUT = "correct it, or have such rows counted and left out: objective.outside=leave_out"
 
@@ -104,7 +104,7 @@ class RegressionTask:
         collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, "absolute_error"))
         return _lesson(objective.wrap(module), training, collate)
 
-    def validate(self, lesson: Lesson, rows: RegressionRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: RegressionRows, *, batch_size: int) -> EvalResult:
         """The squared error, in units of the training's spread, and the metrics."""
         return _evaluation(lesson, self.measure(lesson.model, rows, batch_size=batch_size).metrics)
 
@@ -231,12 +231,12 @@ class RatingsTask:
         collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, measured, weights))
         return _lesson(objective.wrap(module), training, collate)
 
-    def validate(self, lesson: Lesson, rows: RegressionRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: RegressionRows, *, batch_size: int) -> EvalResult:
         """The loss of the objective, and the metrics."""
         return _evaluation(lesson, self.measure(lesson.model, rows, batch_size=batch_size).metrics)
 
     def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
-        """`rating_metrics`; the ``score`` of an example is minus the error."""
+        """`ordinal_regression_metrics`; the ``score`` of an example is minus the error."""
         return self._measured(rows.numbers, *self._told(model, rows, batch_size))
 
     def _told(
@@ -261,7 +261,7 @@ class RatingsTask:
     ) -> Measured:
         known = np.isfinite(truth)
         _check_some(truth[known])
-        metrics = rating_metrics(
+        metrics = ordinal_regression_metrics(
             self.levels,
             truth[known].astype(np.int64),
             ranks[known],
@@ -344,12 +344,12 @@ def _lesson(module: Any, training: RegressionRows, collate: Collate) -> Lesson:
     return Lesson(module, module.model, whole_pairs(training, _left_out(training)), collate, module.export_model)
 
 
-def _evaluation(lesson: Lesson, metrics: Metrics) -> Evaluation:
+def _evaluation(lesson: Lesson, metrics: Metrics) -> EvalResult:
     head = lesson.model.head
     assert isinstance(head, Scaled | Cumulative)
     loss = head.loss_of(metrics)
     plain = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
-    return Evaluation(loss, {"loss": loss}, plain)
+    return EvalResult(loss, {"loss": loss}, plain)
 
 
 def _said(truth: NDArray[np.float64], told: NDArray[np.float64]) -> list[dict[str, Any]]:

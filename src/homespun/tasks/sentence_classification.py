@@ -21,14 +21,14 @@ from homespun.data.sentence_documents import (
     read_sentence_documents,
 )
 from homespun.errors import UserError
-from homespun.inference.passes import logits_of
+from homespun.inference.logits import forward_logits
 from homespun.inference.predict import probabilities
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels
 from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
-from homespun.training.validation import Evaluation
+from homespun.training.validation import EvalResult
 
 _AHEAD = 256  # documents read ahead in prediction
 _LEAST = np.finfo(np.float32).eps
@@ -148,11 +148,11 @@ class SentencesTask:
         collate = SentenceCollate(stored.tokenizer.pad_id, self.vector, weights)
         return Lesson(module, module.model, training, collate, module.export_model)
 
-    def validate(self, lesson: Lesson, rows: SentenceWindows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: SentenceWindows, *, batch_size: int) -> EvalResult:
         """The log loss and the metrics, over all sentences."""
         metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
         plain = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        return Evaluation(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
+        return EvalResult(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
 
     def measure(self, model: Model, rows: SentenceWindows, *, batch_size: int) -> Measured:
         """`classification_metrics` over all sentences, and what was said of those of each document."""
@@ -168,7 +168,7 @@ class SentencesTask:
         """(sentences, classes) probabilities."""
         collate = SentenceCollate(self.stored.tokenizer.pad_id, self.vector)
         logits = np.zeros((len(rows.sizes), len(self.labels)), dtype=np.float32)
-        for numbers, part in logits_of(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
+        for numbers, part in forward_logits(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
             sentences = collate([rows[number] for number in numbers], ()).sentences
             assert sentences is not None
             own = sentences.numpy()

@@ -28,8 +28,8 @@ from homespun.data.source_target import (
     read_source_target,
 )
 from homespun.errors import UserError, nearest
-from homespun.inference.write import Writing, write_texts
-from homespun.metrics.rouge import MEASURES, Rouge, mean_scores
+from homespun.inference.batch_generation import TextGenerationConfig, generate_batch
+from homespun.metrics.rouge import METRICS, Rouge, mean_scores
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -39,7 +39,7 @@ from homespun.objectives.text_to_text import TextToText
 from homespun.tasks.files import Part, files_of, paths
 from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.validation import Evaluation, evaluate_loss
+from homespun.training.validation import EvalResult, evaluate_loss
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ class TextPairsData(TaskData):
     paragraphs: Paragraphs | None = Field(
         default=None, description="the source is several documents, read by paragraphs of which the best are taken"
     )
-    writing: Writing = Field(default=Writing(), description="how the texts are written that are measured")
+    writing: TextGenerationConfig = Field(
+        default=TextGenerationConfig(), description="how the texts are written that are measured"
+    )
 
     @model_validator(mode="after")
     def _apart(self) -> TextPairsData:
@@ -245,7 +247,7 @@ class TextToTextTask:
     """Texts of texts; see `homespun.tasks.protocol.Task`."""
 
     labels = None
-    measures = MEASURES
+    measures = METRICS
 
     def __init__(self, data: TextPairsData, stored: ModelBundle) -> None:
         self.data = data
@@ -290,7 +292,7 @@ class TextToTextTask:
             rows = Mixture(training, training.data_sets, weights=weights, limit=self.data.limit)
         return Lesson(module, module.model, rows, objective.collate(module.config), module.export_model)
 
-    def validate(self, lesson: Lesson, rows: SourceTargetRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: SourceTargetRows, *, batch_size: int) -> EvalResult:
         """The loss by teacher forcing: nothing is written."""
         loader = Loader(rows, lesson.collate, batch_size=batch_size, seed=0)
         return evaluate_loss(lesson.objective, loader.once(), next(lesson.model.parameters()).device)
@@ -305,7 +307,7 @@ class TextToTextTask:
         return self._measured(rows.pairs, texts)
 
     def _write(self, model: Model, sources: Sequence[Row], batch_size: int) -> list[str]:
-        return write_texts(
+        return generate_batch(
             model,
             sources,
             self.tokenizer,

@@ -24,15 +24,15 @@ from homespun.data.token_labels import (
     word_spans,
 )
 from homespun.errors import UserError
-from homespun.inference.tags import entities, tag_probabilities, tags_of
-from homespun.metrics.sequence_labels import ENTITIES, WORDS, EntityMetrics, are_entities, word_metrics
+from homespun.inference.token_classification import decode_tags, extract_entities, predict_tag_probabilities
+from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, EntityMetrics, are_entities, word_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
 from homespun.objectives.tagging import Tagging
 from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.validation import Evaluation, evaluate_loss
+from homespun.training.validation import EvalResult, evaluate_loss
 
 _AHEAD = 1024  # records read ahead in prediction, and sorted by length together
 _WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
@@ -92,7 +92,7 @@ class TaggingTask:
         self.labels = labels
         self.tokenizer: Tokenizer = stored.tokenizer
         spans = are_entities(labels.names)
-        self.measures = ENTITIES if spans else WORDS
+        self.measures = ENTITY_METRICS if spans else WORD_METRICS
         self._metrics = EntityMetrics() if spans else word_metrics
 
     def strata(self, examples: Sequence[TaggedWords]) -> NDArray[np.int64]:
@@ -125,20 +125,20 @@ class TaggingTask:
             module.export_model,
         )
 
-    def validate(self, lesson: Lesson, rows: TokenLabelRows, *, batch_size: int) -> Evaluation:
+    def validate(self, lesson: Lesson, rows: TokenLabelRows, *, batch_size: int) -> EvalResult:
         """The loss over the words, and the metrics."""
         loader = Loader(rows, lesson.collate, batch_size=batch_size, seed=0)
         found = evaluate_loss(lesson.objective, loader.once(), next(lesson.model.parameters()).device)
         metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
         plain = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        return Evaluation(found.loss, found.losses, plain)
+        return EvalResult(found.loss, found.losses, plain)
 
     def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
         """Entities and words; ``predicted`` are the tags, ``score`` the share of words that are right."""
-        tables = tag_probabilities(
+        tables = predict_tag_probabilities(
             model, rows, tags=len(self.labels), pad_id=self.tokenizer.pad_id, batch_size=batch_size
         )
-        return self._measured(rows.sentences, [tags_of(table, self.labels) for table in tables])
+        return self._measured(rows.sentences, [decode_tags(table, self.labels) for table in tables])
 
     def _measured(self, sentences: Sequence[TaggedWords], told: Sequence[list[str]]) -> Measured:
         said = []
@@ -172,9 +172,9 @@ class TaggingTask:
         while part := list(islice(waiting, _AHEAD)):
             texts = [self._words(record, f"row {number} of {source}") for number, record in part]
             rows = self.rows([TaggedWords(tuple(text[start:end] for start, end in spans)) for text, spans in texts])
-            tables = tag_probabilities(model, rows, tags=len(self.labels), pad_id=self.tokenizer.pad_id)
+            tables = predict_tag_probabilities(model, rows, tags=len(self.labels), pad_id=self.tokenizer.pad_id)
             for (text, spans), table in zip(texts, tables, strict=True):
-                yield self._said(text, spans, tags_of(table, self.labels), table)
+                yield self._said(text, spans, decode_tags(table, self.labels), table)
 
     def _words(self, record: Mapping[str, Any], where: str) -> tuple[str, list[tuple[int, int]]]:
         value = record.get(self.data.words)
@@ -197,7 +197,7 @@ class TaggingTask:
                 "end": spans[last][1],
                 "probability": float(table[first : last + 1].max(axis=1).mean()),
             }
-            for name, first, last in entities(tags)
+            for name, first, last in extract_entities(tags)
         ]
         told: dict[str, Any] = {"words": [text[start:end] for start, end in spans], "tags": tags}
         told |= {"offsets": [list(span) for span in spans], "entities": found, "truncated": False}

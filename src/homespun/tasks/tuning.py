@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.inference.decision import Decision
-from homespun.metrics.calibration import FEWEST, row_losses, temperature_that_holds
-from homespun.metrics.thresholds import Average, f1, find_thresholds, held_up_f1
+from homespun.inference.decision_rule import DecisionRule
+from homespun.metrics.calibration import MIN_EXAMPLES, cross_val_temperature, row_losses
+from homespun.metrics.thresholds import Average, cross_val_f1, f1, find_thresholds
 
 
 class Tuning(Config):
@@ -24,13 +24,15 @@ class Tuning(Config):
     thresholds_for: Average = Field(default="micro_f1", description="what the thresholds are to be best for")
 
 
-def decide(logits: NDArray[np.float32], truth: NDArray[np.int64], tuning: Tuning) -> tuple[Decision, dict[str, Any]]:
+def decide(
+    logits: NDArray[np.float32], truth: NDArray[np.int64], tuning: Tuning
+) -> tuple[DecisionRule, dict[str, Any]]:
     """How the (rows, classes) logits of the validation examples are best read, and what ``tuning`` of a result tells.
 
     Both parts are kept only where they hold for examples that they were not found on.
     """
     values = logits.astype(np.float64)
-    temperature, reason = temperature_that_holds(values, truth) if tuning.temperature else (1.0, "not asked for")
+    temperature, reason = cross_val_temperature(values, truth) if tuning.temperature else (1.0, "not asked for")
     told: dict[str, Any] = {
         "rows": len(truth),
         "temperature": temperature,
@@ -40,15 +42,15 @@ def decide(logits: NDArray[np.float32], truth: NDArray[np.int64], tuning: Tuning
     if reason:
         told["temperature_why"] = reason
     if truth.ndim == 1 or tuning.thresholds == "half":
-        return Decision(temperature=temperature), told
+        return DecisionRule(temperature=temperature), told
     sure = 1.0 / (1.0 + np.exp(-values / temperature))
     scope, average = tuning.thresholds, tuning.thresholds_for
     half = (0.5,) * truth.shape[1]
     before = f1(sure, truth, half, average)
-    held = held_up_f1(sure, truth, scope=scope, average=average)
+    held = cross_val_f1(sure, truth, scope=scope, average=average)
     why = "" if held > before else "none did better than one half on validation examples that it was not found on"
-    if len(truth) < FEWEST:
-        why = f"{len(truth)} validation examples are too few to find thresholds on; {FEWEST} would do"
+    if len(truth) < MIN_EXAMPLES:
+        why = f"{len(truth)} validation examples are too few to find thresholds on; {MIN_EXAMPLES} would do"
     kept = not why
     thresholds = find_thresholds(sure, truth, scope=scope, average=average) if kept else half
     told |= {
@@ -60,4 +62,4 @@ def decide(logits: NDArray[np.float32], truth: NDArray[np.int64], tuning: Tuning
     }
     if why:
         told["thresholds_why"] = why
-    return Decision(temperature=temperature, thresholds=thresholds if kept else None), told
+    return DecisionRule(temperature=temperature, thresholds=thresholds if kept else None), told

@@ -39,7 +39,7 @@ class Limits:
         """The used share of the budget, 0 to 1: the largest over its limits."""
         return min(1.0, self._share(progress, ahead=0.0))
 
-    def middle(self, progress: Progress) -> float:
+    def share_at_mid_step(self, progress: Progress) -> float:
         """The share at the middle of the next step: where its learning rate is read.
 
         Read at its middle, the first step of a warmup is not lost to a rate of zero, and the last is as near to the

@@ -11,7 +11,7 @@ from torch import nn
 
 from homespun.config import Bytes, Config, Count, Duration
 from homespun.training.optim import adafactor, adamw, has_fused, parameter_groups
-from homespun.training.soap import LARGEST, OneSidedSoap
+from homespun.training.soap import MAX_SIDE, OneSidedSoap
 
 Positive = Annotated[Count, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -176,7 +176,7 @@ class Soap(Config):
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of the parameters of ``module`` that learn; each group has its ``scale`` of the rate."""
         groups = parameter_groups(
-            module, weight_decay=self.weight_decay, layer_decay=self.layer_decay, others=self.others, widest=LARGEST
+            module, weight_decay=self.weight_decay, layer_decay=self.layer_decay, others=self.others, widest=MAX_SIDE
         )
         return OneSidedSoap(
             groups,

@@ -22,7 +22,7 @@ _LONG_SECONDS, _LONG_STEPS = 900, 2000  # compiling takes a minute or two
 
 
 @dataclass(frozen=True)
-class Place:
+class DistributedContext:
     """This process among those that train together, and its device."""
 
     rank: int
@@ -30,7 +30,7 @@ class Place:
     device: torch.device
 
     @classmethod
-    def here(cls) -> Place:
+    def join(cls) -> DistributedContext:
         """Joins the processes that `torchrun` or `accelerate launch` started; else there is one.
 
         The device is the best there is; ``ACCELERATE_USE_CPU=true`` makes it the CPU.
@@ -64,7 +64,7 @@ def _leave(state: PartialState) -> None:
     gc.collect()  # who lets go of the group last joins its threads, and may be in a cycle that nobody has any more
 
 
-def number_type(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
+def resolve_dtype(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
     """In which type of numbers the matrix products of a step are made; weights are float32 always.
 
     ``auto`` is bf16 on a GPU that has it, and float32 elsewhere; `homespun.training.precision` measures a CPU first.

@@ -16,8 +16,8 @@ from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MXFAST = -1, -3, 1  # malloc.h
 _KEPT_BYTES = 2**31 - 1  # the largest int
-_TUNABLES, _NONE_ASIDE = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"  # read when a process begins
-_BEGUN_ANEW = "HOMESPUN_BEGUN_ANEW"
+_TUNABLES, _NO_TCACHE = "GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"  # read when a process begins
+_REEXECED = "HOMESPUN_REEXECED"
 
 
 def training_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -27,24 +27,24 @@ def training_environment(environment: Mapping[str, str]) -> dict[str, str]:
     peak, interpreter and libraries included, in the same time; a larger Reformer took 716 MB in place of 924.
     Tokenizing takes 6 % more time, so that this is for training alone.
     """
-    told = environment.get(_TUNABLES, "")
-    if _glibc("mallopt") is None or "glibc.malloc.tcache_count" in told:
+    tunables = environment.get(_TUNABLES, "")
+    if _glibc("mallopt") is None or "glibc.malloc.tcache_count" in tunables:
         return dict(environment)
-    return {**environment, _TUNABLES: ":".join(filter(None, (told, _NONE_ASIDE)))}
+    return {**environment, _TUNABLES: ":".join(filter(None, (tunables, _NO_TCACHE)))}
 
 
-def begin_anew_to_train() -> None:
+def reexec_with_tunables() -> None:
     """Put this process in its `training_environment`: it runs again from its first line. Call it first of all."""
     environment = training_environment(os.environ)
-    if environment == dict(os.environ) or _BEGUN_ANEW in os.environ:
+    if environment == dict(os.environ) or _REEXECED in os.environ:
         return
     try:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment | {_BEGUN_ANEW: "1"})
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment | {_REEXECED: "1"})
     except OSError:  # a system that does not let it: it takes more memory then
         return
 
 
-def keep_freed_memory() -> None:
+def disable_malloc_trim() -> None:
     """Let the C library keep up to 2 GB of freed memory for the next tensors, in place of giving each back at once.
 
     Tensors above some megabytes are else fresh pages every time, which the kernel fills with zeros when they are first
@@ -61,7 +61,7 @@ def keep_freed_memory() -> None:
         mallopt(_M_MXFAST, 0)
 
 
-def give_back_freed_memory() -> None:
+def trim_malloc() -> None:
     """The opposite, once: what is free now no longer counts as this process's."""
     gc.collect()
     trim = _glibc("malloc_trim")

@@ -8,7 +8,7 @@ from types import TracebackType
 import psutil
 import torch
 
-from homespun.training.malloc import give_back_freed_memory
+from homespun.training.malloc import trim_malloc
 
 _INTERVAL = 0.02  # seconds; reading the resident size takes some 20 microseconds
 
@@ -39,7 +39,7 @@ class PeakMemory:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
-            give_back_freed_memory()
+            trim_malloc()
             self._highest = self._process.memory_info().rss
             self._thread.start()
         return self

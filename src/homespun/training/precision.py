@@ -13,26 +13,28 @@ from torch import nn
 
 from homespun.training.budget import Limits
 from homespun.training.checkpoint import State
-from homespun.training.devices import has_bf16, has_lstm, number_type
+from homespun.training.devices import has_bf16, has_lstm, resolve_dtype
 
 logger = logging.getLogger(__name__)
 
-FASTER = 1.3
+MIN_SPEEDUP = 1.3
 """bfloat16 over float32 products from which a training is expected to gain; the rest of a step gains nothing."""
 
 _LEAST_SECONDS, _LEAST_FLOPS = 60.0, 5e12  # a minute of one core in float32
 _ROUNDS, _SIZE, _SECONDS = 6, 512, 0.3
 
-Name = Literal["float32", "bf16", "fp16"]
-PRECISIONS: tuple[Name, ...] = ("float32", "bf16", "fp16")
-_NAMES: dict[torch.dtype, Name] = dict(zip((torch.float32, torch.bfloat16, torch.float16), PRECISIONS, strict=True))
+PrecisionName = Literal["float32", "bf16", "fp16"]
+PRECISIONS: tuple[PrecisionName, ...] = ("float32", "bf16", "fp16")
+_NAMES: dict[torch.dtype, PrecisionName] = dict(
+    zip((torch.float32, torch.bfloat16, torch.float16), PRECISIONS, strict=True)
+)
 
 
 @dataclass(frozen=True)
 class Precision:
     """The type of numbers that matrix products of a training are made in, and why it was chosen."""
 
-    name: Name
+    name: PrecisionName
     reason: str
 
 
@@ -47,8 +49,8 @@ def choose_precision(
 ) -> Precision:
     """The precision that a new training takes; a resumed one keeps its own.
 
-    On a CPU ``auto`` is bf16 where the processor has bfloat16 instructions and multiplies at least `FASTER` times as
-    fast with them, measured in 0.3 seconds, once a process. A short training is float32 without a measurement: under a
+    On a CPU ``auto`` is bf16 where the processor has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times
+    as fast with them, measured in 0.3 s, once a process. A short training is float32 without a measurement: under a
     minute of ``train.budget.time``, or under 5e12 FLOPs. These are 6 x parameters x tokens (Kaplan et al. 2020,
     section 2.1).
 
@@ -63,7 +65,7 @@ def choose_precision(
     Raises:
         UserError: fp16 without a GPU.
     """
-    chosen = _NAMES[number_type(precision, device)]
+    chosen = _NAMES[resolve_dtype(precision, device)]
     if device.type == "cpu" and chosen == "bf16" and has_bf16() is False:
         logger.warning("this processor has no bfloat16 instructions: bf16 may be many times slower than float32")
     if precision != "auto":
@@ -80,7 +82,7 @@ def choose_precision(
         return Precision("float32", "the training is too short to measure bfloat16")
     ratio = _bf16_speedup(torch.get_num_threads())
     measured = f"bfloat16 matrix products run {ratio:.1f} times as fast as float32 here"
-    return Precision("bf16" if ratio >= FASTER else "float32", f"{measured}; bf16 from {FASTER} times")
+    return Precision("bf16" if ratio >= MIN_SPEEDUP else "float32", f"{measured}; bf16 from {MIN_SPEEDUP} times")
 
 
 def recorded_precision(state: State | None, device: torch.device) -> Precision | None:
@@ -94,12 +96,12 @@ def recorded_precision(state: State | None, device: torch.device) -> Precision |
         return None
     if "precision" in state:
         return Precision(**state["precision"])
-    return Precision(_NAMES[number_type("auto", device)], "as the run began")  # before auto was measured on CPUs
+    return Precision(_NAMES[resolve_dtype("auto", device)], "as the run began")  # before auto was measured on CPUs
 
 
 def multiplies_faster_in_bf16() -> bool:
-    """Whether the CPU has bfloat16 instructions and multiplies at least `FASTER` times as fast with them."""
-    return bool(has_bf16()) and _bf16_speedup(torch.get_num_threads()) >= FASTER
+    """Whether the CPU has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times as fast with them."""
+    return bool(has_bf16()) and _bf16_speedup(torch.get_num_threads()) >= MIN_SPEEDUP
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from torch import multiprocessing
 from torch.multiprocessing.spawn import ProcessContext, ProcessException, ProcessExitedException, start_processes
 
 from homespun.errors import UserError, shorten_warnings
-from homespun.training.interruption import Interruption
+from homespun.training.signals import Interruption
 
 _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 10.0  # for the others to end after one failed, before SIGTERM and again before SIGKILL
@@ -28,13 +28,13 @@ _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _TRACEBACK_CHARACTERS = 4000  # those of all processes fit into a pipe
 
 
-def launched() -> bool:
+def is_launched() -> bool:
     """Whether this is already one of several processes, started by ``torchrun``, ``accelerate launch`` or `launch`."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def launch(count: int, function: Callable[..., object], *arguments: object) -> None:
-    """Call ``function(*arguments)`` in ``count`` new processes on the CPU, which `Place.here` joins to a group.
+    """Call ``function(*arguments)`` in ``count`` new CPU processes, joined to a group by `DistributedContext.join`.
 
     Each has an equal part of this process's threads. They talk over the loopback interface, and warnings come from the
     first alone. SIGINT and SIGTERM are passed on; a second Ctrl-C ends all at once. None outlives the call.
@@ -132,7 +132,7 @@ def _child(rank: int, errors: SimpleQueue[BaseException], function: Callable[...
         logging.disable(logging.WARNING)
         warnings.simplefilter("ignore")
     else:
-        logging.getLogger("homespun.training.interruption").setLevel(logging.ERROR)  # the parent warns
+        logging.getLogger("homespun.training.signals").setLevel(logging.ERROR)  # the parent warns
     try:
         function(*arguments)
     except KeyboardInterrupt:

@@ -73,7 +73,7 @@ class Run:
         return run
 
     def _accept(self, config: BaseModel) -> None:
-        before = _flat(_of_this_version(read_yaml(self.path / _CONFIG), type(config)))
+        before = _flat(_with_defaults(read_yaml(self.path / _CONFIG), type(config)))
         now = _flat(yaml.safe_load(dump(config)))
         differences = [
             f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
@@ -126,7 +126,7 @@ class Run:
         Raises:
             UserError: there are checkpoints, and not one is whole.
         """
-        return self._first_whole(list(reversed(self._folders())))
+        return self._first_valid(list(reversed(self._folders())))
 
     def latest_state(self) -> State | None:
         """The state of the last checkpoint whose state can be read, its tensors unread; ``None``: there is none."""
@@ -144,7 +144,7 @@ class Run:
             UserError: there are checkpoints, and not one is whole.
         """
         scored = self._by_score()
-        return self._first_whole(scored + [f for f in reversed(self._folders()) if f not in scored])
+        return self._first_valid(scored + [f for f in reversed(self._folders()) if f not in scored])
 
     def rewind(self, checkpoint: Checkpoint | None) -> None:
         """Make the directory what it was right after ``checkpoint`` (``None``: the beginning), to go on from there."""
@@ -183,7 +183,7 @@ class Run:
                 scores[folder] = score
         return sorted(scores, key=lambda folder: (-scores[folder], _number(folder)))
 
-    def _first_whole(self, folders: list[Path]) -> Checkpoint | None:
+    def _first_valid(self, folders: list[Path]) -> Checkpoint | None:
         problem: UserError | None = None
         for folder in folders:
             try:
@@ -197,9 +197,9 @@ class Run:
 
     def _remove(self, folder: Path) -> None:
         # renamed first: a kill in the middle leaves no half of a checkpoint under its name
-        beside = folder.with_name(f"{TEMPORARY}old-{folder.name}")
-        os.rename(folder, beside)
-        shutil.rmtree(beside)
+        renamed = folder.with_name(f"{TEMPORARY}old-{folder.name}")
+        os.rename(folder, renamed)
+        shutil.rmtree(renamed)
 
 
 def holds_run(path: Path, *, resume: bool) -> bool:
@@ -242,7 +242,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _of_this_version(tree: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+def _with_defaults(tree: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
     """A config that was written before settings were added, with their defaults."""
     try:
         return dict(yaml.safe_load(dump(kind.model_validate(tree))))

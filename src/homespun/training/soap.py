@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-LARGEST = 1024
+MAX_SIDE = 1024
 """Widest smaller side of a matrix whose eigenvectors are computed; other matrices are trained by Adam."""
-_FIRST = frozenset({1, 2, 4, 8, 16})  # steps at which the basis is computed besides every `frequency` steps
-SETTLED = max(_FIRST)
+_EARLY_STEPS = frozenset({1, 2, 4, 8, 16})  # steps at which the basis is computed besides every `frequency` steps
+LAST_EARLY_STEP = max(_EARLY_STEPS)
 """Steps after which the basis is computed every ``frequency`` steps only."""
 
 
@@ -82,7 +82,7 @@ class OneSidedSoap(torch.optim.AdamW):
         for parameter in parameters:
             gradient = parameter.grad
             assert gradient is not None
-            state = self._up_to_date(parameter, gradient)
+            state = self._update_state(parameter, gradient)
             product = gradient @ state["basis"] if is_tall(gradient) else state["basis"].T @ gradient
             states.append(state)
             rotated.append(product.to(gradient.dtype))
@@ -108,7 +108,7 @@ class OneSidedSoap(torch.optim.AdamW):
             back = update @ state["basis"].T if is_tall(parameter) else state["basis"] @ update
             parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(back)
 
-    def _up_to_date(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    def _update_state(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
         """The state of a matrix after its covariance, and its basis where that is due, have seen the gradient."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
@@ -125,7 +125,7 @@ class OneSidedSoap(torch.optim.AdamW):
         product = gradient.T @ gradient if tall else gradient @ gradient.T
         state["covariance"].lerp_(product.to(gradient.dtype), 1 - self.shampoo_beta)
         self._steps[parameter] = step = self._steps.get(parameter, 0) + 1
-        if step in _FIRST or step % self.frequency == 0:
+        if step in _EARLY_STEPS or step % self.frequency == 0:
             basis = _eigenvectors(state["covariance"])
             change = basis.T @ state["basis"]
             state["exp_avg"].copy_(state["exp_avg"] @ change.T if tall else change @ state["exp_avg"])

@@ -10,7 +10,7 @@ from homespun.errors import UserError
 from homespun.training.validation import by_term
 
 if TYPE_CHECKING:
-    from homespun.training.trainer import Step
+    from homespun.training.trainer import StepResult
 
 
 class TensorBoard:
@@ -29,7 +29,7 @@ class TensorBoard:
             ) from error
         self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
 
-    def write(self, step: Step) -> None:
+    def write(self, step: StepResult) -> None:
         """One step, with its validation where it has one."""
         figures: dict[str, Any] = {
             "train/learning_rate": step.learning_rate,

@@ -22,15 +22,15 @@ from homespun.data.loader import Loader
 from homespun.errors import NotFinite, UserError
 from homespun.training.budget import Limits, Progress
 from homespun.training.config import TrainConfig
-from homespun.training.devices import Place, is_worth_compiling
-from homespun.training.interruption import Interruption
-from homespun.training.learner import Learner, Update
-from homespun.training.malloc import keep_freed_memory
+from homespun.training.devices import DistributedContext, is_worth_compiling
+from homespun.training.malloc import disable_malloc_trim
 from homespun.training.memory import PeakMemory
 from homespun.training.precision import PRECISIONS, Precision, choose_precision, recorded_precision
 from homespun.training.run import Run
+from homespun.training.signals import Interruption
+from homespun.training.step import TrainingStep, Update
 from homespun.training.tensorboard import TensorBoard
-from homespun.training.validation import Evaluation, by_term
+from homespun.training.validation import EvalResult, by_term
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Interrupted(UserError):
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """One step of the optimizer, over all its micro-batches and processes."""
 
     number: int  # 1 for the first
@@ -55,7 +55,7 @@ class Step:
     loss: float
     losses: dict[str, float]  # mean of each term
     gradient_norm: float  # before clipping
-    validation: Evaluation | None
+    validation: EvalResult | None
     tokens_per_second: float
     eta_seconds: float | None  # until the budget is used
 
@@ -63,7 +63,7 @@ class Step:
 class Trainer:
     """Trains ``objective`` on ``loader`` within the budget of ``config``, and writes what happens to ``run``.
 
-    ``for step in trainer`` yields a `Step` after each one. A run that has checkpoints goes on from the last one. Every
+    ``for step in trainer`` yields a `StepResult` after each one. A run with checkpoints resumes from the last. Every
     step is a function of the state before it and of (seed, step, process): its rows and their corruption come from the
     loader, and the random numbers of its dropout from a seed made of the three. So a killed and resumed run computes
     what an uninterrupted one would, to the bit, under budgets of steps, tokens or epochs; and nothing that happens
@@ -98,20 +98,20 @@ class Trainer:
         config: TrainConfig,
         run: Run,
         *,
-        validate: Callable[[], Evaluation] | None = None,
+        validate: Callable[[], EvalResult] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        place = Place.here()
-        if (loader.rank, loader.world_size) != (place.rank, place.world_size):
-            raise ValueError(f"the loader is of process {loader.rank} of {loader.world_size}; this is {place}")
+        context = DistributedContext.join()
+        if (loader.rank, loader.world_size) != (context.rank, context.world_size):
+            raise ValueError(f"the loader is of process {loader.rank} of {loader.world_size}; this is {context}")
         # precision is the learner's: an accelerator that had one would bind every later one in this process to it
         handler = DistributedDataParallelKwargs(broadcast_buffers=False)
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[handler])
         if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
             raise UserError("training runs on plain data-parallel processes; set FSDP and DeepSpeed off in accelerate")
-        self.device, self.rank, self.world_size = place.device, place.rank, place.world_size
+        self.device, self.rank, self.world_size = context.device, context.rank, context.world_size
         if self.device.type == "cpu":
-            keep_freed_memory()
+            disable_malloc_trim()
         self.objective, self.loader, self.config, self.run = objective, loader, config, run
         self.progress = Progress()
         self.limits = Limits.of(config.budget, steps_per_epoch=loader.steps_per_epoch)
@@ -121,7 +121,7 @@ class Trainer:
         compiled = is_worth_compiling(self.device, self.limits) if config.compile == "auto" else config.compile
         self.precision = self._choose_precision()
         chosen = config.model_copy(update={"precision": self.precision.name})
-        self._learner = Learner(objective, chosen, self.accelerator, compiled=compiled)
+        self._training_step = TrainingStep(objective, chosen, self.accelerator, compiled=compiled)
         self._recent: deque[float] = deque(maxlen=_RECENT)
         self._best: float | None = None
         self._since_best = 0
@@ -130,7 +130,7 @@ class Trainer:
         self._score: float | None = None  # of the validation at the last step, where there was one
         self._started = self._saved = 0.0
 
-    def __iter__(self) -> Iterator[Step]:
+    def __iter__(self) -> Iterator[StepResult]:
         """The steps, until the budget is used or `early_stopping` ends them."""
         with Interruption() as interruption, PeakMemory(self.device) as self._memory:
             board = self._begin()
@@ -175,7 +175,7 @@ class Trainer:
             row_tokens=float(self.loader.rows.lengths.mean()),
         )
         if auto and self.world_size > 1:  # measurements may differ
-            chosen = Precision(PRECISIONS[round(self._agreed(PRECISIONS.index(chosen.name))[0])], chosen.reason)
+            chosen = Precision(PRECISIONS[round(self._broadcast(PRECISIONS.index(chosen.name))[0])], chosen.reason)
         return chosen
 
     def _begin(self) -> TensorBoard | None:
@@ -185,7 +185,7 @@ class Trainer:
         self.run.rewind(checkpoint)
         if checkpoint is not None:
             state = checkpoint.state
-            self._learner.load(checkpoint)
+            self._training_step.load(checkpoint)
             self.progress = Progress(**state["progress"])
             self._best, self._since_best, self._score = state["best"], state["since_best"], state["score"]
             self._validations, self._validated = self._validations_due(), self.progress.seconds
@@ -198,7 +198,7 @@ class Trainer:
             "start" if checkpoint is None else "resume",
             time=self.progress.seconds,
             step=self.progress.steps,
-            parameters=sum(parameter.numel() for parameter in self._learner.objective.parameters()),
+            parameters=sum(parameter.numel() for parameter in self._training_step.objective.parameters()),
             precision=self.precision.name,
             processes=self.world_size,
         )
@@ -206,7 +206,7 @@ class Trainer:
             return None
         return TensorBoard(self.run.path / "tensorboard", step=self.progress.steps)
 
-    def _step(self, batches: Iterator[list[Batch]]) -> Step:
+    def _step(self, batches: Iterator[list[Batch]]) -> StepResult:
         began = self._seconds()
         number = self.progress.steps + 1
         parts = next(batches)
@@ -216,7 +216,7 @@ class Trainer:
                 f"the budget of {self.limits.tokens} tokens is too small for one step of {tokens}; "
                 f"raise train.budget.tokens or lower train.batch_size"
             )
-        multiplier = self.config.schedule.multiplier(self.limits.middle(self.progress))
+        multiplier = self.config.schedule.multiplier(self.limits.share_at_mid_step(self.progress))
         learning_rate = self.config.optimizer.learning_rate * multiplier
         update = self._update(number, parts, targets, learning_rate)
         ended, seconds = self._time(began)
@@ -233,7 +233,7 @@ class Trainer:
             seconds=ended,
             step_seconds=statistics.median(self._recent),
         )
-        step = Step(
+        step = StepResult(
             number=number,
             epoch=number / self.loader.steps_per_epoch,
             tokens=self.progress.tokens,
@@ -269,10 +269,10 @@ class Trainer:
     def _update(self, number: int, parts: list[Batch], targets: dict[str, float], learning_rate: float) -> Update:
         redraw(self.objective, number - 1)
         seed = _step_seed(self.config.seed, number, self.rank)
-        while (gradients := self._learner.gradients(parts, targets, seed=seed)) is None:
+        while (gradients := self._training_step.compute_gradients(parts, targets, seed=seed)) is None:
             parts = self._smaller(number, parts)
         try:
-            return self._learner.update(gradients, targets, learning_rate=learning_rate)
+            return self._training_step.update(gradients, targets, learning_rate=learning_rate)
         except NotFinite as error:
             raise self._not_finite(str(error), number) from error
 
@@ -311,7 +311,7 @@ class Trainer:
         since = self.progress.seconds - self._validated
         return math.isfinite(self.limits.seconds) and since < _REST * self.progress.closing_seconds
 
-    def _validation(self) -> Evaluation | None:
+    def _validation(self) -> EvalResult | None:
         """Validate where a multiple of ``validate_every`` was passed, and after the last step."""
         self._score = None
         passed = self._validations_due()
@@ -321,11 +321,11 @@ class Trainer:
         self._validations = max(passed, self._validations)
         began = self._seconds()
         try:
-            with self._learner.autocast():
+            with self._training_step.autocast():
                 evaluation = self._validate()
         except NotFinite as error:
             raise self._not_finite("the validation is not finite", self.progress.steps) from error
-        self._score = self._agreed(evaluation.score(self.config.best_metric))[0]
+        self._score = self._broadcast(evaluation.score(self.config.best_metric))[0]
         if self._best is None or self._score > self._best:
             self._best, self._since_best = self._score, 0
         else:
@@ -348,7 +348,7 @@ class Trainer:
         if not self.progress.steps:
             return
         self._take_peak()
-        state = self._learner.state() | {
+        state = self._training_step.state() | {
             "step": self.progress.steps,
             "seed": self.config.seed,
             "progress": dataclasses.asdict(self.progress),
@@ -359,7 +359,7 @@ class Trainer:
             "score": self._score,
             "peak_bytes": self.peak_bytes,
         }
-        self.run.save_checkpoint(self._learner.tensors(), state, keep=self.config.keep_checkpoints)
+        self.run.save_checkpoint(self._training_step.tensors(), state, keep=self.config.keep_checkpoints)
         self._saved = self.progress.seconds
 
     def _take_peak(self) -> None:
@@ -383,10 +383,10 @@ class Trainer:
     def _time(self, began: float) -> tuple[float, float]:
         """The seconds of training so far, and those since ``began``: both of the main process, whose clock decides."""
         ended = self._seconds()
-        ended, seconds = self._agreed(ended, ended - began)
+        ended, seconds = self._broadcast(ended, ended - began)
         return ended, seconds
 
-    def _agreed(self, *values: float) -> list[float]:
+    def _broadcast(self, *values: float) -> list[float]:
         """The main process's values in all of them, so that they decide alike."""
         return self._sum([value if self.rank == 0 else 0.0 for value in values])
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from homespun.batch import Batch
 from homespun.errors import NotFinite, UserError, nearest
-from homespun.metrics.registry import MEASURES, lower_is_better
+from homespun.metrics.registry import METRICS, lower_is_better
 
 _SEED = 0
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvalResult:
     """The loss, the mean of each of its terms, and metrics such as those of `homespun.metrics.classification`."""
 
     loss: float
@@ -34,7 +34,7 @@ class Evaluation:
         Raises:
             UserError: there is no such measure (see `homespun.metrics.registry`).
         """
-        values = {"loss": self.loss} | {name: value for name, value in self.metrics.items() if name in MEASURES}
+        values = {"loss": self.loss} | {name: value for name, value in self.metrics.items() if name in METRICS}
         if metric not in values:
             raise UserError(f"the validation has no metric {metric!r} for best_metric{nearest(metric, values)}")
         value = values[metric]
@@ -48,7 +48,7 @@ def by_term(loss: float, losses: Mapping[str, float]) -> dict[str, float]:
     return {"loss/total": loss} | {f"loss/{term}": value for term, value in losses.items()}
 
 
-def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> Evaluation:
+def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> EvalResult:
     """The exact mean of every term over ``batches``: without dropout or gradients, and without a trace in training.
 
     Objectives that sample (ELECTRA's generator) draw the same numbers every time, and the caller's random state and
@@ -83,7 +83,7 @@ def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.
         count = _total(counts[name])
         losses[name] = _total(sums[name]) / count if count else math.nan
     weighted = [weight * losses[name] for name, weight in weights.items() if weight and not math.isnan(losses[name])]
-    return Evaluation(math.fsum(weighted) if weighted else math.nan, losses)
+    return EvalResult(math.fsum(weighted) if weighted else math.nan, losses)
 
 
 def _total(values: list[Tensor]) -> float:

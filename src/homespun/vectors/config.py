@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.vectors.words import Unit
+from homespun.vectors.word_file import Unit
 
 
 class WordsConfig(Config):

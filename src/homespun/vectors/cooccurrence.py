@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_matrix
 
-from homespun.vectors.words import Told, WordFile
+from homespun.vectors.word_file import OnProgress, WordFile
 
 PAIRS = 2_000_000  # sorted at a time, by each thread
 RUN = 8_000_000  # different pairs held before they go to disk
@@ -75,7 +75,7 @@ def count_pairs(
     run: int = RUN,
     merged: int = MERGED,
     cells: int = CELLS,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Cooccurrence:
     """Count which words stand at most ``window`` words from each other in a document, each time as 1 / distance.
 
@@ -90,7 +90,7 @@ def count_pairs(
         run: so many different pairs may wait in memory.
         merged: so many are merged at a time.
         cells: a block may have about so many.
-        told: how far it is.
+        on_progress: how far it is.
     """
     folder = Path(folder)
     count, ids = len(text.words), text.ids
@@ -108,8 +108,8 @@ def count_pairs(
             running += [pool.submit(counted, piece) for piece in islice(waiting, 1)]
             runs.add(keys, sums)
             done += 1
-            if told is not None:
-                told(0.7 * done / len(pieces))
+            if on_progress is not None:
+                on_progress(0.7 * done / len(pieces))
     sorted_runs = runs.finish()
     total = 2 * sum(len(keys) for keys, _ in sorted_runs)  # at the most
     blocks = min(max(BLOCKS, -(-total // cells)), count)
@@ -118,8 +118,8 @@ def count_pairs(
     found = 0
     for number in range(blocks):
         found += _write_block(folder, number, count, blocks)
-        if told is not None:
-            told(0.85 + 0.15 * (number + 1) / blocks)
+        if on_progress is not None:
+            on_progress(0.85 + 0.15 * (number + 1) / blocks)
     return Cooccurrence(folder, count, found, blocks)
 
 
@@ -135,10 +135,10 @@ def _count_piece(
     for distance in range(1, min(window, len(here) - 1) + 1):
         firsts = min(end - start, len(here) - distance)
         first, second = here[:firsts], here[distance : distance + firsts]
-        alike = document[:firsts] == document[distance : distance + firsts]
+        same_document = document[:firsts] == document[distance : distance + firsts]
         # the distance behind the pair, so that one sort of whole numbers brings both along
         key = ((np.minimum(first, second) * count + np.maximum(first, second)) << bits) | distance
-        found.append(key if alike.all() else key[alike])
+        found.append(key if same_document.all() else key[same_document])
     keys = np.concatenate(found) if found else np.empty(0, np.int64)
     keys.sort()
     weights = np.zeros(1 << bits, np.float32)

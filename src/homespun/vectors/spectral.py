@@ -30,7 +30,7 @@ _AT_ONCE = 4_000_000  # tokens whose pairs are sorted at a time
 
 
 @torch.no_grad()
-def initialise_embeddings(model: nn.Module, corpus: Corpus, documents: np.ndarray, *, seed: int) -> None:
+def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, documents: np.ndarray, *, seed: int) -> None:
     """Start the word embeddings of ``model`` from co-occurrences, each vector as long as the drawn ones are on average.
 
     Tokens that do not occur keep the vector that they have.

@@ -44,7 +44,7 @@ def save_vectors(vectors: WordVectors, path: str | Path) -> None:
         _save_folder(vectors, path)
 
 
-def refuse_other_things(path: str | Path) -> None:
+def check_output_path(path: str | Path) -> None:
     """Raise what `save_vectors` would: before anything is trained.
 
     Raises:
@@ -90,7 +90,7 @@ def _checked(path: Path, read: Callable[[Path], WordVectors]) -> WordVectors:
 
 
 def _save_folder(vectors: WordVectors, folder: Path) -> None:
-    refuse_other_things(folder)
+    check_output_path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = folder / TENSORS
     with atomic_path(tensors) as temporary:
@@ -135,7 +135,7 @@ def _open_folder(folder: Path) -> WordVectors:
 
 
 def _save_file(vectors: WordVectors, path: Path, write: Callable[[WordVectors, IO[bytes]], None]) -> None:
-    refuse_other_things(path)
+    check_output_path(path)
     # what splits at white space splits at all of it: gensim reads text by str.split and binary up to a space
     broken = next((word for word in vectors.words if len(word.split()) != 1 or word != word.strip()), None)
     if broken is not None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from homespun.errors import UserError
 from homespun.vectors.config import Word2VecConfig
-from homespun.vectors.words import Told, WordFile, lines_of
+from homespun.vectors.word_file import OnProgress, WordFile, split_into_lines
 
 _LINE = 10_000  # words of a line, of which gensim's compiled loop reads no more
 
@@ -38,7 +38,7 @@ def train_word2vec(
     *,
     seed: int,
     workers: int | None = None,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> NDArray[np.float32]:
     """(words, size) vectors.
 
@@ -48,7 +48,7 @@ def train_word2vec(
         folder: for a file of all words, of 2 to 7 bytes each, while it lasts.
         seed: repeats the training with one worker; several write into the same vectors as they come.
         workers: threads; by default one a core.
-        told: how far it is, after each epoch.
+        on_progress: how far it is, after each epoch.
 
     Raises:
         UserError: gensim is not installed.
@@ -57,7 +57,7 @@ def train_word2vec(
     path = Path(folder) / "words.txt"
     lines = 0
     with path.open("w", encoding="ascii") as stream:
-        for line in lines_of(text.documents(), _LINE):
+        for line in split_into_lines(text.documents(), _LINE):
             stream.write(" ".join(map(str, line)) + "\n")
             lines += 1
     model = models.Word2Vec(
@@ -78,7 +78,7 @@ def train_word2vec(
         total_examples=lines,
         total_words=int(text.counts.sum()),
         epochs=config.epochs,
-        callbacks=[_Epochs(config.epochs, told)],
+        callbacks=[_Epochs(config.epochs, on_progress)],
     )
     path.unlink()
     places = np.array([model.wv.key_to_index[str(place)] for place in range(len(text.words))])
@@ -89,13 +89,13 @@ def train_word2vec(
 class _Epochs:
     """What gensim calls as it trains."""
 
-    def __init__(self, total: int, told: Told | None) -> None:
-        self.total, self.told, self.done = total, told, 0
+    def __init__(self, total: int, on_progress: OnProgress | None) -> None:
+        self.total, self.on_progress, self.done = total, on_progress, 0
 
     def on_epoch_end(self, model: Any) -> None:
         self.done += 1
-        if self.told is not None:
-            self.told(self.done / self.total)
+        if self.on_progress is not None:
+            self.on_progress(self.done / self.total)
 
     def on_epoch_begin(self, model: Any) -> None: ...
     def on_train_begin(self, model: Any) -> None: ...

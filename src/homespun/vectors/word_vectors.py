@@ -42,8 +42,8 @@ class WordVectors:
             raise UserError("there are no word vectors: no word, or none that has a value")
         if self.counts is not None and len(self.counts) != len(self.words):
             raise UserError(f"{len(self.words):,} words have {len(self.counts):,} counts; give one a word")
-        if len(self._places) < len(self.words):
-            twice = next(word for place, word in enumerate(self.words) if self._places[word] != place)
+        if len(self._rows) < len(self.words):
+            twice = next(word for place, word in enumerate(self.words) if self._rows[word] != place)
             raise UserError(f"the word {twice!r} stands there twice; every word has one vector")
         if not np.isfinite(self.vectors).all():
             broken = int(np.argmin(np.isfinite(self.vectors).all(1)))
@@ -53,7 +53,7 @@ class WordVectors:
         return len(self.words)
 
     def __contains__(self, word: str) -> bool:
-        return word in self._places
+        return word in self._rows
 
     @property
     def size(self) -> int:
@@ -61,7 +61,7 @@ class WordVectors:
         return int(self.vectors.shape[1])
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _rows(self) -> dict[str, int]:
         return {word: place for place, word in enumerate(self.words)}
 
     @cached_property
@@ -71,26 +71,26 @@ class WordVectors:
         unit: Floats = (self.vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
         return unit
 
-    def place(self, word: str) -> int | None:
+    def find_row(self, word: str) -> int | None:
         """The row of ``word``, or of its lower case where only that is there."""
-        found = self._places.get(word)
-        return self._places.get(word.lower()) if found is None else found
+        found = self._rows.get(word)
+        return self._rows.get(word.lower()) if found is None else found
 
     def row(self, word: str) -> int:
-        """As `place`.
+        """As `find_row`.
 
         Raises:
             UserError: no such word; those spelt nearly so are named.
         """
-        found = self.place(word)
+        found = self.find_row(word)
         if found is None:
             raise UserError(f"the word {word!r} has no vector{self._near(word)}")
         return found
 
     def _near(self, word: str) -> str:
         # the comparison takes time by the letter, so only of words about as long, the frequent ones first
-        alike = [known for known in self.words if abs(len(known) - len(word)) <= 2][:20_000]
-        close = difflib.get_close_matches(word, alike, n=3, cutoff=0.6)
+        candidates = [known for known in self.words if abs(len(known) - len(word)) <= 2][:20_000]
+        close = difflib.get_close_matches(word, candidates, n=3, cutoff=0.6)
         return f"; near it are {', '.join(close)}" if close else "; it was not read often enough, or not at all"
 
     def similar(self, word: str, count: int = 10) -> list[tuple[str, float]]:

@@ -10,8 +10,8 @@ import torch
 
 from homespun.cli import app
 from homespun.errors import UserError
-from homespun.inference import export as exporting
-from homespun.inference.export import export_onnx
+from homespun.inference import onnx_export as exporting
+from homespun.inference.onnx_export import export_onnx
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 
@@ -147,7 +147,7 @@ def test_a_file_that_gives_other_results_is_not_kept(tmp_path: Path, monkeypatch
     other, _ = build({"num_hidden_layers": 1}, None)
     with torch.no_grad():
         other.backbone.embeddings.norm.bias.add_(0.01)
-    monkeypatch.setattr(exporting, "_written_out", lambda model: other)
+    monkeypatch.setattr(exporting, "_exportable_copy", lambda model: other)
     with pytest.raises(RuntimeError, match="differ by"):
         export_onnx(tmp_path / "model.onnx", model, config)
     assert not list(tmp_path.iterdir())

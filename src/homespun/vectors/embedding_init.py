@@ -16,7 +16,7 @@ from homespun.vectors.word_vectors import WordVectors
 
 
 @dataclass(frozen=True)
-class Begun:
+class EmbeddingCoverage:
     """How many tokens of a vocabulary, special ones left out, have a vector: by their very name, by the word they
     spell, or by its lower case. The others are as the model drew them."""
 
@@ -31,12 +31,12 @@ class Begun:
     def found(self) -> int:
         return self.by_name + self.by_word + self.by_lower_case
 
-    def told(self) -> dict[str, int | str]:
+    def summary(self) -> dict[str, int | str]:
         """``source``, ``size``, ``found`` and the counts: for a result."""
         return {"found": self.found, **asdict(self)}
 
 
-def begin_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors, *, source: str) -> Begun:
+def init_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors, *, source: str) -> EmbeddingCoverage:
     """Put vectors into the rows of ``model``'s embeddings whose tokens have one, in all of its stacks.
 
     A token is looked up by its name in the vocabulary (vectors of ``words.unit=tokens``), then, where it begins a word,
@@ -60,20 +60,20 @@ def begin_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVector
                 f"the vectors of {source} are {vectors.size} wide and the model's embeddings {table.embedding_dim}: "
                 f"give model.embedding_size={vectors.size}, or vectors of that width"
             )
-    tokens, rows, begun = _match(tokenizer, vectors, source)
+    tokens, rows, coverage = _match(tokenizer, vectors, source)
     if not len(tokens):
         raise UserError(
-            f"none of the tokenizer's {begun.tokens:,} tokens has a vector in {source}; train them on a corpus of this "
-            f"tokenizer, with words.unit=tokens"
+            f"none of the tokenizer's {coverage.tokens:,} tokens has a vector in {source}; train them on a corpus of "
+            f"this tokenizer, with words.unit=tokens"
         )
     given = torch.from_numpy(vectors.vectors[rows])
     with torch.no_grad():
         for table in tables:
             table.weight[torch.from_numpy(tokens)] = given.to(table.weight)
-    return begun
+    return coverage
 
 
-def _match(tokenizer: Tokenizer, vectors: WordVectors, source: str) -> tuple[np.ndarray, np.ndarray, Begun]:
+def _match(tokenizer: Tokenizer, vectors: WordVectors, source: str) -> tuple[np.ndarray, np.ndarray, EmbeddingCoverage]:
     """Ids of tokens and the rows of their vectors."""
     special, names = tokenizer.special_mask, tokenizer.tokens
     ordinary = np.flatnonzero(~special)
@@ -93,4 +93,8 @@ def _match(tokenizer: Tokenizer, vectors: WordVectors, source: str) -> tuple[np.
                 rows.append(vectors.row(name(i, word)))
                 counts[number] += 1
                 break
-    return np.array(tokens, np.int64), np.array(rows, np.int64), Begun(source, vectors.size, len(ordinary), *counts)
+    return (
+        np.array(tokens, np.int64),
+        np.array(rows, np.int64),
+        EmbeddingCoverage(source, vectors.size, len(ordinary), *counts),
+    )

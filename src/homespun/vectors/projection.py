@@ -20,13 +20,13 @@ def frequent_words(vectors: WordVectors, count: int) -> list[str]:
     return [word for word, _ in zip(named, range(count), strict=False)]
 
 
-def lay_out(vectors: WordVectors, words: list[str], *, how: Projection, seed: int) -> NDArray[np.float64]:
+def project_2d(vectors: WordVectors, words: list[str], *, method: Projection, seed: int) -> NDArray[np.float64]:
     """(words, 2): a place for each of ``words``.
 
     Args:
         vectors: theirs, taken at length 1.
         words: three at the least, each once.
-        how: ``pca``, the two directions in which they differ most, or ``tsne``, which keeps neighbours together.
+        method: ``pca``, the two directions in which they differ most, or ``tsne``, which keeps neighbours together.
         seed: of what is drawn.
 
     Raises:
@@ -36,16 +36,16 @@ def lay_out(vectors: WordVectors, words: list[str], *, how: Projection, seed: in
     if len(words) < 3:
         raise UserError(f"a map needs three words or more, not {len(words)}: {', '.join(words) or 'none'}")
     given = vectors.directions[[vectors.row(word) for word in words]].astype(np.float64)
-    if how == "pca":
+    if method == "pca":
         from sklearn.decomposition import PCA
 
         if vectors.size < 2:
             raise UserError("vectors of one value cannot be laid into a plane; train wider ones")
-        places = PCA(2, random_state=seed).fit_transform(given)
+        points = PCA(2, random_state=seed).fit_transform(given)
     else:
         from sklearn.manifold import TSNE
 
         perplexity = min(30.0, (len(words) - 1) / 3)
-        places = TSNE(2, perplexity=perplexity, init="random", random_state=seed).fit_transform(given)
-    laid: NDArray[np.float64] = np.asarray(places, np.float64)
-    return laid
+        points = TSNE(2, perplexity=perplexity, init="random", random_state=seed).fit_transform(given)
+    projected: NDArray[np.float64] = np.asarray(points, np.float64)
+    return projected

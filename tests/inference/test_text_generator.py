@@ -14,8 +14,8 @@ from homespun.cli import app
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.hf.open import load, open_model
-from homespun.inference.generate import TextGenerator
-from homespun.inference.write import Writing, write_texts
+from homespun.inference.batch_generation import TextGenerationConfig, generate_batch
+from homespun.inference.text_generator import TextGenerator
 from homespun.jobs.generate import generator
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
@@ -60,9 +60,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("arguments", [{}, {"do_sample": True, "seed": 3}], ids=["greedy", "drawn"])
 def test_streamed_batched_and_alone_are_the_same_text(folder: Path, arguments: dict[str, Any]) -> None:
     writer = generator(str(folder))
-    together = [texts[0] for texts in writer.write(PROMPTS, max_new_tokens=17, **arguments)]
+    together = [texts[0] for texts in writer.generate(PROMPTS, max_new_tokens=17, **arguments)]
     for prompt, written in zip(PROMPTS, together, strict=True):
-        (alone,) = writer.write([prompt], max_new_tokens=17, **arguments)
+        (alone,) = writer.generate([prompt], max_new_tokens=17, **arguments)
         assert alone == [written]
         pieces = list(writer.stream(prompt, max_new_tokens=17, **arguments))
         assert "".join(pieces) == written.text
@@ -73,16 +73,16 @@ def test_streamed_batched_and_alone_are_the_same_text(folder: Path, arguments: d
 def test_a_stop_string_cuts_and_one_that_never_comes_does_not(folder: Path) -> None:
     writer = generator(str(folder))
     settings: dict[str, Any] = {"max_new_tokens": 23, "do_sample": True, "seed": 11, "eos_token_id": None}
-    (plain,) = next(writer.write(PROMPTS[:1], **settings))
+    (plain,) = next(writer.generate(PROMPTS[:1], **settings))
     text = plain.text.strip()
     stop = text[len(text) // 2 : len(text) // 2 + 3]
     stopping = TextGenerator(_stored(folder), stop=(stop, "this never comes"))
-    (cut,) = next(stopping.write(PROMPTS[:1], **settings))
+    (cut,) = next(stopping.generate(PROMPTS[:1], **settings))
     assert cut.text == plain.text[: plain.text.index(stop)]
     assert cut.tokens < plain.tokens
     assert "".join(stopping.stream(PROMPTS[0], **settings)) == cut.text
     never = TextGenerator(_stored(folder), stop=("this never comes",))
-    assert next(never.write(PROMPTS[:1], **settings)) == [plain]
+    assert next(never.generate(PROMPTS[:1], **settings)) == [plain]
     assert plain.tokens == 23
     with pytest.raises(UserError, match="a stop string is empty"):
         TextGenerator(_stored(folder), stop=("",))
@@ -97,11 +97,11 @@ def _stored(folder: Path) -> Any:
 def test_bad_prompts_are_one_line(folder: Path) -> None:
     writer = generator(str(folder))
     with pytest.raises(UserError, match="prompt 2 is empty"):
-        list(writer.write(["Small", ""]))
+        list(writer.generate(["Small", ""]))
     with pytest.raises(UserError, match="the prompt is empty"):
         writer.stream("")
     with pytest.raises(UserError, match="longer than the model, which reads max_position_embeddings=61"):
-        list(writer.write(["your own machine " * 61]))
+        list(writer.generate(["your own machine " * 61]))
 
 
 def test_the_loaded_model_knows_what_ends_a_text(folder: Path) -> None:
@@ -117,20 +117,20 @@ def test_the_verb_writes_streams_and_fills_a_file(folder: Path, tmp_path: Path) 
     settings = ("--max-new-tokens", "9", "--top-k", "5", "--seed", "2")
     plain = run("generate", str(folder), "--prompt", PROMPTS[0], *settings)
     assert plain.exit_code == 0, plain.output
-    told = json.loads(run("generate", str(folder), "--prompt", PROMPTS[0], *settings, "--json").stdout)
-    assert plain.stdout == told["generated"][0] + "\n"
+    output = json.loads(run("generate", str(folder), "--prompt", PROMPTS[0], *settings, "--json").stdout)
+    assert plain.stdout == output["generated"][0] + "\n"
     file, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps({"text": prompt, "id": n}) + "\n" for n, prompt in enumerate(PROMPTS)))
     result = run("generate", str(folder), "--input", str(file), "--out", str(out), *settings, "--json")
     assert json.loads(result.stdout)["rows"] == 3
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["id"] for row in rows] == [0, 1, 2]
-    assert rows[0]["generated"] == told["generated"][0]
+    assert rows[0]["generated"] == output["generated"][0]
     again = tmp_path / "again.jsonl"  # which has the columns `generated` and `tokens` of its own
     result = run("generate", str(folder), "--input", str(out), "--out", str(again), *settings, "--json")
     written = [json.loads(line) for line in again.read_text().splitlines()]
-    told = [{"predicted_generated": row["generated"], "predicted_tokens": row["tokens"]} for row in rows]
-    assert written == [row | more for row, more in zip(rows, told, strict=True)]
+    output = [{"predicted_generated": row["generated"], "predicted_tokens": row["tokens"]} for row in rows]
+    assert written == [row | more for row, more in zip(rows, output, strict=True)]
     beams = run("generate", str(folder), "--prompt", PROMPTS[0], "--num-beams", "3", "--num-return-sequences", "2")
     assert beams.exit_code == 0, beams.output
 
@@ -168,12 +168,12 @@ def test_the_penalty_of_a_recipe_waits_for_beams(tmp_path: Path) -> None:
     sources = [Row(ids) for ids in stored.tokenizer.encode_batch(PROMPTS)]
     given: dict[str, Any] = {"end_id": 4, "max_new_tokens": 7}
     one, plain, beams, even = (
-        write_texts(stored.model, sources, stored.tokenizer, writing=writing, **given)
+        generate_batch(stored.model, sources, stored.tokenizer, writing=writing, **given)
         for writing in (
-            Writing(length_penalty=5.0),
-            Writing(),
-            Writing(num_beams=3, length_penalty=5.0),
-            Writing(num_beams=3, length_penalty=-5.0),
+            TextGenerationConfig(length_penalty=5.0),
+            TextGenerationConfig(),
+            TextGenerationConfig(num_beams=3, length_penalty=5.0),
+            TextGenerationConfig(num_beams=3, length_penalty=-5.0),
         )
     )
     assert one == plain
@@ -185,6 +185,6 @@ def test_a_classifier_does_not_write_and_a_writer_does_not_classify(tmp_path: Pa
     assert "this model does not write" in str(run("generate", str(classifier), "--prompt", "Small").exception)
     writer = written_model(tmp_path / "writer")
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "Small"}) + "\n")
-    told = run("predict", str(writer), "--input", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "o.jsonl"))
-    assert isinstance(told.exception, UserError)
-    assert "finetune" in str(told.exception)
+    output = run("predict", str(writer), "--input", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "o.jsonl"))
+    assert isinstance(output.exception, UserError)
+    assert "finetune" in str(output.exception)

@@ -20,7 +20,7 @@ from homespun.errors import UserError
 
 Unit = Literal["words", "tokens"]
 UNITS: tuple[Unit, ...] = ("words", "tokens")
-Told = Callable[[float], None]  # the share that is done
+OnProgress = Callable[[float], None]  # the share that is done
 _WORD = re.compile(r"\w+|[^\w\s]")  # as tokenizers of kind `words` cut: words, and each punctuation mark alone
 _AT_ONCE = 64  # documents
 
@@ -63,7 +63,7 @@ def write_words(
     lowercase: bool = True,
     min_count: int = 5,
     max_words: int = 400_000,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> WordFile:
     """The words of ``corpus`` into the file ``path``.
 
@@ -76,7 +76,7 @@ def write_words(
         lowercase: the words, where they are cut from the text; tokens stay as they are.
         min_count: words that stand there less often are left out.
         max_words: at most so many, the most frequent.
-        told: how far it is.
+        on_progress: how far it is.
 
     Raises:
         UserError: no word stands there often enough.
@@ -86,7 +86,7 @@ def write_words(
         cut = _Tokens(corpus)
     else:
         cut = _Text(corpus, lowercase=lowercase)
-    counts = cut.count(_halves(told, 0))
+    counts = cut.count(_half_progress(on_progress, 0))
     kept = [(word, count) for word, count in counts.items() if count >= min_count]
     if len(kept) < 2:
         most = f", and its {len(counts):,} different {unit} stand there less often than min_count" if counts else ""
@@ -100,15 +100,15 @@ def write_words(
     ends = np.zeros(len(corpus), np.int64)
     written = 0
     with open(path, "wb") as stream:
-        for number, ids in enumerate(cut.documents(places, _halves(told, 1))):
+        for number, ids in enumerate(cut.documents(places, _half_progress(on_progress, 1))):
             stream.write(ids.astype(np.int32).tobytes())
             written += len(ids)
             ends[number] = written
     return WordFile(Path(path), [w for w, _ in kept], np.array([c for _, c in kept], np.int64), ends)
 
 
-def _halves(told: Told | None, half: int) -> Told:
-    return (lambda share: None) if told is None else (lambda share: told((half + share) / 2))
+def _half_progress(on_progress: OnProgress | None, half: int) -> OnProgress:
+    return (lambda share: None) if on_progress is None else (lambda share: on_progress((half + share) / 2))
 
 
 class _Tokens:
@@ -120,15 +120,15 @@ class _Tokens:
         self.names = tokenizer.tokens
         self.special = tokenizer.special_mask
 
-    def count(self, told: Told) -> dict[str, int]:
+    def count(self, on_progress: OnProgress) -> dict[str, int]:
         counts = np.zeros(len(self.special), np.int64)
         for number in range(len(self.corpus)):
             counts += np.bincount(self.corpus.tokens(number), minlength=len(counts))
-            told((number + 1) / len(self.corpus))
+            on_progress((number + 1) / len(self.corpus))
         counts[self.special] = 0
         return {self.names[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
-    def documents(self, places: dict[str, int], told: Told) -> Iterator[NDArray[np.int32]]:
+    def documents(self, places: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
         table = np.full(len(self.special), -1, np.int32)
         for i, name in enumerate(self.names):
             if not self.special[i]:
@@ -136,7 +136,7 @@ class _Tokens:
         for number in range(len(self.corpus)):
             ids = table[self.corpus.tokens(number)]
             yield ids[ids >= 0]
-            told((number + 1) / len(self.corpus))
+            on_progress((number + 1) / len(self.corpus))
 
 
 class _Text:
@@ -145,26 +145,26 @@ class _Text:
     def __init__(self, corpus: Corpus, *, lowercase: bool) -> None:
         self.corpus, self.lowercase = corpus, lowercase
 
-    def _words(self, told: Told) -> Iterator[list[str]]:
+    def _words(self, on_progress: OnProgress) -> Iterator[list[str]]:
         total = len(self.corpus)
         for start in range(0, total, _AT_ONCE):
             numbers = range(start, min(start + _AT_ONCE, total))
             for text in self.corpus.tokenizer.decode_batch([self.corpus.tokens(number) for number in numbers]):
                 yield _WORD.findall(text.lower() if self.lowercase else text)
-            told((numbers[-1] + 1) / total)
+            on_progress((numbers[-1] + 1) / total)
 
-    def count(self, told: Told) -> dict[str, int]:
+    def count(self, on_progress: OnProgress) -> dict[str, int]:
         counts: Counter[str] = Counter()
-        for words in self._words(told):
+        for words in self._words(on_progress):
             counts.update(words)
         return counts
 
-    def documents(self, places: dict[str, int], told: Told) -> Iterator[NDArray[np.int32]]:
-        for words in self._words(told):
+    def documents(self, places: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
+        for words in self._words(on_progress):
             yield np.fromiter((places[word] for word in words if word in places), np.int32)
 
 
-def lines_of(documents: Iterable[NDArray[np.int32]], longest: int) -> Iterator[Sequence[int]]:
+def split_into_lines(documents: Iterable[NDArray[np.int32]], longest: int) -> Iterator[Sequence[int]]:
     """The documents' words in pieces of at most ``longest``."""
     for ids in documents:
         for start in range(0, len(ids), longest):

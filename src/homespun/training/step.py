@@ -24,7 +24,7 @@ from homespun.training.checkpoint import (
     optimizer_tensors,
 )
 from homespun.training.config import TrainConfig
-from homespun.training.devices import has_lstm, number_type
+from homespun.training.devices import has_lstm, resolve_dtype
 from homespun.training.optim import set_learning_rate
 
 
@@ -46,7 +46,7 @@ class Gradients:
     figures: Tensor  # (2 * terms,): sums, then counts
 
 
-class Learner:
+class TrainingStep:
     """An objective on its device, in its precision, with its optimizer.
 
     Args:
@@ -62,7 +62,7 @@ class Learner:
     def __init__(self, objective: nn.Module, config: TrainConfig, accelerator: Accelerator, *, compiled: bool) -> None:
         self.objective, self.config, self.accelerator = objective, config, accelerator
         self.device: torch.device = accelerator.device
-        self._dtype = number_type(config.precision, self.device)
+        self._dtype = resolve_dtype(config.precision, self.device)
         for module in objective.modules():
             if isinstance(module, nn.LSTM) and not has_lstm(self._dtype, self.device):
                 raise UserError("torch has no LSTM in bfloat16 on this processor; set train.precision=float32")
@@ -76,7 +76,7 @@ class Learner:
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._dtype == torch.float16)
         self._forward: Callable[[Batch], Loss] = torch.compile(self._parallel) if compiled else self._parallel
 
-    def gradients(self, parts: list[Batch], targets: dict[str, float], *, seed: int) -> Gradients | None:
+    def compute_gradients(self, parts: list[Batch], targets: dict[str, float], *, seed: int) -> Gradients | None:
         """The gradients of a step, from nothing; ``None`` where its micro-batches do not fit into memory.
 
         Args:
@@ -123,7 +123,7 @@ class Learner:
                 # processes average their gradients; the gradient of the step is their sum
                 total = loss.total(targets) * self.accelerator.num_processes
                 if self.accelerator.num_processes > 1:  # which wait for the gradient of every parameter, used or not
-                    total = total + self._nothing()
+                    total = total + self._zero()
                 torch.autograd.backward(self._scaler.scale(total))
             terms = loss.terms.values()
             sums = [term.sum.detach().float() for term in terms]
@@ -134,7 +134,7 @@ class Learner:
             raise ValueError("a step without a micro-batch")
         return Gradients(names, weights, figures)
 
-    def _nothing(self) -> Tensor:
+    def _zero(self) -> Tensor:
         """() float: 0, of every parameter that learns."""
         return torch.stack([p.sum() for p in self.objective.parameters() if p.requires_grad]).sum() * 0.0
 

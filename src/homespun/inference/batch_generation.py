@@ -15,7 +15,7 @@ from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 
-class Writing(Config):
+class TextGenerationConfig(Config):
     """How texts are written; the names are those of `Model.generate`."""
 
     num_beams: int = Field(default=1, ge=1, description="texts held at a time; 1: the likeliest token is taken")
@@ -26,14 +26,14 @@ class Writing(Config):
     min_new_tokens: int = Field(default=0, ge=0, description="before these are written no token ends a text")
 
 
-def write_texts(
+def generate_batch(
     model: Model,
     sources: Sequence[Row],
     tokenizer: Tokenizer,
     *,
     end_id: int,
     max_new_tokens: int,
-    writing: Writing,
+    writing: TextGenerationConfig,
     batch_size: int = 32,
 ) -> list[str]:
     """A text for each of ``sources``, whose ids have all that stands around them.

@@ -10,15 +10,15 @@ import torch
 from pydantic import ValidationError
 
 from homespun.errors import UserError
-from homespun.inference.in_context import (
+from homespun.inference.few_shot import (
     Prompts,
     PromptTemplate,
-    calibrated,
-    likelihoods,
-    named,
-    per_token,
+    calibrate_scores,
+    generate_answers,
+    match_answers,
+    normalize_by_length,
     probabilities,
-    written,
+    score_answers,
 )
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
@@ -70,16 +70,16 @@ def prompts(tokenizer: Tokenizer, **fields: Any) -> Prompts:
 
 def in_full(model: Model, asked: Prompts, tokenizer: Tokenizer, question: int, answer: int) -> float:
     """The log-probability of one answer, by one pass over everything."""
-    prompt, said = np.concatenate([asked.before, asked.questions[question]]), asked.answers[answer]
+    prompt, output = np.concatenate([asked.before, asked.questions[question]]), asked.answers[answer]
     with torch.no_grad():
         if model.backbone.causal:
-            ids = torch.from_numpy(np.concatenate([prompt, said]))[None]
+            ids = torch.from_numpy(np.concatenate([prompt, output]))[None]
             table = model(ids)[0, len(prompt) - 1 : -1].log_softmax(-1)
         else:
             source = torch.from_numpy(np.concatenate([prompt, [tokenizer.sep_id]]))[None]
-            read = torch.from_numpy(np.concatenate([[0], said[:-1]]))[None]
+            read = torch.from_numpy(np.concatenate([[0], output[:-1]]))[None]
             table = model(source, decoder_input_ids=read)[0].log_softmax(-1)
-    return float(table[torch.arange(len(said)), torch.from_numpy(said)].sum())
+    return float(table[torch.arange(len(output)), torch.from_numpy(output)].sum())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -87,7 +87,7 @@ def test_scores_are_the_log_likelihoods_of_a_full_pass(tokenizer: Tokenizer, nam
     model = MODELS[name](tokenizer)
     asked = prompts(tokenizer)
     assert len({len(ids) for ids in asked.answers}) > 2
-    scores = likelihoods(model, asked, tokenizer, batch_size=2)
+    scores = score_answers(model, asked, tokenizer, batch_size=2)
     expected = [[in_full(model, asked, tokenizer, q, a) for a in range(len(ANSWERS))] for q in range(len(TEXTS))]
     np.testing.assert_allclose(scores, expected, atol=1e-9)
     assert np.ptp(scores) > 1.0
@@ -96,37 +96,37 @@ def test_scores_are_the_log_likelihoods_of_a_full_pass(tokenizer: Tokenizer, nam
 @pytest.mark.parametrize("name", MODELS)
 def test_a_text_alone_is_as_in_a_batch(tokenizer: Tokenizer, name: str) -> None:
     model = MODELS[name](tokenizer)
-    together = likelihoods(model, prompts(tokenizer), tokenizer)
-    alone = [likelihoods(model, prompts(tokenizer, texts=[text]), tokenizer)[0] for text in TEXTS]
+    together = score_answers(model, prompts(tokenizer), tokenizer)
+    alone = [score_answers(model, prompts(tokenizer, texts=[text]), tokenizer)[0] for text in TEXTS]
     np.testing.assert_allclose(together, alone, atol=1e-9)
-    again = likelihoods(model, prompts(tokenizer), tokenizer)
+    again = score_answers(model, prompts(tokenizer), tokenizer)
     np.testing.assert_array_equal(together, again)  # what was read once is not changed by use
 
 
-@pytest.mark.parametrize(("name", "apart"), [("full", False), ("encoder and decoder", True)])
+@pytest.mark.parametrize(("name", "seq2seq"), [("full", False), ("encoder and decoder", True)])
 @pytest.mark.parametrize("answers", [["a"], ANSWERS])
 def test_the_longest_prompt_is_what_a_model_just_reads(
-    tokenizer: Tokenizer, name: str, apart: bool, answers: list[str]
+    tokenizer: Tokenizer, name: str, seq2seq: bool, answers: list[str]
 ) -> None:
     asked = prompts(tokenizer, answers=answers)
-    length = asked.longest(apart=apart)
+    length = asked.max_length(seq2seq=seq2seq)
     for limit, read in ((length, True), (length - 1, False)):
         fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 28, "num_attention_heads": 4}
         stack = fields | {"max_position_embeddings": limit, "num_hidden_layers": 1, "initializer_range": 0.3}
-        model = built(tokenizer, {"kind": "encoder_decoder", "encoder": stack} if apart else stack | {"causal": True})
+        model = built(tokenizer, {"kind": "encoder_decoder", "encoder": stack} if seq2seq else stack | {"causal": True})
         if read:
-            assert likelihoods(model, asked, tokenizer).shape == (len(TEXTS), len(answers))
+            assert score_answers(model, asked, tokenizer).shape == (len(TEXTS), len(answers))
         else:
             with pytest.raises(UserError, match="max_position_embeddings"):
-                likelihoods(model, asked, tokenizer)
+                score_answers(model, asked, tokenizer)
 
 
 @pytest.mark.parametrize("name", ["full", "encoder and decoder"])
 def test_what_is_written_alone_is_as_in_a_batch(tokenizer: Tokenizer, name: str) -> None:
     model = MODELS[name](tokenizer)
-    texts = written(model, prompts(tokenizer), tokenizer)
+    texts = generate_answers(model, prompts(tokenizer), tokenizer)
     assert len(texts) == len(TEXTS)
-    assert texts == [written(model, prompts(tokenizer, texts=[text]), tokenizer)[0] for text in TEXTS]
+    assert texts == [generate_answers(model, prompts(tokenizer, texts=[text]), tokenizer)[0] for text in TEXTS]
 
 
 def test_a_prompt_is_instruction_examples_and_question() -> None:
@@ -155,10 +155,10 @@ def test_bad_prompts_are_one_line(tokenizer: Tokenizer) -> None:
 
 def test_a_model_that_does_not_write_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="no language model's head"):
-        likelihoods(built(tokenizer, {"preset": "bert-tiny"}, "discriminator"), prompts(tokenizer), tokenizer)
+        score_answers(built(tokenizer, {"preset": "bert-tiny"}, "discriminator"), prompts(tokenizer), tokenizer)
     for head in ("causal_lm", "masked_lm"):
         with pytest.raises(UserError, match="tokens see later ones"):
-            likelihoods(built(tokenizer, {"preset": "bert-tiny"}, head), prompts(tokenizer), tokenizer)
+            score_answers(built(tokenizer, {"preset": "bert-tiny"}, head), prompts(tokenizer), tokenizer)
 
 
 def test_calibration_takes_out_what_the_prompt_says_alone() -> None:
@@ -166,16 +166,16 @@ def test_calibration_takes_out_what_the_prompt_says_alone() -> None:
     content_free = np.log([[0.5, 0.1], [0.7, 0.3]])  # shares of 5/6 and 7/10 for the first answer
     prior = (5 / 6 + 0.7) / 2
     expected = np.array([0.6 / prior, 0.2 / (1 - prior)])
-    np.testing.assert_allclose(probabilities(calibrated(scores, content_free))[0], expected / expected.sum())
+    np.testing.assert_allclose(probabilities(calibrate_scores(scores, content_free))[0], expected / expected.sum())
     # a text that says nothing is then undecided
-    np.testing.assert_allclose(probabilities(calibrated(scores[:1], scores[:1])), [[0.5, 0.5]])
+    np.testing.assert_allclose(probabilities(calibrate_scores(scores[:1], scores[:1])), [[0.5, 0.5]])
 
 
 def test_scores_per_token() -> None:
     answers = [np.zeros(1), np.zeros(3)]
-    np.testing.assert_allclose(per_token(np.array([[-1.0, -3.0]]), answers), [[-1.0, -1.0]])
+    np.testing.assert_allclose(normalize_by_length(np.array([[-1.0, -3.0]]), answers), [[-1.0, -1.0]])
 
 
 def test_an_answer_is_recognised_by_its_beginning() -> None:
-    said = ["Good enough, I think", "good\n\nmore", "terribly", "badly", ""]
-    np.testing.assert_array_equal(named(said, ANSWERS), [2, 0, -1, 1, -1])
+    output = ["Good enough, I think", "good\n\nmore", "terribly", "badly", ""]
+    np.testing.assert_array_equal(match_answers(output, ANSWERS), [2, 0, -1, 1, -1])

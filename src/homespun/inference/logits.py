@@ -14,7 +14,7 @@ from homespun.models.eval_mode import evaluating
 from homespun.models.model import Model
 
 
-def logits_of(
+def forward_logits(
     model: Model, rows: Rows, to_batch: Callable[[Sequence[Row]], Batch], *, batch_size: int
 ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
     """The numbers of some rows, and their logits (rows, ...), until all have come.

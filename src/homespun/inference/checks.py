@@ -12,7 +12,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 
 
-def small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int] = (23, 17)) -> dict[str, Tensor]:
+def make_small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int] = (23, 17)) -> dict[str, Tensor]:
     """Random tokens in two texts of at most these lengths, padded to the longer; for a decoder some to decode."""
     backbone = config.backbone
     generator = torch.Generator().manual_seed(0)
@@ -32,7 +32,7 @@ def small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int] = (2
     return given
 
 
-def of_real_tokens(result: Tensor, given: Mapping[str, Tensor]) -> Tensor:
+def select_real_tokens(result: Tensor, given: Mapping[str, Tensor]) -> Tensor:
     """What a model gives of ``given``, without what it gives of padding, which is nobody's concern."""
     keep = given.get("decoder_attention_mask", given["attention_mask"]).bool()
     return result[keep] if result.shape[:2] == keep.shape else result

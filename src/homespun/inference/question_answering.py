@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from homespun.data.question_answering import QuestionRows
-from homespun.inference.passes import logits_of
+from homespun.inference.logits import forward_logits
 from homespun.models.model import Model
 from homespun.objectives.span_answers import question_batch
 
@@ -59,7 +59,7 @@ def find_answers(
     """
     best: list[dict[tuple[int, int], float]] = [{} for _ in rows.questions]
     none = np.full(len(rows.questions), np.inf)
-    for numbers, logits in logits_of(model, rows, partial(question_batch, pad_id=pad_id), batch_size=batch_size):
+    for numbers, logits in forward_logits(model, rows, partial(question_batch, pad_id=pad_id), batch_size=batch_size):
         for number, values in zip(numbers, logits, strict=True):
             window = rows.windows[number]
             own = best[window.question]

@@ -11,7 +11,7 @@ from pydantic import Field
 from homespun.config import Config
 
 
-class Decision(Config):
+class DecisionRule(Config):
     """What was found on the validation texts; stored with the model."""
 
     temperature: float = Field(default=1.0, gt=0, description="logits are divided by it")
@@ -19,10 +19,10 @@ class Decision(Config):
         default=None, description="of several labels a text: each label's least probability; one half where not given"
     )
 
-    def several(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
+    def predict_labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
         """(..., labels) zeros and ones: the labels of texts that may have several."""
         least = 0.5 if self.thresholds is None else np.array(self.thresholds)
         return (probabilities > least).astype(np.int64)
 
 
-PLAIN = Decision()
+DEFAULT_RULE = DecisionRule()

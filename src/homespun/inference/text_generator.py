@@ -22,7 +22,7 @@ _UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how the first bytes of a character 
 
 
 @dataclass(frozen=True)
-class Written:
+class GeneratedText:
     """What was written after a prompt: the text without what ends it, and how many tokens it took."""
 
     text: str
@@ -35,22 +35,22 @@ class TextGenerator:
     A prompt begins as the tokenizer begins a text, and what an encoder reads ends so too.
 
     Args:
-        stored: the model and its tokenizer.
+        bundle: the model and its tokenizer.
         stop: strings at which a text ends; they are cut off, with what comes after them.
 
     Raises:
         UserError: an empty stop string.
     """
 
-    def __init__(self, stored: ModelBundle, *, stop: Sequence[str] = ()) -> None:
+    def __init__(self, bundle: ModelBundle, *, stop: Sequence[str] = ()) -> None:
         if "" in stop:
             raise UserError("a stop string is empty, and nothing stands everywhere; leave it out")
-        self.model, self.tokenizer, self.stop = stored.model, stored.tokenizer, tuple(stop)
-        self._reads = isinstance(self.model.backbone, EncoderDecoder)
+        self.model, self.tokenizer, self.stop = bundle.model, bundle.tokenizer, tuple(stop)
+        self._has_encoder = isinstance(self.model.backbone, EncoderDecoder)
 
-    def write(
+    def generate(
         self, prompts: Iterable[str], *, batch_size: int = 8, **arguments: Unpack[GenerationArguments]
-    ) -> Iterator[list[Written]]:
+    ) -> Iterator[list[GeneratedText]]:
         """What is written for each prompt, in their order: one text, or ``num_return_sequences``.
 
         Raises:
@@ -63,16 +63,19 @@ class TextGenerator:
         device = next(self.model.parameters()).device
         ends = self._ends if self.stop else None
         while chunk := list(islice(numbered, batch_size)):
-            begun = [self._encoded(prompt, f"prompt {number} is") for number, prompt in chunk]
-            batch = pad([Row(np.array(ids)) for ids in begun], self.tokenizer.pad_id).to(device)
+            encoded = [self._encoded(prompt, f"prompt {number} is") for number, prompt in chunk]
+            batch = pad([Row(np.array(ids)) for ids in encoded], self.tokenizer.pad_id).to(device)
             found = generate(self.model, batch.input_ids, batch.attention_mask, arguments, ends=ends)
-            rows = found[:, 1 if self._reads else batch.input_ids.shape[1] :].tolist()
-            copies = len(rows) // len(begun)
-            for number, ids in enumerate(begun):
-                yield [self._written(ids, row, arguments) for row in rows[number * copies : (number + 1) * copies]]
+            rows = found[:, 1 if self._has_encoder else batch.input_ids.shape[1] :].tolist()
+            copies = len(rows) // len(encoded)
+            for number, ids in enumerate(encoded):
+                yield [
+                    self._to_generated_text(ids, row, arguments)
+                    for row in rows[number * copies : (number + 1) * copies]
+                ]
 
     def stream(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Iterator[str]:
-        """What is written for one prompt, piece by piece; together it is the text of `write`.
+        """What is written for one prompt, piece by piece; together it is the text of `generate`.
 
         What may be the beginning of a stop string, or of a character, is held back until it is known.
         """
@@ -83,44 +86,44 @@ class TextGenerator:
 
     def _pieces(self, ids: list[int], tokens: Iterator[int]) -> Iterator[str]:
         new: list[int] = []
-        told = ""
+        emitted = ""
         for token in tokens:
             new.append(token)
             text = self._text(ids, new)
             safe = len(text) - max((_overlap(text, string) for string in self.stop), default=0)
             while safe and text[safe - 1] == _UNFINISHED:
                 safe -= 1
-            if safe > len(told) and text.startswith(told):
-                yield text[len(told) : safe]
-                told = text[:safe]
+            if safe > len(emitted) and text.startswith(emitted):
+                yield text[len(emitted) : safe]
+                emitted = text[:safe]
         text = self._text(ids, new)
-        if text.startswith(told) and len(text) > len(told):
-            yield text[len(told) :]
+        if text.startswith(emitted) and len(text) > len(emitted):
+            yield text[len(emitted) :]
 
     def _encoded(self, prompt: str, what: str) -> list[int]:
         (ids,) = self.tokenizer.encode_batch([prompt])
         if not len(ids):
-            raise UserError(f"{what} empty; give the text to {'write of' if self._reads else 'go on with'}")
+            raise UserError(f"{what} empty; give the text to {'write of' if self._has_encoder else 'go on with'}")
         begins, ends = self.tokenizer.template
-        return [*begins, *ids.tolist(), *(ends if self._reads else [])]
+        return [*begins, *ids.tolist(), *(ends if self._has_encoder else [])]
 
     def _ends(self, new: list[int]) -> bool:
         text = self.tokenizer.decode(new)
         return any(string in text for string in self.stop)
 
-    def _written(self, ids: list[int], row: list[int], arguments: GenerationArguments) -> Written:
+    def _to_generated_text(self, ids: list[int], row: list[int], arguments: GenerationArguments) -> GeneratedText:
         given = arguments.get("eos_token_id", self.model.special_tokens.eos_token_id)
         ends = {given} if isinstance(given, int) else set(given or ())
         length = next((place for place, token in enumerate(row) if token in ends), len(row))
-        return Written(self._text(ids, row[:length]), min(length + 1, len(row)))
+        return GeneratedText(self._text(ids, row[:length]), min(length + 1, len(row)))
 
     def _text(self, ids: list[int], new: list[int]) -> str:
         """The text of the new tokens, as it stands behind that of the prompt, up to a stop string."""
         text = self.tokenizer.decode(new)
-        if not self._reads:
+        if not self._has_encoder:
             before = self.tokenizer.decode(ids)
-            whole = self.tokenizer.decode([*ids, *new])
-            text = whole[len(before) :] if whole.startswith(before) else text
+            full = self.tokenizer.decode([*ids, *new])
+            text = full[len(before) :] if full.startswith(before) else text
         places = [text.find(string) for string in self.stop if string in text]
         return text[: min(places)] if places else text
 

@@ -27,7 +27,7 @@ from homespun.attention.local import LocalAttention
 from homespun.attention.lsh import LSH
 from homespun.attention.multi_head import split_heads
 from homespun.errors import UserError, first_line
-from homespun.inference.compare import of_real_tokens, small_batch
+from homespun.inference.checks import make_small_batch, select_real_tokens
 from homespun.io.atomic import atomic_path
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -84,14 +84,14 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
     path = Path(path)
     if path.suffix != ".onnx":
         raise UserError(f"--out must end in .onnx, not {path.name!r}")
-    if why := why_no_onnx(model):
+    if why := onnx_unsupported_reason(model):
         raise UserError(why)
     if missing := [name for name in _EXTRA if importlib.util.find_spec(name) is None]:
         raise UserError(f"ONNX needs {missing[0]}, which is not installed: pip install 'homespun[export]'")
     size = sum(tensor.nbytes for tensor in model.parameters())
     if size >= _LIMIT:
         raise UserError(f"the weights are {size / 2**30:.1f} GiB, and an ONNX file holds less than 2")
-    written_out = _written_out(model)
+    written_out = _exportable_copy(model)
     longest = config.backbone.max_position_embeddings
     output = "last_hidden_state" if config.head is None else "logits"
     with atomic_path(path) as made:
@@ -117,13 +117,13 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
     return OnnxReport(str(path), inputs, output, length, longest, checked, tuple(notes))
 
 
-def why_no_onnx(model: Model) -> str:
+def onnx_unsupported_reason(model: Model) -> str:
     """Which of its layers no file can hold, and what to do; nothing where there is none."""
     found = next((_UNWRITABLE[type(module)] for module in model.modules() if type(module) in _UNWRITABLE), None)
     return f"{found[0]} cannot be written as ONNX: {found[1]}, or homespun itself" if found else ""
 
 
-class _GlobalWrittenOut(nn.Module):
+class _DenseGlobalAttention(nn.Module):
     """`GlobalAttention` that projects every token as a global one too, and then takes those that are.
 
     How many tokens are global depends on the data, and so would the shapes of the graph.
@@ -153,7 +153,7 @@ class _GlobalWrittenOut(nn.Module):
         return mixed
 
 
-def _written_out(model: Model) -> Model:
+def _exportable_copy(model: Model) -> Model:
     """A copy with the same weights that plans no blocks."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, memo).eval()
@@ -162,12 +162,12 @@ def _written_out(model: Model) -> Model:
             if isinstance(child, Blocked):
                 setattr(module, name, child.dense)
             elif isinstance(child, GlobalAttention):
-                setattr(module, name, _GlobalWrittenOut(child))
+                setattr(module, name, _DenseGlobalAttention(child))
     return model
 
 
 def _batch(model: Model, config: ModelConfig, lengths: tuple[int, int]) -> dict[str, Tensor]:
-    given = small_batch(model, config, lengths)
+    given = make_small_batch(model, config, lengths)
     if config.backbone.type_vocab_size > 1:
         half = torch.arange(given["input_ids"].shape[1]) >= given["input_ids"].shape[1] // 2
         given["token_type_ids"] = half.long().expand_as(given["input_ids"]).contiguous()
@@ -205,10 +205,10 @@ def _check(path: Path, model: Model, given: Mapping[str, Tensor]) -> dict[str, A
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     found = torch.from_numpy(session.run(None, {name: tensor.numpy() for name, tensor in given.items()})[0])
     with torch.no_grad():
-        expected = model(**given)
-    mine, there = of_real_tokens(expected, given), of_real_tokens(found, given)
-    difference = float((mine - there).abs().max())
-    if not difference <= _TOLERANCE * max(1.0, float(mine.abs().max())):
+        result = model(**given)
+    expected, actual = select_real_tokens(result, given), select_real_tokens(found, given)
+    difference = float((expected - actual).abs().max())
+    if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
         raise RuntimeError(f"{path.name} gives results that differ by {difference:g} from the model's")
     return {"shape": list(given["input_ids"].shape), "largest_difference": difference}
 

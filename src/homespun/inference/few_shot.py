@@ -58,8 +58,8 @@ class PromptTemplate(Config):
 
     def answer(self, word: str) -> str:
         """An answer as it stands behind `question`."""
-        begun = self.example.partition(_ANSWER)[0]
-        return " " * (len(begun) - len(begun.rstrip(" "))) + _line(word)
+        prefix = self.example.partition(_ANSWER)[0]
+        return " " * (len(prefix) - len(prefix.rstrip(" "))) + _line(word)
 
 
 def _line(text: str) -> str:
@@ -90,8 +90,8 @@ class Prompts:
             UserError: an answer or a question without a token.
         """
         (before,) = tokenizer.encode_batch([template.before(examples)])
-        said = tokenizer.encode_batch([template.answer(answer) for answer in answers])
-        for answer, ids in zip(answers, said, strict=True):
+        encoded = tokenizer.encode_batch([template.answer(answer) for answer in answers])
+        for answer, ids in zip(answers, encoded, strict=True):
             if not len(ids):
                 raise UserError(f"the answer {answer!r} has no token; name a word for it with --answers LABEL=WORD")
         questions = tokenizer.encode_batch([template.question(text) for text in texts])
@@ -101,21 +101,21 @@ class Prompts:
         return cls(
             np.concatenate([np.array(begins, dtype=np.int64), before]).astype(np.int64),
             [ids.astype(np.int64) for ids in questions],
-            [ids.astype(np.int64) for ids in said],
+            [ids.astype(np.int64) for ids in encoded],
         )
 
-    def longest(self, *, apart: bool) -> int:
+    def max_length(self, *, seq2seq: bool) -> int:
         """Tokens of the longest prompt as a model reads it.
 
         Args:
-            apart: by an encoder, with a token at its end; or else by one stack, before the longest answer, whose last
+            seq2seq: by an encoder, with a token at its end; or else by one stack, before the longest answer, whose last
                 token nobody reads.
         """
-        behind = 1 if apart else max(map(len, self.answers)) - 1
+        behind = 1 if seq2seq else max(map(len, self.answers)) - 1
         return len(self.before) + max(map(len, self.questions), default=0) + behind
 
 
-def likelihoods(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> NDArray[np.float64]:
+def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> NDArray[np.float64]:
     """(questions, answers) log-probabilities of all tokens of each answer, after its prompt.
 
     Answers that begin alike are read together: those of one token need no row of their own. The model is put into
@@ -128,14 +128,14 @@ def likelihoods(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_s
         UserError: a model that does not write, or a prompt longer than the model.
     """
     model.eval()
-    reading = _reading(model, prompts, tokenizer)
+    scorer = _build_scorer(model, prompts, tokenizer)
     stems = _stems(prompts.answers)
     found = np.zeros((len(prompts.questions), len(prompts.answers)))
     order = sorted(range(len(prompts.questions)), key=lambda index: -len(prompts.questions[index]))
     with torch.no_grad():
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            tables = reading([prompts.questions[index] for index in chosen], stems)
+            tables = scorer([prompts.questions[index] for index in chosen], stems)
             for answer, ids in enumerate(prompts.answers):
                 stem = next(n for n, other in enumerate(stems) if np.array_equal(other[: len(ids) - 1], ids[:-1]))
                 scores = tables[:, stem, torch.arange(len(ids)), torch.from_numpy(ids)]  # (chosen, tokens)
@@ -143,7 +143,7 @@ def likelihoods(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_s
     return found
 
 
-def written(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> list[str]:
+def generate_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> list[str]:
     """What the model writes after each prompt, the likeliest token each time, as many as the longest answer has."""
     texts = []
     most = max(map(len, prompts.answers))
@@ -165,7 +165,7 @@ def written(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size:
     return texts
 
 
-def named(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:
+def match_answers(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:
     """(texts,) the number of the answer that each text begins with, the longest of several; -1: none."""
     lines = [_line(answer).casefold() for answer in answers]
     chosen = []
@@ -175,13 +175,13 @@ def named(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:
     return np.array(chosen, dtype=np.int64)
 
 
-def per_token(scores: NDArray[np.float64], answers: Sequence[Ids]) -> NDArray[np.float64]:
+def normalize_by_length(scores: NDArray[np.float64], answers: Sequence[Ids]) -> NDArray[np.float64]:
     """(questions, answers) log-probabilities, each divided by the tokens of its answer, so that long ones may win."""
     mean: NDArray[np.float64] = scores / np.array([len(ids) for ids in answers])
     return mean
 
 
-def calibrated(scores: NDArray[np.float64], content_free: NDArray[np.float64]) -> NDArray[np.float64]:
+def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float64]) -> NDArray[np.float64]:
     """(questions, answers) scores, less what the prompt alone says for each answer (Zhao et al. 2021, section 5).
 
     Args:
@@ -206,7 +206,7 @@ def _stems(answers: Sequence[Ids]) -> list[Ids]:
     return [np.array(stem, dtype=np.int64) for stem in sorted(kept)]
 
 
-class _Continued:
+class _DecoderScorer:
     """A causal stack: the prompts go on from what they have in common, which is read once where that can be."""
 
     def __init__(self, backbone: Encoder, head: LanguageModelHead, before: Ids, pad_id: int) -> None:
@@ -234,8 +234,8 @@ class _Continued:
 
     def _hidden(self, rows: Sequence[Row]) -> Tensor:
         if self.cache is None:
-            whole = [Row(np.concatenate([self.before, row.input_ids])) for row in rows]
-            batch = pad(whole, self.pad_id).to(self.device)
+            full = [Row(np.concatenate([self.before, row.input_ids])) for row in rows]
+            batch = pad(full, self.pad_id).to(self.device)
             hidden: Tensor = self.backbone(batch.input_ids, attention_mask=batch.attention_mask)
             return hidden[:, len(self.before) :]
         batch = pad(rows, self.pad_id).to(self.device)
@@ -246,7 +246,7 @@ class _Continued:
         return self.backbone.decode(batch.input_ids, attention_mask=keep, cache=cache)
 
 
-class _Answered:
+class _EncoderDecoderScorer:
     """An encoder with a decoder: the encoder reads the prompt, the decoder the answers."""
 
     def __init__(self, backbone: EncoderDecoder, head: LanguageModelHead, before: Ids, tokenizer: Tokenizer) -> None:
@@ -271,7 +271,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1).cpu()
 
 
-def _reading(model: Model, prompts: Prompts, tokenizer: Tokenizer) -> _Continued | _Answered:
+def _build_scorer(model: Model, prompts: Prompts, tokenizer: Tokenizer) -> _DecoderScorer | _EncoderDecoderScorer:
     backbone, head = model.backbone, model.head
     if not isinstance(head, LanguageModelHead):
         raise UserError(
@@ -279,7 +279,7 @@ def _reading(model: Model, prompts: Prompts, tokenizer: Tokenizer) -> _Continued
             "with a decoder"
         )
     if isinstance(backbone, EncoderDecoder):
-        return _Answered(backbone, head, prompts.before, tokenizer)
+        return _EncoderDecoderScorer(backbone, head, prompts.before, tokenizer)
     if not backbone.causal:
         raise UserError("this model does not write: its tokens see later ones; take a run of objective clm")
-    return _Continued(backbone, head, prompts.before, tokenizer.pad_id)
+    return _DecoderScorer(backbone, head, prompts.before, tokenizer.pad_id)

@@ -125,7 +125,7 @@ def _answer(vectors: WordVectors, analogies: Analogies) -> dict[str, Any]:
 
 
 def _score(vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]]) -> dict[str, Any]:
-    rows = [[vectors.place(word) for word in question] for question in questions]
+    rows = [[vectors.find_row(word) for word in question] for question in questions]
     known = np.array([row for row in rows if None not in row], np.int64).reshape(-1, 4)
     correct = 0
     directions = vectors.directions
@@ -147,14 +147,14 @@ def _score(vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]])
 def _compare(vectors: WordVectors, similarities: Similarities) -> dict[str, Any]:
     cosines, scores = [], []
     for (first, second), score in zip(similarities.pairs, similarities.scores, strict=True):
-        a, b = vectors.place(first), vectors.place(second)
+        a, b = vectors.find_row(first), vectors.find_row(second)
         if a is not None and b is not None:
             cosines.append(float(vectors.directions[a] @ vectors.directions[b]))
             scores.append(score)
-    some = len(set(cosines)) > 1 and len(set(scores)) > 1
-    spearman = float(spearmanr(cosines, scores).statistic) if some else None
+    varies = len(set(cosines)) > 1 and len(set(scores)) > 1
+    spearman = float(spearmanr(cosines, scores).statistic) if varies else None
     return {"pairs": len(similarities.pairs), "covered": len(cosines), "spearman": spearman}
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: int, total: int) -> float | None:
+    return part / total if total else None
