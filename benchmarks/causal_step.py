@@ -28,7 +28,7 @@ from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.objectives.causal import CausalLMObjective, NextTokens
+from homespun.objectives.clm import CausalLMObjective, ClmCollator
 from homespun.training.malloc import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups
 
@@ -136,7 +136,7 @@ def _batches(settings: dict[str, Any], count: int = 8) -> list[Batch]:
     """Rows of random words."""
     random = np.random.default_rng(0)
     shape = count, settings["batch_size"], settings["length"]
-    collate = NextTokens(pad_id=0)
+    collate = ClmCollator(pad_id=0)
     return [
         collate([Row(row) for row in rows], [RowSeed(0, number, index) for index in range(len(rows))])
         for number, rows in enumerate(random.integers(5, VOCAB_SIZE, shape))

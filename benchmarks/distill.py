@@ -119,10 +119,10 @@ def _begun(teacher: Path, folder: Path) -> Path:
     """The teacher's layers, before the student learned anything."""
     from homespun.hf.open import open_model
     from homespun.models.bundle import save_model
-    from homespun.models.student import student_of
+    from homespun.models.student import build_student
 
     if not folder.is_dir():
-        made, _ = student_of(open_model(teacher), layers=LAYERS)
+        made, _ = build_student(open_model(teacher), layers=LAYERS)
         save_model(folder, made.model, made.config, made.tokenizer)
     return folder
 

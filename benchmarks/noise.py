@@ -32,8 +32,8 @@ from homespun.jobs.pretrain import fitted
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.objectives.denoising import Denoising
+from homespun.objectives.future_ngrams import FutureNgrams
 from homespun.objectives.gap_sentences import GapSentenceGeneration
-from homespun.objectives.prophet import FutureNgrams
 from homespun.objectives.span_corruption import SpanCorruption
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document

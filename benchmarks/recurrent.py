@@ -28,7 +28,7 @@ from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.masks import Mask
 from homespun.nn.recurrent import CELLS, RecurrentLayer
-from homespun.objectives.streamed import StreamedObjective
+from homespun.objectives.tbptt import StatefulCausalLMObjective
 from homespun.training.malloc import disable_malloc_trim
 from homespun.training.optim import adamw, parameter_groups
 
@@ -119,7 +119,7 @@ def ours(settings: dict[str, Any]) -> Iterator[None]:
     size = {name: settings[name] for name in ("hidden_size", "vocab_size")}
     backbone = RecurrentConfig.model_validate(size | {"hidden_dropout_prob": DROPOUT})
     config = ModelConfig(backbone=backbone, head=CausalLMHeadConfig())
-    objective = StreamedObjective(config.build(), config, streams=settings["streams"]).train()
+    objective = StatefulCausalLMObjective(config.build(), config, streams=settings["streams"]).train()
     groups = parameter_groups(objective, weight_decay=0.01)
     optimizer = adamw(groups, learning_rate=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-6)
     streams = torch.arange(settings["streams"])

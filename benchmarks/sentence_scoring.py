@@ -10,8 +10,8 @@ import torch
 from benchmarks.measure import by_turns
 from homespun.data.corpus import Corpus
 from homespun.data.rows import Row
+from homespun.objectives.gap_selection import PrincipalSelector
 from homespun.objectives.gap_sentences import GapSentenceGeneration
-from homespun.objectives.sentence_scores import Principal
 
 WAYS = {
     f"{selection}_{rouge}": GapSentenceGeneration(selection=selection, rouge=rouge)
@@ -35,7 +35,7 @@ class _Turn:
     """Bytes of text whose sentences are scored and chosen in a second of the processor."""
 
     def __init__(self, select: object, rows: list[Row], text: int) -> None:
-        assert isinstance(select, Principal)
+        assert isinstance(select, PrincipalSelector)
         self.select, self.rows, self.text = select, rows, text
 
     def __call__(self) -> float:

@@ -39,8 +39,8 @@ from homespun.io.atomic import write_bytes
 from homespun.jobs.pretrain import pretraining_rows, start_embeddings, with_backbone
 from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.config import ModelConfig
-from homespun.objectives.frequencies import frequency_losses
-from homespun.objectives.masked import MaskedLM
+from homespun.objectives.mlm import MaskedLM
+from homespun.objectives.unigram_baseline import unigram_losses
 from homespun.report.plots import CARD, PALETTE, STYLE, End, label_ends, render
 from homespun.training.config import Budget, LinearSchedule
 from homespun.training.malloc import training_environment
@@ -145,7 +145,7 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
     curve = train(recipe, corpus, name, float(rate), options, Path(folder))
     held_out = _loaders(recipe, corpus)[1]
     objective = _measured(recipe).objective
-    losses = frequency_losses(objective, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer)
+    losses = unigram_losses(objective, lambda: corpus.counts(0), held_out.once(), corpus.tokenizer)
     result = {
         "name": name,
         "seed": int(seed),

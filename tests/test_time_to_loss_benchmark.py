@@ -12,7 +12,7 @@ from benchmarks import time_to_loss
 
 from homespun.data.corpus import build_corpus
 from homespun.jobs.recipe import pretrain_recipe
-from homespun.objectives.masked import MaskedLM
+from homespun.objectives.mlm import MaskedLM
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer

@@ -30,7 +30,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
-from homespun.objectives.supervised import Classification
+from homespun.objectives.classification import Classification
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.significance import wilson_interval

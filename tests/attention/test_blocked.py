@@ -10,7 +10,7 @@ from torch import Tensor
 
 from homespun.attention import blocked
 from homespun.attention.block_plan import make_plan
-from homespun.attention.blocked import Blocked, find_everywhere, see_all
+from homespun.attention.blocked import Blocked, find_global_tokens, see_all
 from homespun.attention.full import DotProduct
 from homespun.attention.global_attention import GlobalAttention
 from homespun.attention.multi_head import split_heads
@@ -45,7 +45,7 @@ CHOSEN = torch.zeros(BATCH, LENGTH, dtype=torch.bool)
 CHOSEN[0, [7, 200]] = CHOSEN[1, 100] = True
 
 
-def some(*shape: int) -> Tensor:
+def random_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
@@ -53,19 +53,19 @@ def some(*shape: int) -> Tensor:
 @pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 @pytest.mark.parametrize("keep", [None, KEEP], ids=["whole", "padded"])
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["one", "packed"])
-@pytest.mark.parametrize("chosen", [None, CHOSEN], ids=["", "chosen"])
+@pytest.mark.parametrize("batch_global_mask", [None, CHOSEN], ids=["", "batch_global_mask"])
 def test_blocked_is_dense(
-    sparse: Sparse, causal: bool, keep: Tensor | None, documents: Tensor | None, chosen: Tensor | None
+    sparse: Sparse, causal: bool, keep: Tensor | None, documents: Tensor | None, batch_global_mask: Tensor | None
 ) -> None:
-    if chosen is not None and sparse.everywhere is None:
+    if batch_global_mask is not None and sparse.global_tokens is None:
         pytest.skip("nothing to choose")
     torch.manual_seed(1)
     assert make_plan(sparse, LENGTH, causal, torch.device("cpu")) is not None
-    parts = [some(BATCH, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
+    parts = [random_tensor(BATCH, HEADS, LENGTH, HEAD_DIM) for _ in range(3)]
     upstream = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM, dtype=torch.float64)
     found = []
     for kernel in (Blocked(sparse), DotProduct(sparse)):
-        values = kernel(*parts, Mask(keep, causal=causal, documents=documents, chosen=chosen))
+        values = kernel(*parts, Mask(keep, causal=causal, documents=documents, batch_global_mask=batch_global_mask))
         found.append([values, *torch.autograd.grad(values, parts, upstream)])
     for ours, truth in zip(*found, strict=True):
         torch.testing.assert_close(ours, truth)
@@ -76,7 +76,7 @@ def test_half_precision_is_dense_but_for_rounding(few: int, monkeypatch: pytest.
     monkeypatch.setattr(blocked, "_FEW", few)
     torch.manual_seed(1)
     sparse = SPARSE["window and global"]
-    halves = [some(BATCH, HEADS, LENGTH, HEAD_DIM).detach().bfloat16().requires_grad_() for _ in range(3)]
+    halves = [random_tensor(BATCH, HEADS, LENGTH, HEAD_DIM).detach().bfloat16().requires_grad_() for _ in range(3)]
     exact = [part.detach().double().requires_grad_() for part in halves]
     upstream = torch.randn(BATCH, HEADS, LENGTH, HEAD_DIM).bfloat16()
     values, truth = Blocked(sparse)(*halves, Mask(KEEP)), DotProduct(sparse)(*exact, Mask(KEEP))
@@ -86,11 +86,13 @@ def test_half_precision_is_dense_but_for_rounding(few: int, monkeypatch: pytest.
         assert (ours.double() - theirs).norm() < torch.finfo(torch.bfloat16).eps * theirs.norm()
 
 
-def test_global_places_are_counted_in_each_document() -> None:
+def test_global_positions_count_in_each_document() -> None:
     for documents, places in ((None, [[1, 9, 400]] * 2), (DOCUMENTS, [[i for i in range(457) if i % 89 in (1, 9)]])):
-        members = Mask(documents=documents).members(Global(positions=(1, 9, 400)), LENGTH, torch.device("cpu"))
-        assert members[0].nonzero().flatten().tolist() == places[0]
-    assert Mask(KEEP).members(Global(positions=(1, 400)), LENGTH, torch.device("cpu"))[1].nonzero().tolist() == [[1]]
+        global_mask = Mask(documents=documents).global_mask(Global(positions=(1, 9, 400)), LENGTH, torch.device("cpu"))
+        assert global_mask[0].nonzero().flatten().tolist() == places[0]
+    assert Mask(KEEP).global_mask(Global(positions=(1, 400)), LENGTH, torch.device("cpu"))[1].nonzero().tolist() == [
+        [1]
+    ]
 
 
 # tables of another size than the blocks; of some queries they name fewer blocks than of others
@@ -111,7 +113,7 @@ def test_blocks_of_one_size_serve_patterns_of_several(sparse: Sparse, length: in
     plan = make_plan(sparse, length, False, torch.device("cpu"))
     assert plan is not None
     assert plan.size >= 32
-    parts = [some(BATCH, HEADS, length, HEAD_DIM) for _ in range(3)]
+    parts = [random_tensor(BATCH, HEADS, length, HEAD_DIM) for _ in range(3)]
     upstream = torch.randn(BATCH, HEADS, length, HEAD_DIM, dtype=torch.float64)
     found = []
     for kernel in (Blocked(sparse), DotProduct(sparse)):
@@ -160,7 +162,7 @@ FIVE = {
 def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five heads in parts of two and three, as no part is of one alone."""
     torch.manual_seed(1)
-    parts = [some(BATCH, 5, LENGTH, HEAD_DIM) for _ in range(3)]
+    parts = [random_tensor(BATCH, 5, LENGTH, HEAD_DIM) for _ in range(3)]
     upstream = torch.randn(BATCH, 5, LENGTH, HEAD_DIM, dtype=torch.float64)
     calls, found = [], []
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -182,8 +184,8 @@ def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, m
 def _bytes_of_a_head(sparse: Sparse) -> int:
     plan = make_plan(sparse, LENGTH, False, torch.device("cpu"))
     assert plan is not None
-    assert sparse.everywhere is not None
-    shared = sparse.everywhere.first + 2 * sparse.everywhere.block
+    assert sparse.global_tokens is not None
+    shared = sparse.global_tokens.first + 2 * sparse.global_tokens.block
     return BATCH * plan.blocks * (len(plan.columns) * plan.size + shared) * HEAD_DIM * 8
 
 
@@ -198,13 +200,13 @@ def test_few_global_tokens_are_projected_in_place_of_the_text(count: int, docume
         torch.nn.init.normal_(parameter, std=0.5)
     hidden = torch.randn(BATCH, LENGTH, width, dtype=torch.float64, requires_grad=True)
     mask = Mask(KEEP, documents=documents)
-    everywhere = find_everywhere(attention.sparse, mask, BATCH, LENGTH, hidden.device)
-    assert everywhere is not None
+    global_tokens = find_global_tokens(attention.sparse, mask, BATCH, LENGTH, hidden.device)
+    assert global_tokens is not None
     parts = (attention.query_global, attention.key_global, attention.value_global)
     query, key, value = (split_heads(part(hidden), HEADS) for part in parts)
-    index = everywhere.index[:, None, :, None].expand(-1, HEADS, -1, HEAD_DIM)
-    truth = see_all(query.gather(2, index), key, value, mask, everywhere, 0.0)
-    found = attention._see_all(query.gather(2, index), hidden, mask, everywhere)
+    index = global_tokens.index[:, None, :, None].expand(-1, HEADS, -1, HEAD_DIM)
+    truth = see_all(query.gather(2, index), key, value, mask, global_tokens, 0.0)
+    found = attention._see_all(query.gather(2, index), hidden, mask, global_tokens)
     torch.testing.assert_close(found, truth)
     learns = [hidden, *(p for part in parts for p in part.parameters())]
     upstream = torch.randn_like(truth)

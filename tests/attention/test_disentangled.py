@@ -31,7 +31,7 @@ def build(*, span: int = LONGEST, maximum: int = 0, **settings: object) -> Disen
     return attention.double().eval()
 
 
-def some(*shape: int, seed: int = 1) -> Tensor:
+def random_tensor(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -72,7 +72,7 @@ def by_definition(attention: DisentangledAttention, hidden: Tensor, span: int, m
 @pytest.mark.parametrize(("span", "maximum"), [(LONGEST, 0), (7, 0), (8, 29)], ids=["each", "clamped", "buckets"])
 def test_it_is_the_definition(span: int, maximum: int, terms: tuple[str, ...], share: bool) -> None:
     attention = build(span=span, maximum=maximum, pos_att_type=terms, share_att_key=share, key_bias=not share)
-    hidden = some(2, 23, HIDDEN)
+    hidden = random_tensor(2, 23, HIDDEN)
     found = attention(hidden, Mask())
     for row, given in zip(found, hidden, strict=True):
         torch.testing.assert_close(row, by_definition(attention, given, span, maximum), rtol=1e-9, atol=1e-9)
@@ -80,21 +80,21 @@ def test_it_is_the_definition(span: int, maximum: int, terms: tuple[str, ...], s
 
 def test_causal_and_a_cache() -> None:
     attention = build(span=8, maximum=29)
-    hidden = some(1, 19, HIDDEN)
-    whole = attention(hidden, Mask(causal=True))
-    torch.testing.assert_close(whole[0], by_definition(attention, hidden[0], 8, 29, causal=True))
+    hidden = random_tensor(1, 19, HIDDEN)
+    complete = attention(hidden, Mask(causal=True))
+    torch.testing.assert_close(complete[0], by_definition(attention, hidden[0], 8, 29, causal=True))
     cache, pieces, start = Cache(), [], 0
     for count in (7, 1, 1, 5, 2, 3):
-        cache.begin()
+        cache.start_call()
         pieces.append(attention(hidden[:, start : start + count], Mask(causal=True, start=start, cache=cache)))
         start += count
-    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    torch.testing.assert_close(torch.cat(pieces, 1), complete)
 
 
 def test_the_seeing_of_nothing_is_zeros_before_the_last_projection() -> None:
     attention = build()
     keep = torch.tensor([[True] * 5, [False] * 5])
-    found = attention(some(2, 5, HIDDEN), Mask(keep))
+    found = attention(random_tensor(2, 5, HIDDEN), Mask(keep))
     torch.testing.assert_close(found[1], attention.output.bias.expand(5, -1))
 
 
@@ -147,6 +147,8 @@ def test_a_graph_of_one_length_serves_others(span: int, maximum: int) -> None:
 
     length = torch.export.Dim("length", min=2, max=LONGEST - 1)
     with torch.no_grad():
-        graph = torch.export.export(Whole(), (some(1, 7, HIDDEN),), dynamic_shapes=({1: length},), strict=False)
-        longer = some(1, 29, HIDDEN, seed=2)
+        graph = torch.export.export(
+            Whole(), (random_tensor(1, 7, HIDDEN),), dynamic_shapes=({1: length},), strict=False
+        )
+        longer = random_tensor(1, 29, HIDDEN, seed=2)
         torch.testing.assert_close(graph.module()(longer), Whole()(longer))

@@ -23,7 +23,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Ten
     return weights @ value / torch.where(total > 0, total, 1.0)
 
 
-def some(*shape: int) -> Tensor:
+def random_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
@@ -36,9 +36,9 @@ def test_equals_softmax_by_hand(pattern: Sparse, causal: bool, start: int, padde
     torch.manual_seed(1)
     keys = start + QUERIES
     query, key, value = (
-        some(BATCH, HEADS, QUERIES, HEAD_DIM),
-        some(BATCH, HEADS, keys, HEAD_DIM),
-        some(BATCH, HEADS, keys, HEAD_DIM),
+        random_tensor(BATCH, HEADS, QUERIES, HEAD_DIM),
+        random_tensor(BATCH, HEADS, keys, HEAD_DIM),
+        random_tensor(BATCH, HEADS, keys, HEAD_DIM),
     )
     # the last row has nothing to see at all
     keep = torch.arange(keys) < torch.tensor([[keys], [keys - 4], [0]]) if padded else None

@@ -37,11 +37,11 @@ WIDE = SPARSE | {
 
 
 def masks(sparse: Sparse) -> Iterator[Mask]:
-    for causal, keep, documents, chosen in itertools.product(
+    for causal, keep, documents, batch_global_mask in itertools.product(
         (False, True), (None, KEEP), (None, DOCUMENTS), (None, CHOSEN)
     ):
-        if chosen is None or sparse.everywhere is not None:
-            yield Mask(keep, causal=causal, documents=documents, chosen=chosen)
+        if batch_global_mask is None or sparse.global_tokens is not None:
+            yield Mask(keep, causal=causal, documents=documents, batch_global_mask=batch_global_mask)
 
 
 def in_blocks(table: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def projections() -> dict[str, Any]:
 every_projection = pytest.mark.parametrize("name", projections())
 
 
-def some(*shape: int) -> Tensor:
+def random_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, requires_grad=True)
 
 
@@ -67,7 +67,7 @@ def test_parity_with_the_linformer_package(options: dict[str, bool], length: int
         ours.output.load_state_dict(peer.to_out.state_dict())
         ours.kernel.key_projection.weight.copy_(peer.proj_k.t()[None])
         ours.kernel.value_projection.weight.copy_((peer.proj_k if shared else peer.proj_v).t()[None])
-    hidden, upstream = some(BATCH, length, HIDDEN), torch.randn(BATCH, length, HIDDEN)
+    hidden, upstream = random_tensor(BATCH, length, HIDDEN), torch.randn(BATCH, length, HIDDEN)
     for train in (False, True):
         values, theirs = ours.train(train)(hidden, Mask()), peer.train(train)(hidden)
         torch.testing.assert_close(values, theirs, rtol=1e-5, atol=1e-5)
@@ -90,7 +90,7 @@ def identity() -> LinearProjection:
 )
 def test_with_as_many_projected_keys_as_tokens_it_is_exact_attention(same: Any, keep: Tensor | None) -> None:
     torch.manual_seed(1)
-    query, key, value = (some(BATCH, HEADS, SEQ, HEAD_DIM) for _ in range(3))
+    query, key, value = (random_tensor(BATCH, HEADS, SEQ, HEAD_DIM) for _ in range(3))
     torch.testing.assert_close(
         Linformer(same, same)(query, key, value, Mask(keep)),
         DotProduct()(query, key, value, Mask(keep)),
@@ -106,7 +106,7 @@ def test_padding_is_nothing_wherever_it_stands(name: str) -> None:
     kernel = Linformer(projections()[name], projections()[name])
     keep = KEEP.clone()
     keep[0, 4] = False
-    query, key, value = (some(BATCH, HEADS, SEQ, HEAD_DIM) for _ in range(3))
+    query, key, value = (random_tensor(BATCH, HEADS, SEQ, HEAD_DIM) for _ in range(3))
     padding = ~keep[:, None, :, None]
     results = [
         kernel(query, key.masked_fill(padding, other), value.masked_fill(padding, other), Mask(keep))
@@ -137,13 +137,13 @@ def test_a_window_is_the_mean_of_its_real_tokens_and_an_empty_one_is_not_seen() 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("fields", [{}, {"sharing": "key_value"}, {"projection": "pooled"}], ids=str)
-def test_projecting_places_first_changes_nothing(fields: dict[str, str], bias: bool, padded: bool) -> None:
+def test_projecting_positions_first_changes_nothing(fields: dict[str, str], bias: bool, padded: bool) -> None:
     torch.manual_seed(1)
     kernel = build(**fields).get_submodule("kernel")
     plain = MultiHeadAttention(HIDDEN, HEADS, kernel, bias=bias)
     for parameter in plain.parameters():
         nn.init.normal_(parameter)
-    plain, hidden, mask = plain.double(), some(BATCH, SEQ, HIDDEN).double(), Mask(KEEP if padded else None)
+    plain, hidden, mask = plain.double(), random_tensor(BATCH, SEQ, HIDDEN).double(), Mask(KEEP if padded else None)
     first = LinformerAttention(plain)
     assert {id(p) for p in first.parameters()} == {id(p) for p in plain.parameters()}
     results = [(module(hidden, mask), list(plain.parameters())) for module in (plain, first)]
@@ -156,7 +156,7 @@ def test_projecting_places_first_changes_nothing(fields: dict[str, str], bias: b
 @pytest.mark.parametrize("fields", [{}, {"sharing": "none"}, {"projection": "pooled"}, {"projection": "convolved"}])
 def test_mixed_precision(fields: dict[str, str]) -> None:
     torch.manual_seed(1)
-    attention, hidden, mask = build(**fields), some(BATCH, SEQ, HIDDEN), Mask(KEEP)
+    attention, hidden, mask = build(**fields), random_tensor(BATCH, SEQ, HIDDEN), Mask(KEEP)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = attention(hidden, mask)
     mixed.float().sum().backward()
@@ -209,10 +209,10 @@ def test_what_it_cannot_be_is_refused_when_built(fields: Any, place: dict[str, A
 
 @pytest.mark.parametrize("fields", [{}, {"sharing": "none"}], ids=["places first", "kernel"])
 def test_what_it_cannot_do_is_refused_when_asked(fields: dict[str, str]) -> None:
-    attention, hidden = build(**fields), some(BATCH, SEQ, HIDDEN)
+    attention, hidden = build(**fields), random_tensor(BATCH, SEQ, HIDDEN)
     with pytest.raises(UserError, match="documents apart"):
         attention(hidden, Mask(documents=torch.zeros(BATCH, SEQ, dtype=torch.int64)))
     with pytest.raises(UserError, match="future"):
         attention(hidden, Mask(causal=True))
     with pytest.raises(UserError, match=f"exceeds max_position_embeddings={LONGEST}"):
-        attention(some(BATCH, LONGEST + 1, HIDDEN), Mask())
+        attention(random_tensor(BATCH, LONGEST + 1, HIDDEN), Mask())

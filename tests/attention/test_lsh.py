@@ -144,12 +144,12 @@ def test_a_row_below_two_chunks_has_two_buckets() -> None:
     assert default_num_buckets(31, 64) == (2,)
 
 
-def some(*shape: int, seed: int = 1) -> Tensor:
+def random_tensor(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def heads(length: int, seed: int = 1) -> Tensor:
-    return some(BATCH, HEADS, length, HEAD_DIM, seed=seed)
+    return random_tensor(BATCH, HEADS, length, HEAD_DIM, seed=seed)
 
 
 def by_hand(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ def test_a_token_sees_itself_only_as_a_last_resort(across: bool, num_hashes: int
 def test_alone_is_as_in_a_batch_padded_by_many_chunks(before: int, after: int, num_hashes: int) -> None:
     lengths, longest = (1, 3, 9, 14, 27), 27
     chunks = Chunks(LENGTH, before, after)
-    query_key, key, value = (some(len(lengths), HEADS, longest, HEAD_DIM, seed=seed) for seed in (1, 2, 3))
+    query_key, key, value = (random_tensor(len(lengths), HEADS, longest, HEAD_DIM, seed=seed) for seed in (1, 2, 3))
     keep = torch.arange(longest) < torch.tensor(lengths)[:, None]
     hashed, local = lsh((4,), num_hashes, chunks).double(), LocalAttention(chunks)
     found = hashed(query_key, value, Mask(keep)), local(query_key, key, value, Mask(keep))
@@ -310,7 +310,7 @@ def test_gradients_are_those_of_finite_differences(
 @pytest.mark.parametrize("num_hashes", [1, 2])
 def test_mixed_precision_is_near_full_precision(num_hashes: int) -> None:
     attention = SharedQueryKeyAttention(HIDDEN, HEADS, lsh((2,), num_hashes, Chunks(13)))
-    hidden = some(BATCH, 13, HIDDEN).float().requires_grad_()  # one chunk: buckets that differ change nothing
+    hidden = random_tensor(BATCH, 13, HIDDEN).float().requires_grad_()  # one chunk: buckets that differ change nothing
     full = attention(hidden, Mask())
     with torch.autocast("cpu", torch.bfloat16):
         mixed = attention(hidden, Mask())

@@ -32,13 +32,13 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performer_module, "_CAUSAL_CHUNK", 4)
 
 
-def some(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def random_tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, dtype=dtype, requires_grad=True)
 
 
 def queries_keys_values(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     torch.manual_seed(1)
-    return [some(BATCH, HEADS, SEQ, HEAD_DIM, dtype=dtype) for _ in range(3)]
+    return [random_tensor(BATCH, HEADS, SEQ, HEAD_DIM, dtype=dtype) for _ in range(3)]
 
 
 def the_peers(kernel: Performer, *, causal: bool) -> Any:
@@ -93,10 +93,10 @@ def test_causal_is_for_each_token_what_it_would_get_if_the_text_ended_there(
         keep[0, :9], keep[1, 5:14], keep[2] = False, False, False
     causal = kernel(*inputs, Mask(keep, causal=True))
     ends = [kernel(*(part[:, :, :end] for part in inputs), Mask(keep[:, :end]))[:, :, -1:] for end in range(1, SEQ + 1)]
-    whole = torch.cat(ends, 2)
-    torch.testing.assert_close(causal, whole)
-    upstream = torch.randn_like(whole)
-    for own, other in zip(*(torch.autograd.grad(v, inputs, upstream) for v in (causal, whole)), strict=True):
+    complete = torch.cat(ends, 2)
+    torch.testing.assert_close(causal, complete)
+    upstream = torch.randn_like(complete)
+    for own, other in zip(*(torch.autograd.grad(v, inputs, upstream) for v in (causal, complete)), strict=True):
         torch.testing.assert_close(own, other)
 
 
@@ -134,11 +134,11 @@ def test_padding_is_nothing_wherever_it_stands(feature_map: FeatureMap, causal: 
 
 @every_map
 @pytest.mark.parametrize("start", [1, 7, 10, SEQ - 1])
-def test_queries_after_a_cache_see_what_they_see_in_the_whole_text(feature_map: FeatureMap, start: int) -> None:
+def test_queries_after_a_cache_equal_the_full_pass(feature_map: FeatureMap, start: int) -> None:
     kernel, (query, key, value) = Performer(HEAD_DIM, FEATURES, feature_map=feature_map), queries_keys_values()
-    whole = kernel(query, key, value, Mask(causal=True))
+    complete = kernel(query, key, value, Mask(causal=True))
     cached = kernel(query[:, :, start:], key, value, Mask(causal=True, start=start))
-    torch.testing.assert_close(cached, whole[:, :, start:], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(cached, complete[:, :, start:], rtol=1e-5, atol=1e-5)
 
 
 @both_ways
@@ -207,7 +207,7 @@ def test_what_is_kept_for_the_gradients_grows_as_the_length(feature_map: Feature
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            values = kernel(*(some(1, 1, length, HEAD_DIM) for _ in range(3)), Mask(causal=causal))
+            values = kernel(*(random_tensor(1, 1, length, HEAD_DIM) for _ in range(3)), Mask(causal=causal))
         values.sum().backward()
         return sum(sizes.values())
 

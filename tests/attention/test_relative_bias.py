@@ -152,7 +152,7 @@ def test_cached_decoding_is_the_full_pass(steps: list[int]) -> None:
     torch.testing.assert_close(torch.cat(found, 1)[keep], expected[keep], rtol=1e-9, atol=1e-9)
 
 
-def test_places_are_told_by_the_bias_alone() -> None:
+def test_positions_enter_by_the_bias_alone() -> None:
     encoder = EncoderConfig.model_validate(SMALL).build().double().eval()
     ids = torch.randint(5, 53, (1, QUERIES))
     assert not torch.allclose(encoder(ids.flip(1)).flip(1), encoder(ids))

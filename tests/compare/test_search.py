@@ -233,7 +233,7 @@ def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(
     assert found["two"][RATE] == pytest.approx(min(tried[3:]))
 
 
-def test_mistakes_are_said(tmp_path: Path) -> None:
+def test_mistakes_are_named(tmp_path: Path) -> None:
     recipe = searched(measure="accuracy", trials=1)
     with pytest.raises(UserError, match=r"'accuracy' is not measured on the validation; there are: loss, macro_f1"):
         found_by(recipe, runner_of(tmp_path / "a", recipe))

@@ -244,7 +244,7 @@ def test_names_may_be_as_long_as_those_of_folders() -> None:
         ),
     ],
 )
-def test_mistakes_are_said(tree: dict[str, Any], words: str) -> None:
+def test_mistakes_are_named(tree: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words) as told:
         assert not [trial.stages for trial in trials(comparison(**tree))]
     assert "\n" not in str(told.value)

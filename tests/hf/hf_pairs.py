@@ -83,7 +83,7 @@ class Pair:
             none = (-1,) * len(heads[0][0])
             table = tuple((none, *(tuple(row) for row in head), none) for head in heads)
             patterns = (blocks, RandomBlocks(random.size, table))
-            attention.kernel = Blocked(Sparse(patterns, attention.kernel.sparse.everywhere))
+            attention.kernel = Blocked(Sparse(patterns, attention.kernel.sparse.global_tokens))
 
     def share_hashes(self) -> None:
         """Give ours the rotations that theirs draws from its seed, for every layer the same."""

@@ -15,7 +15,7 @@ from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_any, open_huggingface
 from homespun.models.config import ModelConfig
-from homespun.objectives.causal import CausalLM
+from homespun.objectives.clm import CausalLM
 
 transformers = pytest.importorskip("transformers")
 TOKENIZER = bert_tokenizer()

@@ -14,19 +14,19 @@ from torch import Tensor
 from homespun.batch import Batch
 from homespun.hf.open import open_huggingface
 from homespun.models.backbone import EncoderDecoder
-from homespun.objectives.streams import StreamLoss, written
+from homespun.objectives.decoder_loss import StreamWeights, decoder_loss
 
 transformers = pytest.importorskip("transformers")
 
-EVERY = StreamLoss(unseen="predicted")
-CASES: dict[str, tuple[dict[str, Any], StreamLoss]] = {
+EVERY = StreamWeights(unseen="predicted")
+CASES: dict[str, tuple[dict[str, Any], StreamWeights]] = {
     "three streams": ({}, EVERY),
     "two streams": ({"ngram": 2}, EVERY),
     "one stream": ({"ngram": 1}, EVERY),
     "label smoothing": ({"eps": 0.1}, EVERY),
     "the next token alone": (
         {"disable_ngram_loss": True, "eps": 0.1},
-        StreamLoss(weights=(1, 0, 0), unseen="predicted"),
+        StreamWeights(weights=(1, 0, 0), unseen="predicted"),
     ),
 }
 
@@ -63,7 +63,7 @@ def test_loss_and_gradients_are_theirs(case: str, tmp_path: Path, monkeypatch: p
     backbone = model.backbone
     assert isinstance(backbone, EncoderDecoder)
     source = backbone.encode(batch.input_ids, **batch.context)
-    term = written(model, source, batch, streams, label_smoothing=settings.get("eps", 0.0))["seq2seq"]
+    term = decoder_loss(model, source, batch, streams, label_smoothing=settings.get("eps", 0.0))["seq2seq"]
     found = term.sum / term.count
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     expected.backward()

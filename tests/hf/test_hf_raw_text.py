@@ -26,7 +26,7 @@ from homespun.hf.open import open_model
 from homespun.inference.logits import forward_logits
 from homespun.inference.predict import predict_logits
 from homespun.models.bundle import ModelBundle
-from homespun.objectives.span_answers import question_batch
+from homespun.objectives.question_answering import question_batch
 from homespun.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")

@@ -14,7 +14,7 @@ from homespun.data.labels import Labels
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
 from homespun.models.config import ModelConfig
-from homespun.objectives.numbers import Ratings, Regression
+from homespun.objectives.regression import OrdinalRegression, Regression
 
 transformers = pytest.importorskip("transformers")
 
@@ -39,7 +39,7 @@ def test_their_class_gives_the_same_numbers(tmp_path: Path, case: str) -> None:
         model, config = made(Regression.model_validate({"head": head}), np.array([100.0, 300.0, 500.0]))
     else:
         levels, ranks = (1.0, 2.0, 3.0, 4.0), np.array([0, 1, 2, 3, 3])
-        model, config = made(Ratings.model_validate({"head": head}), ranks, levels)
+        model, config = made(OrdinalRegression.model_validate({"head": head}), ranks, levels)
         labels = Labels(("> 1", "> 2", "> 3"), multi_label=True)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER, labels=labels)
     assert report.architecture == "BertForSequenceClassification"

@@ -18,8 +18,8 @@ from homespun.hf.open import open_any, open_huggingface
 from homespun.hf.place import find_place
 from homespun.models.config import ModelConfig
 from homespun.models.presets import PRESETS
-from homespun.objectives.causal import causal_head
-from homespun.objectives.masked import masked_head
+from homespun.objectives.clm import build_clm_head_config
+from homespun.objectives.mlm import build_mlm_head_config
 
 transformers = pytest.importorskip("transformers")
 TOKENIZER = bert_tokenizer()
@@ -156,7 +156,7 @@ def test_sizes_that_transformers_refuses_are_not_written(tmp_path: Path) -> None
 def test_our_presets_are_written_with_their_heads(preset: str) -> None:
     config = ModelConfig.model_validate({"backbone": {"preset": preset, "vocab_size": 97}})
     stack = config.one_stack("a test")
-    head = causal_head(stack) if stack.causal else masked_head(stack)
+    head = build_clm_head_config(stack) if stack.causal else build_mlm_head_config(stack)
     place, notes = find_place(config.model_copy(update={"head": head}))
     assert not notes
     assert place is not None

@@ -22,7 +22,7 @@ from homespun.jobs.adapt import _tokens_per_word, changes_in, start
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
 from homespun.objectives.electra import Electra
-from homespun.objectives.masked import MaskedLM
+from homespun.objectives.mlm import MaskedLM
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Kind, Tokenizer
 from homespun.text.vocabulary_extension import extend, find_added_tokens

@@ -17,7 +17,7 @@ from homespun.jobs import memory
 from homespun.jobs.plan import plan
 from homespun.jobs.pretrain import pretraining_work
 from homespun.jobs.recipe import pretrain_recipe
-from homespun.models.characters import CharacterWords
+from homespun.models.characters import CharacterEmbeddings
 from homespun.planning.predict import Memory, Prediction, Workload, choose
 from homespun.planning.rates import Rates
 from homespun.planning.tracer import StepTracer
@@ -116,7 +116,7 @@ def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path
     ids = torch.tensor([[2, *range(5, 23), 3]])
     torch.testing.assert_close(after.model.backbone(ids), before.model.backbone(ids), rtol=1e-5, atol=1e-6)
     words_of = after.model.backbone.embeddings
-    assert isinstance(words_of, CharacterWords)
+    assert isinstance(words_of, CharacterEmbeddings)
     vectors = words_of(torch.tensor([[after.tokenizer.tokens.index(word) for word in ("zebra", "zebras", "bank")]]))[0]
     near, far = (torch.cosine_similarity(vectors[0], other, dim=0) for other in vectors[1:])
     assert near > far

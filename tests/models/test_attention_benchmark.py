@@ -44,7 +44,7 @@ def test_ours_and_the_peer_are_measured() -> None:
 
 
 @pytest.mark.slow
-def test_growth_and_crossover_are_told_and_drawn(tmp_path: Path) -> None:
+def test_growth_and_crossover_are_reported_and_plotted(tmp_path: Path) -> None:
     plot = tmp_path / "crossover.svg"
     result = result_of("--by-length", "--only", "performer", "--lengths", "64,2048,3001", "--plot", str(plot))
     assert result["lengths"] == [64, 2048, 3001]
@@ -78,7 +78,7 @@ def test_the_crossover_is_where_it_wins_from_then_on(attention: ModuleType) -> N
         (("--only", "longfromer"), "invalid choice"),
     ],
 )
-def test_what_cannot_be_compared_is_said(
+def test_missing_comparisons_are_reported(
     arguments: tuple[str, ...], message: str, attention: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

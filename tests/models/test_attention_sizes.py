@@ -37,7 +37,7 @@ LSH = {"kind": "lsh", "num_hashes": 3, "num_chunks_after": 1}
 
 
 @pytest.mark.parametrize(
-    ("longer", "whole"),
+    ("longer", "complete"),
     [
         (sparse({"kind": "window", "radius": HUGE}), {"kind": "full"}),
         (sparse(DILATED | {"radius": HUGE}), sparse(DILATED | {"radius": MAXIMUM})),
@@ -51,10 +51,12 @@ LSH = {"kind": "lsh", "num_hashes": 3, "num_chunks_after": 1}
     ],
 )
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_is_longer_than_the_text_is_all_of_it(longer: dict[str, Any], whole: dict[str, Any], causal: bool) -> None:
+def test_what_is_longer_than_the_text_is_all_of_it(
+    longer: dict[str, Any], complete: dict[str, Any], causal: bool
+) -> None:
     ids = some_ids(3, 29)
     keep = torch.arange(29) < torch.tensor([[29], [17], [1]])
-    found, expected = (build(kind, causal=causal)(ids, attention_mask=keep) for kind in (longer, whole))
+    found, expected = (build(kind, causal=causal)(ids, attention_mask=keep) for kind in (longer, complete))
     torch.testing.assert_close(found[keep], expected[keep])
 
 

@@ -91,7 +91,7 @@ def test_auto_has_no_backbone_before_it_is_chosen() -> None:
         ("model.num_attention_heads=7", "num_attention_heads=7"),
     ],
 )
-def test_mistakes_beside_auto_are_named(change: str, message: str) -> None:
+def test_mistakes_with_auto_are_named(change: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         recipe("model.size=auto", change)
 

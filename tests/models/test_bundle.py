@@ -55,7 +55,7 @@ def test_a_fingerprint_is_of_the_weights_wherever_they_lie(folder: Path) -> None
     stored = load_model(folder)
     again = load_model(shutil.copytree(folder, folder.parent / "copied"))
     assert fingerprint(stored.model) == fingerprint(again.model)
-    assert fingerprint(stored.model, beside=b"config") != fingerprint(stored.model)
+    assert fingerprint(stored.model, extra=b"config") != fingerprint(stored.model)
     with torch.no_grad():
         next(reversed(weights_of(again.model).values())).add_(1e-3)
     assert fingerprint(stored.model) != fingerprint(again.model)
@@ -87,7 +87,7 @@ def test_weights_of_another_model_are_refused_before_anything_is_changed() -> No
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda f: (f / "homespun.json").unlink(), "not a homespun model"),
         (lambda f: (f / "homespun.json").write_text("{"), "cut short or altered"),
@@ -111,15 +111,15 @@ def test_weights_of_another_model_are_refused_before_anything_is_changed() -> No
         ),
     ],
 )
-def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, message: str) -> None:  # type: ignore[no-untyped-def]
     damage(folder)
-    with pytest.raises(UserError, match=said) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         load_model(folder)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('{"format": 1}', "does not say model as it was written"),
         ("[1]", "must hold an object, not list"),
@@ -127,9 +127,9 @@ def test_a_damaged_folder_is_refused_in_one_line(folder: Path, damage, said: str
         ('{"format": [1]}', r"is of format \[1\]"),
     ],
 )
-def test_a_description_that_is_another_thing(folder: Path, text: str, said: str) -> None:
+def test_a_description_that_is_another_thing(folder: Path, text: str, message: str) -> None:
     (folder / "homespun.json").write_text(text)
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=message) as error:
         load_model(folder)
     assert "\n" not in str(error.value)
 
@@ -146,7 +146,7 @@ def test_a_description_of_odd_values(folder: Path, key: str, value: object) -> N
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"num_hidden_layers": 10**9}, r"homespun.json describes 1000000000 layers; there are weights of at most \d+"),
         ({"num_hidden_layers": 10**9, "num_hidden_groups": 1}, "a model has at most 4096"),
@@ -156,12 +156,12 @@ def test_a_description_of_odd_values(folder: Path, key: str, value: object) -> N
     ],
 )
 def test_a_description_of_endless_size_takes_neither_time_nor_memory(
-    folder: Path, changes: dict[str, object], said: str
+    folder: Path, changes: dict[str, object], message: str
 ) -> None:
     tree = json.loads((folder / "homespun.json").read_text())
     tree["model"]["backbone"] |= changes
     (folder / "homespun.json").write_text(json.dumps(tree))
-    with pytest.raises(UserError, match=said) as error:
+    with pytest.raises(UserError, match=message) as error:
         load_model(folder)
     assert "\n" not in str(error.value)
 

@@ -18,7 +18,7 @@ from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
-from homespun.objectives.supervised import Classification, ClassificationObjective
+from homespun.objectives.classification import Classification, ClassificationObjective
 
 KINDS = get_args(get_args(SequenceHeadConfig)[0])
 HEADS = [kind(num_labels=3) for kind in KINDS]
@@ -127,7 +127,7 @@ def test_layers_above_see_the_order_of_the_chunks(head: Any) -> None:
     assert not torch.allclose(logits_of(model, turned), logits_of(model, batch), atol=1e-5)
 
 
-def test_more_chunks_than_places_are_refused() -> None:
+def test_more_chunks_than_positions_are_refused() -> None:
     with pytest.raises(UserError, match="a text in 6 chunks, where the model was made for 5"):
         logits_of(model_with(POOLS[0]), pad_chunks(texts(6, 1), 0))
 
@@ -166,9 +166,9 @@ def test_micro_batches_of_texts_add_up(long_inputs: Any, weights: Any, several: 
     rows = texts(3, 1, 2, 4, 1)
     if several:
         rows = [dataclasses.replace(row, label=np.arange(3) == row.label) for row in rows]
-    whole, *parts = (collate(part, []) for part in (rows, rows[:2], rows[2:3], rows[3:]))
-    expected = module(whole).total(whole.targets)
-    found = sum(module(part).total(whole.targets) for part in parts)
+    complete, *parts = (collate(part, []) for part in (rows, rows[:2], rows[2:3], rows[3:]))
+    expected = module(complete).total(complete.targets)
+    found = sum(module(part).total(complete.targets) for part in parts)
     torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model
-from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, CharacterWords, spell
+from homespun.models.characters import BEGIN, END, NOTHING, SPECIAL, CharacterEmbeddings, fill_character_table
 from homespun.models.config import ModelConfig
 from homespun.models.elmo import AdaptiveSoftmax, BiLMHead, BiLMHeadConfig, cutoffs_for
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -109,9 +109,9 @@ def test_it_is_two_networks_of_pytorch() -> None:
 def test_words_are_spelled_between_marks() -> None:
     tokenizer = tokenizer_of("bank", "bark", "Ébène", "extraordinary")
     words = build(APART["elmo"], vocab_size=tokenizer.vocab_size + 2).embeddings
-    assert isinstance(words, CharacterWords)
+    assert isinstance(words, CharacterEmbeddings)
     unspelled = words.characters[-2:].clone()
-    words.spell(tokenizer)
+    words.fill_character_table(tokenizer)
     names = tokenizer.tokens
 
     def read(word: str) -> list[int]:
@@ -129,7 +129,7 @@ def test_words_are_spelled_between_marks() -> None:
 def test_a_words_vector_is_of_its_letters_alone() -> None:
     tokenizer = tokenizer_of("bank", "bark", "bans", "a", "banking")
     words = build(APART["elmo"], vocab_size=tokenizer.vocab_size).embeddings
-    words.spell(tokenizer)  # type: ignore[union-attr, operator]
+    words.fill_character_table(tokenizer)  # type: ignore[union-attr, operator]
     ids = torch.tensor([[tokenizer.tokens.index(name) for name in ("bank", "bans", "bark", "a", "bank")]])
     vectors = words(ids)[0]
     assert torch.equal(vectors[0], vectors[4])
@@ -138,16 +138,16 @@ def test_a_words_vector_is_of_its_letters_alone() -> None:
     # in any company, with longer words or without, and not computed apart
     torch.testing.assert_close(words(ids[:, 3:4])[0, 0], vectors[3], rtol=1e-6, atol=1e-6)
     swapped = build(APART["elmo"], vocab_size=tokenizer.vocab_size).embeddings
-    swapped.spell(tokenizer)  # type: ignore[union-attr, operator]
+    swapped.fill_character_table(tokenizer)  # type: ignore[union-attr, operator]
     with torch.no_grad():
         swapped.characters[ids[0, 0]] = swapped.characters[ids[0, 1]]  # type: ignore[union-attr, index]
     torch.testing.assert_close(swapped(ids)[0, 0], vectors[1], rtol=1e-6, atol=1e-6)
 
 
-def test_filters_see_the_whole_word_and_nothing_behind_it() -> None:
+def test_filters_see_the_word_and_no_padding() -> None:
     """By hand, a word at a time, without padding."""
     words = build(APART["elmo"]).embeddings
-    assert isinstance(words, CharacterWords)
+    assert isinstance(words, CharacterEmbeddings)
     for word in ([BEGIN, END], [BEGIN, 66, END], [BEGIN, 66, 67, 68, 69, 70, END]):
         table = torch.tensor([word + [NOTHING] * (7 - len(word))])
         letters = words.table(torch.tensor([word]))[0]
@@ -188,15 +188,15 @@ def test_save_and_load_restore_the_bits_and_the_words(head: dict[str, Any], tmp_
     config = ModelConfig(backbone=APART["elmo"], head=BiLMHeadConfig(**head))
     torch.manual_seed(1)
     model = config.build().eval()
-    spell(model, tokenizer)
+    fill_character_table(model, tokenizer)
     save_model(tmp_path / "model", model, config, tokenizer)
     stored = load_model(tmp_path / "model")
     assert stored.config == config
     ids = some_ids(2, SEQ)
-    told = stored.model(ids)
-    assert told.shape == (2, SEQ, 2, VOCAB)
-    assert torch.equal(told, model(ids))
-    assert not torch.equal(told, config.build().eval()(ids))
+    logits = stored.model(ids)
+    assert logits.shape == (2, SEQ, 2, VOCAB)
+    assert torch.equal(logits, model(ids))
+    assert not torch.equal(logits, config.build().eval()(ids))
 
 
 def test_an_adaptive_softmax_is_a_distribution_and_its_loss_the_labels_share() -> None:
@@ -265,13 +265,13 @@ def test_new_words_need_no_training(head: dict[str, Any]) -> None:
     config = ModelConfig(backbone=APART["elmo"], head=BiLMHeadConfig(**head))
     torch.manual_seed(1)
     model = config.build().eval()
-    spell(model, before)
+    fill_character_table(model, before)
     stored = load_like(model, config, before)
     larger = config.model_copy(update={"backbone": APART["elmo"].with_tokens(VOCAB + 2, 0)})
     torch.manual_seed(2)
     grown = larger.build().eval()
     words = grown.backbone.embeddings
-    assert isinstance(words, CharacterWords)
+    assert isinstance(words, CharacterEmbeddings)
     table = words.characters.clone()
     for number, name in enumerate(after[-2:], start=VOCAB):
         row = [BEGIN, *(letter + 1 for letter in name.encode()[:5]), END]
@@ -285,13 +285,13 @@ def test_new_words_need_no_training(head: dict[str, Any]) -> None:
     torch.testing.assert_close(grown.backbone(ids), model.backbone(ids), rtol=1e-6, atol=1e-6)
     vectors = words(torch.tensor([[VOCAB, VOCAB + 1, 5]]))[0]
     assert (vectors[0] - vectors[1]).abs().max() > 1e-3
-    told = grown(ids)
-    assert told.shape[-1] == VOCAB + 2
+    logits = grown(ids)
+    assert logits.shape[-1] == VOCAB + 2
     if not head:  # a new word begins as what it was made of, which is [UNK]
-        torch.testing.assert_close(told[..., VOCAB], told[..., 1])
-        torch.testing.assert_close(told[..., :VOCAB], model(ids), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(logits[..., VOCAB], logits[..., 1])
+        torch.testing.assert_close(logits[..., :VOCAB], model(ids), rtol=1e-5, atol=1e-5)
     else:
-        torch.testing.assert_close(told.exp().sum(-1), torch.ones(2, SEQ, 2))
+        torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, SEQ, 2))
 
 
 def load_like(model: Any, config: ModelConfig, tokenizer: Tokenizer) -> Any:
@@ -315,7 +315,7 @@ def test_bad_configs_are_refused_in_a_line() -> None:
         with pytest.raises(UserError, match=message):
             validate(RecurrentConfig, FIELDS | fields, source="test")
     with pytest.raises(UserError, match=r"kind wordpiece, whose tokens are pieces of words.*--kind words"):
-        spell(build(APART["elmo"]), Tokenizer.train(["ab ab abc"], kind="wordpiece", vocab_size=13))
+        fill_character_table(build(APART["elmo"]), Tokenizer.train(["ab ab abc"], kind="wordpiece", vocab_size=13))
     with pytest.raises(UserError, match="has no table of them"):
         ModelConfig.model_validate({"backbone": APART["elmo"], "head": {"kind": "masked_lm"}}).build()
     with pytest.raises(UserError, match="each once"):

@@ -165,8 +165,8 @@ def test_a_cache_is_reordered_as_beams_are(config: EncoderDecoderConfig) -> None
         new = some_ids(4, 3, seed=7)
         keep = torch.cat([TARGET_KEEP[rows, :7], torch.ones(4, 3, dtype=torch.bool)], 1)
         found = model.decode(new, source, decoder_attention_mask=keep, cache=cache)
-        whole = torch.cat([TARGETS[rows, :7], new], 1)
-        full = model.decode(whole, source, decoder_attention_mask=keep)
+        complete = torch.cat([TARGETS[rows, :7], new], 1)
+        full = model.decode(complete, source, decoder_attention_mask=keep)
     torch.testing.assert_close(found, full[:, 7:], rtol=1e-9, atol=1e-9)
 
 
@@ -183,7 +183,7 @@ def test_reversible_layers_are_plain_autograd(config: EncoderDecoderConfig, monk
     model = build(config).double().train()
     reversible = outcome(model)
     for stack in (model.encoder, model.decoder):
-        monkeypatch.setattr(stack.streams, "run", SequentialStack().run)
+        monkeypatch.setattr(stack.layer_stack, "run", SequentialStack().run)
     for found, expected in zip(reversible, outcome(model), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
@@ -244,14 +244,14 @@ HEADS = {
     ],
 )
 def test_save_and_load_restore_the_bits(config: EncoderDecoderConfig, head: Any, tmp_path: Path) -> None:
-    whole = ModelConfig(backbone=config, head=head)
+    complete = ModelConfig(backbone=config, head=head)
     torch.manual_seed(1)
-    saved = whole.build().eval()
+    saved = complete.build().eval()
     if head is HEADS["biased"]:
         saved.head.bias.normal_()
     save_file(weights_of(saved), tmp_path / "model.safetensors")
     torch.manual_seed(2)
-    loaded = whole.build().eval()
+    loaded = complete.build().eval()
     given = MASKS | {"decoder_input_ids": TARGETS}
     assert not torch.equal(saved(IDS, **given), loaded(IDS, **given))
     stored = load_file(tmp_path / "model.safetensors")
@@ -260,7 +260,7 @@ def test_save_and_load_restore_the_bits(config: EncoderDecoderConfig, head: Any,
             tensor.copy_(stored.pop(name))
     assert not stored
     assert torch.equal(saved(IDS, **given), loaded(IDS, **given))
-    assert ModelConfig.model_validate(whole.model_dump(mode="json")) == whole
+    assert ModelConfig.model_validate(complete.model_dump(mode="json")) == complete
 
 
 @pytest.mark.parametrize("attention", [LSH, LOCAL, OWN], ids=["lsh", "local", "own"])

@@ -17,7 +17,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.feature_cache import CachedEncoder, FeatureCache
 from homespun.models.model import last_layer
 from homespun.models.sequence_heads import MeanHeadConfig
-from homespun.objectives.supervised import Classification, ClassificationObjective
+from homespun.objectives.classification import Classification, ClassificationObjective
 
 HIDDEN = 14
 LABELS = Labels(("a", "b", "c"))
@@ -92,7 +92,7 @@ def test_another_process_reads_what_one_has_written_and_another_encoder_does_not
     assert reader.sequences == 5
 
 
-def test_segments_and_types_of_numbers_are_kept_apart(tmp_path: Path) -> None:
+def test_segments_and_dtypes_have_their_own_keys(tmp_path: Path) -> None:
     backbone, (ids, _) = frozen(), batch()
     reads, reader = remembered(tmp_path, backbone)
     plain = reads(backbone, ids)
@@ -119,7 +119,7 @@ def test_two_stores_may_write_into_one_folder_at_a_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros"])
-def test_what_was_not_written_whole_is_computed_again(tmp_path: Path, damage: str) -> None:
+def test_incomplete_vectors_are_computed_again(tmp_path: Path, damage: str) -> None:
     store = FeatureCache(tmp_path, width=3, limit=10**6)
     for number in (1, 2):
         store.write(bytes([number] * 16), np.full((5, 3), number, np.float16))

@@ -145,8 +145,8 @@ def test_one_beam_is_greedy_is_the_likeliest_token_each_time(name: str) -> None:
 
 def score(model: Model, ids: Tensor, tokens: Tensor) -> float:
     """The log-probability of these new tokens after a prompt (1, seq)."""
-    whole = torch.cat([ids, tokens[None]], 1)
-    shares = model(whole).log_softmax(-1)[0, ids.shape[1] - 1 : -1]
+    complete = torch.cat([ids, tokens[None]], 1)
+    shares = model(complete).log_softmax(-1)[0, ids.shape[1] - 1 : -1]
     return float(shares.gather(1, tokens[:, None]).sum())
 
 
@@ -269,7 +269,7 @@ def test_streamed_it_is_the_same(name: str, way: str) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_text_ends_where_it_is_told_to(beams: int) -> None:
+def test_text_ends_at_the_stop_condition(beams: int) -> None:
     model = build("full")
     plain = written(model, IDS, KEEP, num_beams=beams, eos_token_id=None)
     arguments = {"max_new_tokens": 13, "eos_token_id": None, "num_beams": beams, "early_stopping": True}
@@ -283,9 +283,9 @@ def test_a_text_ends_where_it_is_told_to(beams: int) -> None:
 
 def test_what_cannot_go_on_from_a_cache_says_so_once() -> None:
     model = build("local")
-    with pytest.warns(UserWarning, match="the whole text is read again for each new token") as told:
+    with pytest.warns(UserWarning, match="the whole text is read again for each new token") as caught:
         model.generate(IDS, KEEP, max_new_tokens=5)
-    assert len(told) == 1
+    assert len(caught) == 1
 
 
 def test_the_mode_of_every_part_is_as_before() -> None:

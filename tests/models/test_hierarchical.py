@@ -54,11 +54,11 @@ def read(model: Encoder, *rows: Row) -> Tensor:
 
 def test_below_the_last_layer_a_paragraph_is_read_as_if_alone() -> None:
     alone = encoder(num_hidden_layers=2)
-    whole = read(alone, row())
+    complete = read(alone, row())
     start = 0
     for length in LENGTHS:
         own = torch.from_numpy(row().input_ids[start : start + length])[None]
-        torch.testing.assert_close(whole[:, start : start + length], alone(own))
+        torch.testing.assert_close(complete[:, start : start + length], alone(own))
         start += length
 
 

@@ -402,8 +402,8 @@ def test_reversible_layers_are_plain_autograd(config: EncoderConfig, monkeypatch
     encoder, ids = build(config).double().train(), some_ids(2, SEQ)
     keep = torch.arange(SEQ) < torch.tensor([[SEQ], [7]])
     found: list[list[Tensor]] = []
-    for run in (encoder.streams.run, SequentialStack().run):
-        monkeypatch.setattr(encoder.streams, "run", run)
+    for run in (encoder.layer_stack.run, SequentialStack().run):
+        monkeypatch.setattr(encoder.layer_stack, "run", run)
         torch.manual_seed(3)
         hidden = encoder(ids, attention_mask=keep)
         gradients = torch.autograd.grad(hidden.square().sum(), [*encoder.parameters()])
@@ -418,12 +418,12 @@ def test_reversible_layers_are_plain_autograd(config: EncoderConfig, monkeypatch
     + [pytest.param(MODULES["full-post"], head, id=head.__name__) for head in get_args(TokenHeadConfig)],
 )
 def test_save_and_load_restore_the_bits(config: EncoderConfig, head: Any, tmp_path: Path) -> None:
-    whole = ModelConfig(backbone=config, head=None if head is None else head())
+    complete = ModelConfig(backbone=config, head=None if head is None else head())
     torch.manual_seed(1)
-    saved = whole.build().eval()
+    saved = complete.build().eval()
     save_file(dict(saved.named_parameters()), tmp_path / "model.safetensors")
     torch.manual_seed(2)
-    loaded = whole.build().eval()
+    loaded = complete.build().eval()
     ids = some_ids(2, SEQ)
     assert not torch.equal(saved(ids), loaded(ids))
     stored = load_file(tmp_path / "model.safetensors")

@@ -49,7 +49,7 @@ def some_ids(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("embedding_size", [0, 21], ids=["as wide", "narrow"])
-def test_the_place_changes_what_is_told_through_its_vector_only(embedding_size: int) -> None:
+def test_position_enters_through_its_vector_only(embedding_size: int) -> None:
     model, ids = build(embedding_size=embedding_size), some_ids(2, 13)
     later = torch.arange(7, 20).expand(2, -1)
     assert not torch.allclose(model(ids), model(ids, position_ids=later))

@@ -74,7 +74,7 @@ def test_every_preset_is_a_config(preset: str) -> None:
     assert validate(ModelConfig, config.model_dump(), source="model") == config
 
 
-def test_fields_beside_a_preset_win() -> None:
+def test_fields_override_the_preset() -> None:
     config = encoder(preset="electra-small", num_hidden_layers=2)
     assert (config.num_hidden_layers, config.hidden_size, config.embedding_size) == (2, 256, 128)
 
@@ -260,8 +260,8 @@ def test_segments_that_a_model_has_not_are_refused_by_name(segments: int, stacks
     ids, types = torch.tensor([[7, 5, 9]]), torch.tensor([[0, 0, 1]])
     with torch.no_grad():
         torch.testing.assert_close(model(ids, token_type_ids=types * 0), model(ids), atol=0, rtol=0)
-    told = rf"token_type_ids has a 1, and this model tells no segments apart \(type_vocab_size={segments}\)"
-    with pytest.raises(UserError, match=told):
+    message = rf"token_type_ids has a 1, and this model tells no segments apart \(type_vocab_size={segments}\)"
+    with pytest.raises(UserError, match=message):
         model(ids, token_type_ids=types)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         model.generate(ids, token_type_ids=types)

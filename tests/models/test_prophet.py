@@ -65,10 +65,10 @@ EVERY_WIRING = pytest.mark.parametrize("residual", [{"kind": "post"}, {"kind": "
 def test_each_stream_sees_exactly_the_tokens_that_it_predicts_from(residual: dict[str, str]) -> None:
     model = build(encoder=ENCODER | {"residual": residual}).double()
     ids, source = some_ids(2, SEQ), model.encode(some_ids(2, SOURCE, seed=2))
-    plain = model.streams(ids, source)
+    plain = model.ngram_streams(ids, source)
     assert plain.shape == (2, NGRAM, SEQ, model.hidden_size)
     for place in range(SEQ):
-        moved = (model.streams(changed(ids, place), source) - plain).abs().amax((0, 3)) > 1e-9  # (ngram, seq)
+        moved = (model.ngram_streams(changed(ids, place), source) - plain).abs().amax((0, 3)) > 1e-9  # (ngram, seq)
         for stream in range(NGRAM):
             # the first token of the main stream is seen from everywhere
             expected = [place <= asking - stream or place == 0 for asking in range(SEQ)]
@@ -78,7 +78,7 @@ def test_each_stream_sees_exactly_the_tokens_that_it_predicts_from(residual: dic
 def test_streams_differ_and_the_first_is_what_decoding_gives() -> None:
     model, ids = build(), some_ids(2, SEQ)
     source = model.encode(some_ids(2, SOURCE, seed=2))
-    streams = model.streams(ids, source)
+    streams = model.ngram_streams(ids, source)
     torch.testing.assert_close(streams[:, 0], model.decode(ids, source))
     torch.testing.assert_close(streams[:, 0], model(some_ids(2, SOURCE, seed=2), decoder_input_ids=ids))
     # also at the first token, where all see the same and only their own vectors differ; rounding is 1e-6
@@ -138,14 +138,14 @@ def test_padding_does_not_leak_and_alone_is_as_in_a_batch(training: bool) -> Non
     decoder_keep = torch.arange(SEQ) < torch.tensor(targets)[:, None]
     ids, decoder_ids = some_ids(3, SOURCE), some_ids(3, SEQ, seed=2)
     source = model.encode(ids.where(keep, 0), attention_mask=keep)
-    streams = model.streams(decoder_ids.where(decoder_keep, 0), source, decoder_attention_mask=decoder_keep)
+    streams = model.ngram_streams(decoder_ids.where(decoder_keep, 0), source, decoder_attention_mask=decoder_keep)
     garbage = model.encode(ids.where(keep, some_ids(3, SOURCE, seed=3)), attention_mask=keep)
     other_ids = decoder_ids.where(decoder_keep, some_ids(3, SEQ, seed=4))
-    other = model.streams(other_ids, garbage, decoder_attention_mask=decoder_keep.long())
+    other = model.ngram_streams(other_ids, garbage, decoder_attention_mask=decoder_keep.long())
     for row, (before, length) in enumerate(zip(sources, targets, strict=True)):
         torch.testing.assert_close(streams[row, :, :length], other[row, :, :length], rtol=0, atol=0)
         own = model.encode(ids[row : row + 1, :before])
-        alone = model.streams(decoder_ids[row : row + 1, :length], own)
+        alone = model.ngram_streams(decoder_ids[row : row + 1, :length], own)
         torch.testing.assert_close(streams[row : row + 1, :, :length], alone, rtol=1e-5, atol=1e-5)
 
 
@@ -153,7 +153,7 @@ def test_a_fully_masked_row_gives_no_nan() -> None:
     keep = torch.tensor([[True], [False]])
     model = build().train()
     source = model.encode(some_ids(2, SOURCE), attention_mask=keep.expand(2, SOURCE))
-    streams = model.streams(some_ids(2, SEQ), source, decoder_attention_mask=keep.expand(2, SEQ))
+    streams = model.ngram_streams(some_ids(2, SEQ), source, decoder_attention_mask=keep.expand(2, SEQ))
     assert streams.isfinite().all()
     streams.square().sum().backward()
     for name, parameter in model.named_parameters():
@@ -186,7 +186,7 @@ def test_decoding_computes_the_main_stream_and_one_other() -> None:
     model.decoder.layers[0].register_forward_hook(lambda *call: shapes.append(tuple(call[2].shape)))
     source = model.encode(some_ids(2, SOURCE))
     model.decode(some_ids(2, 1), source, cache=Cache())
-    model.streams(some_ids(2, SEQ), source)
+    model.ngram_streams(some_ids(2, SEQ), source)
     assert shapes == [(2, 2, 1, 44), (2, 1 + NGRAM, SEQ, 44)]
 
 
@@ -194,9 +194,9 @@ def test_any_length_up_to_the_maximum() -> None:
     model = build()
     source = model.encode(some_ids(2, MAXIMUM))
     for length in (1, 2, 5, MAXIMUM - 1, MAXIMUM):
-        assert model.streams(some_ids(2, length), source).shape == (2, NGRAM, length, 44)
+        assert model.ngram_streams(some_ids(2, length), source).shape == (2, NGRAM, length, 44)
     with pytest.raises(UserError, match=f"sequence of {MAXIMUM + 1} tokens exceeds max_position_embeddings={MAXIMUM}"):
-        model.streams(some_ids(2, MAXIMUM + 1), source)
+        model.ngram_streams(some_ids(2, MAXIMUM + 1), source)
 
 
 def test_dropout_acts_in_training_alone_and_on_every_stream() -> None:
@@ -204,9 +204,9 @@ def test_dropout_acts_in_training_alone_and_on_every_stream() -> None:
     model = build(encoder=ENCODER | probability)
     ids, source = some_ids(2, SEQ), model.encode(some_ids(2, SOURCE))
     with torch.no_grad():
-        assert torch.equal(model.streams(ids, source), model.streams(ids, source))
+        assert torch.equal(model.ngram_streams(ids, source), model.ngram_streams(ids, source))
         model.decoder.train()
-        differs = (model.streams(ids, source) - model.streams(ids, source)).abs().amax((0, 2, 3)) > 1e-4
+        differs = (model.ngram_streams(ids, source) - model.ngram_streams(ids, source)).abs().amax((0, 2, 3)) > 1e-4
     assert differs.all()
 
 
@@ -216,7 +216,7 @@ def test_gradient_checkpointing_changes_nothing(residual: dict[str, str]) -> Non
     for model.gradient_checkpointing in (False, True):
         model.zero_grad()
         torch.manual_seed(3)
-        streams = model.streams(ids, model.encode(some_ids(2, SOURCE)))
+        streams = model.ngram_streams(ids, model.encode(some_ids(2, SOURCE)))
         streams.square().sum().backward()
         found.append([streams.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
     for plain, checkpointed in zip(*found, strict=True):
@@ -224,11 +224,11 @@ def test_gradient_checkpointing_changes_nothing(residual: dict[str, str]) -> Non
 
 
 def test_save_and_load_restore_the_bits(tmp_path: Path) -> None:
-    whole = validate(ModelConfig, {"backbone": config().model_dump(), "head": {"kind": "causal_lm"}}, source="model")
+    complete = validate(ModelConfig, {"backbone": config().model_dump(), "head": {"kind": "causal_lm"}}, source="model")
     models: list[Model] = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        models.append(whole.build().eval())
+        models.append(complete.build().eval())
     saved, loaded = models
     save_file(dict(saved.named_parameters()), tmp_path / "model.safetensors")
     ids, decoder_ids = some_ids(2, SOURCE), some_ids(2, SEQ, seed=2)
@@ -253,7 +253,7 @@ def test_presets_have_streams(preset: str) -> None:
     backbone = validate(ModelConfig, tree, source="model").backbone.with_tokens(VOCAB, 0)
     assert isinstance(backbone, EncoderDecoderConfig)
     model = backbone.build()
-    streams = model.streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
+    streams = model.ngram_streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
     assert streams.shape == (2, 2, SEQ, backbone.hidden_size)
 
 
@@ -268,7 +268,7 @@ def test_presets_have_streams(preset: str) -> None:
         ({"ngram": -1}, "ngram"),
     ],
 )
-def test_mistakes_are_said(fields: dict[str, Any], message: str) -> None:
+def test_mistakes_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         config(**fields)
 
@@ -277,7 +277,7 @@ def test_an_ordinary_decoder_has_no_streams() -> None:
     torch.manual_seed(1)
     model = config(ngram=0, decoder={}).build()
     with pytest.raises(UserError, match="no streams that predict several tokens ahead"):
-        model.streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
+        model.ngram_streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
 
 
 def test_distances_are_to_earlier_tokens() -> None:

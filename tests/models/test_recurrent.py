@@ -155,12 +155,12 @@ def test_any_length_up_to_the_maximum_which_is_only_a_setting(config: RecurrentC
 @every_stack
 @pytest.mark.parametrize("head", [None, *get_args(TokenHeadConfig)])
 def test_save_and_load_restore_the_bits(config: RecurrentConfig, head: Any, tmp_path: Path) -> None:
-    whole = ModelConfig(backbone=config, head=None if head is None else head())
+    complete = ModelConfig(backbone=config, head=None if head is None else head())
     torch.manual_seed(1)
-    saved = whole.build().eval()
+    saved = complete.build().eval()
     save_file(dict(saved.named_parameters()), tmp_path / "model.safetensors")
     torch.manual_seed(2)
-    loaded = whole.build().eval()
+    loaded = complete.build().eval()
     assert not torch.equal(saved(some_ids(2, SEQ)), loaded(some_ids(2, SEQ)))
     loaded.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=False)
     assert torch.equal(saved(some_ids(2, SEQ)), loaded(some_ids(2, SEQ)))
@@ -187,9 +187,9 @@ def test_a_stack_is_what_pytorch_calls_one(cell: str, both: bool) -> None:
 @pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
 def test_the_state_is_all_that_is_needed_of_the_tokens_before(cell: str) -> None:
     encoder, ids = build(STACKS[f"{cell}-2"]), some_ids(3, SEQ)
-    whole, cache = encoder(ids), Cache()
+    complete, cache = encoder(ids), Cache()
     pieces = [encoder.decode(ids[:, start:end], cache=cache) for start, end in ((0, 5), (5, 6), (6, SEQ))]
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat(pieces, 1), complete, rtol=1e-5, atol=1e-5)
     assert cache.length == SEQ
     # a branch goes on from some rows and leaves the cache as it was
     branch = cache.branch(torch.tensor([2, 0]))
@@ -258,10 +258,10 @@ def test_padding_of_either_side_does_not_leak(cell: str, attention: str) -> None
     ids, given = some_ids(3, SEQ), some_ids(3, 7, seed=3)
     keep = torch.arange(SEQ) < torch.tensor([SEQ, 7, 1])[:, None]
     real = torch.arange(7) < torch.tensor([2, 7, 5])[:, None]
-    whole = model(ids, keep, decoder_input_ids=given, decoder_attention_mask=real)
+    complete = model(ids, keep, decoder_input_ids=given, decoder_attention_mask=real)
     for row, (source, target) in enumerate(((SEQ, 2), (7, 7), (1, 5))):
         alone = model(ids[row : row + 1, :source], decoder_input_ids=given[row : row + 1, :target])
-        torch.testing.assert_close(whole[row, :target], alone[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(complete[row, :target], alone[0], rtol=1e-5, atol=1e-5)
     # a target that is padded on the left, or reads nothing at all
     model.zero_grad()
     masked = model(ids, keep & False, decoder_input_ids=given, decoder_attention_mask=real & False)
@@ -336,8 +336,8 @@ def test_words_are_tied_through_a_projection_where_the_widths_differ() -> None:
     head: Any = model.head
     assert head.weight is model.backbone.embeddings.words.weight
     assert (head.transform.in_features, head.transform.out_features) == (22, 17)
-    alike = config.model_copy(update={"backbone": STACKS["lstm-2"].model_copy(update={"embedding_size": 0})}).build()
-    assert isinstance(alike.head.transform, nn.Identity)  # type: ignore[union-attr]
+    narrow = config.model_copy(update={"backbone": STACKS["lstm-2"].model_copy(update={"embedding_size": 0})}).build()
+    assert isinstance(narrow.head.transform, nn.Identity)  # type: ignore[union-attr]
     place, notes = find_place(config)
     assert place is None
     assert "recurrent" in notes[0]

@@ -19,13 +19,13 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.scalar_mix import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, told_of_mix
+from homespun.models.scalar_mix import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, summarize_mix
 from homespun.models.sequence_heads import BiLSTMHeadConfig, MeanHeadConfig
-from homespun.objectives.numbers import Regression
-from homespun.objectives.sentence_labels import SentenceLabels
-from homespun.objectives.span_answers import SpanAnswers
-from homespun.objectives.supervised import Classification
-from homespun.objectives.tagging import Tagging
+from homespun.objectives.classification import Classification
+from homespun.objectives.question_answering import ExtractiveQA
+from homespun.objectives.regression import Regression
+from homespun.objectives.sentence_classification import SentenceClassification
+from homespun.objectives.token_classification import TokenClassification
 from homespun.text.tokenizer import Tokenizer
 
 HIDDEN, LAYERS, VOCAB = 44, 3, 97
@@ -109,10 +109,10 @@ def test_a_frozen_backbone_stays_to_the_bit_and_the_mix_learns(backbone: Any) ->
     mix = module.model.head.mix
     assert (mix.scalars != 0).all()
     assert mix.gamma != 1
-    told = told_of_mix(module.export_model()[0].head)["layers"]
-    assert sum(told["weights"]) == pytest.approx(1, abs=1e-6)
-    assert told["gamma"] == pytest.approx(mix.gamma.item())
-    assert told_of_mix(module.model.backbone) == {}
+    layers = summarize_mix(module.export_model()[0].head)["layers"]
+    assert sum(layers["weights"]) == pytest.approx(1, abs=1e-6)
+    assert layers["gamma"] == pytest.approx(mix.gamma.item())
+    assert summarize_mix(module.model.backbone) == {}
 
 
 def test_tuned_and_recomputed_gradients_reach_every_layer() -> None:
@@ -161,9 +161,9 @@ def test_other_tasks_read_it_too() -> None:
     config = ModelConfig(backbone=STACKS["post"])
     ids, keep = batch()
     made: list[tuple[Any, tuple[int, ...]]] = [
-        (Tagging(layers="mix").build(config.build(), config, LABELS), (3, 11, 3)),
-        (SentenceLabels(layers="mix").build(config.build(), config, LABELS), (3, 11, 3)),
-        (SpanAnswers(layers="mix").build(config.build(), config), (3, 11, 2)),
+        (TokenClassification(layers="mix").build(config.build(), config, LABELS), (3, 11, 3)),
+        (SentenceClassification(layers="mix").build(config.build(), config, LABELS), (3, 11, 3)),
+        (ExtractiveQA(layers="mix").build(config.build(), config), (3, 11, 2)),
     ]
     for objective, shape in made:
         model, model_config = objective.export_model()
@@ -174,8 +174,8 @@ def test_other_tasks_read_it_too() -> None:
     plain, plain_config = numbers.export_model()
     assert isinstance(plain_config.head, ScalarMixHeadConfig)
     torch.testing.assert_close(plain.eval()(ids, keep), numbers.model(ids, keep), rtol=1e-5, atol=1e-5)
-    assert len(told_of_mix(plain.head)["layers"]["weights"]) == LAYERS + 1
-    again = SpanAnswers(layers="mix").build(*made[2][0].export_model())
+    assert len(summarize_mix(plain.head)["layers"]["weights"]) == LAYERS + 1
+    again = ExtractiveQA(layers="mix").build(*made[2][0].export_model())
     assert again.model is made[2][0].model  # fine-tuned before, it goes on with its head
     task = Classification(layers="mix", head=MeanHeadConfig())
     pooled = (

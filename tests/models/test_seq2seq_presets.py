@@ -121,7 +121,7 @@ def test_one_number_of_a_part_of_a_stack_changes_alone() -> None:
         (["model.decoder.hiden_size=61"], "unknown key 'model.decoder.hiden_size'; did you mean 'hidden_size'?"),
     ],
 )
-def test_a_mistake_in_a_stack_is_told_of_that_stack(changes: list[str], message: str) -> None:
+def test_errors_name_the_stack(changes: list[str], message: str) -> None:
     with pytest.raises(UserError) as error:
         pretrain_recipe("bart-mini", changes)
     assert message in str(error.value)

@@ -13,7 +13,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import PooledHeadConfig
-from homespun.models.student import every_second, student_of
+from homespun.models.student import alternate_layers, build_student
 
 
 def teacher(head: Any = None, **fields: Any) -> ModelBundle:
@@ -26,15 +26,15 @@ def teacher(head: Any = None, **fields: Any) -> ModelBundle:
 
 
 def test_half_of_twelve_is_what_the_released_student_has() -> None:
-    assert every_second(12) == (0, 2, 4, 7, 9, 11)
-    assert every_second(6) == (0, 2, 5)
-    assert every_second(1) == (0,)
+    assert alternate_layers(12) == (0, 2, 4, 7, 9, 11)
+    assert alternate_layers(6) == (0, 2, 5)
+    assert alternate_layers(1) == (0,)
 
 
 @pytest.mark.parametrize("layers", [None, (5, 1)])
 def test_layers_are_the_teachers(layers: tuple[int, ...] | None) -> None:
     given = teacher(MaskedLMHeadConfig())
-    student, origins = student_of(given, layers=layers)
+    student, origins = build_student(given, layers=layers)
     chosen = layers or (0, 2, 5)
     assert origins.layers == chosen
     assert not origins.initialized
@@ -48,20 +48,20 @@ def test_layers_are_the_teachers(layers: tuple[int, ...] | None) -> None:
 
 def test_all_layers_without_segments_are_the_teacher() -> None:
     given = teacher(MaskedLMHeadConfig())
-    student, _ = student_of(given, layers=range(6))
+    student, _ = build_student(given, layers=range(6))
     ids = torch.randint(5, 31, (3, 19))
     torch.testing.assert_close(student.model(ids), given.model(ids), rtol=1e-5, atol=1e-5)
 
 
 def test_a_head_over_texts_is_left() -> None:
     given = teacher(PooledHeadConfig(num_labels=3))
-    student, origins = student_of(given)
+    student, origins = build_student(given)
     assert student.config.head is None
     assert any(name.startswith("head.") for name in origins.unused)
 
 
 def test_another_attention() -> None:
-    student, _ = student_of(teacher(), changes={"attention": {"kind": "linformer", "k": 5}})
+    student, _ = build_student(teacher(), changes={"attention": {"kind": "linformer", "k": 5}})
     assert student.config.one_stack("a test").attention.kind == "linformer"
     assert student.model(torch.randint(5, 31, (2, 11))).shape == (2, 11, 14)
 
@@ -69,4 +69,4 @@ def test_another_attention() -> None:
 @pytest.mark.parametrize("layers", [(), (6,), (-1,)])
 def test_layers_that_are_not_there(layers: tuple[int, ...]) -> None:
     with pytest.raises(UserError, match="0 to 5"):
-        student_of(teacher(), layers=layers)
+        build_student(teacher(), layers=layers)

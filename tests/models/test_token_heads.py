@@ -87,8 +87,8 @@ def test_dropout_acts_in_training_only(kind: type[Any]) -> None:
 @every_kind
 def test_save_and_load_restore_the_bits(kind: type[Any], tmp_path: Path) -> None:
     backbone = {"vocab_size": 53, "hidden_size": 14, "num_attention_heads": 7, "num_hidden_layers": 1}
-    whole = ModelConfig.model_validate({"backbone": backbone, "head": config(kind).model_dump()})
-    saved, loaded = whole.build().eval(), whole.build().eval()
+    complete = ModelConfig.model_validate({"backbone": backbone, "head": config(kind).model_dump()})
+    saved, loaded = complete.build().eval(), complete.build().eval()
     ids = torch.randint(5, 53, (2, SEQ), generator=torch.Generator().manual_seed(3))
     assert not torch.equal(saved(ids), loaded(ids))
     save_file(saved.state_dict(), tmp_path / "model.safetensors")

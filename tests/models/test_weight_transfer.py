@@ -13,11 +13,11 @@ from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, 
 from homespun.models.encoder import EncoderConfig
 from homespun.models.weight_transfer import (
     CHANGEABLE,
-    changed_stacks,
+    change_stacks,
+    extend_context,
     layers_of,
-    stretch,
+    transfer,
     transfer_weights,
-    transferred,
 )
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_extension import AddedTokens
@@ -67,14 +67,14 @@ def test_with_the_same_length_and_attention_the_bits_are_the_same(
     stored = made(tokenizer, attention=attention)
     backbone = stored.config.one_stack("this test")
     for again in (
-        stretch(stored),
-        stretch(stored, max_position_embeddings=23, attention=backbone.attention),
+        extend_context(stored),
+        extend_context(stored, max_position_embeddings=23, attention=backbone.attention),
     ):
         assert again.config == stored.config
         assert again.task == stored.task
         assert not again.model.training
         assert torch.equal(again.model(ids(19)), stored.model(ids(19)))
-    assert transferred(stored, {})[1].initialized == ()
+    assert transfer(stored, {})[1].initialized == ()
 
 
 @pytest.mark.parametrize("kind", ["learned", "offset", "sinusoidal", "relative", "axial"])
@@ -89,7 +89,7 @@ def test_positions_are_copied_over_and_over_or_cut(tokenizer: Tokenizer, kind: s
     if kind == "axial":
         positions |= {"shape": (5, 5), "sizes": (9, 13)}
     stored = made(tokenizer, positions=positions, attention={"kind": attention})
-    stretched, origins = transferred(stored, {"max_position_embeddings": longer})
+    stretched, origins = transfer(stored, {"max_position_embeddings": longer})
     assert stretched.config.backbone.max_position_embeddings == longer
     short = min(longer, 23)
     assert torch.equal(stretched.model(ids(short)), stored.model(ids(short)))
@@ -103,8 +103,8 @@ def test_positions_are_copied_over_and_over_or_cut(tokenizer: Tokenizer, kind: s
             assert torch.equal(new[name][offset + place], old[name][offset + place % 23])
         assert list(origins.changed) == [name]
     if kind == "relative":
-        told = {"backbone.layers.0.attention.sublayer.kernel.bias.embedding.weight": "as it was: relative positions"}
-        assert {name: how[:29] for name, how in origins.changed.items()} == (told if longer == 61 else {})
+        changes = {"backbone.layers.0.attention.sublayer.kernel.bias.embedding.weight": "as it was: relative positions"}
+        assert {name: how[:29] for name, how in origins.changed.items()} == (changes if longer == 61 else {})
     if kind == "axial" and longer == 61:
         assert torch.equal(
             stretched.model.backbone.embeddings.positions(torch.arange(61)[None], 61),
@@ -124,7 +124,7 @@ def test_the_mask_decoders_positions_are_copied_over_and_over_or_cut(
     tokenizer: Tokenizer, changes: dict[str, Any], longer: int
 ) -> None:
     stored = made(tokenizer, **LATE, enhanced_mask_decoder=True)
-    stretched, origins = transferred(stored, changes | {"max_position_embeddings": longer})
+    stretched, origins = transfer(stored, changes | {"max_position_embeddings": longer})
     name = "backbone.embeddings.late.embedding.weight"
     old, new = stored.model.state_dict()[name], stretched.model.state_dict()[name]
     assert torch.equal(new, old[torch.arange(longer) % 23])
@@ -137,20 +137,18 @@ def test_the_mask_decoders_positions_are_copied_over_and_over_or_cut(
 
 
 @pytest.mark.parametrize("attention", [WINDOW, GLOBAL], ids=["window", "global"])
-def test_a_window_over_the_whole_text_is_full_attention_to_rounding(
-    tokenizer: Tokenizer, attention: dict[str, Any]
-) -> None:
+def test_a_window_over_all_tokens_is_full_attention(tokenizer: Tokenizer, attention: dict[str, Any]) -> None:
     stored = made(tokenizer)
-    stretched, origins = transferred(stored, {"attention": attention})
+    stretched, origins = transfer(stored, {"attention": attention})
     assert origins.initialized == ()
     torch.testing.assert_close(stretched.model(ids(23)), stored.model(ids(23)), rtol=1e-5, atol=1e-5)
     # and a narrow one is not: the test above would not see a window that is never looked at
-    narrow = transferred(stored, {"attention": attention | {"patterns": [{"kind": "window", "radius": 2}]}})[0]
+    narrow = transfer(stored, {"attention": attention | {"patterns": [{"kind": "window", "radius": 2}]}})[0]
     assert not torch.allclose(narrow.model(ids(23)), stored.model(ids(23)), rtol=1e-5, atol=1e-5)
 
 
 def test_projections_of_global_tokens_begin_as_the_local_ones(tokenizer: Tokenizer) -> None:
-    stretched, origins = transferred(made(tokenizer), {"attention": GLOBAL})
+    stretched, origins = transfer(made(tokenizer), {"attention": GLOBAL})
     weights = stretched.model.state_dict()
     for layer in range(3):
         stem = f"backbone.layers.{layer}.attention.sublayer."
@@ -162,12 +160,12 @@ def test_projections_of_global_tokens_begin_as_the_local_ones(tokenizer: Tokeniz
 
 def test_shared_queries_and_keys_begin_as_the_queries_and_the_way_back(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer)
-    shared, origins = transferred(stored, {"attention": {"kind": "lsh", "chunk_length": 7}})
+    shared, origins = transfer(stored, {"attention": {"kind": "lsh", "chunk_length": 7}})
     stem = "backbone.layers.1.attention.sublayer."
     old, new = stored.model.state_dict(), shared.model.state_dict()
     assert torch.equal(new[f"{stem}query_key.weight"], old[f"{stem}query.weight"])
     assert f"{stem}key.weight" in origins.unused
-    back, origins = transferred(shared, {"attention": {"kind": "full"}})
+    back, origins = transfer(shared, {"attention": {"kind": "full"}})
     new = back.model.state_dict()
     assert torch.equal(new[f"{stem}key.weight"], old[f"{stem}query.weight"])
     assert f"{stem}key.bias" in origins.initialized
@@ -178,16 +176,16 @@ def test_shared_queries_and_keys_begin_as_the_queries_and_the_way_back(tokenizer
 def test_what_starts_fresh_is_named(tokenizer: Tokenizer, kind: str) -> None:
     stored = made(tokenizer)
     changes = {"attention": {"kind": kind} | ({"k": 5} if kind == "linformer" else {})}
-    stretched, origins = transferred(stored, changes)
+    stretched, origins = transfer(stored, changes)
     assert all(".kernel." in name for name in origins.initialized)
     assert bool(origins.initialized) == (kind == "linformer")
     assert len(origins.copied) + len(origins.initialized) == len(origins.copied + origins.initialized)
-    assert torch.equal(transferred(stored, changes)[0].model(ids(11)), stretched.model(ids(11)))
+    assert torch.equal(transfer(stored, changes)[0].model(ids(11)), stretched.model(ids(11)))
 
 
-def test_linformers_sums_go_on_over_the_new_places(tokenizer: Tokenizer) -> None:
+def test_linformer_projections_repeat_over_new_positions(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer, attention={"kind": "linformer", "k": 5})
-    longer = stretch(stored, max_position_embeddings=47)
+    longer = extend_context(stored, max_position_embeddings=47)
     torch.testing.assert_close(longer.model(ids(23)), stored.model(ids(23)), rtol=1e-5, atol=1e-5)
     name = "backbone.layers.2.attention.sublayer.kernel.value_projection.weight"
     old, new = stored.model.state_dict()[name], longer.model.state_dict()[name]
@@ -199,16 +197,16 @@ def test_relative_positions_stay_what_they_were(tokenizer: Tokenizer) -> None:
     with pytest.raises(
         UserError, match=r"relative\.embedding\.weight has shape \(46, 22\) and would need \(122, 22\)"
     ) as e:
-        stretch(stored, max_position_embeddings=61)
+        extend_context(stored, max_position_embeddings=61)
     assert "set model.attention.max_relative_positions=23, so that relative positions" in str(e.value)
     changes = {"max_position_embeddings": 61, "attention": {"max_relative_positions": 23}}
-    longer, origins = transferred(stored, changes)
+    longer, origins = transfer(stored, changes)
     assert origins.initialized == ()
     assert "simply go on to 61 tokens" in origins.changed[f"{STEM}relative.embedding.weight"]
     assert torch.equal(longer.model(ids(23)), stored.model(ids(23)))
     longer.model(ids(61))
     biased = made(tokenizer, attention={"kind": "relative_bias"}, positions={"kind": "none"})
-    farther, origins = transferred(biased, {"attention": {"max_distance": 257}})
+    farther, origins = transfer(biased, {"attention": {"max_distance": 257}})
     assert origins.initialized == ()
     assert torch.equal(farther.model(ids(7)), biased.model(ids(7)))
 
@@ -229,13 +227,13 @@ def test_layers_are_copied_or_dropped_evenly(layers: int, wanted: int, expected:
 
 def test_another_depth_has_the_checkpoints_layers(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer)
-    deeper, origins = transferred(stored, {"num_hidden_layers": 7})
+    deeper, origins = transfer(stored, {"num_hidden_layers": 7})
     assert origins.layers == (0, 0, 0, 1, 1, 2, 2)
     assert origins.initialized == ()
     for layer, origin in zip(deeper.model.backbone.layers, origins.layers, strict=True):
         other = stored.model.backbone.layers[origin].state_dict()
         assert all(torch.equal(tensor, other[name]) for name, tensor in layer.state_dict().items())
-    shallow, origins = transferred(stored, {"num_hidden_layers": 2})
+    shallow, origins = transfer(stored, {"num_hidden_layers": 2})
     assert origins.layers == (0, 2)
     assert all(name.startswith("backbone.layers.1.") for name in origins.unused)
     assert origins.unused
@@ -244,8 +242,8 @@ def test_another_depth_has_the_checkpoints_layers(tokenizer: Tokenizer) -> None:
 
 def test_repeated_layers_stay_repeated(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer, num_hidden_layers=4, num_hidden_groups=2)
-    deeper, _ = transferred(stored, {"num_hidden_layers": 6})
-    assert transferred(stored, {"num_hidden_layers": 2})[1].unused == ()  # the second is layer 3, which is layer 2
+    deeper, _ = transfer(stored, {"num_hidden_layers": 6})
+    assert transfer(stored, {"num_hidden_layers": 2})[1].unused == ()  # the second is layer 3, which is layer 2
     layers, own = deeper.model.backbone.layers, stored.model.backbone.layers
     assert layers[0] is layers[2]
     for layer, origin in ((0, 0), (5, 3)):
@@ -317,16 +315,16 @@ MISTAKES = {
 def test_errors(tokenizer: Tokenizer, mistake: str) -> None:
     given, changes, message = MISTAKES[mistake]
     with pytest.raises(UserError, match=message) as error:
-        transferred(made(tokenizer, **given), changes)
+        transfer(made(tokenizer, **given), changes)
     assert "\n" not in str(error.value)
 
 
 def test_a_model_without_positions_may_be_cut_and_be_given_some(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer, positions={"kind": "none"})
-    shorter = stretch(stored, max_position_embeddings=13)
+    shorter = extend_context(stored, max_position_embeddings=13)
     assert torch.equal(shorter.model(ids(13)), stored.model(ids(13)))
     cycle = {"kind": "alternating", "cycle": [{"kind": "full"}, {"kind": "relative_bias"}]}
-    longer, origins = transferred(stored, {"max_position_embeddings": 61, "attention": cycle})
+    longer, origins = transfer(stored, {"max_position_embeddings": 61, "attention": cycle})
     assert [name.rpartition(".kernel.")[2] for name in origins.initialized] == ["bias.embedding.weight"]
     longer.model(ids(61))
 
@@ -340,20 +338,20 @@ def test_relative_positions_of_one_of_two_stacks_go_on(tokenizer: Tokenizer, sta
     config = ModelConfig.model_validate({"backbone": backbone})
     stored = ModelBundle(config.build().eval(), config, tokenizer)
     changed = config.model_copy(
-        update={"backbone": changed_stacks(config.backbone, {stack: {"max_position_embeddings": 61}})}
+        update={"backbone": change_stacks(config.backbone, {stack: {"max_position_embeddings": 61}})}
     )
     origins = transfer_weights(stored, changed.build(), changed)
     assert [*origins.changed] == [STEM.replace("layers", f"{stack}.layers") + "kernel.bias.embedding.weight"]
     plain = {stack: {"max_position_embeddings": 61, "attention": {"kind": "full"}}}
     with pytest.raises(UserError, match="has nothing to stretch"):
-        changed_stacks(config.backbone, plain)
+        change_stacks(config.backbone, plain)
 
 
 def test_an_encoder_with_a_decoder_is_refused(tokenizer: Tokenizer) -> None:
     sizes = {"vocab_size": 13, "hidden_size": 22, "num_attention_heads": 2, "num_hidden_layers": 1}
     config = ModelConfig.model_validate({"backbone": {"kind": "encoder_decoder", "encoder": sizes}})
     with pytest.raises(UserError, match="one stack"):
-        stretch(ModelBundle(config.build(), config, tokenizer), max_position_embeddings=997)
+        extend_context(ModelBundle(config.build(), config, tokenizer), max_position_embeddings=997)
 
 
 def test_every_changeable_setting_is_one() -> None:

@@ -38,10 +38,10 @@ def test_table_is_the_definition(
     table = mask.dense(pattern, QUERIES, KEYS, CPU)
     plain = not pattern.patterns and not causal and keep is None and documents is None
     assert (table is None) == plain
-    whole = torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool) if table is None else table
-    whole = whole.expand(BATCH, 1, QUERIES, KEYS)
+    complete = torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool) if table is None else table
+    complete = complete.expand(BATCH, 1, QUERIES, KEYS)
     for row, query, key in itertools.product(range(BATCH), range(QUERIES), range(KEYS)):
-        assert whole[row, 0, query, key] == expected(mask, pattern, row, query, key)
+        assert complete[row, 0, query, key] == expected(mask, pattern, row, query, key)
 
 
 def test_table_is_built_once_for_all_layers() -> None:

@@ -74,21 +74,21 @@ def test_feedforward(name: str) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 4, SEQ - 1, SEQ, 97])
 def test_chunked_feedforward_is_that_of_all_at_once(chunk: int) -> None:
-    whole = FeedForward(HIDDEN, INNER, nn.GELU()).double()
+    complete = FeedForward(HIDDEN, INNER, nn.GELU()).double()
     parts = FeedForward(HIDDEN, INNER, nn.GELU(), chunk=chunk).double()
-    parts.load_state_dict(whole.state_dict())
+    parts.load_state_dict(complete.state_dict())
     hidden = torch.randn(BATCH, SEQ, HIDDEN, dtype=torch.float64, requires_grad=True)
     widths: list[int] = []
     parts.activation.register_forward_pre_hook(lambda _, inputs: widths.append(inputs[0].shape[1]))
     found = []
-    for part in (whole, parts):
+    for part in (complete, parts):
         values = part(hidden)
         found.append([values, *torch.autograd.grad(values.square().sum(), [hidden, *part.parameters()])])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     assert max(widths) == min(chunk, SEQ)
     with torch.no_grad():
-        torch.testing.assert_close(parts(hidden), whole(hidden), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(parts(hidden), complete(hidden), rtol=1e-12, atol=1e-12)
 
 
 def test_chunked_feedforward_keeps_nothing_wide() -> None:

@@ -38,10 +38,10 @@ class Stack(nn.Module):
         self.streams = ReversibleStack(copies)
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
-        return self.streams.run(self.layers, self.streams.enter(hidden), mask, recompute=False)
+        return self.streams.run(self.layers, self.streams.expand(hidden), mask, recompute=False)
 
     def plain(self, hidden: Tensor, mask: Mask) -> Tensor:
-        hidden = self.streams.enter(hidden)
+        hidden = self.streams.expand(hidden)
         for layer in self.layers:
             hidden = layer(hidden, mask)
         return hidden
@@ -283,8 +283,8 @@ def test_under_autocast(inside: bool) -> None:
 
 def test_copied_streams_are_the_input_twice() -> None:
     hidden = torch.randn(2, 3, 5)
-    assert torch.equal(ReversibleStack(2).enter(hidden), torch.cat([hidden, hidden], -1))
-    assert torch.equal(ReversibleStack(1).enter(hidden), hidden)
+    assert torch.equal(ReversibleStack(2).expand(hidden), torch.cat([hidden, hidden], -1))
+    assert torch.equal(ReversibleStack(1).expand(hidden), hidden)
 
 
 def one_process(rank: int, folder: Path) -> None:

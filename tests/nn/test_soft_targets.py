@@ -8,23 +8,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from homespun.nn import soft_targets
-from homespun.nn.soft_targets import Words, binary_log_probs, soft_labels, soft_tokens
+from homespun.nn.soft_targets import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
 
 
-def words(seed: int, targets: int = 13, vocab: int = 29, size: int = 7) -> Words:
+def words(seed: int, targets: int = 13, vocab: int = 29, size: int = 7) -> VocabLogits:
     draw = torch.Generator().manual_seed(seed)
     made = [torch.randn(shape, generator=draw) for shape in ((targets, size), (vocab, size), (vocab,))]
-    return Words(*(tensor.requires_grad_() for tensor in made))
+    return VocabLogits(*(tensor.requires_grad_() for tensor in made))
 
 
-def logits(given: Words) -> Tensor:
+def logits(given: VocabLogits) -> Tensor:
     return F.linear(given.features, given.weight, given.bias)
 
 
 def released(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """As `distiller.py` of DistilBERT has it, whose `batchmean` is undone."""
-    told = F.log_softmax(student / temperature, dim=-1)
-    return F.kl_div(told, F.softmax(teacher / temperature, dim=-1), reduction="sum") * temperature**2
+    log_probs = F.log_softmax(student / temperature, dim=-1)
+    return F.kl_div(log_probs, F.softmax(teacher / temperature, dim=-1), reduction="sum") * temperature**2
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
@@ -34,17 +34,19 @@ def test_loss_and_gradients_are_those_of_the_released_formula(
 ) -> None:
     monkeypatch.setattr(soft_targets, "_CHUNK", chunk)
     student, teacher = words(1), words(2, size=11)
-    ours = soft_tokens(student, teacher, temperature=temperature)
+    ours = soft_token_loss(student, teacher, temperature=temperature)
     theirs = released(logits(student), logits(teacher).detach(), temperature)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     given = (student.features, student.weight, student.bias)
-    for mine, wanted in zip(torch.autograd.grad(3 * ours, given), torch.autograd.grad(3 * theirs, given), strict=True):
-        torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
+    for mine, expected_gradients in zip(
+        torch.autograd.grad(3 * ours, given), torch.autograd.grad(3 * theirs, given), strict=True
+    ):
+        torch.testing.assert_close(mine, expected_gradients, rtol=1e-4, atol=1e-4)
 
 
 def test_a_model_teaches_itself_nothing() -> None:
     same = words(1)
-    loss = soft_tokens(same, same, temperature=1.0)
+    loss = soft_token_loss(same, same, temperature=1.0)
     assert abs(loss.item()) < 1e-5
     for gradient in torch.autograd.grad(loss, (same.features, same.weight, same.bias)):
         torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-5, rtol=0)
@@ -52,7 +54,7 @@ def test_a_model_teaches_itself_nothing() -> None:
 
 def test_the_teacher_learns_nothing() -> None:
     student, teacher = words(1), words(2)
-    soft_tokens(student, teacher, temperature=2.0).backward()  # type: ignore[no-untyped-call]
+    soft_token_loss(student, teacher, temperature=2.0).backward()  # type: ignore[no-untyped-call]
     assert student.weight.grad is not None
     assert teacher.weight.grad is None
     assert teacher.features.grad is None
@@ -61,15 +63,19 @@ def test_the_teacher_learns_nothing() -> None:
 def test_words_that_only_one_of_them_has_count_for_nothing() -> None:
     student, teacher = words(1), words(2, vocab=31)
     cut = teacher.first(29)
-    assert torch.equal(soft_tokens(student, teacher, temperature=2.0), soft_tokens(student, cut, temperature=2.0))
-    assert torch.equal(soft_tokens(cut, student, temperature=2.0), soft_tokens(teacher, student, temperature=2.0))
+    assert torch.equal(
+        soft_token_loss(student, teacher, temperature=2.0), soft_token_loss(student, cut, temperature=2.0)
+    )
+    assert torch.equal(
+        soft_token_loss(cut, student, temperature=2.0), soft_token_loss(teacher, student, temperature=2.0)
+    )
 
 
 def test_labels_by_hand() -> None:
     student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[2 * 3.0, 0.0]])
     p = torch.sigmoid(torch.tensor(3.0))  # at a temperature of 2
-    wanted = 4 * (p * (p / 0.5).log() + (1 - p) * ((1 - p) / 0.5).log())
-    torch.testing.assert_close(soft_labels(student, teacher, temperature=2.0), wanted[None])
+    expected_gradients = 4 * (p * (p / 0.5).log() + (1 - p) * ((1 - p) / 0.5).log())
+    torch.testing.assert_close(soft_label_loss(student, teacher, temperature=2.0), expected_gradients[None])
 
 
 def test_labels_that_do_not_exclude_each_other() -> None:

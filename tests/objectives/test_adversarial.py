@@ -19,13 +19,19 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import LinearHeadConfig
 from homespun.objectives import adversarial
-from homespun.objectives.adversarial import PlainAdversarial, Sift, squared_error, symmetric_kl, symmetric_kl_of_each
-from homespun.objectives.numbers import NumbersCollate, Regression
-from homespun.objectives.supervised import Classification
+from homespun.objectives.adversarial import (
+    PlainAdversarialConfig,
+    SiftConfig,
+    binary_symmetric_kl,
+    squared_error,
+    symmetric_kl,
+)
+from homespun.objectives.classification import Classification
+from homespun.objectives.regression import Regression, RegressionCollator
 
 LABELS = Labels(("a", "b", "c"))
 SEVERAL = Labels(("a", "b", "c"), multi_label=True)
-KINDS = {"sift": Sift(), "plain": PlainAdversarial()}
+KINDS = {"sift": SiftConfig(), "plain": PlainAdversarialConfig()}
 SHAPES: dict[str, dict[str, Any]] = {
     "post": {},
     "pre": {"residual": {"kind": "pre"}, "embedding_norm": False},
@@ -72,14 +78,14 @@ def test_the_other_terms_stay_what_they_are(kind: str, shape: str, labels: Label
 
 
 def test_it_is_there_in_training_alone() -> None:
-    objective, batch = made(Sift())
+    objective, batch = made(SiftConfig())
     assert "adversarial" not in objective.eval()(batch).terms
     with torch.no_grad():
         assert "adversarial" not in objective.train()(batch).terms
 
 
 def test_the_perturbed_text_meets_the_same_dropout() -> None:
-    kind = Sift(init_perturbation=1e-9, step_size=1e-9)
+    kind = SiftConfig(init_perturbation=1e-9, step_size=1e-9)
     objective, batch = made(kind, dropout=0.5)
     torch.manual_seed(4)
     terms = objective(batch).terms
@@ -88,7 +94,7 @@ def test_the_perturbed_text_meets_the_same_dropout() -> None:
 
 
 def test_a_step_follows_from_the_seed() -> None:
-    objective, batch = made(Sift())
+    objective, batch = made(SiftConfig())
     found = []
     for seed in (4, 4, 5):
         torch.manual_seed(seed)
@@ -104,14 +110,14 @@ def perturbation(kind: Any, scale: float, monkeypatch: pytest.MonkeyPatch) -> Te
         for part in (embeddings.words, embeddings.positions.embedding, embeddings.segments):
             part.weight *= scale
     seen = []
-    move = type(kind).move
+    perturb = type(kind).perturb
 
     def watched(self: Any, vectors: Tensor, delta: Tensor) -> Tensor:
-        moved = move(self, vectors, delta)
-        seen.append(((moved - vectors) / vectors.std(-1, keepdim=True)).detach())
-        return moved
+        perturbation = perturb(self, vectors, delta)
+        seen.append(((perturbation - vectors) / vectors.std(-1, keepdim=True)).detach())
+        return perturbation
 
-    monkeypatch.setattr(type(kind), "move", watched)
+    monkeypatch.setattr(type(kind), "perturb", watched)
     torch.manual_seed(4)
     objective(batch)
     monkeypatch.undo()
@@ -120,9 +126,9 @@ def perturbation(kind: Any, scale: float, monkeypatch: pytest.MonkeyPatch) -> Te
 
 
 def test_sift_does_not_ask_how_long_the_vectors_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, after = (perturbation(Sift(), scale, monkeypatch) for scale in (1.0, 37.0))
+    before, after = (perturbation(SiftConfig(), scale, monkeypatch) for scale in (1.0, 37.0))
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-5)
-    plain = [perturbation(PlainAdversarial(), scale, monkeypatch) for scale in (1.0, 37.0)]
+    plain = [perturbation(PlainAdversarialConfig(), scale, monkeypatch) for scale in (1.0, 37.0)]
     assert plain[0].abs().mean() > 10 * plain[1].abs().mean()
 
 
@@ -131,17 +137,19 @@ def test_sift_is_what_the_released_layer_does() -> None:
     draw = torch.Generator().manual_seed(3)
     vectors, delta = 5 * torch.randn(3, 7, 19, generator=draw) + 2, 0.1 * torch.randn(3, 7, 19, generator=draw)
     released = F.layer_norm(F.layer_norm(vectors, (19,), eps=1e-7) + delta, (19,))
-    torch.testing.assert_close(F.layer_norm(Sift().move(vectors, delta), (19,)), released, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        F.layer_norm(SiftConfig().perturb(vectors, delta), (19,)), released, rtol=1e-4, atol=1e-4
+    )
     gradient = torch.randn(3, 7, 19, generator=draw)
-    step = Sift().step(delta, gradient) - delta
+    step = SiftConfig().step(delta, gradient) - delta
     torch.testing.assert_close(step.abs().amax(-1), torch.full((3, 7), 1e-4), rtol=1e-2, atol=1e-8)
-    begun = Sift().begin(vectors, draw)
-    assert begun.abs().max() <= 2e-2
-    assert 0.007 < begun.std() < 0.01
+    initial = SiftConfig().init(vectors, draw)
+    assert initial.abs().max() <= 2e-2
+    assert 0.007 < initial.std() < 0.01
 
 
 def test_plain_perturbations_have_one_length() -> None:
-    kind = PlainAdversarial(epsilon=3.0)
+    kind = PlainAdversarialConfig(epsilon=3.0)
     gradient = torch.randn(5, 7, 11, generator=torch.Generator().manual_seed(1))
     step = kind.step(torch.zeros(5, 7, 11), gradient)
     torch.testing.assert_close(step.flatten(1).norm(dim=1), torch.full((5,), 3.0))
@@ -149,20 +157,25 @@ def test_plain_perturbations_have_one_length() -> None:
 
 def test_the_step_does_harm() -> None:
     """The perturbation that is learned from moves the answers further than the one it began with."""
-    for kind in (Sift(step_size=1e-2), PlainAdversarial()):
+    for kind in (SiftConfig(step_size=1e-2), PlainAdversarialConfig()):
         objective, batch = made(kind, dropout=0.0)
-        harms: list[float] = []
-        harm = type(kind).harm
+        adversarial_losses: list[float] = []
+        adversarial_loss = type(kind).adversarial_loss
 
-        def watched(self: Any, *given: Any, harm: Any = harm, harms: list[float] = harms) -> Any:
-            told = harm(self, *given)
-            harms.append(told[0].item())
-            return told
+        def watched(
+            self: Any,
+            *arguments: Any,
+            adversarial_loss: Any = adversarial_loss,
+            adversarial_losses: list[float] = adversarial_losses,
+        ) -> Any:
+            perturbed = adversarial_loss(self, *arguments)
+            adversarial_losses.append(perturbed[0].item())
+            return perturbed
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(type(kind), "harm", watched)
+            patch.setattr(type(kind), "adversarial_loss", watched)
             objective(batch)
-        assert harms[1] > harms[0]
+        assert adversarial_losses[1] > adversarial_losses[0]
 
 
 def test_distances_by_hand() -> None:
@@ -171,17 +184,17 @@ def test_distances_by_hand() -> None:
     torch.testing.assert_close(symmetric_kl(p.log(), q.log()), wanted)
     assert symmetric_kl(p.log(), p.log()).abs().max() < 1e-6
     first, second = p[:, :1].logit(), q[:, :1].logit()
-    torch.testing.assert_close(symmetric_kl_of_each(first, second), (0.7 - 0.3) * (first - second)[:, 0])
+    torch.testing.assert_close(binary_symmetric_kl(first, second), (0.7 - 0.3) * (first - second)[:, 0])
     torch.testing.assert_close(squared_error(torch.tensor([[3.0]]), torch.tensor([[1.0]])), torch.tensor([4.0]))
 
 
 def test_gradients_of_the_distance_are_those_of_the_released_one() -> None:
     draw = torch.Generator().manual_seed(1)
-    told, clean = (torch.randn(5, 3, generator=draw, requires_grad=True) for _ in range(2))
-    first, second = told.log_softmax(-1), clean.log_softmax(-1)
+    perturbed, clean = (torch.randn(5, 3, generator=draw, requires_grad=True) for _ in range(2))
+    first, second = perturbed.log_softmax(-1), clean.log_softmax(-1)
     released = (second.exp().detach() * -first).sum() + (first.exp().detach() * -second).sum()
-    ours = torch.autograd.grad(symmetric_kl(told, clean).sum(), (told, clean))
-    for mine, theirs in zip(ours, torch.autograd.grad(released, (told, clean)), strict=True):
+    ours = torch.autograd.grad(symmetric_kl(perturbed, clean).sum(), (perturbed, clean))
+    for mine, theirs in zip(ours, torch.autograd.grad(released, (perturbed, clean)), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -197,7 +210,7 @@ def test_half_precision(kind: str) -> None:
 
 
 def test_gradient_checkpointing_changes_nothing() -> None:
-    objective, batch = made(Sift())
+    objective, batch = made(SiftConfig())
     grads = []
     for on in (False, True):
         one = copy.deepcopy(objective)
@@ -210,18 +223,18 @@ def test_gradient_checkpointing_changes_nothing() -> None:
 
 
 def test_an_infinite_gradient_takes_no_step() -> None:
-    moved = adversarial._Moved(Sift(), torch.Generator().manual_seed(1))
+    perturbation = adversarial._EmbeddingPerturbation(SiftConfig(), torch.Generator().manual_seed(1))
     vectors = torch.ones(2, 3, 5)
-    moved(torch.nn.Identity(), (vectors,))
-    assert moved.delta is not None
-    before = moved.delta.detach().clone()
-    moved.climb((moved.delta * torch.inf).sum())
-    assert torch.equal(moved.delta, before)
+    perturbation(torch.nn.Identity(), (vectors,))
+    assert perturbation.delta is not None
+    before = perturbation.delta.detach().clone()
+    perturbation.ascend((perturbation.delta * torch.inf).sum())
+    assert torch.equal(perturbation.delta, before)
 
 
 def test_a_frozen_encoder_is_refused() -> None:
     with pytest.raises(ValidationError, match="a frozen one stays as it is"):
-        Classification(frozen=True, adversarial=Sift())
+        Classification(frozen=True, adversarial=SiftConfig())
 
 
 def test_a_regression_is_perturbed_in_units_of_its_spread() -> None:
@@ -229,18 +242,18 @@ def test_a_regression_is_perturbed_in_units_of_its_spread() -> None:
     model = ModelConfig(
         backbone=EncoderConfig(vocab_size=53, hidden_size=28, num_hidden_layers=1, intermediate_size=17)
     )
-    config = Regression(head=LinearHeadConfig(dropout=0.0), adversarial=Sift())
+    config = Regression(head=LinearHeadConfig(dropout=0.0), adversarial=SiftConfig())
     found = []
     for scale in (1.0, 100.0):
         numbers = scale * np.array([1.0, 2.0, 4.0, 3.0, 5.0])
         torch.manual_seed(1)
         objective = config.wrap(config.build(model.build(), model, numbers)).train()
         rows = [Row(np.arange(5, 11 + 2 * place), label=float(number)) for place, number in enumerate(numbers)]
-        batch = config.counting(NumbersCollate(0, "absolute_error"))(rows, [])
+        batch = config.counting(RegressionCollator(0, "absolute_error"))(rows, [])
         terms = objective(batch).terms
         assert batch.targets["adversarial"] == terms["adversarial"].count == 5
         found.append(terms["adversarial"].sum.item())
     assert found[0] == pytest.approx(found[1], rel=1e-3)
     assert found[0] > 0
     with pytest.raises(ValidationError, match="a frozen one stays as it is"):
-        Regression(frozen=True, adversarial=Sift())
+        Regression(frozen=True, adversarial=SiftConfig())

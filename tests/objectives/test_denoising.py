@@ -128,7 +128,7 @@ def test_spans_are_written_after_their_sentinels(tokenizer: Tokenizer) -> None:
         assert [t for i in ids[1:-1] for t in spans.get(i, [i])] == list(range(5, 25))
 
 
-def test_sources_of_spans_fill_the_length_and_targets_are_as_long_as_was_said() -> None:
+def test_lengths_of_sources_and_targets() -> None:
     tokenizer = tiny_tokenizer()
     for length in (8, 13, 24, 31, 97):
         config = SpanCorruption(probability=0.15, mean_span=10.0)
@@ -149,9 +149,9 @@ def test_alone_is_as_in_a_batch(config: Any, tokenizer: Tokenizer) -> None:
     objective = config.build(tiny_writer(tokenizer), tokenizer).double().eval()
     rows = rows_of(config, tokenizer, [13, 24, 3, 17])
     collate = config.collate(tokenizer)
-    whole = objective(collate(rows, row_seeds(4)))
+    complete = objective(collate(rows, row_seeds(4)))
     alone = [objective(collate([each], row_seeds(1, first=number))) for number, each in enumerate(rows)]
-    for name, term in whole.terms.items():
+    for name, term in complete.terms.items():
         torch.testing.assert_close(
             term.sum.double(), sum(one.terms[name].sum.double() for one in alone), rtol=1e-5, atol=1e-5
         )

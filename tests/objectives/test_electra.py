@@ -112,7 +112,7 @@ def test_of_the_chosen_most_are_masked_and_none_is_random(tokenizer: Tokenizer) 
     assert abs(int(masked.sum()) - 0.85 * count) < 4.5 * math.sqrt(count * 0.85 * 0.15)
 
 
-def test_samples_stand_at_the_chosen_places_only(tokenizer: Tokenizer) -> None:
+def test_samples_replace_masked_positions_only(tokenizer: Tokenizer) -> None:
     objective, batch = build(tokenizer), some_batch(tokenizer)
     assert batch.positions is not None
     read, judged = texts_seen(objective.generator), texts_seen(objective.discriminator)
@@ -129,20 +129,18 @@ def test_samples_stand_at_the_chosen_places_only(tokenizer: Tokenizer) -> None:
     assert len(judged[0][chosen].unique()) > 10
 
 
-def test_discriminator_is_told_what_differs_from_the_original(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_discriminator_labels_are_replaced_tokens(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     objective, batch = build(tokenizer).eval(), some_batch(tokenizer)
     # a sample that happens to be the original: a generator with one favourite word
     with torch.no_grad():
         assert objective.generator.head is not None
         objective.generator.head.bias[7] = 4.0
     judged = texts_seen(objective.discriminator)
-    told: list[Tensor] = []
+    labels_seen: list[Tensor] = []
     criterion = F.binary_cross_entropy_with_logits
 
     def spy(logits: Tensor, labels: Tensor, **arguments: Any) -> Tensor:
-        told.append(labels)
+        labels_seen.append(labels)
         return criterion(logits, labels, **arguments)
 
     monkeypatch.setattr(F, "binary_cross_entropy_with_logits", spy)
@@ -150,7 +148,7 @@ def test_discriminator_is_told_what_differs_from_the_original(
     assert batch.attention_mask is not None
     keep = batch.attention_mask
     replaced = (judged[0] != original(batch)) & keep
-    assert torch.equal(told[0].view_as(keep).bool() & keep, replaced)
+    assert torch.equal(labels_seen[0].view_as(keep).bool() & keep, replaced)
     assert int(replaced.sum()) < len(batch.labels if batch.labels is not None else [])  # some are the original
     # and by hand: every real token counts once, padding does not
     logits = objective.discriminator(judged[0], batch.attention_mask)

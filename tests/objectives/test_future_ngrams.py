@@ -16,9 +16,9 @@ from homespun.batch import Batch
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
-from homespun.objectives.prophet import FutureNgrams, choose_fragments
+from homespun.objectives.decoder_loss import StreamWeights
+from homespun.objectives.future_ngrams import FutureNgrams, choose_fragments
 from homespun.objectives.seq2seq import Seq2SeqObjective
-from homespun.objectives.streams import StreamLoss
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -45,7 +45,7 @@ def stream_logits(objective: Seq2SeqObjective, batch: Batch) -> torch.Tensor:
     assert batch.decoder_input_ids is not None
     source = backbone.encode(batch.input_ids, **batch.context)
     keep = batch.decoder_attention_mask
-    logits: torch.Tensor = head(backbone.streams(batch.decoder_input_ids, source, decoder_attention_mask=keep))
+    logits: torch.Tensor = head(backbone.ngram_streams(batch.decoder_input_ids, source, decoder_attention_mask=keep))
     return logits
 
 
@@ -134,7 +134,7 @@ def test_a_stream_does_not_see_what_it_foresees(stream: int, tokenizer: Tokenize
 
 def test_the_loss_is_the_papers(tokenizer: Tokenizer) -> None:
     weights = (0.7, 0.2, 0.4)
-    objective = built(tokenizer, FutureNgrams(streams=StreamLoss(weights=weights)))
+    objective = built(tokenizer, FutureNgrams(streams=StreamWeights(weights=weights)))
     batch = batch_of(tokenizer, 29, 5, 17)
     assert batch.positions is not None
     logits = stream_logits(objective, batch)
@@ -159,7 +159,7 @@ def test_the_loss_is_the_papers(tokenizer: Tokenizer) -> None:
 
 
 def test_equal_shares_and_every_label(tokenizer: Tokenizer) -> None:
-    objective = built(tokenizer, FutureNgrams(streams=StreamLoss(unseen="predicted")))
+    objective = built(tokenizer, FutureNgrams(streams=StreamWeights(unseen="predicted")))
     batch = batch_of(tokenizer, 29, 5, 17)
     logits = stream_logits(objective, batch).transpose(1, 2).flatten(0, 1)[batch.positions]  # (targets, ngram, vocab)
     expected = F.cross_entropy(logits.flatten(0, 1), batch.labels.repeat_interleave(3))
@@ -168,7 +168,7 @@ def test_equal_shares_and_every_label(tokenizer: Tokenizer) -> None:
 
 def test_the_next_token_alone(tokenizer: Tokenizer) -> None:
     """Without the other streams nothing of them is computed, and their vectors do not learn."""
-    objective = built(tokenizer, FutureNgrams(streams=StreamLoss(weights=(1, 0, 0))))
+    objective = built(tokenizer, FutureNgrams(streams=StreamWeights(weights=(1, 0, 0))))
     batch = batch_of(tokenizer, 29, 17)
     loss = objective(batch)
     assert set(loss.terms) == {"seq2seq", "seq2seq_accuracy"}
@@ -193,11 +193,11 @@ def test_bad_input(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"this one has none; set model\.ngram=2"):
         FutureNgrams().build(tiny_writer(tokenizer), tokenizer)
     with pytest.raises(UserError, match=r"2 stream weights .* for a decoder of ngram=3 streams"):
-        FutureNgrams(streams=StreamLoss(weights=(1, 1))).build(tiny_writer(tokenizer, ngram=3), tokenizer)
+        FutureNgrams(streams=StreamWeights(weights=(1, 1))).build(tiny_writer(tokenizer, ngram=3), tokenizer)
     with pytest.raises(UserError, match="teach nothing of the next token"):
-        FutureNgrams(streams=StreamLoss(weights=(0, 1, 1))).build(tiny_writer(tokenizer, ngram=3), tokenizer)
+        FutureNgrams(streams=StreamWeights(weights=(0, 1, 1))).build(tiny_writer(tokenizer, ngram=3), tokenizer)
     negative: Any = (1, -1, 1)
     with pytest.raises(ValidationError):
-        StreamLoss(weights=negative)
+        StreamWeights(weights=negative)
     with pytest.raises(ValidationError, match="more than the whole"):
         FutureNgrams(mask_share=0.8, random_share=0.3)

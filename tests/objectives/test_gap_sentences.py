@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
+from homespun.objectives.gap_selection import select_lead
 from homespun.objectives.gap_sentences import (
+    GapSentenceCollator,
     GapSentenceGeneration,
     GapSentenceObjective,
-    GapSentences,
-    WithGaps,
+    MultiSentenceRows,
 )
-from homespun.objectives.sentence_scores import lead_sentences
 from homespun.text.tokenizer import Tokenizer
 
 ROW = Row(
@@ -36,7 +36,7 @@ def of_sentences(sizes: Sequence[int], *, seed: int = 1) -> Row:
     return Row(np.concatenate([[2], random.integers(5, 29, sum(sizes)), [3]]), sentence_ends=1 + np.cumsum(sizes))
 
 
-def source_and_target(collate: GapSentences, row: Row, number: int = 0) -> tuple[list[int], list[int]]:
+def source_and_target(collate: GapSentenceCollator, row: Row, number: int = 0) -> tuple[list[int], list[int]]:
     batch = collate([row], row_seeds(1, first=number))
     assert batch.labels is not None
     return batch.input_ids[0].tolist(), batch.labels.tolist()
@@ -59,7 +59,7 @@ def check_nothing_is_lost(source: list[int], target: list[int], row: Row, gap_id
 
 
 def test_the_first_sentences(tokenizer: Tokenizer) -> None:
-    collate = GapSentences(0, 4, 1, lead_sentences, (0.4, 0.4), 0.0)
+    collate = GapSentenceCollator(0, 4, 1, select_lead, (0.4, 0.4), 0.0)
     source, target = source_and_target(collate, ROW)
     assert source == [2, 4, 4, 10, 11, 5, 7, 8, 6, 12, 12, 12, 3]
     assert target == [9, 9, 5, 5, 6, 3]
@@ -123,7 +123,7 @@ def test_the_share_is_drawn_for_every_row(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.3, 0.99])
-def test_something_is_taken_and_something_left(ratio: float, tokenizer: Tokenizer) -> None:
+def test_some_sentences_are_masked_and_others_stay(ratio: float, tokenizer: Tokenizer) -> None:
     collate = GapSentenceGeneration(ratio=ratio).collate(tokenizer)
     gap = int(tokenizer.sentinel_ids[0])
     for sentences in (2, 3, 11):
@@ -160,19 +160,19 @@ def test_masked_tokens_are_of_the_other_sentences(tokenizer: Tokenizer) -> None:
         assert len(given) == round(0.15 * 70) == batch.targets["mlm"]
         assert int((source == mask).sum()) == int((given == mask).sum())
         assert not (given == gap).any()
-        told = source.clone()
-        told[batch.source_positions] = batch.source_labels
+        restored = source.clone()
+        restored[batch.source_positions] = batch.source_labels
         target = {tuple(part.tolist()) for part in batch.labels[:-1].split(5)}
         # what is restored are the sentences that are not written, and those written ones that stayed
-        place = 1
-        while told[place] != 3:
-            if told[place] == gap:
-                place += 1
+        position = 1
+        while restored[position] != 3:
+            if restored[position] == gap:
+                position += 1
                 continue
-            assert tuple(told[place : place + 5].tolist()) in sentences
-            at_risk = (batch.source_positions >= place) & (batch.source_positions < place + 5)
-            assert not (tuple(told[place : place + 5].tolist()) in target and at_risk.any())
-            place += 5
+            assert tuple(restored[position : position + 5].tolist()) in sentences
+            at_risk = (batch.source_positions >= position) & (batch.source_positions < position + 5)
+            assert not (tuple(restored[position : position + 5].tolist()) in target and at_risk.any())
+            position += 5
         masked += int((given == mask).sum())
         swapped += int(((given != mask) & (given != batch.source_labels)).sum())
         total += len(given)
@@ -229,10 +229,10 @@ class Sentences:
         return self.rows[index]
 
 
-def test_rows_of_one_sentence_are_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_one_sentence_are_skipped_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     rows: Any = Sentences([1, 3, 2, 1])
     with caplog.at_level(logging.WARNING):
-        gaps = WithGaps(rows)
+        gaps = MultiSentenceRows(rows)
     assert "2 of 4 rows are one sentence" in caplog.text
     assert gaps.lengths.tolist() == [8, 6]
     assert [len(gaps[index].input_ids) for index in range(len(gaps))] == [8, 6]
@@ -241,7 +241,7 @@ def test_rows_of_one_sentence_are_left_out_and_said(caplog: pytest.LogCaptureFix
 def test_bad_input() -> None:
     one: Any = Sentences([1, 1])
     with pytest.raises(UserError, match=r"none of 2 rows has two; raise data\.length"):
-        WithGaps(one)
+        MultiSentenceRows(one)
 
     class Bare:
         has_sentences = False

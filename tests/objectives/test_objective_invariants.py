@@ -33,13 +33,13 @@ from homespun.models.config import ModelConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.denoising import Denoising
 from homespun.objectives.gap_sentences import GapSentenceGeneration
-from homespun.objectives.masked import MaskedLM
-from homespun.objectives.streamed import StreamedCausalLM
+from homespun.objectives.mlm import MaskedLM
+from homespun.objectives.tbptt import StatefulCausalLM
 from homespun.text.tokenizer import Tokenizer
 
 CONFIGS: dict[str, Any] = {
     member.model_fields["kind"].default: member() for member in get_args(get_args(PretrainingObjective)[0])
-} | {"streamed_clm": StreamedCausalLM(streams=8)}
+} | {"streamed_clm": StatefulCausalLM(streams=8)}
 VARIANTS = CONFIGS | {
     "nsp": MaskedLM(next_sentence=True),
     "static": MaskedLM(masking="static"),
@@ -84,8 +84,12 @@ def rows_for(config: Any, tokenizer: Tokenizer) -> list[Row]:
         return some_pairs(tokenizer, 7)
     if writes(config):
         return rows_of(config, tokenizer, [13, 24, 3, 17, 24, 11])
-    whole = some_rows(tokenizer, [13, 24, 3])
-    return [*whole, *some_rows(tokenizer, [24, 17], packed=True), Row(np.array([tokenizer.cls_id, tokenizer.sep_id]))]
+    complete = some_rows(tokenizer, [13, 24, 3])
+    return [
+        *complete,
+        *some_rows(tokenizer, [24, 17], packed=True),
+        Row(np.array([tokenizer.cls_id, tokenizer.sep_id])),
+    ]
 
 
 def batch_for(config: Any, tokenizer: Tokenizer, rows: list[Row] | None = None, first: int = 0) -> Batch:
@@ -126,7 +130,7 @@ def test_collate_is_pure(config: Any, tokenizer: Tokenizer) -> None:
 
 
 @every_variant
-def test_a_row_is_corrupted_alike_in_any_company(config: Any, tokenizer: Tokenizer) -> None:
+def test_corruption_of_a_row_does_not_depend_on_the_batch(config: Any, tokenizer: Tokenizer) -> None:
     rows = rows_for(config, tokenizer)
     collate = config.collate(tokenizer)
     together = collate(rows, row_seeds(len(rows)))
@@ -182,8 +186,8 @@ def test_any_split_into_micro_batches_has_the_same_gradient(
             objective(batch).total(targets).backward()
         gradients.append([p.grad.clone() for p in objective.parameters() if p.grad is not None])
     for added in gradients[1:]:
-        for whole, summed in zip(gradients[0], added, strict=True):
-            torch.testing.assert_close(summed, whole, rtol=1e-5, atol=1e-6)  # a loss's total is in float32
+        for complete, summed in zip(gradients[0], added, strict=True):
+            torch.testing.assert_close(summed, complete, rtol=1e-5, atol=1e-6)  # a loss's total is in float32
 
 
 @every_variant

@@ -12,7 +12,7 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.presets import PRESETS
 from homespun.objectives.electra import Electra
-from homespun.objectives.masked import MaskedLM
+from homespun.objectives.mlm import MaskedLM
 from homespun.text.tokenizer import Tokenizer
 
 LONG = sorted(

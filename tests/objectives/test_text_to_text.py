@@ -43,8 +43,8 @@ def test_the_loss_is_that_of_the_target_alone(backbone: dict[str, Any], smoothin
             read = torch.cat([torch.tensor([[3]]), target[:, :-1]], 1)
             logits = module.model(source, decoder_input_ids=read)[0]
         else:
-            whole = torch.cat([source, target], 1)
-            logits = module.model(whole)[0, source.shape[1] - 1 : -1]
+            complete = torch.cat([source, target], 1)
+            logits = module.model(complete)[0, source.shape[1] - 1 : -1]
         sums += F.cross_entropy(logits, target[0], label_smoothing=smoothing, reduction="sum")
         count += target.shape[1]
     torch.testing.assert_close(loss.terms["seq2seq"].sum.double(), sums)

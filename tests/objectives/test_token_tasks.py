@@ -17,8 +17,8 @@ from homespun.data.token_labels import IGNORE_INDEX
 from homespun.inference.question_answering import find_answers
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.objectives.span_answers import SpanAnswers, question_batch
-from homespun.objectives.tagging import Tagging
+from homespun.objectives.question_answering import ExtractiveQA, question_batch
+from homespun.objectives.token_classification import TokenClassification
 from homespun.text.tokenizer import Tokenizer
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 23}
@@ -51,8 +51,8 @@ class TestTagging:
 
     @pytest.mark.parametrize("weights", [None, (0.5, 2.0, 3.0)])
     def test_the_loss_is_the_mean_over_labelled_tokens(self, weights: tuple[float, ...] | None) -> None:
-        objective = Tagging().build(*base(), LABELS, weights=weights).eval()
-        batch = Tagging().collate(0, weights=weights)(self.rows, row_seeds(self.rows))
+        objective = TokenClassification().build(*base(), LABELS, weights=weights).eval()
+        batch = TokenClassification().collate(0, weights=weights)(self.rows, row_seeds(self.rows))
         loss = objective(batch)
         logits = objective.model(batch.input_ids, **batch.context)
         table = torch.full(batch.input_ids.shape, IGNORE_INDEX)
@@ -66,27 +66,29 @@ class TestTagging:
         assert batch.targets["accuracy"] == 10.0
 
     def test_rows_without_labels_are_no_trouble(self) -> None:
-        objective = Tagging().build(*base(), LABELS)
-        batch = Tagging().collate(0)(self.rows[2:3], row_seeds(self.rows[2:3]))
+        objective = TokenClassification().build(*base(), LABELS)
+        batch = TokenClassification().collate(0)(self.rows[2:3], row_seeds(self.rows[2:3]))
         assert float(objective(batch).total().detach()) == 0.0
 
     def test_alone_as_in_a_batch(self) -> None:
-        objective = Tagging().build(*base(), LABELS).eval()
-        collate = Tagging().collate(0)
-        whole = objective(collate(self.rows, row_seeds(self.rows))).terms["loss"].sum
+        objective = TokenClassification().build(*base(), LABELS).eval()
+        collate = TokenClassification().collate(0)
+        complete = objective(collate(self.rows, row_seeds(self.rows))).terms["loss"].sum
         alone = [objective(collate([row], row_seeds([row]))).terms["loss"].sum for row in self.rows]
-        torch.testing.assert_close(torch.stack(alone).sum(), whole)
+        torch.testing.assert_close(torch.stack(alone).sum(), complete)
 
     def test_a_frozen_encoder_learns_nothing(self) -> None:
-        objective = Tagging(frozen=True).build(*base(), LABELS).train()
-        objective(Tagging().collate(0)(self.rows, row_seeds(self.rows))).total().backward()
+        objective = TokenClassification(frozen=True).build(*base(), LABELS).train()
+        objective(TokenClassification().collate(0)(self.rows, row_seeds(self.rows))).total().backward()
         assert all(p.grad is None for p in objective.model.backbone.parameters())
         assert not objective.model.backbone.training
         assert all(p.grad is not None for p in objective.model.head.parameters())  # type: ignore[union-attr]
 
     def test_balanced_weights(self) -> None:
         targets = np.array([0, 0, 1, 2, 2, 2])
-        assert Tagging(class_weights="balanced").weights(LABELS, targets) == pytest.approx((1.0, 2.0, 2 / 3))
+        assert TokenClassification(class_weights="balanced").weights(LABELS, targets) == pytest.approx(
+            (1.0, 2.0, 2 / 3)
+        )
 
 
 def questions(tokenizer: Tokenizer) -> QuestionRows:
@@ -108,11 +110,11 @@ def tokenizer() -> Tokenizer:
 class TestAnswers:
     def test_the_loss_is_that_of_both_ends(self, tokenizer: Tokenizer) -> None:
         rows = questions(tokenizer)
-        objective = SpanAnswers().build(*base()).eval()
-        whole = [rows[index] for index in range(len(rows))]
-        batch = SpanAnswers().collate(tokenizer.pad_id)(whole, row_seeds(whole))
+        objective = ExtractiveQA().build(*base()).eval()
+        complete = [rows[index] for index in range(len(rows))]
+        batch = ExtractiveQA().collate(tokenizer.pad_id)(complete, row_seeds(complete))
         alone = []
-        for row in whole:
+        for row in complete:
             ids, types = (torch.from_numpy(array)[None] for array in (row.input_ids, row.token_type_ids))
             logits = objective.model(ids, token_type_ids=types)[0]  # no padding there
             label = torch.from_numpy(np.asarray(row.label))
@@ -130,8 +132,8 @@ class TestAnswers:
     @pytest.mark.parametrize("no_answer", [False, True])
     def test_the_best_spans_are_the_best(self, tokenizer: Tokenizer, no_answer: bool) -> None:
         rows = questions(tokenizer)
-        model = SpanAnswers().build(*base()).model.eval()
-        told = find_answers(
+        model = ExtractiveQA().build(*base()).model.eval()
+        predicted = find_answers(
             model,
             rows,
             n_best=7,
@@ -158,28 +160,28 @@ class TestAnswers:
                         score = logits[window.place + first, 0] + logits[window.place + last, 1]
                         best[span] = max(score, best.get(span, -np.inf))
             expected = sorted(best.items(), key=lambda item: -item[1])[:7]
-            spans = [one for one in told[number] if not one.is_none]
+            spans = [one for one in predicted[number] if not one.is_none]
             assert [one.score for one in spans] == pytest.approx([score for _, score in expected], abs=1e-5)
             assert all(question.context[one.start : one.end] == one.text for one in spans)
-            assert sum(one.probability for one in told[number]) == pytest.approx(1)
-            assert sum(one.is_none for one in told[number]) == no_answer
+            assert sum(one.probability for one in predicted[number]) == pytest.approx(1)
+            assert sum(one.is_none for one in predicted[number]) == no_answer
             if no_answer:
-                assert told[number][0].is_none == (none > expected[0][1])
+                assert predicted[number][0].is_none == (none > expected[0][1])
 
     def test_a_model_that_answers_goes_on(self) -> None:
-        first = SpanAnswers().build(*base())
-        again = SpanAnswers().build(*first.export_model())
+        first = ExtractiveQA().build(*base())
+        again = ExtractiveQA().build(*first.export_model())
         assert again.model.head is first.model.head
 
     def test_far_tokens_see_the_question(self, tokenizer: Tokenizer) -> None:
         rows = questions(tokenizer)
         sparse = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 1}], "everywhere": {"first": 1}}
-        objective = SpanAnswers().build(*base(attention=sparse, num_hidden_layers=1)).eval()
+        objective = ExtractiveQA().build(*base(attention=sparse, num_hidden_layers=1)).eval()
         given = question_batch([rows[0]], tokenizer.pad_id)
         other = given.input_ids.clone()
         other[0, 1] += 1  # a token of the question
         with torch.no_grad():
-            told, changed = (objective.model(ids, **given.context)[0, -3:] for ids in (given.input_ids, other))
+            predicted, changed = (objective.model(ids, **given.context)[0, -3:] for ids in (given.input_ids, other))
             plain, same = (objective.model(ids)[0, -3:] for ids in (given.input_ids, other))
-        assert (told - changed).abs().max() > 1e-6
+        assert (predicted - changed).abs().max() > 1e-6
         torch.testing.assert_close(plain, same)

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from homespun.nn import vocabulary
-from homespun.nn.vocabulary import predict_tokens, repeat_context
+from homespun.nn import vocabulary_loss
+from homespun.nn.vocabulary_loss import predict_tokens, repeat_context
 from homespun.planning.rates import flops
 from homespun.planning.tracer import StepTracer
 from homespun.training.devices import has_lstm
@@ -74,19 +74,19 @@ def test_where_a_result_goes_is_no_factor() -> None:
 
 @pytest.mark.parametrize("targets", [1, 37, 211])
 def test_equal_iterations_are_counted_and_not_run(targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary, "_CHUNK", 13 * 1009)  # 13 rows
-    monkeypatch.setattr(vocabulary, "_BLOCK", 101)
+    monkeypatch.setattr(vocabulary_loss, "_CHUNK", 13 * 1009)  # 13 rows
+    monkeypatch.setattr(vocabulary_loss, "_BLOCK", 101)
     found = []
     for shorter in (False, True):
         calls = 0
 
-        class Counted(StepTracer):
+        class WithTargetCounts(StepTracer):
             def __torch_dispatch__(self, *arguments: Any) -> Any:
                 nonlocal calls
                 calls += 1
                 return super().__torch_dispatch__(*arguments)
 
-        with Counted() as tracer:
+        with WithTargetCounts() as tracer:
             if not shorter:
                 repeat_context.set(None)
             hidden, weight = torch.zeros(targets, 7, requires_grad=True), torch.zeros(1009, 7, requires_grad=True)

@@ -46,8 +46,8 @@ def dense(config: EncoderConfig, layer: int, length: int) -> np.ndarray:
     import dataclasses
 
     sparse = attentions_of(config)[layer].kernel.sparse
-    if sparse.everywhere is not None:
-        sparse = dataclasses.replace(sparse, everywhere=dataclasses.replace(sparse.everywhere, queries=True))
+    if sparse.global_tokens is not None:
+        sparse = dataclasses.replace(sparse, global_tokens=dataclasses.replace(sparse.global_tokens, queries=True))
     table = Mask(causal=config.causal).dense(sparse, length, length, torch.device("cpu"))
     return np.ones((HEADS, length, length), bool) if table is None else table[0].expand(HEADS, -1, -1).numpy()
 

@@ -43,7 +43,7 @@ def make_plan(sparse: Sparse, length: int, causal: bool, device: torch.device) -
     if not sparse.patterns:
         return None
     size, step = sparse.block_size, sparse.step
-    shared = 0 if sparse.everywhere is None else 2 * sparse.everywhere.most
+    shared = 0 if sparse.global_tokens is None else 2 * sparse.global_tokens.most
     slots = -(-length // size) * size
     place = torch.arange(length)
     if step > 1:  # the tokens of one remainder beside each other

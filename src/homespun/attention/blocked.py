@@ -83,49 +83,51 @@ class Blocked(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Everywhere:
+class GlobalTokens:
     """The tokens of each row that see all and are seen by all."""
 
     index: Tensor  # (batch, n) int64 positions, all different
     real: Tensor | None  # (batch, n) bool: False where a row has fewer of them; None where none has
-    members: Tensor  # (batch or 1, seq) bool
+    global_mask: Tensor  # (batch or 1, seq) bool
 
 
-def find_everywhere(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> Everywhere | None:
+def find_global_tokens(
+    sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device
+) -> GlobalTokens | None:
     """Positions of global tokens, found once for all layers; None if there are none."""
-    if sparse.everywhere is None:
+    if sparse.global_tokens is None:
         return None
-    members = mask.members(sparse.everywhere, length, device)
+    global_mask = mask.global_mask(sparse.global_tokens, length, device)
 
-    def find() -> Everywhere | None:
-        most = int(members.sum(-1).max())
+    def find() -> GlobalTokens | None:
+        most = int(global_mask.sum(-1).max())
         if not most:
             return None
-        index = members.int().argsort(dim=-1, descending=True, stable=True)[:, :most].expand(batch, -1)
-        real = members.expand(batch, -1).gather(1, index)
-        return Everywhere(index, None if bool(real.all()) else real, members)
+        index = global_mask.int().argsort(dim=-1, descending=True, stable=True)[:, :most].expand(batch, -1)
+        real = global_mask.expand(batch, -1).gather(1, index)
+        return GlobalTokens(index, None if bool(real.all()) else real, global_mask)
 
-    return mask.once(("everywhere", sparse.everywhere, batch, length), find)
+    return mask.once(("global_tokens", sparse.global_tokens, batch, length), find)
 
 
 def _attend(
     plan: Plan, sparse: Sparse, mask: Mask, dropout: float, query: Tensor, key: Tensor, value: Tensor
 ) -> Tensor:
     batch, heads, length, _ = query.shape
-    everywhere = find_everywhere(sparse, mask, batch, length, query.device)
+    global_tokens = find_global_tokens(sparse, mask, batch, length, query.device)
     bias, sees = mask.once(
-        ("bias", plan, sparse.everywhere, batch, query.dtype),
-        lambda: _bias(plan, mask, everywhere, batch, query.dtype),
+        ("bias", plan, sparse.global_tokens, batch, query.dtype),
+        lambda: _bias(plan, mask, global_tokens, batch, query.dtype),
     )
     if not torch.is_grad_enabled():
-        values = _in_blocks(query, key, value, plan, everywhere, bias, dropout)
+        values = _in_blocks(query, key, value, plan, global_tokens, bias, dropout)
     elif query.device.type == "cpu" and not dropout and not torch.compiler.is_compiling():
-        values = _InBlocks.apply(query, key, value, plan, everywhere, bias)  # type: ignore[no-untyped-call]
+        values = _InBlocks.apply(query, key, value, plan, global_tokens, bias)  # type: ignore[no-untyped-call]
     else:
         # the gathered keys are several times the keys: they are gathered again in the backward pass, not kept for it
         values = checkpoint(
             _in_blocks,
-            *(query, key, value, plan, everywhere, bias, dropout),
+            *(query, key, value, plan, global_tokens, bias, dropout),
             use_reentrant=False,
             preserve_rng_state=dropout > 0,
         )
@@ -137,12 +139,12 @@ def _attend(
         values = values.reshape(batch, heads, -1, values.shape[-1]).transpose(1, 2)
     values = values[:, :length] if plan.slot is None else values.index_select(1, plan.slot)  # (batch, seq, heads, ...)
     values = values.transpose(1, 2)
-    if everywhere is None or sparse.everywhere is None or not sparse.everywhere.queries:
+    if global_tokens is None or sparse.global_tokens is None or not sparse.global_tokens.queries:
         return values
-    index = everywhere.index[:, None, :, None].expand(-1, heads, -1, values.shape[-1])
-    found = see_all(query.gather(2, index), key, value, mask, everywhere, dropout)
-    if everywhere.real is not None:  # an unreal index is a token of its own, that keeps what it has
-        found = torch.where(everywhere.real[:, None, :, None], found, values.gather(2, index))
+    index = global_tokens.index[:, None, :, None].expand(-1, heads, -1, values.shape[-1])
+    found = see_all(query.gather(2, index), key, value, mask, global_tokens, dropout)
+    if global_tokens.real is not None:  # an unreal index is a token of its own, that keeps what it has
+        found = torch.where(global_tokens.real[:, None, :, None], found, values.gather(2, index))
     return values.scatter(2, index, found)
 
 
@@ -151,19 +153,19 @@ def _in_blocks(
     key: Tensor,
     value: Tensor,
     plan: Plan,
-    everywhere: Everywhere | None,
+    global_tokens: GlobalTokens | None,
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
     """The values of each block of queries, in the layout of `_query_blocks`."""
-    blocks = _blocks(query, key, value, plan, everywhere)
+    blocks = _blocks(query, key, value, plan, global_tokens)
     return attend(*blocks, table=bias, dropout=dropout)
 
 
 def _blocks(
-    query: Tensor, key: Tensor, value: Tensor, plan: Plan, everywhere: Everywhere | None
+    query: Tensor, key: Tensor, value: Tensor, plan: Plan, global_tokens: GlobalTokens | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _query_blocks(query, plan), _key_blocks(key, plan, everywhere), _key_blocks(value, plan, everywhere)
+    return _query_blocks(query, plan), _key_blocks(key, plan, global_tokens), _key_blocks(value, plan, global_tokens)
 
 
 class _InBlocks(torch.autograd.Function):
@@ -180,16 +182,16 @@ class _InBlocks(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         plan: Plan,
-        everywhere: Everywhere | None,
+        global_tokens: GlobalTokens | None,
         bias: Tensor | None,
     ) -> Tensor:
         heads, parts, sums = query.shape[1], [], []
-        for part, own, its_bias in _by_heads(query, plan, everywhere, bias):
-            blocks = _blocks(query[:, part], key[:, part], value[:, part], own, everywhere)
+        for part, own, its_bias in _by_heads(query, plan, global_tokens, bias):
+            blocks = _blocks(query[:, part], key[:, part], value[:, part], own, global_tokens)
             values, totals = flash_attention_cpu(*blocks, attn_mask=its_bias)
             parts.append(values)
             sums.append(totals)
-        ctx.plan, ctx.everywhere, ctx.bias, ctx.heads = plan, everywhere, bias, heads
+        ctx.plan, ctx.global_tokens, ctx.bias, ctx.heads = plan, global_tokens, bias, heads
         result = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         ctx.save_for_backward(query, key, value, result, *sums)
         return result
@@ -199,11 +201,11 @@ class _InBlocks(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, values, *sums = ctx.saved_tensors
         totals = [torch.empty_like(tensor) for tensor in (query, key, value)]
-        places = zip(_by_heads(query, ctx.plan, ctx.everywhere, ctx.bias), sums, strict=True)
+        places = zip(_by_heads(query, ctx.plan, ctx.global_tokens, ctx.bias), sums, strict=True)
         for (part, own, bias), logsumexp in places:
             inputs = [tensor[:, part].detach().requires_grad_() for tensor in (query, key, value)]
             with torch.enable_grad():
-                blocks = _blocks(inputs[0], inputs[1], inputs[2], own, ctx.everywhere)
+                blocks = _blocks(inputs[0], inputs[1], inputs[2], own, ctx.global_tokens)
             width = values.shape[1] // query.shape[1]
             where = slice(part.start * width, part.stop * width)
             given = (gradient[:, where], *(block.detach() for block in blocks), values[:, where])
@@ -224,11 +226,11 @@ def _widened(given: tuple[Tensor, ...], bias: Tensor | None) -> tuple[tuple[Tens
 
 
 def _by_heads(
-    query: Tensor, plan: Plan, everywhere: Everywhere | None, bias: Tensor | None
+    query: Tensor, plan: Plan, global_tokens: GlobalTokens | None, bias: Tensor | None
 ) -> Iterator[tuple[slice, Plan, Tensor | None]]:
     """Heads to do at once, with their part of the plan and of the bias."""
     batch, heads, _, head_dim = query.shape
-    shared = 0 if everywhere is None else everywhere.index.shape[1]
+    shared = 0 if global_tokens is None else global_tokens.index.shape[1]
     gathered = batch * plan.blocks * (len(plan.columns) * plan.size + shared) * head_dim * query.element_size()
     # no part is of one head alone, whose layout would be the other one
     parts = max(1, min(-(-heads * gathered // _AT_ONCE), heads // 2))
@@ -241,18 +243,20 @@ def _by_heads(
             yield part, plan.of_heads(part), None if bias is None else bias[:, blocks]
 
 
-def see_all(query: Tensor, key: Tensor, value: Tensor, mask: Mask, everywhere: Everywhere, dropout: float) -> Tensor:
+def see_all(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, global_tokens: GlobalTokens, dropout: float
+) -> Tensor:
     """(batch, heads, n, head_dim): what the tokens everywhere see, of all keys that the data allows."""
-    table = table_of_all(mask, everywhere, key.shape[2])
+    table = global_token_table(mask, global_tokens, key.shape[2])
     values = attend(query, key, value, table=table, dropout=dropout)
     return zero_fully_masked(values, table)
 
 
-def table_of_all(mask: Mask, everywhere: Everywhere, keys: int) -> Tensor | None:
+def global_token_table(mask: Mask, global_tokens: GlobalTokens, keys: int) -> Tensor | None:
     """(batch or 1, 1, n or 1, keys) bool: what the data lets the tokens everywhere see; None: everything."""
 
     def build() -> Tensor | None:
-        index, tables = everywhere.index, []
+        index, tables = global_tokens.index, []
         if mask.causal:
             tables.append(torch.arange(keys, device=index.device) <= index[:, None, :, None])
         if mask.documents is not None:
@@ -262,7 +266,7 @@ def table_of_all(mask: Mask, everywhere: Everywhere, keys: int) -> Tensor | None
             tables.append(mask.keep[:, None, None, :])
         return functools.reduce(torch.Tensor.__and__, tables) if tables else None
 
-    return mask.once(("all", everywhere), build)
+    return mask.once(("all", global_tokens), build)
 
 
 def _query_blocks(query: Tensor, plan: Plan) -> Tensor:
@@ -274,7 +278,7 @@ def _query_blocks(query: Tensor, plan: Plan) -> Tensor:
     return tokens.transpose(1, 2).reshape(batch, heads * plan.blocks, plan.size, head_dim)
 
 
-def _key_blocks(key: Tensor, plan: Plan, everywhere: Everywhere | None) -> Tensor:
+def _key_blocks(key: Tensor, plan: Plan, global_tokens: GlobalTokens | None) -> Tensor:
     """As `_query_blocks`, with the keys that each block needs in place of ``size``."""
     batch, heads, _, head_dim = key.shape
     tokens = key.transpose(1, 2)
@@ -287,8 +291,8 @@ def _key_blocks(key: Tensor, plan: Plan, everywhere: Everywhere | None) -> Tenso
     else:
         blocks = blocks.reshape(batch, -1, plan.size, heads, head_dim).permute(0, 3, 1, 2, 4)
     seen = None
-    if everywhere is not None:
-        index = everywhere.index[:, :, None, None].expand(-1, -1, heads, head_dim)
+    if global_tokens is not None:
+        index = global_tokens.index[:, :, None, None].expand(-1, -1, heads, head_dim)
         seen = tokens.gather(1, index)  # (batch, n, heads, head_dim)
         seen = seen.flatten(2)[:, None] if groups == 1 else seen.transpose(1, 2)
     gathered: Tensor = _Gather.apply(blocks, seen, plan.columns, before, plan.blocks)  # type: ignore[no-untyped-call]
@@ -358,7 +362,7 @@ def _in_slots(tokens: Tensor, plan: Plan, before: int = 0, after: int = 0) -> Te
 
 
 def _bias(
-    plan: Plan, mask: Mask, everywhere: Everywhere | None, batch: int, dtype: torch.dtype
+    plan: Plan, mask: Mask, global_tokens: GlobalTokens | None, batch: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None]:
     """Bias of the scores and mask of the queries that see a key, in block layout.
 
@@ -369,20 +373,20 @@ def _bias(
     rows = plan.queries.squeeze(-1)  # (1, blocks, size)
     if mask.keep is not None:
         ok = ok & _of_tokens(mask.keep, plan.keys)[:, :, :, None]
-    if everywhere is not None:
-        ok = ok & ~_of_tokens(everywhere.members, plan.keys)[:, :, :, None]
+    if global_tokens is not None:
+        ok = ok & ~_of_tokens(global_tokens.global_mask, plan.keys)[:, :, :, None]
     if mask.documents is not None:
         same = _of_tokens(mask.documents, rows)[..., None] == _of_tokens(mask.documents, plan.keys)[:, :, :, None]
         ok = ok & same
-    if everywhere is not None:
-        real = everywhere.real
+    if global_tokens is not None:
+        real = global_tokens.real
         if real is None:
-            real = torch.ones_like(everywhere.index[:1], dtype=torch.bool)
+            real = torch.ones_like(global_tokens.index[:1], dtype=torch.bool)
         shared = real[:, None, None, None, :]  # (batch or 1, 1, 1, 1, n)
         if mask.causal:
-            shared = shared & (everywhere.index[:, None, None, None, :] <= rows[None, ..., None])
+            shared = shared & (global_tokens.index[:, None, None, None, :] <= rows[None, ..., None])
         if mask.documents is not None:
-            asked = mask.documents.gather(1, everywhere.index)[:, None, None, None, :]
+            asked = mask.documents.gather(1, global_tokens.index)[:, None, None, None, :]
             shared = shared & (_of_tokens(mask.documents, rows)[..., None] == asked)
         shape = (ok[..., 0] | shared[..., 0]).shape
         ok = torch.cat([ok.expand(*shape, -1), shared.expand(*shape, -1)], dim=-1)

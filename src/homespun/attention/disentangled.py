@@ -176,12 +176,12 @@ class DisentangledAttention(nn.Module):
         )
         if mask.cache is not None:
             key, value = mask.cache.extend(self, key, value)
-        added = self._place_scores(query, key, mask.start)
+        added = self._position_scores(query, key, mask.start)
         values: Tensor = self.kernel(query, key, added, value, mask)  # (batch, heads, seq, head_dim)
         mixed: Tensor = self.output(values.transpose(1, 2).flatten(2))  # (batch, seq, hidden)
         return mixed
 
-    def _place_scores(self, query: Tensor, key: Tensor, start: int) -> Tensor:
+    def _position_scores(self, query: Tensor, key: Tensor, start: int) -> Tensor:
         """(batch, heads, queries, keys), divided as the others are: what is added to the scores of the content."""
         queries, keys = query.shape[-2], key.shape[-2]
         vectors, index = self.relative(queries, keys, start)

@@ -125,10 +125,10 @@ def _flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: Block
 def make_block_mask(sparse: Sparse, mask: Mask, batch: int, length: int, device: torch.device) -> BlockMask:
     """The blocks of keys that each block of queries needs, and who sees whom inside them."""
     needed = pattern_blocks(sparse, length, device)[None]  # (batch or 1, heads or 1, blocks, blocks)
-    if sparse.everywhere is not None:
-        has_global = _in_blocks(mask.members(sparse.everywhere, length, device), False).any(-1)[:, None]
+    if sparse.global_tokens is not None:
+        has_global = _in_blocks(mask.global_mask(sparse.global_tokens, length, device), False).any(-1)[:, None]
         needed = needed | has_global[:, :, None]
-        if sparse.everywhere.queries:
+        if sparse.global_tokens.queries:
             needed = needed | has_global[..., None]
     if mask.keep is not None:
         needed = needed & _in_blocks(mask.keep, False).any(-1)[:, None, None]
@@ -178,19 +178,19 @@ def make_mask_mod(sparse: Sparse, mask: Mask, batch: int, length: int, device: t
     """Mask function with the values of `Mask.dense`, one position at a time."""
     rules = pattern_rules(sparse, device)
     keep, documents, causal = mask.keep, mask.documents, mask.causal
-    members, queries = None, False
-    if sparse.everywhere is not None:
-        members = mask.members(sparse.everywhere, length, device).expand(batch, -1).contiguous()
-        queries = sparse.everywhere.queries
+    global_mask, queries = None, False
+    if sparse.global_tokens is not None:
+        global_mask = mask.global_mask(sparse.global_tokens, length, device).expand(batch, -1).contiguous()
+        queries = sparse.global_tokens.queries
 
     def seen(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         allowed = rules[0](row, head, query, key)
         for rule in rules[1:]:
             allowed = allowed | rule(row, head, query, key)
-        if members is not None:
-            allowed = allowed | members[row, key]
+        if global_mask is not None:
+            allowed = allowed | global_mask[row, key]
             if queries:
-                allowed = allowed | members[row, query]
+                allowed = allowed | global_mask[row, query]
         if causal:
             allowed = allowed & (key <= query)
         if documents is not None:

@@ -95,11 +95,11 @@ class Performer(nn.Module):
             raise UserError("Performer cannot keep packed documents apart: its sums are over all keys of a row")
         with torch.autocast(query.device.type, enabled=False):
             dtype = torch.promote_types(query.dtype, torch.float32)
-            attend = self._causal if mask.causal else self._everywhere
+            attend = self._causal if mask.causal else self._bidirectional
             values = attend(query.to(dtype), key.to(dtype), value.to(dtype), mask)
         return values.to(value.dtype)
 
-    def _everywhere(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
+    def _bidirectional(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:
         state = self._read(self._nothing(value), key, value, mask.keep)
         products = state.products + self.epsilon * state.values
         rest = self.epsilon * products.sum(-2, keepdim=True)

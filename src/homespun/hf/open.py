@@ -21,8 +21,8 @@ from homespun.io.json import read_object
 from homespun.models.bundle import ModelBundle, assign_weights, build_uninitialized, load_model, weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
+from homespun.models.meta_device import build_on_meta
 from homespun.models.model import Model
-from homespun.models.outline import outline
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabulary_files import VOCABULARIES
 
@@ -243,7 +243,7 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
             f"{source}: pad_token_id={config.backbone.pad_token_id} is beyond the vocabulary of "
             f"{config.backbone.vocab_size}"
         )
-    wanted = weights_of(outline(config, weights, source=f"{source}: config.json"))
+    wanted = weights_of(build_on_meta(config, weights, source=f"{source}: config.json"))
     if missing := [their_name(table, name, config.backbone) for name in sorted(wanted.keys() - weights.keys())]:
         raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
     if extra := [their_name(table, name, config.backbone) for name in sorted(weights.keys() - wanted.keys())]:

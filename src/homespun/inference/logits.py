@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from homespun.batch import Batch
 from homespun.data.rows import Row, Rows
 from homespun.errors import NotFinite
-from homespun.models.eval_mode import evaluating
+from homespun.models.eval_mode import eval_mode
 from homespun.models.model import Model
 
 
@@ -27,7 +27,7 @@ def forward_logits(
     """
     device = next(model.parameters()).device
     order = np.argsort(-rows.lengths, kind="stable").tolist()
-    with evaluating(model):
+    with eval_mode(model):
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             batch = to_batch([rows[index] for index in chosen]).to(device)

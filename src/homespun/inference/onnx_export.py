@@ -132,11 +132,11 @@ class _DenseGlobalAttention(nn.Module):
     def __init__(self, attention: GlobalAttention) -> None:
         super().__init__()
         self.attention = attention
-        self.local, self.everywhere = DotProduct(attention.kernel.sparse), DotProduct()
-        members = attention.sparse.everywhere
+        self.local, self.dense = DotProduct(attention.kernel.sparse), DotProduct()
+        members = attention.sparse.global_tokens
         if members is None:
             raise ValueError("there are no global tokens")
-        self.members = members
+        self.global_tokens = members
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, hidden)."""
@@ -147,8 +147,8 @@ class _DenseGlobalAttention(nn.Module):
         query, key, value = (
             split_heads(part(hidden), heads) for part in (own.query_global, own.key_global, own.value_global)
         )
-        seen = self.everywhere(query, key, value, Mask(mask.keep)).transpose(1, 2).flatten(2)
-        members = mask.members(self.members, hidden.shape[1], hidden.device)
+        seen = self.dense(query, key, value, Mask(mask.keep)).transpose(1, 2).flatten(2)
+        members = mask.global_mask(self.global_tokens, hidden.shape[1], hidden.device)
         mixed: Tensor = own.output(torch.where(members[..., None], seen, values))
         return mixed
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from homespun.data.question_answering import QuestionRows
 from homespun.inference.logits import forward_logits
 from homespun.models.model import Model
-from homespun.objectives.span_answers import question_batch
+from homespun.objectives.question_answering import question_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,13 @@ from homespun.io.atomic import write_text
 from homespun.jobs.prepare import Reading, tokenizer_folder
 from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
 from homespun.models.bundle import ModelBundle
-from homespun.models.characters import spell
+from homespun.models.characters import fill_character_table
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
-from homespun.models.weight_transfer import TransferReport, changed_stacks, transfer_weights
+from homespun.models.weight_transfer import TransferReport, change_stacks, transfer_weights
 from homespun.objectives.electra import ElectraObjective
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import ReadProgress
@@ -107,7 +107,7 @@ def start(
     """
     stored = open_to_go_on(source)
     words = _beyond(stored, tokenizer, source, corpus)
-    backbone = changed_stacks(stored.config.backbone, changes or {})
+    backbone = change_stacks(stored.config.backbone, changes or {})
     backbone = backbone.with_tokens(max(backbone.vocab_size, tokenizer.vocab_size), tokenizer.pad_id)
     given = None
     if generator is not None:
@@ -301,7 +301,7 @@ def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
     config = ModelConfig(backbone=checkpoint.with_tokens(changed.vocab_size, changed.pad_token_id))
     with torch.random.fork_rng(devices=[]):
         before = config.build()
-    spell(before, tokenizer)
+    fill_character_table(before, tokenizer)
     transfer_weights(begin.stored, before, config, words=begin.words)
     old, new = _reading(checkpoint), _reading(changed)
     apart = old.attention.supports_packing and new.attention.supports_packing

@@ -52,7 +52,7 @@ def show_alignment(
         target = written = texts[0].text
     told = _ids(stored, target, "--target")
     weights = _weights(stored, attention, read, told)
-    tokens, words = _spelled(stored.tokenizer, read), _spelled(stored.tokenizer, told)
+    tokens, words = _character_ids(stored.tokenizer, read), _character_ids(stored.tokenizer, told)
     if path is not None:
         plot = draw_alignment(tokens, words, weights.numpy())
         write_bytes(path, plot.svg if path.suffix == ".svg" else plot.png)
@@ -103,6 +103,6 @@ def _weights(stored: ModelBundle, attention: AdditiveAttention, source: list[int
     return torch.stack(rows).float()
 
 
-def _spelled(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+def _character_ids(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
     names = tokenizer.tokens
     return [tokenizer.decode([i], skip_special_tokens=False).strip() or names[i] for i in ids]

@@ -22,10 +22,10 @@ from homespun.jobs.finetune import finetune
 from homespun.jobs.pretrain import pretrain, pretraining_rows
 from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.models.bundle import ModelBundle, save_model
-from homespun.models.student import student_of
-from homespun.objectives.distill import LabelTeacher, TokenTeacher
-from homespun.objectives.masked import MaskedLM, MaskedLMObjective
-from homespun.objectives.supervised import Classification
+from homespun.models.student import build_student
+from homespun.objectives.classification import Classification
+from homespun.objectives.distillation import LabelTeacher, TokenTeacher
+from homespun.objectives.mlm import MaskedLM, MaskedLMObjective
 from homespun.objectives.teacher import teacher_folder
 from homespun.report.console import Display
 from homespun.report.page import write_report
@@ -89,7 +89,7 @@ def distill(
     recipe = with_teacher(recipe, str(source))
     student, chosen = start_from, None
     if student is None and not fresh:
-        made, origins = student_of(stored, layers=layers, changes=changes)
+        made, origins = build_student(stored, layers=layers, changes=changes)
         folder, chosen = _beside(path, "student"), list(origins.layers)
         if folder.resolve() == source.resolve():
             raise UserError(f"the teacher {teacher} is where the student of {path} would be kept; give another --out")

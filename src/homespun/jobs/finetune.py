@@ -29,7 +29,7 @@ from homespun.jobs.workload import finetuning_work, typical
 from homespun.metrics.classification import Metrics
 from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, load_weights, save_model
-from homespun.models.scalar_mix import told_of_mix
+from homespun.models.scalar_mix import summarize_mix
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
@@ -238,7 +238,7 @@ def _train(
         "score": chosen.score(config.best_metric),
         "summary": summary
         | ({"plan": planned} if planned else {})
-        | told_of_mix(model.head)
+        | summarize_mix(model.head)
         | {"export": exported, "validation_metrics": chosen.metrics},
         "test": measured.metrics,
         "tuning": tuned.told,

@@ -31,10 +31,10 @@ from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
-from homespun.objectives.bilm import BiLM
 from homespun.objectives.config import PretrainingObjective
-from homespun.objectives.frequencies import frequency_losses
-from homespun.objectives.streamed import StreamedCausalLM
+from homespun.objectives.elmo import BiLM
+from homespun.objectives.tbptt import StatefulCausalLM
+from homespun.objectives.unigram_baseline import unigram_losses
 from homespun.planning.budget import DatasetSize, epochs_warning, forecast_budget
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
@@ -200,7 +200,7 @@ def pretrain(
     result |= {
         "trained_parameters": sum(p.numel() for p in objective.parameters()),
         "export": exported,
-        "frequencies": frequency_losses(recipe.objective, lambda: corpus.counts(0), held_out.once(), tokenizer),
+        "frequencies": unigram_losses(recipe.objective, lambda: corpus.counts(0), held_out.once(), tokenizer),
         "corpus": {
             "documents": len(corpus),
             "tokens": corpus.num_tokens,
@@ -230,7 +230,7 @@ def start_embeddings(objective: nn.Module, recipe: PretrainRecipe, corpus: Corpu
 
 
 def _check_shared(recipe: PretrainRecipe, processes: int) -> None:
-    if isinstance(recipe.objective, StreamedCausalLM) and processes > 1:
+    if isinstance(recipe.objective, StatefulCausalLM) and processes > 1:
         raise UserError(
             f"objective streamed_clm carries its state in one process, and there are {processes}; set "
             f"train.processes=1, or take objective.kind=clm"
@@ -290,7 +290,7 @@ def _sees_packed(recipe: PretrainRecipe) -> bool:
 
 
 def _order(objective: PretrainingObjective) -> Order:
-    if isinstance(objective, StreamedCausalLM):
+    if isinstance(objective, StatefulCausalLM):
         return "in_order"
     return "shuffled" if objective.packs else "bucketed"
 

@@ -17,9 +17,9 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.presets import PRESETS, family_of
 from homespun.models.recurrent import RecurrentConfig
+from homespun.objectives.classification import Classification
 from homespun.objectives.config import PretrainingObjective
-from homespun.objectives.streamed import StreamedCausalLM
-from homespun.objectives.supervised import Classification
+from homespun.objectives.tbptt import StatefulCausalLM
 from homespun.tasks.classification import LabelledData
 from homespun.tasks.config import FinetuneData, FinetuneObjective
 from homespun.tasks.tuning import Tuning
@@ -79,7 +79,7 @@ class PretrainRecipe(Config):
 
     @model_validator(mode="after")
     def _no_stream_twice_in_a_step(self) -> PretrainRecipe:
-        if isinstance(self.objective, StreamedCausalLM) and 0 < self.objective.streams < self.train.batch_size:
+        if isinstance(self.objective, StatefulCausalLM) and 0 < self.objective.streams < self.train.batch_size:
             raise ValueError(
                 f"train.batch_size={self.train.batch_size} rows of objective.streams={self.objective.streams} streams "
                 f"would go on from each other in one step; give as many streams, or leave objective.streams out"

@@ -199,8 +199,8 @@ def _pieces(table: Tensor, name: str) -> Iterator[dict[str, Tensor]]:
 
 def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[dict[str, Tensor]]:
     """A few rows of the dense table at a time, taken apart: a name of a part -> (heads, rows, length) bool."""
-    if sparse.everywhere is not None:  # what these tokens see may be computed elsewhere; they see it all the same
-        sparse = dataclasses.replace(sparse, everywhere=dataclasses.replace(sparse.everywhere, queries=True))
+    if sparse.global_tokens is not None:  # what these tokens see may be computed elsewhere; they see it all the same
+        sparse = dataclasses.replace(sparse, global_tokens=dataclasses.replace(sparse.global_tokens, queries=True))
     key = torch.arange(length)[None, None, :]
     for start in range(0, length, _rows(length)):
         query = torch.arange(start, min(start + _rows(length), length))[None, :, None]
@@ -217,8 +217,8 @@ def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[
             name = "random" if isinstance(pattern, RandomBlocks) else "near"
             parts[name] = parts[name] | (pattern.allowed(query, key) & seen)
         parts["random"] = parts["random"] & ~parts["near"]
-        if sparse.everywhere is not None:
-            members = mask.members(sparse.everywhere, length, CPU)[0]
+        if sparse.global_tokens is not None:
+            members = mask.global_mask(sparse.global_tokens, length, CPU)[0]
             lines = seen & (members | members[query[0]])
             parts = {name: part & ~lines for name, part in parts.items()} | {"global": lines}
         yield parts

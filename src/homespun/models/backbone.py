@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from homespun.errors import UserError
-from homespun.models.characters import CharacterWords
+from homespun.models.characters import CharacterEmbeddings
 from homespun.models.context import Context
 from homespun.models.embeddings import Embeddings
 from homespun.models.prophet import NgramStreams
@@ -26,7 +26,7 @@ class Encoder(nn.Module):
         embeddings: tokens to vectors.
         layers: ``(hidden, mask) -> hidden``, each.
         input_size: width of what enters the layers.
-        streams: how the layers are entered and run.
+        layer_stack: how the layers are entered and run.
         final_norm: after the last layer.
         layer_norm_eps: the epsilon of its norms, for heads that have one.
         causal: no token sees a later one; this makes it the stack of a decoder-only language model.
@@ -39,24 +39,24 @@ class Encoder(nn.Module):
 
     def __init__(
         self,
-        embeddings: Embeddings | CharacterWords,
+        embeddings: Embeddings | CharacterEmbeddings,
         layers: Sequence[nn.Module],
         *,
         input_size: int,
-        streams: LayerStack,
+        layer_stack: LayerStack,
         final_norm: nn.Module,
         layer_norm_eps: float,
         causal: bool = False,
     ) -> None:
         super().__init__()
-        self.hidden_size = self.entering_size = input_size * streams.copies
+        self.hidden_size = self.entering_size = input_size * layer_stack.copies
         self.layer_norm_eps = layer_norm_eps
         self.causal = causal
         self.gradient_checkpointing = False
         self.embeddings = embeddings
         narrow = embeddings.embedding_size != input_size
         self.projection = nn.Linear(embeddings.embedding_size, input_size) if narrow else nn.Identity()
-        self.streams = streams
+        self.layer_stack = layer_stack
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
 
@@ -66,9 +66,9 @@ class Encoder(nn.Module):
         Raises:
             UserError: a sequence longer than ``max_position_embeddings``, or context of another shape than the ids.
         """
-        hidden, mask = self._enter(input_ids, **context)
+        hidden, mask = self._prepare(input_ids, **context)
         recompute = self.gradient_checkpointing and self.training
-        result: Tensor = self.final_norm(self.streams.run(self.layers, hidden, mask, recompute=recompute))
+        result: Tensor = self.final_norm(self.layer_stack.run(self.layers, hidden, mask, recompute=recompute))
         return result
 
     def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
@@ -77,12 +77,12 @@ class Encoder(nn.Module):
         One more than there are layers has what enters them too, as wide as that is. As in ``hidden_states`` of
         `transformers`, the last norm of a pre-norm stack is on the last layer's alone.
         """
-        hidden, mask = self._enter(input_ids, **context)
+        hidden, mask = self._prepare(input_ids, **context)
         recompute = self.gradient_checkpointing and self.training
         first = len(self.layers) - layers + 1
-        states = [self.streams.run(self.layers[:first], hidden, mask, recompute=recompute)]
+        states = [self.layer_stack.run(self.layers[:first], hidden, mask, recompute=recompute)]
         for layer in self.layers[first:]:
-            states.append(self.streams.run([layer], states[-1], mask, recompute=recompute))
+            states.append(self.layer_stack.run([layer], states[-1], mask, recompute=recompute))
         return torch.cat([*states[:-1], self.final_norm(states[-1])], dim=-1)
 
     def decode_masked(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
@@ -94,25 +94,25 @@ class Encoder(nn.Module):
         """
         if self.embeddings.late is None:
             return self.forward(input_ids, **context)
-        hidden, mask = self._enter(input_ids, **context)
+        hidden, mask = self._prepare(input_ids, **context)
         recompute = self.gradient_checkpointing and self.training
         last = self.layers[-1]
-        hidden = self.streams.run(self.layers[:-1], hidden, mask, recompute=recompute)
-        places = self.projection(self.embeddings.late(context.get("position_ids"), input_ids.shape[1]))
+        hidden = self.layer_stack.run(self.layers[:-1], hidden, mask, recompute=recompute)
+        positions = self.projection(self.embeddings.late(context.get("position_ids"), input_ids.shape[1]))
         around = replace(mask, context=hidden)
-        told = self.streams.run((last, last), hidden + places, around, recompute=recompute)
-        result: Tensor = self.final_norm(told)
+        decoded = self.layer_stack.run((last, last), hidden + positions, around, recompute=recompute)
+        result: Tensor = self.final_norm(decoded)
         return result
 
     def hidden_states(self, input_ids: Tensor, **context: Unpack[Context]) -> Iterator[Tensor]:
         """The stream before the layers and after every one, each (batch, seq, hidden), as they are made."""
-        hidden, mask = self._enter(input_ids, **context)
+        hidden, mask = self._prepare(input_ids, **context)
         yield hidden
         for layer in self.layers:
             hidden = layer(hidden, mask)
             yield hidden
 
-    def _enter(
+    def _prepare(
         self,
         input_ids: Tensor,
         *,
@@ -130,10 +130,16 @@ class Encoder(nn.Module):
                     f"it says something of each token, so the two must be alike"
                 )
         keep = None if attention_mask is None else attention_mask.bool()
-        chosen = None if global_attention_mask is None else global_attention_mask.bool()
-        mask = Mask(keep, causal=self.causal, documents=documents, chosen=chosen, position_ids=position_ids)
+        batch_global_mask = None if global_attention_mask is None else global_attention_mask.bool()
+        mask = Mask(
+            keep,
+            causal=self.causal,
+            documents=documents,
+            batch_global_mask=batch_global_mask,
+            position_ids=position_ids,
+        )
         vectors = self.embeddings(input_ids, token_type_ids=token_type_ids, position_ids=position_ids)
-        return self.streams.enter(self.projection(vectors)), mask
+        return self.layer_stack.expand(self.projection(vectors)), mask
 
     def decode(
         self,
@@ -175,7 +181,7 @@ class Encoder(nn.Module):
         if cache is not None:
             if not self.causal:
                 raise UserError("only a causal stack can go on from a cache: in this one tokens see later ones")
-            cache.begin()
+            cache.start_call()
         keep = None if attention_mask is None else attention_mask.bool()
         if keep is not None and keep.shape[-1] != start + vectors.shape[-2]:
             raise UserError(
@@ -183,9 +189,9 @@ class Encoder(nn.Module):
                 f"{vectors.shape[-2]} new ones; give one of all of them"
             )
         mask = Mask(keep, causal=self.causal, start=start, source=source, cache=cache, position_ids=position_ids)
-        hidden = self.streams.enter(self.projection(vectors))
+        hidden = self.layer_stack.expand(self.projection(vectors))
         recompute = self.gradient_checkpointing and self.training and cache is None
-        result: Tensor = self.final_norm(self.streams.run(self.layers, hidden, mask, recompute=recompute))
+        result: Tensor = self.final_norm(self.layer_stack.run(self.layers, hidden, mask, recompute=recompute))
         if cache is not None:
             cache.length = start + vectors.shape[-2]
         return result
@@ -218,7 +224,7 @@ class EncoderDecoder(nn.Module):
         self.causal = False
 
     @property
-    def embeddings(self) -> Embeddings | CharacterWords:
+    def embeddings(self) -> Embeddings | CharacterEmbeddings:
         """The decoder's, whose words are the encoder's too."""
         return self.decoder.embeddings
 
@@ -247,10 +253,10 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`."""
         if self.predicting is not None:
-            return self._streams(self.predicting, 1, decoder_input_ids, source, decoder_attention_mask, cache)[:, 0]
+            return self._run_streams(self.predicting, 1, decoder_input_ids, source, decoder_attention_mask, cache)[:, 0]
         return self.decoder.decode(decoder_input_ids, attention_mask=decoder_attention_mask, source=source, cache=cache)
 
-    def streams(
+    def ngram_streams(
         self, decoder_input_ids: Tensor, source: Source, *, decoder_attention_mask: Tensor | None = None
     ) -> Tensor:
         """(batch, seq) ids -> (batch, ngram, seq, hidden): what each stream predicts the next token from.
@@ -262,11 +268,11 @@ class EncoderDecoder(nn.Module):
         """
         if self.predicting is None:
             raise UserError("this decoder has no streams that predict several tokens ahead; give the model ngram: 2")
-        return self._streams(
+        return self._run_streams(
             self.predicting, self.predicting.ngram, decoder_input_ids, source, decoder_attention_mask, None
         )
 
-    def _streams(
+    def _run_streams(
         self,
         predicting: NgramStreams,
         streams: int,

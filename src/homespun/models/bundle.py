@@ -24,9 +24,9 @@ from homespun.errors import UserError
 from homespun.io.atomic import atomic_path
 from homespun.io.digests import file_digest
 from homespun.models.config import ModelConfig
+from homespun.models.meta_device import build_on_meta
 from homespun.models.model import Model
 from homespun.models.neighbour_heads import fit_neighbour_heads
-from homespun.models.outline import outline
 from homespun.text.tokenizer import Tokenizer
 
 FORMAT = 1
@@ -70,9 +70,9 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return weights
 
 
-def fingerprint(model: torch.nn.Module, *, beside: bytes = b"") -> str:
-    """A digest of the weights by name, and of ``beside``: the same whatever files they came from."""
-    digest = hashlib.blake2b(beside, digest_size=16)
+def fingerprint(model: torch.nn.Module, *, extra: bytes = b"") -> str:
+    """A digest of the weights by name, and of ``extra``: the same whatever files they came from."""
+    digest = hashlib.blake2b(extra, digest_size=16)
     for name, tensor in weights_of(model).items():
         digest.update(name.encode())
         digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
@@ -102,10 +102,10 @@ def load_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, so
     Raises:
         UserError: a tensor is missing, left over, or of another shape; the first is named, and nothing was changed.
     """
-    wanted = weights_of(model)
-    _check_fit(wanted, weights, source)
+    parameters = weights_of(model)
+    _check_fit(parameters, weights, source)
     with torch.no_grad():
-        for name, tensor in wanted.items():
+        for name, tensor in parameters.items():
             tensor.copy_(weights[name])
 
 
@@ -117,23 +117,23 @@ def assign_weights(model: torch.nn.Module, weights: dict[str, torch.Tensor], *, 
     Raises:
         UserError: as in `load_weights`.
     """
-    wanted = weights_of(model)
-    _check_fit(wanted, weights, source)
+    parameters = weights_of(model)
+    _check_fit(parameters, weights, source)
     own = model.state_dict(keep_vars=True)
     taken: set[int] = set()
-    for name, tensor in wanted.items():
+    for name, tensor in parameters.items():
         given = weights[name].to(tensor.dtype).contiguous()
         # two that were one there would change together here
         own[name].data = given.clone() if given.data_ptr() in taken else given
         taken.add(given.data_ptr())
 
 
-def _check_fit(wanted: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], source: str) -> None:
-    if missing := sorted(wanted.keys() - weights.keys()):
+def _check_fit(parameters: dict[str, torch.Tensor], weights: dict[str, torch.Tensor], source: str) -> None:
+    if missing := sorted(parameters.keys() - weights.keys()):
         raise UserError(f"{source}: {len(missing)} tensors are missing, the first {missing[0]!r}")
-    if extra := sorted(weights.keys() - wanted.keys()):
+    if extra := sorted(weights.keys() - parameters.keys()):
         raise UserError(f"{source}: {len(extra)} tensors have no place in the model, the first {extra[0]!r}")
-    for name, tensor in wanted.items():
+    for name, tensor in parameters.items():
         if tensor.shape != weights[name].shape:
             given, own = tuple(weights[name].shape), tuple(tensor.shape)
             raise UserError(f"{source}: {name} has shape {given}, the model wants {own}")
@@ -195,7 +195,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Mod
         tensors = load_file(weights)
     except SafetensorError as error:
         raise UserError(f"{weights} cannot be read: {error}") from error
-    _check_fit(weights_of(outline(config, tensors, source=str(path))), tensors, str(weights))
+    _check_fit(weights_of(build_on_meta(config, tensors, source=str(path))), tensors, str(weights))
     model = build_uninitialized(config)
     assign_weights(model, tensors, source=str(weights))
     labels = None if description["labels"] is None else Labels.from_dict(description["labels"])

@@ -1,7 +1,7 @@
 """Words as their characters: filters of several widths over them, the highest value of each, highways, a projection.
 
 It stands where a stack has its embeddings, and is given ids as they are: the characters of each id are in a table that
-is made of the tokenizer's words (`spell`), and kept with the weights.
+is made of the tokenizer's words (`fill_character_table`), and kept with the weights.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class CharactersConfig(Config):
             )
         return self
 
-    def build(self, vocab_size: int, size: int, *, dropout: float, max_position_embeddings: int) -> CharacterWords:
+    def build(self, vocab_size: int, size: int, *, dropout: float, max_position_embeddings: int) -> CharacterEmbeddings:
         """The module for words of ``size``."""
-        return CharacterWords(
+        return CharacterEmbeddings(
             vocab_size,
             size,
             character_size=self.embedding_size,
@@ -71,7 +71,7 @@ class CharactersConfig(Config):
         )
 
 
-class CharacterWords(nn.Module):
+class CharacterEmbeddings(nn.Module):
     """Vectors of words from their characters, in the place of `homespun.models.embeddings.Embeddings`.
 
     A word is as long as it is: what a filter sees of it ends with its end mark, and a word shorter than the filter is
@@ -88,8 +88,8 @@ class CharacterWords(nn.Module):
         max_position_embeddings: the longest sequence.
 
     Attributes:
-        characters: (vocab, longest) int16, what each word is made of. Until `spell` gave it words, an id is spelled
-            by its number.
+        characters: (vocab, longest) int16, what each word is made of. Until `fill_character_table` gave it
+            words, an id is spelled by its number.
     """
 
     characters: Tensor
@@ -108,7 +108,7 @@ class CharacterWords(nn.Module):
     ) -> None:
         super().__init__()
         self.vocab_size, self.embedding_size = vocab_size, embedding_size
-        numbers = [_spelled(str(number)) for number in range(vocab_size)]
+        numbers = [_character_ids(str(number)) for number in range(vocab_size)]
         self.register_buffer("characters", torch.from_numpy(_table(numbers, longest)))
         self.table = nn.Embedding(_NUMBERS, character_size, padding_idx=NOTHING)
         self.filters = nn.ModuleList([nn.Conv1d(character_size, count, width) for width, count in filters])
@@ -156,10 +156,10 @@ class CharacterWords(nn.Module):
         if torch.compiler.is_compiling():  # where shapes must not depend on which words there are
             vectors = self.of_words(self.characters[input_ids.flatten()]).view(*input_ids.shape, -1)
         else:
-            ids, places = torch.unique(input_ids, return_inverse=True)
+            ids, positions = torch.unique(input_ids, return_inverse=True)
             spelled = self.characters[ids]
             most = max(int((spelled != NOTHING).sum(1).amax()), *(conv.kernel_size[0] for conv in self._filters()))
-            vectors = F.embedding(places, self.of_words(spelled[:, :most]))
+            vectors = F.embedding(positions, self.of_words(spelled[:, :most]))
         result: Tensor = self.dropout(self.norm(vectors + nothing))
         return result
 
@@ -181,7 +181,7 @@ class CharacterWords(nn.Module):
         return [conv for conv in self.filters if isinstance(conv, nn.Conv1d)]
 
     @torch.no_grad()
-    def spell(self, tokenizer: Tokenizer) -> None:
+    def fill_character_table(self, tokenizer: Tokenizer) -> None:
         """Fill the table with the words of ``tokenizer``, whose ids are those of the model.
 
         Raises:
@@ -193,23 +193,23 @@ class CharacterWords(nn.Module):
                 f"tokens are pieces of words; train one with `homespun tokenizer train --kind words`"
             )
         marks = ((SPECIAL,) if special else () for special in tokenizer.special_mask.tolist())
-        words = [_spelled(name, *mark) for name, mark in zip(tokenizer.tokens, marks, strict=True)]
+        words = [_character_ids(name, *mark) for name, mark in zip(tokenizer.tokens, marks, strict=True)]
         made = torch.from_numpy(_table(words, self.characters.shape[1]))
         self.characters[: len(made)] = made.to(self.characters.device)
 
 
-def spell(module: nn.Module, tokenizer: Tokenizer) -> None:
-    """Give every `CharacterWords` in ``module`` the words of ``tokenizer``.
+def fill_character_table(module: nn.Module, tokenizer: Tokenizer) -> None:
+    """Give every `CharacterEmbeddings` in ``module`` the words of ``tokenizer``.
 
     Raises:
         UserError: its tokens are pieces of words.
     """
     for part in module.modules():
-        if isinstance(part, CharacterWords):
-            part.spell(tokenizer)
+        if isinstance(part, CharacterEmbeddings):
+            part.fill_character_table(tokenizer)
 
 
-def _spelled(word: str, *mark: int) -> list[int]:
+def _character_ids(word: str, *mark: int) -> list[int]:
     """The characters of a word between its marks; what a text could not have written has a mark of its own."""
     return [BEGIN, *mark, *(byte + 1 for byte in word.encode("utf-8", "surrogatepass")), END]
 

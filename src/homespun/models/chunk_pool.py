@@ -20,9 +20,9 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.sequence_heads import (
     FeedForwardHeadConfig,
+    HasHiddenSize,
     SequenceHead,
     SequenceHeadConfig,
-    Vectors,
     gather_chunks,
 )
 from homespun.nn.dropout import Dropout
@@ -93,5 +93,5 @@ class ChunkPoolHeadConfig(Config):
     chunks: Annotated[int, Field(ge=1)] = 8
     layers: Annotated[int, Field(ge=1)] = 1
 
-    def build(self, backbone: Vectors) -> ChunkPoolHead:
+    def build(self, backbone: HasHiddenSize) -> ChunkPoolHead:
         return ChunkPoolHead(self.head.build(backbone), chunks=self.chunks, layers=self.layers)

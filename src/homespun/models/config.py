@@ -17,7 +17,7 @@ from homespun.models.encoder import EncoderConfig, initialise, with_preset
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead, DiscriminatorHead, MaskedLMHead
 from homespun.models.last_layers import ConcatLastLayers, LastLayersHeadConfig
-from homespun.models.model import Model, Reader, decoded, last_layer
+from homespun.models.model import Model, Reader, enhanced_mask_decoder, last_layer
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.scalar_mix import AllLayers, ScalarMixHeadConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
@@ -135,7 +135,7 @@ class ModelConfig(Config):
     def reader(self) -> Reader:
         """Function that selects the hidden states that the head reads."""
         if isinstance(self.head, MaskedLMHeadConfig):
-            return decoded
+            return enhanced_mask_decoder
         if isinstance(self.head, ScalarMixHeadConfig):
             return AllLayers()
         return ConcatLastLayers(self.head.layers) if isinstance(self.head, LastLayersHeadConfig) else last_layer

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.backbone import Backbone
-from homespun.nn.vocabulary import predict_tokens
+from homespun.nn.vocabulary_loss import predict_tokens
 
 Softmax = Literal["full", "adaptive"]
 

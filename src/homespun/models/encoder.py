@@ -17,7 +17,7 @@ from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.activation import Activation
 from homespun.models.backbone import Encoder
-from homespun.models.characters import CharacterWords
+from homespun.models.characters import CharacterEmbeddings
 from homespun.models.embeddings import Embeddings
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.neighbour_heads import initialise_neighbour_heads
@@ -222,7 +222,7 @@ class EncoderConfig(Config):
             size, eps=self.layer_norm_eps, elementwise_affine=self.norm_weight, bias=self.norm_bias and self.norm_weight
         )
 
-    def build(self, embeddings: Embeddings | CharacterWords | None = None, *, source_size: int = 0) -> Encoder:
+    def build(self, embeddings: Embeddings | CharacterEmbeddings | None = None, *, source_size: int = 0) -> Encoder:
         """The encoder, initialised by `initialise`.
 
         Args:
@@ -241,14 +241,14 @@ class EncoderConfig(Config):
             )
         given = embeddings
         embeddings = self.build_embeddings() if embeddings is None else embeddings
-        streams = self.residual.build_streams()
+        layer_stack = self.residual.build_layer_stack()
         encoder = Encoder(
             embeddings,
             self._layers(source_size),
             input_size=self.hidden_size,
-            streams=streams,
+            layer_stack=layer_stack,
             final_norm=self.residual.final_norm(
-                self._norm(self.hidden_size * streams.copies), self.hidden_dropout_prob
+                self._norm(self.hidden_size * layer_stack.copies), self.hidden_dropout_prob
             ),
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,

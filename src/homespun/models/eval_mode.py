@@ -10,7 +10,7 @@ from torch import nn
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Without dropout or gradients; every part is afterwards in the mode that it was in before."""
     modes = [(module, module.training) for module in model.modules() if module.training]
     model.eval()

@@ -48,7 +48,7 @@ class FeatureCache:
         records = np.frombuffer(data[: len(data) - rest], dtype=_RECORD)
         keys = [key.tobytes() for key in records["key"]]
         columns = (records[name].tolist() for name in ("start", "tokens", "checksum"))
-        self._places = dict(zip(keys, zip(*columns, strict=True), strict=True))
+        self._entries = dict(zip(keys, zip(*columns, strict=True), strict=True))
 
     def _open(self, path: Path) -> int:
         number = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
@@ -56,14 +56,14 @@ class FeatureCache:
         return number
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._entries)
 
     def read(self, key: bytes) -> NDArray[np.float16] | None:
         """(tokens, width), or ``None`` where there is nothing whole."""
-        place = self._places.get(key)
-        if place is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        start, tokens, checksum = place
+        start, tokens, checksum = entry
         data = os.pread(self._vectors, tokens * self.width * 2, start)
         if zlib.crc32(data) != checksum:
             return None
@@ -86,7 +86,7 @@ class FeatureCache:
         except OSError:  # the disk is full: what is kept stays of use
             self.limit = 0
             return
-        self._places[key] = (start, len(vectors), checksum)
+        self._entries[key] = (start, len(vectors), checksum)
 
 
 class CachedEncoder:

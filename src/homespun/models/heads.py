@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.nn.vocabulary import Prediction, predict_tokens
+from homespun.nn.vocabulary_loss import TokenPrediction, predict_tokens
 
 
 class MaskedLMHead(nn.Module):
@@ -53,7 +53,7 @@ class MaskedLMHead(nn.Module):
         features: Tensor = self.norm(self.activation(self.transform(hidden)))
         return features
 
-    def predict(self, hidden: Tensor, labels: Tensor, *, uniforms: Tensor | None = None) -> Prediction:
+    def predict(self, hidden: Tensor, labels: Tensor, *, uniforms: Tensor | None = None) -> TokenPrediction:
         """(targets, hidden) against (targets,) labels, without ever holding all the logits."""
         return predict_tokens(self.features(hidden), self.weight, self.bias, labels, uniforms=uniforms)
 
@@ -102,7 +102,7 @@ class CausalLMHead(nn.Module):
         features: Tensor = self.transform(hidden)
         return features if self.scale == 1.0 else features * self.scale
 
-    def predict(self, hidden: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> Prediction:
+    def predict(self, hidden: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> TokenPrediction:
         """(targets, hidden) against (targets,) labels, without ever holding all the logits."""
         features = self.features(hidden)
         return predict_tokens(features, self.weight, self.bias, labels, label_smoothing=label_smoothing)

@@ -31,7 +31,7 @@ class ConcatLastLayers:
 
 
 @dataclass(frozen=True)
-class Width:
+class ConcatenatedWidth:
     """Width and norm settings that a sequence head is built from."""
 
     hidden_size: int
@@ -52,7 +52,7 @@ class LastLayersHeadConfig(Config):
             UserError: the backbone has not so many layers, or is not one stack.
         """
         encoder = _one_stack(backbone, self.layers)
-        return self.head.build(Width(self.layers * encoder.hidden_size, encoder.layer_norm_eps))
+        return self.head.build(ConcatenatedWidth(self.layers * encoder.hidden_size, encoder.layer_norm_eps))
 
 
 def _one_stack(backbone: Backbone, layers: int) -> Encoder:

@@ -25,7 +25,7 @@ def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tens
     return hidden
 
 
-def decoded(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
+def enhanced_mask_decoder(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
     """(batch, seq) ids -> (batch, seq, hidden): what masked tokens are told from, see `Encoder.decode_masked`."""
     if isinstance(backbone, Encoder) and backbone.embeddings.late is not None:
         return backbone.decode_masked(input_ids, **context)

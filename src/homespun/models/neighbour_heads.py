@@ -116,8 +116,8 @@ def fit_neighbour_heads(tensor: Tensor, encoder: Encoder, *, deviation: float, s
                 length = min(length, attention.kernel.num_features // 2, size // 2)
             before = step * len(OFFSETS)
             width = attention.query.out_features // attention.num_attention_heads
-            places = torch.arange(-before, length + before)
-            table = _targets(attention.kernel, frequencies, places, width)
+            all_positions = torch.arange(-before, length + before)
+            table = _targets(attention.kernel, frequencies, all_positions, width)
             _fit(attention, _entering(encoder, attention, length), table, step)
     for module in encoder.modules():
         if isinstance(module, LinearProjection):
@@ -151,8 +151,10 @@ def _raise_neighbours(bias: RelativeBias, step: int, *, causal: bool) -> None:
     """Raise the number of each head's offset: that of its bucket, in which there is no other distance."""
     weight = bias.embedding.weight  # (buckets, heads)
     for head, offset in zip(range(weight.shape[1]), CAUSAL_OFFSETS if causal else OFFSETS, strict=False):
-        place = bias.longest - 1 + offset * step
-        weight[:, head].index_fill_(0, bias.buckets[place : place + 1], _SHARED_PEAK)  # not by value: it may be on meta
+        position = bias.longest - 1 + offset * step
+        weight[:, head].index_fill_(
+            0, bias.buckets[position : position + 1], _SHARED_PEAK
+        )  # not by value: it may be on meta
 
 
 class _FirstAttention(Exception):
@@ -217,8 +219,8 @@ def _fit(attention: _Fitting, entering: Tensor, table: Tensor, step: int) -> Non
     for head, offset in zip(range(attention.num_attention_heads), OFFSETS, strict=False):
         rows = slice(head * size, (head + 1) * size)
         here = table[step * len(OFFSETS) :][:length]
-        there = table[step * (len(OFFSETS) - offset) :][:length]  # position j - offset
-        for projection, target in ((attention.query, here), (attention.key, there)):
+        shifted = table[step * (len(OFFSETS) - offset) :][:length]  # position j - offset
+        for projection, target in ((attention.query, here), (attention.key, shifted)):
             fitted = torch.linalg.solve(gram, mean.mT @ target)  # (hidden, head_dim)
             # least squares make them smaller the more words there are in what is read
             scale = target.square().sum() / (mean @ fitted * target).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from homespun.models.characters import CharacterWords
+from homespun.models.characters import CharacterEmbeddings
 from homespun.models.embeddings import Embeddings
 
 
@@ -30,7 +30,7 @@ class NgramStreams(nn.Module):
         self.embedding = nn.Embedding(ngram, embedding_size)
 
     def forward(
-        self, embeddings: Embeddings | CharacterWords, input_ids: Tensor, *, streams: int, start: int = 0
+        self, embeddings: Embeddings | CharacterEmbeddings, input_ids: Tensor, *, streams: int, start: int = 0
     ) -> Tensor:
         """(batch, seq) ids -> (batch, 1 + streams, seq, embedding): the main stream, and the first of the others.
 

@@ -11,7 +11,7 @@ from homespun.attention.additive import AlignedLayer
 from homespun.config import Config
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder
-from homespun.models.characters import CharactersConfig, CharacterWords
+from homespun.models.characters import CharacterEmbeddings, CharactersConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.encoder import initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
@@ -152,7 +152,7 @@ class RecurrentConfig(Config):
         """The same for another vocabulary."""
         return self.model_copy(update={"vocab_size": vocab_size, "pad_token_id": pad_token_id})
 
-    def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings | CharacterWords:
+    def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings | CharacterEmbeddings:
         """The embeddings alone. ``words``: those of another stack, to share them."""
         size = self.embedding_size or (self._width if self.apart else self.hidden_size)
         if self.characters is not None:
@@ -173,7 +173,7 @@ class RecurrentConfig(Config):
             words=words,
         )
 
-    def build(self, embeddings: Embeddings | CharacterWords | None = None, *, source_size: int = 0) -> Encoder:
+    def build(self, embeddings: Embeddings | CharacterEmbeddings | None = None, *, source_size: int = 0) -> Encoder:
         """The stack: embeddings normal with ``initializer_range``, networks uniform in ``1 / sqrt(width)``.
 
         Args:
@@ -199,7 +199,7 @@ class RecurrentConfig(Config):
             embeddings,
             layers,
             input_size=embeddings.embedding_size,
-            streams=DirectionStack() if self.apart else SequentialStack(),
+            layer_stack=DirectionStack() if self.apart else SequentialStack(),
             final_norm=nn.Identity(),
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,

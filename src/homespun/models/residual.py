@@ -46,7 +46,7 @@ class PostResidualConfig(Config):
     def initialise(self, layers: Sequence[nn.Module]) -> None:
         """Change what the layers of a new stack begin as: nothing."""
 
-    def build_streams(self) -> LayerStack:
+    def build_layer_stack(self) -> LayerStack:
         return SequentialStack()
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
@@ -87,7 +87,7 @@ class PreResidualConfig(Config):
             for weight in set(writing):  # layers that share their weights are there several times
                 weight.div_(math.sqrt(len(writing)))
 
-    def build_streams(self) -> LayerStack:
+    def build_layer_stack(self) -> LayerStack:
         return SequentialStack()
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:
@@ -125,7 +125,7 @@ class ReversibleResidualConfig(Config):
     def initialise(self, layers: Sequence[nn.Module]) -> None:
         """Change what the layers of a new stack begin as: nothing."""
 
-    def build_streams(self) -> LayerStack:
+    def build_layer_stack(self) -> LayerStack:
         return ReversibleStack(copies=2 if self.streams == "copy" else 1)
 
     def final_norm(self, norm: nn.Module, dropout: float) -> nn.Module:

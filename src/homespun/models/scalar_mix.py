@@ -129,7 +129,7 @@ def kind_of_head(head: Any) -> str:
     return kind
 
 
-def told_of_mix(head: nn.Module | None) -> dict[str, Any]:
+def summarize_mix(head: nn.Module | None) -> dict[str, Any]:
     """For result files: ``layers`` {weights, gamma}, where a head reads a mix, else nothing."""
     if not isinstance(head, MixedHead):
         return {}

@@ -27,7 +27,7 @@ NumLabels = Annotated[int, Field(ge=1, description="classes; set from the labels
 Width = Annotated[int, Field(ge=1)]
 
 
-class Vectors(Protocol):
+class HasHiddenSize(Protocol):
     """Backbone properties that sequence heads need: hidden size and epsilon of the norms."""
 
     @property
@@ -272,7 +272,7 @@ class LinearHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: Vectors) -> LinearHead:
+    def build(self, backbone: HasHiddenSize) -> LinearHead:
         return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
@@ -283,7 +283,7 @@ class MeanHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: Vectors) -> MeanHead:
+    def build(self, backbone: HasHiddenSize) -> MeanHead:
         return MeanHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
@@ -294,7 +294,7 @@ class LastTokenHeadConfig(Config):
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: Vectors) -> LastTokenHead:
+    def build(self, backbone: HasHiddenSize) -> LastTokenHead:
         return LastTokenHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
 
 
@@ -306,7 +306,7 @@ class FeedForwardHeadConfig(Config):
     dropout: Probability = 0.1
     hidden_act: Activation = "gelu"
 
-    def build(self, backbone: Vectors) -> FeedForwardHead:
+    def build(self, backbone: HasHiddenSize) -> FeedForwardHead:
         activation = ACTIVATIONS[self.hidden_act]()
         return FeedForwardHead(backbone.hidden_size, self.num_labels, activation, dropout=self.dropout)
 
@@ -327,7 +327,7 @@ class PooledHeadConfig(Config):
     norm: Literal["none", "layer_norm"] = Field(default="none", description="after the activation (ModernBERT)")
     norm_bias: bool = Field(default=True, description="that norm has a bias (ModernBERT's has none)")
 
-    def build(self, backbone: Vectors) -> PooledHead:
+    def build(self, backbone: HasHiddenSize) -> PooledHead:
         size = self.pooler_size or backbone.hidden_size
         norm = None
         if self.norm == "layer_norm":
@@ -354,7 +354,7 @@ class ConvolutionalHeadConfig(Config):
     filter_sizes: Annotated[tuple[Width, ...], Field(min_length=1)] = (2, 3, 4)
     dropout: Probability = 0.1
 
-    def build(self, backbone: Vectors) -> ConvolutionalHead:
+    def build(self, backbone: HasHiddenSize) -> ConvolutionalHead:
         return ConvolutionalHead(
             backbone.hidden_size,
             self.num_labels,
@@ -372,7 +372,7 @@ class BiLSTMHeadConfig(Config):
     lstm_size: Width = 128
     dropout: Probability = 0.1
 
-    def build(self, backbone: Vectors) -> BiLSTMHead:
+    def build(self, backbone: HasHiddenSize) -> BiLSTMHead:
         return BiLSTMHead(backbone.hidden_size, self.num_labels, lstm_size=self.lstm_size, dropout=self.dropout)
 
 

@@ -52,8 +52,8 @@ _WORDS = re.compile(
 )
 _RAREST = re.compile(r"head\.softmax\.network\.tail\.\d+\.1\.weight")  # of an adaptive softmax
 _RELATIVE = re.compile(r".+\.attention\.sublayer\.(kernel\.bias\.embedding|relative(\.embedding)?)\.weight")
-_TELL_PLACES = frozenset({"disentangled", "relative_bias", "ngram", "linformer"})  # kinds of attention
-_SPELLED = "backbone.embeddings.characters"
+_POSITIONAL_ATTENTION = frozenset({"disentangled", "relative_bias", "ngram", "linformer"})  # kinds of attention
+_CHARACTER_TABLE = "backbone.embeddings.characters"
 _LEARNED = ("embeddings.positions.embedding.weight", "embeddings.late.embedding.weight")  # late: DeBERTa's
 _LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
 
@@ -77,7 +77,7 @@ class TransferReport:
     layers: tuple[int, ...] = ()
 
 
-def stretch(
+def extend_context(
     stored: ModelBundle, *, max_position_embeddings: int | None = None, attention: AttentionConfig | None = None
 ) -> ModelBundle:
     """The model for longer texts, as Longformer and LED were made: learned positions are copied over and over, and
@@ -96,16 +96,16 @@ def stretch(
             tensor of the model cannot follow; an attention that the model cannot have.
     """
     given = {"max_position_embeddings": max_position_embeddings, "attention": attention}
-    return transferred(stored, {name: value for name, value in given.items() if value is not None})[0]
+    return transfer(stored, {name: value for name, value in given.items() if value is not None})[0]
 
 
-def transferred(stored: ModelBundle, changes: Mapping[str, Any]) -> tuple[ModelBundle, TransferReport]:
+def transfer(stored: ModelBundle, changes: Mapping[str, Any]) -> tuple[ModelBundle, TransferReport]:
     """The model with ``changes`` to its backbone's config, and where its tensors came from.
 
     Raises:
-        UserError: see `changed_backbone` and `transfer_weights`.
+        UserError: see `change_backbone` and `transfer_weights`.
     """
-    backbone = changed_backbone(stored.config.one_text("stretching a checkpoint"), changes)
+    backbone = change_backbone(stored.config.one_text("stretching a checkpoint"), changes)
     config = stored.config.model_copy(update={"backbone": backbone})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(backbone.seed)
@@ -117,14 +117,14 @@ def transferred(stored: ModelBundle, changes: Mapping[str, Any]) -> tuple[ModelB
     return replace(stored, model=model, config=config, task=task), origins
 
 
-def changed_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> BackboneConfig:
-    """`changed_backbone` of one stack, or of each: ``{"encoder": {...}, "decoder": {...}}``.
+def change_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> BackboneConfig:
+    """`change_backbone` of one stack, or of each: ``{"encoder": {...}, "decoder": {...}}``.
 
     Raises:
-        UserError: see `changed_backbone`; or one stack of two is not named.
+        UserError: see `change_backbone`; or one stack of two is not named.
     """
     if not isinstance(backbone, EncoderDecoderConfig):
-        return changed_backbone(backbone, changes)
+        return change_backbone(backbone, changes)
     stacks: dict[str, EncoderConfig | RecurrentConfig] = {"encoder": backbone.encoder, "decoder": backbone.decoder}
     for name, of_stack in changes.items():
         if name not in stacks or not isinstance(of_stack, Mapping):
@@ -132,11 +132,11 @@ def changed_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> Back
                 f"model.{name}={of_stack} says nothing of which stack, and this checkpoint has two; set "
                 f"model.encoder.KEY=VALUE or model.decoder.KEY=VALUE"
             )
-        stacks[name] = changed_backbone(stacks[name], of_stack)
+        stacks[name] = change_backbone(stacks[name], of_stack)
     return backbone.model_copy(update=stacks)
 
 
-def changed_backbone(
+def change_backbone(
     backbone: EncoderConfig | RecurrentConfig, changes: Mapping[str, Any]
 ) -> EncoderConfig | RecurrentConfig:
     """The config with ``changes``. Settings of an attention of the same kind are changed singly.
@@ -168,14 +168,14 @@ def changed_backbone(
         rows, columns = backbone.positions.shape
         tree["positions"] = tree["positions"] | {"shape": (max(rows, -(-longest // columns)), columns)}
     changed = validate(EncoderConfig, tree | given, source="model")
-    if changed.max_position_embeddings > backbone.max_position_embeddings and not _knows_places(changed):
+    if changed.max_position_embeddings > backbone.max_position_embeddings and not _has_positions(changed):
         raise UserError(
             f"model.max_position_embeddings={changed.max_position_embeddings}: a model without positions of any kind "
             f"(positions none, attention {changed.attention.kind}) has nothing to stretch; keep "
             f"max_position_embeddings={backbone.max_position_embeddings}, or set model.attention to one of relative "
             f"positions, such as {{kind: relative_bias}}"
         )
-    if _knows_places(backbone) and not _knows_places(changed):
+    if _has_positions(backbone) and not _has_positions(changed):
         raise UserError(
             f"model.attention={changed.attention.kind} takes from the model what tells it where a token stands "
             f"(positions none, attention {backbone.attention.kind}); keep that attention, or set model.attention to "
@@ -184,20 +184,20 @@ def changed_backbone(
     return changed
 
 
-def _knows_places(backbone: EncoderConfig) -> bool:
+def _has_positions(backbone: EncoderConfig) -> bool:
     """True if the model has any position information."""
     attention = backbone.attention
     parts = attention.cycle if isinstance(attention, AlternatingAttentionConfig) else [attention]
-    return backbone.positions.kind != "none" or any(part.kind in _TELL_PLACES for part in parts)
+    return backbone.positions.kind != "none" or any(part.kind in _POSITIONAL_ATTENTION for part in parts)
 
 
-def layers_of(layers: int, wanted: int) -> tuple[int, ...]:
-    """Source layer of each of ``wanted`` layers: fewer are spaced evenly from the first to the last (Shleifer and Rush
+def layers_of(layers: int, count: int) -> tuple[int, ...]:
+    """Source layer of each of ``count`` layers: fewer are spaced evenly from the first to the last (Shleifer and Rush
     2020, section 3.1), of more each stands several times in a row.
     """
-    if wanted >= layers:
-        return tuple(number * layers // wanted for number in range(wanted))
-    return tuple(round(number * (layers - 1) / max(1, wanted - 1)) for number in range(wanted))
+    if count >= layers:
+        return tuple(number * layers // count for number in range(count))
+    return tuple(round(number * (layers - 1) / max(1, count - 1)) for number in range(count))
 
 
 def transfer_weights(
@@ -243,7 +243,7 @@ def transfer_weights(
                 fresh.append(name)
                 continue
             used.add(id(source[origin]))
-            if name == _SPELLED and len(source[origin]) < len(tensor):
+            if name == _CHARACTER_TABLE and len(source[origin]) < len(tensor):
                 tensor[: len(source[origin])].copy_(source[origin])
                 changed[name] = f"{len(tensor) - len(source[origin])} new rows, as the new words are spelled"
                 continue
@@ -260,13 +260,13 @@ def transfer_weights(
             tensor.copy_(made)
             if _RELATIVE.fullmatch(name) and after.max_position_embeddings > before.max_position_embeddings:
                 how = f"as it was: relative positions simply go on to {after.max_position_embeddings} tokens"
-            told = [*([] if origin == name else [f"from {origin}"]), *([how] if how else [])]
-            if told:
-                changed[name] = ", ".join(told)
+            notes = [*([] if origin == name else [f"from {origin}"]), *([how] if how else [])]
+            if notes:
+                changed[name] = ", ".join(notes)
             else:
                 copied.append(name)
-    left = [name for name in weights_of(stored.model) if name not in source or id(source[name]) not in used]
-    return TransferReport(tuple(copied), changed, tuple(fresh), tuple(left), tuple(chain(*chosen.values())))
+    unused = [name for name in weights_of(stored.model) if name not in source or id(source[name]) not in used]
+    return TransferReport(tuple(copied), changed, tuple(fresh), tuple(unused), tuple(chain(*chosen.values())))
 
 
 def _pairs_of_stacks(
@@ -303,7 +303,7 @@ def _fitted(
 ) -> tuple[Tensor, str]:
     """The tensor in its new shape where that can be had, and how; other shapes are left as they are."""
     if _WORDS.fullmatch(name) and words is not None and words.pieces and len(tensor) == before.vocab_size:
-        return _with_words(tensor, shape[0], words), _told_of_words(words)
+        return _with_words(tensor, shape[0], words), _describe_new_rows(words)
     if tensor.shape == shape:
         return tensor, ""
     if _RAREST.fullmatch(name) and words is not None and tensor.shape[1:] == shape[1:] and len(tensor) < shape[0]:
@@ -312,12 +312,12 @@ def _fitted(
     if name.endswith(_LEARNED):
         offset = before.positions.offset if before.positions.kind == "learned" else 0
         made = torch.cat([tensor[:offset], _repeated(tensor[offset:], shape[0] - offset)])
-        return made, _told(len(tensor) - offset, shape[0] - offset, "positions")
+        return made, _describe_resize(len(tensor) - offset, shape[0] - offset, "positions")
     if name.endswith("embeddings.positions.row.weight"):
-        return _repeated(tensor, shape[0]), _told(len(tensor), shape[0], "rows")
+        return _repeated(tensor, shape[0]), _describe_resize(len(tensor), shape[0], "rows")
     if name.endswith("_projection.weight") and ".kernel." in name and tensor.shape[:-1] == shape[:-1]:
         made = _repeated(tensor.transpose(0, -1), shape[-1]).transpose(0, -1)
-        return made, _told(tensor.shape[-1], shape[-1], "places")
+        return made, _describe_resize(tensor.shape[-1], shape[-1], "places")
     return tensor, ""
 
 
@@ -334,7 +334,7 @@ def _repeated(rows: Tensor, count: int) -> Tensor:
     return rows[torch.arange(count, device=rows.device) % len(rows)]
 
 
-def _told(before: int, after: int, what: str) -> str:
+def _describe_resize(before: int, after: int, what: str) -> str:
     return f"{before} {what} copied over and over to {after}" if after > before else f"cut to {after} {what}"
 
 
@@ -347,7 +347,7 @@ def _with_words(rows: Tensor, count: int, words: AddedTokens) -> Tensor:
     return made
 
 
-def _told_of_words(words: AddedTokens) -> str:
+def _describe_new_rows(words: AddedTokens) -> str:
     alone = sum(1 for pieces in words.pieces if not pieces)
-    told = f"{len(words.pieces)} new rows, each the mean of its pieces"
-    return f"{told}; {alone} without any, each the mean of all rows" if alone else told
+    notes = f"{len(words.pieces)} new rows, each the mean of its pieces"
+    return f"{notes}; {alone} without any, each the mean of all rows" if alone else notes

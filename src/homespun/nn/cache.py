@@ -33,24 +33,24 @@ class Cache:
 
     def __init__(self) -> None:
         self.length = 0
-        self._past: dict[Hashable, _Written] = {}
+        self._past: dict[Hashable, _Buffer] = {}
         self._source: dict[Hashable, tuple[Tensor, Tensor]] = {}
         self._states: dict[Hashable, tuple[Tensor, ...]] = {}
         self._uses: Counter[nn.Module] = Counter()
 
-    def begin(self) -> None:
+    def start_call(self) -> None:
         """A call of the decoder begins: its layers come again from the first."""
         self._uses.clear()
 
     def extend(self, owner: nn.Module, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The keys and values of all tokens so far, given those of the new ones; (batch, heads, seq, head_dim)."""
-        place = owner, self._uses[owner]  # layers that share their weights are one owner, with keys of each
+        slot = owner, self._uses[owner]  # layers that share their weights are one owner, with keys of each
         self._uses[owner] += 1
-        past = self._past.get(place)
+        past = self._past.get(slot)
         start = 0 if past is None else past.length
         end = start + key.shape[2]
         if past is None or past.buffer.shape[3] < end:
-            past = self._past[place] = _Written(_grown(past, key, end), start)
+            past = self._past[slot] = _Buffer(_grown(past, key, end), start)
         past.length = end
         with torch.no_grad():
             new = past.buffer[:, :, :, start:end]
@@ -79,10 +79,10 @@ class Cache:
         cache = Cache()
         cache.length = self.length
         for owner, past in self._past.items():
-            cache._past[owner] = _Written(past.buffer.index_select(1, rows), past.length)
-        for place, (key, value) in self._source.items():
-            cache._source[place] = key.index_select(0, rows), value.index_select(0, rows)
-        cache._states = self._chosen(rows)
+            cache._past[owner] = _Buffer(past.buffer.index_select(1, rows), past.length)
+        for slot, (key, value) in self._source.items():
+            cache._source[slot] = key.index_select(0, rows), value.index_select(0, rows)
+        cache._states = self._select_states(rows)
         return cache
 
     def reorder(self, rows: Tensor) -> None:
@@ -97,7 +97,7 @@ class Cache:
         What is of the source stays: the beams of a text, which stand beside each other, look at the same one. Of as
         many rows as there are, only those are copied that come from another place.
         """
-        self._states = self._chosen(rows)
+        self._states = self._select_states(rows)
         for past in self._past.values():
             if len(rows) != past.buffer.shape[1]:
                 past.buffer = past.buffer.index_select(1, rows)
@@ -107,19 +107,19 @@ class Cache:
                 written = past.buffer[:, :, :, : past.length]
                 written[:, moved] = written.index_select(1, rows[moved])
 
-    def _chosen(self, rows: Tensor) -> dict[Hashable, tuple[Tensor, ...]]:
+    def _select_states(self, rows: Tensor) -> dict[Hashable, tuple[Tensor, ...]]:
         return {owner: tuple(part.index_select(0, rows) for part in state) for owner, state in self._states.items()}
 
 
 @dataclass
-class _Written:
+class _Buffer:
     """A buffer, (2, batch, heads, room, head_dim) of keys and values, and how many tokens are in it."""
 
     buffer: Tensor
     length: int
 
 
-def _grown(past: _Written | None, key: Tensor, end: int) -> Tensor:
+def _grown(past: _Buffer | None, key: Tensor, end: int) -> Tensor:
     """A buffer with room for ``end`` tokens and more; what was written in the old one is in it."""
     batch, heads, _, head_dim = key.shape
     room = end + _ROOM if past is None else max(end, 2 * past.buffer.shape[3])

@@ -22,7 +22,7 @@ class DirectionStack:
 
     copies = 2
 
-    def enter(self, hidden: Tensor) -> Tensor:
+    def expand(self, hidden: Tensor) -> Tensor:
         """(batch, seq, size) -> (batch, seq, 2 * size)."""
         return torch.cat([hidden, hidden], dim=-1)
 
@@ -50,20 +50,20 @@ class IndependentDirections(nn.Module):
 
     def forward(self, hidden: Tensor, mask: Mask) -> Tensor:
         """(batch, seq, 2 * input) -> (batch, seq, 2 * size)."""
-        places = mask.once(("turned", hidden.shape[1]), lambda: _turned(hidden.shape[1], mask, hidden.device))
+        positions = mask.once(("turned", hidden.shape[1]), lambda: _turned(hidden.shape[1], mask, hidden.device))
         onwards, back = hidden.chunk(2, dim=-1)
-        read = self.backwards(_take(back, places), mask)
-        vectors = torch.cat([self.forwards(onwards, mask), _take(read, places)], dim=-1)
+        read = self.backwards(_take(back, positions), mask)
+        vectors = torch.cat([self.forwards(onwards, mask), _take(read, positions)], dim=-1)
         if self.residual:
             vectors = vectors + hidden
         dropped: Tensor = self.dropout(vectors)
         return dropped
 
 
-def _take(hidden: Tensor, places: Tensor | None) -> Tensor:
-    if places is None:
+def _take(hidden: Tensor, positions: Tensor | None) -> Tensor:
+    if positions is None:
         return hidden.flip(1)
-    return hidden.flatten(0, 1).index_select(0, places).view_as(hidden)
+    return hidden.flatten(0, 1).index_select(0, positions).view_as(hidden)
 
 
 def _turned(seq: int, mask: Mask, device: torch.device) -> Tensor | None:
@@ -75,8 +75,8 @@ def _turned(seq: int, mask: Mask, device: torch.device) -> Tensor | None:
     known = keep if keep is not None else documents
     if known is None:
         return None
-    places = torch.arange(known.numel(), device=device)
-    own = places if keep is None else places[keep.flatten()]
+    positions = torch.arange(known.numel(), device=device)
+    own = positions if keep is None else positions[keep.flatten()]
     text = own // seq
     if documents is not None:
         text = text * (documents.amax() + 2) + documents.flatten()[own] + 1
@@ -84,4 +84,4 @@ def _turned(seq: int, mask: Mask, device: torch.device) -> Tensor | None:
     lengths = torch.unique_consecutive(text.sort().values, return_counts=True)[1]
     ends = lengths.cumsum(0)
     mirror = (2 * ends - lengths - 1).repeat_interleave(lengths) - torch.arange(len(order), device=device)
-    return places.index_copy(0, order, order[mirror])
+    return positions.index_copy(0, order, order[mirror])

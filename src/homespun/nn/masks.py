@@ -28,7 +28,8 @@ class Mask:
         causal: no query sees a later key.
         start: the position of the first query; above zero when earlier keys come from a cache.
         documents: (batch, keys) int64; tokens see those of the same number only; None when a row is one document.
-        chosen: (batch, keys) bool: tokens that see and are seen by all, where the architecture has such tokens.
+        batch_global_mask: (batch, keys) bool: tokens that see and are seen by all, where the
+            architecture has such tokens.
         source: what a decoder reads; None for a stack that stands alone.
         cache: keys and values of earlier tokens, to which those of this call are added.
         position_ids: (batch or 1, queries) int64, for attentions that rotate; None: counted from ``start``.
@@ -40,7 +41,7 @@ class Mask:
     causal: bool = False
     start: int = 0
     documents: Tensor | None = None
-    chosen: Tensor | None = None
+    batch_global_mask: Tensor | None = None
     source: Source | None = None
     cache: Cache | None = None
     position_ids: Tensor | None = None
@@ -76,11 +77,11 @@ class Mask:
         key = torch.arange(keys, device=device)[None, None, :]
         allowed = sparse.allowed(query, key)
         tables = [] if allowed is None else [allowed[None]]
-        if tables and sparse.everywhere is not None:
-            members = self.members(sparse.everywhere, keys, device)
-            tables[0] = tables[0] | members[:, None, None, :]
-            if sparse.everywhere.queries:
-                tables[0] = tables[0] | members[:, None, self.start : self.start + queries, None]
+        if tables and sparse.global_tokens is not None:
+            global_mask = self.global_mask(sparse.global_tokens, keys, device)
+            tables[0] = tables[0] | global_mask[:, None, None, :]
+            if sparse.global_tokens.queries:
+                tables[0] = tables[0] | global_mask[:, None, self.start : self.start + queries, None]
         # the newest token alone sees all that there are; under export, where sizes are symbols, there is no cache
         newest = self.cache is not None and queries == 1 and keys == self.start + 1
         if self.causal and not newest:
@@ -97,26 +98,28 @@ class Mask:
             table = table & other
         return table
 
-    def members(self, everywhere: Global, keys: int, device: torch.device) -> Tensor:
+    def global_mask(self, global_tokens: Global, keys: int, device: torch.device) -> Tensor:
         """(batch or 1, keys) bool: the tokens that see and are seen by all; counted inside each document."""
-        return self.once(("members", everywhere, str(keys)), lambda: self._members(everywhere, keys, device))
+        return self.once(
+            ("global_mask", global_tokens, str(keys)), lambda: self._global_mask(global_tokens, keys, device)
+        )
 
-    def _members(self, everywhere: Global, keys: int, device: torch.device) -> Tensor:
-        place = torch.arange(keys, device=device)[None]  # (1, keys)
+    def _global_mask(self, global_tokens: Global, keys: int, device: torch.device) -> Tensor:
+        position = torch.arange(keys, device=device)[None]  # (1, keys)
         if self.documents is None:
-            inside = place
+            inside = position
         else:
             new = torch.ones_like(self.documents, dtype=torch.bool)
             new[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-            inside = place - torch.where(new, place, 0).cummax(-1).values
-        members = inside < everywhere.first
-        if everywhere.positions:
-            members = members | torch.isin(inside, torch.tensor(everywhere.positions, device=device))
-        if everywhere.block:
-            members = members | (inside < everywhere.block) | self._last_block(inside, everywhere.block)
-        if self.chosen is not None:
-            members = members | self.chosen
-        return members if self.keep is None else members & self.keep
+            inside = position - torch.where(new, position, 0).cummax(-1).values
+        global_mask = inside < global_tokens.first
+        if global_tokens.positions:
+            global_mask = global_mask | torch.isin(inside, torch.tensor(global_tokens.positions, device=device))
+        if global_tokens.block:
+            global_mask = global_mask | (inside < global_tokens.block) | self._last_block(inside, global_tokens.block)
+        if self.batch_global_mask is not None:
+            global_mask = global_mask | self.batch_global_mask
+        return global_mask if self.keep is None else global_mask & self.keep
 
     def _last_block(self, inside: Tensor, block: int) -> Tensor:
         """(batch or 1, keys) bool: tokens in the block in which the last real token of their document stands."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from homespun.nn.block_tables import each_once, neighbours, rescaled
+from homespun.nn.block_mask import drop_repeats, neighbour_blocks, rescale_blocks
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of indices of row, head, query and key, whether the query may see the key: the ``mask_mod`` of FlexAttention."""
@@ -119,7 +119,7 @@ class Window:
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
         reach = -(-self.radius * max(self.dilation) // (step * size))  # in blocks
-        return neighbours(length, size, reach, reach)
+        return neighbour_blocks(length, size, reach, reach)
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Band:
         return self
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        return neighbours(length, size, -(-(self.width - 1) // size), 0)
+        return neighbour_blocks(length, size, -(-(self.width - 1) // size), 0)
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Blocks:
         return self
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        return rescaled(neighbours(length, self.size, self.before, self.after), self.size, length, size)
+        return rescale_blocks(neighbour_blocks(length, self.size, self.before, self.after), self.size, length, size)
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ class PermutedBlocks:
         return PermutedBlocks(self.size, tuple(self.permutations[head] for head in heads))
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        return rescaled(torch.tensor(self.permutations)[..., None], self.size, length, size)
+        return rescale_blocks(torch.tensor(self.permutations)[..., None], self.size, length, size)
 
 
 @dataclass(frozen=True)
@@ -259,8 +259,8 @@ class RandomBlocks:
     def draw(cls, *, size: int, count: int, blocks: int, heads: int, away: int, seed: int) -> RandomBlocks:
         """``count`` blocks for each of ``blocks`` in each head, at least ``away`` blocks off and not the first one."""
         generator = torch.Generator().manual_seed(seed)
-        place = torch.arange(blocks, device="cpu")  # also where the model is built on another device, or on none
-        free = ((place[:, None] - place[None, :]).abs() >= away) & (place[None, :] > 0)  # (blocks, blocks)
+        block = torch.arange(blocks, device="cpu")  # also where the model is built on another device, or on none
+        free = ((block[:, None] - block[None, :]).abs() >= away) & (block[None, :] > 0)  # (blocks, blocks)
         order = torch.rand(heads, blocks, blocks, generator=generator, device="cpu").masked_fill(~free, 2.0)
         value, chosen = order.sort(-1)
         chosen = torch.where(value < 2.0, chosen, -1)[..., :count]
@@ -284,7 +284,7 @@ class RandomBlocks:
         return RandomBlocks(self.size, tuple(self.table[head] for head in heads))
 
     def key_blocks(self, length: int, size: int, step: int) -> Tensor:
-        return rescaled(torch.tensor(self.table), self.size, length, size)
+        return rescale_blocks(torch.tensor(self.table), self.size, length, size)
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class Sparse:
     """A union of patterns, and tokens that see and are seen by all. No pattern at all: everything is allowed."""
 
     patterns: tuple[Pattern, ...] = ()
-    everywhere: Global | None = None
+    global_tokens: Global | None = None
 
     @property
     def heads(self) -> int:
@@ -358,13 +358,13 @@ class Sparse:
             heads.setdefault(tuple(p.steps[head % len(p.steps)] for p in self.patterns), []).append(head)
         together = [tuple(group) for group in heads.values()]
         return tuple(
-            (Sparse(tuple(p.of_heads(group) for p in self.patterns), self.everywhere), group) for group in together
+            (Sparse(tuple(p.of_heads(group) for p in self.patterns), self.global_tokens), group) for group in together
         )
 
     def key_blocks(self, length: int, size: int) -> Tensor:
         """(heads or 1, blocks, n) int64: the blocks that the patterns need together, each once; -1 for none."""
         tables = [pattern.key_blocks(length, size, self.step) for pattern in self.patterns]
-        return each_once(torch.cat([table.expand(self.heads, -1, -1) for table in tables], dim=-1))
+        return drop_repeats(torch.cat([table.expand(self.heads, -1, -1) for table in tables], dim=-1))
 
 
 FULL = Sparse()

@@ -62,7 +62,7 @@ class LayerStack(Protocol):
     copies: int
     """How wide the stream is, in widths of what enters."""
 
-    def enter(self, hidden: Tensor) -> Tensor:
+    def expand(self, hidden: Tensor) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, copies * hidden)."""
 
     def run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask, *, recompute: bool) -> Tensor:
@@ -77,7 +77,7 @@ class SequentialStack:
 
     copies = 1
 
-    def enter(self, hidden: Tensor) -> Tensor:
+    def expand(self, hidden: Tensor) -> Tensor:
         """(batch, seq, hidden), as it is."""
         return hidden
 

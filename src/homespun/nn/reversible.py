@@ -83,7 +83,7 @@ class ReversibleStack:
     def __init__(self, copies: int) -> None:
         self.copies = copies
 
-    def enter(self, hidden: Tensor) -> Tensor:
+    def expand(self, hidden: Tensor) -> Tensor:
         """(batch, seq, hidden) -> (batch, seq, copies * hidden): the two streams side by side."""
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.float()
@@ -99,7 +99,7 @@ class ReversibleStack:
         return result
 
 
-_chosen: ContextVar[Callable[[Choose], Tensor]] = ContextVar("chosen", default=lambda choose: choose())
+_choice: ContextVar[Callable[[Choose], Tensor]] = ContextVar("chosen", default=lambda choose: choose())
 
 
 def record_choice(choose: Choose) -> Tensor:
@@ -108,16 +108,16 @@ def record_choice(choose: Choose) -> Tensor:
     For choices that jump, such as the bucket of a token: its vector comes back changed in its last bits, which now and
     then chooses another bucket, and so another sum than the one to subtract.
     """
-    return _chosen.get()(choose)
+    return _choice.get()(choose)
 
 
 @contextmanager
 def _choosing(how: Callable[[Choose], Tensor]) -> Iterator[None]:
-    token = _chosen.set(how)
+    token = _choice.set(how)
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _choice.reset(token)
 
 
 class _RandomState:

@@ -1,6 +1,6 @@
 """Distillation loss over a vocabulary in bounded memory (Hinton et al. 2015).
 
-Two tables of logits over 30,522 words are twice what `homespun.nn.vocabulary` keeps from being held. Here too the
+Two tables of logits over 30,522 words are twice what `homespun.nn.vocabulary_loss` keeps from being held. Here too the
 targets are worked through in chunks, and the gradient of each is formed while both tables are at hand.
 """
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from homespun.nn.vocabulary import add_product, as_in_autocast, logits_of
+from homespun.nn.vocabulary_loss import add_product, as_in_autocast, logits_of
 
 _CHUNK = 4 * 2**20  # logits held at once, of each of three tables
 
 
 @dataclass(frozen=True)
-class Words:
+class VocabLogits:
     """A projection to the vocabulary, and what goes into it.
 
     Attributes:
@@ -32,12 +32,12 @@ class Words:
     weight: Tensor
     bias: Tensor
 
-    def first(self, words: int) -> Words:
+    def first(self, words: int) -> VocabLogits:
         """Logits of the first words alone: released vocabularies are padded to different round numbers."""
-        return Words(self.features, self.weight[:words], self.bias[:words])
+        return VocabLogits(self.features, self.weight[:words], self.bias[:words])
 
 
-def soft_tokens(student: Words, teacher: Words, *, temperature: float) -> Tensor:
+def soft_token_loss(student: VocabLogits, teacher: VocabLogits, *, temperature: float) -> Tensor:
     """() sum over the targets of ``T^2 KL(teacher || student)``, both at the temperature ``T``.
 
     The factor keeps the gradient as large at every temperature. It is 0 where both have the same logits.
@@ -54,10 +54,10 @@ def soft_tokens(student: Words, teacher: Words, *, temperature: float) -> Tensor
     return loss
 
 
-def soft_labels(logits: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
+def soft_label_loss(logits: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
     """(texts, classes) of each -> (texts,) ``T^2 KL(teacher || student)``."""
-    student, wanted = (F.log_softmax(values.float() / temperature, dim=-1) for values in (logits, teacher.detach()))
-    return F.kl_div(student, wanted, log_target=True, reduction="none").sum(-1) * temperature**2
+    student, target = (F.log_softmax(values.float() / temperature, dim=-1) for values in (logits, teacher.detach()))
+    return F.kl_div(student, target, log_target=True, reduction="none").sum(-1) * temperature**2
 
 
 def binary_log_probs(logits: Tensor) -> Tensor:
@@ -78,12 +78,12 @@ class _SoftTokens(torch.autograd.Function):
         temperature: float,
         enabled: bool,
     ) -> Tensor:
-        wanted = enabled and any(ctx.needs_input_grad[:3])
+        needs_gradient = enabled and any(ctx.needs_input_grad[:3])
         kind = torch.promote_types(hidden.dtype, torch.float32)
         loss = torch.zeros((), dtype=kind, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if wanted else None
-        grad_weight = torch.zeros_like(weight) if wanted else None
-        grad_bias = torch.zeros_like(bias) if wanted else None
+        grad_hidden = torch.empty_like(hidden) if needs_gradient else None
+        grad_weight = torch.zeros_like(weight) if needs_gradient else None
+        grad_bias = torch.zeros_like(bias) if needs_gradient else None
         narrow_weight, narrow_bias = weight.to(hidden.dtype), bias.to(hidden.dtype)
         rows = max(1, _CHUNK // len(weight))
         for start in range(0, len(hidden), rows):

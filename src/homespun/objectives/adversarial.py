@@ -18,43 +18,43 @@ from torch.nn import functional as F
 from homespun.batch import Batch, Loss, Term
 from homespun.config import Config
 from homespun.models.backbone import Backbone, EncoderDecoder
-from homespun.models.characters import CharacterWords
+from homespun.models.characters import CharacterEmbeddings
 from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
 from homespun.models.model import Model
 from homespun.nn.soft_targets import binary_log_probs
 from homespun.nn.torch_private import disable_compile
-from homespun.objectives.answer import Answer, Answering
+from homespun.objectives.protocol import ClassifierOutput, HasLogits
 
 TERM = "adversarial"
 Distance = Callable[[Tensor, Tensor], Tensor]
 """(texts, labels) logits of a perturbed and of a clean text -> (texts,)."""
-Harm = tuple[Tensor, Tensor | float]
+SumAndCount = tuple[Tensor, Tensor | float]
 """A sum, and over how many targets."""
 
 
-def symmetric_kl(told: Tensor, clean: Tensor) -> Tensor:
+def symmetric_kl(perturbed: Tensor, clean: Tensor) -> Tensor:
     """(texts, classes) of each -> (texts,) ``KL(p || q) + KL(q || p)``.
 
     As in the released code each distribution is a constant where it stands before the bar.
     """
-    first, second = (F.log_softmax(logits.float(), dim=-1) for logits in (told, clean))
+    first, second = (F.log_softmax(logits.float(), dim=-1) for logits in (perturbed, clean))
     forth = first.detach().exp() * (first.detach() - second)
     back = second.detach().exp() * (second.detach() - first)
     return (forth + back).sum(-1)
 
 
-def symmetric_kl_of_each(told: Tensor, clean: Tensor) -> Tensor:
+def binary_symmetric_kl(perturbed: Tensor, clean: Tensor) -> Tensor:
     """`symmetric_kl` of labels that do not exclude each other: (texts,), the mean over them."""
-    return symmetric_kl(binary_log_probs(told), binary_log_probs(clean)).mean(-1)
+    return symmetric_kl(binary_log_probs(perturbed), binary_log_probs(clean)).mean(-1)
 
 
-def squared_error(told: Tensor, clean: Tensor) -> Tensor:
+def squared_error(perturbed: Tensor, clean: Tensor) -> Tensor:
     """(texts, numbers) of each -> (texts,), for regression."""
-    return (told.float() - clean.float()).square().flatten(1).mean(-1)
+    return (perturbed.float() - clean.float()).square().flatten(1).mean(-1)
 
 
-class Sift(Config):
+class SiftConfig(Config):
     """Scale-invariant fine-tuning (He et al. 2021, DeBERTa, section 5; Jiang et al. 2020): the answers shall stay.
 
     The embeddings are perturbed as if normalised to mean 0 and deviation 1: a perturbation of the same size is the same
@@ -68,7 +68,7 @@ class Sift(Config):
     init_perturbation: float = Field(default=1e-2, gt=0, description="deviation of the random start")
     step_size: float = Field(default=1e-4, gt=0, description="of the step against the answers; the largest of a token")
 
-    def begin(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
+    def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
         """A random perturbation."""
         drawn = torch.randn(vectors.shape, generator=generator).to(vectors.device)
         return drawn.clamp_(-2, 2) * self.init_perturbation
@@ -77,18 +77,18 @@ class Sift(Config):
         """One that does more harm."""
         return delta + self.step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
 
-    def move(self, vectors: Tensor, delta: Tensor) -> Tensor:
+    def perturb(self, vectors: Tensor, delta: Tensor) -> Tensor:
         """(batch, seq, embedding), before their norm: ``(normalised + delta)`` in the scale that they had."""
         vectors = vectors.detach()
         deviation = vectors.float().std(-1, correction=0, keepdim=True)
         return vectors + (delta * deviation).to(vectors.dtype)
 
-    def harm(self, objective: Answering, batch: Batch, clean: Tensor, distance: Distance) -> Harm:
+    def adversarial_loss(self, objective: HasLogits, batch: Batch, clean: Tensor, distance: Distance) -> SumAndCount:
         """The sum of how far the answers moved from the ``clean`` ones, and of how many texts."""
         return distance(objective.logits(batch), clean).sum(), float(batch.num_rows)
 
 
-class PlainAdversarial(Config):
+class PlainAdversarialConfig(Config):
     """Adversarial training of embeddings as they are (Miyato et al. 2017): the labels shall be told all the same."""
 
     kind: Literal["plain"] = "plain"
@@ -96,7 +96,7 @@ class PlainAdversarial(Config):
     alpha: float = Field(default=1.0, gt=0, description="weight of the term beside the labels' loss")
     epsilon: float = Field(default=1.0, gt=0, description="length of the perturbation of a whole sequence")
 
-    def begin(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
+    def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
         """None."""
         return torch.zeros(vectors.shape, device=vectors.device)
 
@@ -105,20 +105,20 @@ class PlainAdversarial(Config):
         length: Tensor = gradient.flatten(1).norm(dim=1)[:, None, None]
         return self.epsilon * gradient / (1e-12 + length)
 
-    def move(self, vectors: Tensor, delta: Tensor) -> Tensor:
+    def perturb(self, vectors: Tensor, delta: Tensor) -> Tensor:
         """(batch, seq, embedding), before their norm."""
         return vectors + delta.to(vectors.dtype)
 
-    def harm(self, objective: Answering, batch: Batch, clean: Tensor, distance: Distance) -> Harm:
+    def adversarial_loss(self, objective: HasLogits, batch: Batch, clean: Tensor, distance: Distance) -> SumAndCount:
         """The labels' loss, and its count."""
-        term = objective.answer(batch).loss.terms["loss"]
+        term = objective.output(batch).loss.terms["loss"]
         return term.sum, term.count
 
 
-Adversary = Annotated[Sift | PlainAdversarial, Field(discriminator="kind")]
+Adversary = Annotated[SiftConfig | PlainAdversarialConfig, Field(discriminator="kind")]
 
 
-def check_not_frozen(adversary: Sift | PlainAdversarial | None, *, frozen: bool) -> None:
+def check_not_frozen(adversary: SiftConfig | PlainAdversarialConfig | None, *, frozen: bool) -> None:
     """Refuse a frozen encoder.
 
     Raises:
@@ -140,7 +140,9 @@ class AdversarialObjective(nn.Module):
         distance: between answers, for SiFT: `symmetric_kl`, or `squared_error` of a regression.
     """
 
-    def __init__(self, objective: Answering, adversary: Sift | PlainAdversarial, distance: Distance) -> None:
+    def __init__(
+        self, objective: HasLogits, adversary: SiftConfig | PlainAdversarialConfig, distance: Distance
+    ) -> None:
         super().__init__()
         self.objective = objective
         self.adversary, self.distance = adversary, distance
@@ -156,51 +158,53 @@ class AdversarialObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         """The objective's terms, and ``adversarial``."""
-        return self.answer(batch).loss
+        return self.output(batch).loss
 
-    def answer(self, batch: Batch) -> Answer:
+    def output(self, batch: Batch) -> ClassifierOutput:
         """The answer without a perturbation; its loss has the term ``adversarial`` where gradients are taken."""
         if not (self.training and torch.is_grad_enabled()):
-            return self.objective.answer(batch)
+            return self.objective.output(batch)
         seed = int(torch.randint(2**62, ()))
         device = batch.input_ids.device
-        with _drawing(seed, device):
-            clean = self.objective.answer(batch)
+        with _seeded_dropout(seed, device):
+            clean = self.objective.output(batch)
         term = self._term(batch, clean.logits, seed)
-        return Answer(clean.hidden, clean.logits, Loss(clean.loss.terms | {TERM: term}))
+        return ClassifierOutput(clean.hidden, clean.logits, Loss(clean.loss.terms | {TERM: term}))
 
     @disable_compile  # a gradient is taken inside
     def _term(self, batch: Batch, clean: Tensor, seed: int) -> Term:
         device = batch.input_ids.device
-        moved = _Moved(self.adversary, torch.Generator().manual_seed(seed))
-        with moved.inside(_embeddings(self.model.backbone)):
-            with _drawing(seed, device):
-                harm, _ = self.adversary.harm(self.objective, batch, clean.detach(), self.distance)
-            moved.climb(harm)
-            with _drawing(seed, device):
-                harm, count = self.adversary.harm(self.objective, batch, clean, self.distance)
-        return Term(harm, count, weight=self.adversary.alpha)
+        perturbation = _EmbeddingPerturbation(self.adversary, torch.Generator().manual_seed(seed))
+        with perturbation.inside(_embeddings(self.model.backbone)):
+            with _seeded_dropout(seed, device):
+                adversarial_loss, _ = self.adversary.adversarial_loss(
+                    self.objective, batch, clean.detach(), self.distance
+                )
+            perturbation.ascend(adversarial_loss)
+            with _seeded_dropout(seed, device):
+                adversarial_loss, count = self.adversary.adversarial_loss(self.objective, batch, clean, self.distance)
+        return Term(adversarial_loss, count, weight=self.adversary.alpha)
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """That of the objective."""
         return self.objective.export_model()
 
 
-class _Moved:
+class _EmbeddingPerturbation:
     """A hook before the norm of the embeddings: any reader, attention and head then sees perturbed texts."""
 
-    def __init__(self, adversary: Sift | PlainAdversarial, generator: torch.Generator) -> None:
+    def __init__(self, adversary: SiftConfig | PlainAdversarialConfig, generator: torch.Generator) -> None:
         self.adversary, self.generator = adversary, generator
         self.delta: Tensor | None = None
 
     def __call__(self, module: nn.Module, arguments: tuple[Any, ...]) -> Tensor:
         vectors: Tensor = arguments[0]
         if self.delta is None:
-            self.delta = self.adversary.begin(vectors, self.generator).requires_grad_()
-        return self.adversary.move(vectors, self.delta)
+            self.delta = self.adversary.init(vectors, self.generator).requires_grad_()
+        return self.adversary.perturb(vectors, self.delta)
 
     @contextlib.contextmanager
-    def inside(self, embeddings: Embeddings | CharacterWords) -> Iterator[None]:
+    def inside(self, embeddings: Embeddings | CharacterEmbeddings) -> Iterator[None]:
         """While texts are to be perturbed."""
         handle = embeddings.norm.register_forward_pre_hook(self)
         try:
@@ -208,22 +212,22 @@ class _Moved:
         finally:
             handle.remove()
 
-    def climb(self, harm: Tensor) -> None:
+    def ascend(self, adversarial_loss: Tensor) -> None:
         """Take the step; none where the gradient is not finite, as half-precision may make it."""
         assert self.delta is not None
-        (gradient,) = torch.autograd.grad(harm, self.delta)
+        (gradient,) = torch.autograd.grad(adversarial_loss, self.delta)
         delta = self.adversary.step(self.delta, gradient).detach()
         self.delta = torch.where(gradient.isfinite().all(), delta, self.delta.detach())
 
 
-def _embeddings(backbone: Backbone) -> Embeddings | CharacterWords:
+def _embeddings(backbone: Backbone) -> Embeddings | CharacterEmbeddings:
     """Those of what reads the text."""
     reading = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
     return reading.embeddings
 
 
 @contextlib.contextmanager
-def _drawing(seed: int, device: torch.device) -> Iterator[None]:
+def _seeded_dropout(seed: int, device: torch.device) -> Iterator[None]:
     """Dropout is drawn from ``seed`` in here."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)

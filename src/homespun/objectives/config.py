@@ -6,15 +6,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from homespun.objectives.bilm import BiLM
-from homespun.objectives.causal import CausalLM
+from homespun.objectives.clm import CausalLM
 from homespun.objectives.denoising import Denoising
 from homespun.objectives.electra import Electra
+from homespun.objectives.elmo import BiLM
+from homespun.objectives.future_ngrams import FutureNgrams
 from homespun.objectives.gap_sentences import GapSentenceGeneration
-from homespun.objectives.masked import MaskedLM
-from homespun.objectives.prophet import FutureNgrams
+from homespun.objectives.mlm import MaskedLM
 from homespun.objectives.span_corruption import SpanCorruption
-from homespun.objectives.streamed import StreamedCausalLM
+from homespun.objectives.tbptt import StatefulCausalLM
 
 PretrainingObjective = Annotated[
     MaskedLM
@@ -24,7 +24,7 @@ PretrainingObjective = Annotated[
     | SpanCorruption
     | GapSentenceGeneration
     | FutureNgrams
-    | StreamedCausalLM
+    | StatefulCausalLM
     | BiLM,
     Field(discriminator="kind"),
 ]

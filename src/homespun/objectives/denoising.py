@@ -18,13 +18,13 @@ from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.seq2seq import Seq2SeqObjective, teacher_forced, writer
-from homespun.objectives.sequence_noise import delete_tokens, infill, mask_tokens, permute_sentences, rotate
+from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config
+from homespun.objectives.text_corruption import delete_tokens, infill, mask_tokens, permute_sentences, rotate
 from homespun.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class Denoise:
+class DenoisingCollator:
     """Collate: the source is corrupted, the target is the row as it was."""
 
     pad_id: int
@@ -40,7 +40,7 @@ class Denoise:
             text = self.corrupted(row.input_ids[1:-1], None if ends is None else ends - 1, row_seed.generator())
             sources.append(Row(np.concatenate([row.input_ids[:1], text, row.input_ids[-1:]])))
         targets = [row.input_ids for row in rows]
-        return teacher_forced(pad(sources, self.pad_id), targets, start_id=self.start_id, pad_id=self.pad_id)
+        return add_decoder_inputs(pad(sources, self.pad_id), targets, start_id=self.start_id, pad_id=self.pad_id)
 
     def corrupted(self, ids: np.ndarray, ends: np.ndarray | None, generator: torch.Generator) -> np.ndarray:
         """(seq,) ids without special tokens -> (at most seq,): sentences first, then tokens, spans, the whole."""
@@ -83,7 +83,7 @@ class Denoising(Config):
     )
 
     @model_validator(mode="after")
-    def _some_noise(self) -> Denoising:
+    def _check_noise(self) -> Denoising:
         if not any(value for name, value in self.model_dump().items() if name not in ("kind", "mean_span")):
             raise ValueError("without any noise there is nothing to learn but to copy; set text_infilling=0.3")
         return self
@@ -106,9 +106,9 @@ class Denoising(Config):
         """All of the row is written."""
         return length
 
-    def collate(self, tokenizer: Tokenizer) -> Denoise:
+    def collate(self, tokenizer: Tokenizer) -> DenoisingCollator:
         """The data side."""
-        return Denoise(tokenizer.pad_id, tokenizer.mask_id, start_id=tokenizer.sep_id, noise=self)
+        return DenoisingCollator(tokenizer.pad_id, tokenizer.mask_id, start_id=tokenizer.sep_id, noise=self)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
         """The model side: an encoder with a decoder, which begins to write with the token that ends a text.
@@ -117,7 +117,7 @@ class Denoising(Config):
             UserError: the model is one stack.
         """
         ends = tokenizer.sep_id
-        config = writer(
+        config = build_seq2seq_config(
             model,
             self.kind,
             tokens={

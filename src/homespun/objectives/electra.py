@@ -18,8 +18,8 @@ from homespun.data.rows import PackedRows, Rows
 from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.heads import MaskedLMHead
-from homespun.models.model import Model, decoded
-from homespun.objectives.masked import MaskTokens, at, needs_both_sides
+from homespun.models.model import Model, enhanced_mask_decoder
+from homespun.objectives.mlm import MlmCollator, gather_positions, require_bidirectional
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -45,9 +45,9 @@ class Electra(Config):
         """No decoder writes anything."""
         return 0
 
-    def collate(self, tokenizer: Tokenizer) -> MaskTokens:
+    def collate(self, tokenizer: Tokenizer) -> MlmCollator:
         """The data side: masks for the generator; the discriminator's input is made in the forward pass."""
-        return MaskTokens(
+        return MlmCollator(
             pad_id=tokenizer.pad_id,
             mask_id=tokenizer.mask_id,
             special=tokenizer.special_mask,
@@ -83,7 +83,7 @@ class Electra(Config):
             UserError: the backbone is causal.
         """
         stack = model.one_stack("objective electra")
-        needs_both_sides(model, "electra")
+        require_bidirectional(model, "electra")
         own = model.head if isinstance(model.head, DiscriminatorHeadConfig) else None
         discriminates = own or DiscriminatorHeadConfig(hidden_act=stack.hidden_act)
         config = ModelConfig(backbone=model.backbone, head=discriminates)
@@ -93,7 +93,7 @@ class Electra(Config):
         head = fills.build(backbone)
         initialise(head.modules(), model.backbone.initializer_range)
         return ElectraObjective(
-            Model(backbone, head, reader=decoded),
+            Model(backbone, head, reader=enhanced_mask_decoder),
             discriminator,
             config,
             generator_config=ModelConfig(backbone=small, head=fills),
@@ -128,7 +128,7 @@ class ElectraObjective(nn.Module):
         """Generator on the masked text, one sample a masked place, discriminator on the filled text."""
         assert batch.positions is not None
         assert batch.labels is not None
-        masked = at(self.generator.read(batch.input_ids, batch.context), batch.positions)
+        masked = gather_positions(self.generator.read(batch.input_ids, batch.context), batch.positions)
         head = self.generator.head
         assert isinstance(head, MaskedLMHead)
         uniforms = torch.rand(len(batch.labels), device=masked.device)

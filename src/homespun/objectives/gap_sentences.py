@@ -24,20 +24,20 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
-from homespun.objectives.masked import at
-from homespun.objectives.noise import choose_positions, replace
-from homespun.objectives.sentence_scores import (
+from homespun.objectives.decoder_loss import decoder_loss
+from homespun.objectives.gap_selection import (
     COUNTINGS,
-    Principal,
+    PrincipalSelector,
     Rouge,
-    Selection,
-    independent,
-    lead_sentences,
-    random_sentences,
-    sequential,
+    SentenceSelector,
+    select_independent,
+    select_lead,
+    select_random,
+    select_sequential,
 )
-from homespun.objectives.seq2seq import Seq2SeqObjective, teacher_forced, writer
-from homespun.objectives.streams import written
+from homespun.objectives.masking import choose_positions, replace
+from homespun.objectives.mlm import gather_positions
+from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.word_hashes import WordHashes
 
@@ -47,7 +47,7 @@ SENTENCE_MASK = "<mask_1>"  # what the released tokenizers call it
 
 
 @dataclasses.dataclass(frozen=True)
-class MaskedTokens:
+class TokenMasking:
     """Tokens that the encoder is to tell, beside what the decoder writes (PEGASUS with MLM)."""
 
     mask_id: int
@@ -56,9 +56,9 @@ class MaskedTokens:
     mask_share: float
     random_share: float
 
-    def __call__(self, ids: np.ndarray, places: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, ...]:
-        """(seq,) ids, of which those at ``places`` may be masked -> the corrupted ids, the (masked,) places, labels."""
-        chosen = places[choose_positions(ids[places], self.special, generator, probability=self.probability)]
+    def __call__(self, ids: np.ndarray, positions: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, ...]:
+        """(seq,) ids, of which those at ``positions`` may be masked -> corrupted ids, (masked,) positions, labels."""
+        chosen = positions[choose_positions(ids[positions], self.special, generator, probability=self.probability)]
         ordinary = np.flatnonzero(~self.special)
         corrupted = replace(
             ids,
@@ -73,38 +73,38 @@ class MaskedTokens:
 
 
 @dataclasses.dataclass(frozen=True)
-class GapSentences:
+class GapSentenceCollator:
     """Collate: chosen sentences are each one token in the source, and the target all of them, in their order."""
 
     pad_id: int
     gap_id: int
     before: int  # special tokens before a text
-    select: Selection
+    select: SentenceSelector
     ratio: tuple[float, float]  # of the sentences of a row, drawn between these
     intact: float  # share of the chosen that stay in the source
-    tokens: MaskedTokens | None = None
+    tokens: TokenMasking | None = None
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows to a batch; the token that ends a row ends its source and its target."""
-        sources, targets, places, labels = [], [], [], []
+        sources, targets, positions, labels = [], [], [], []
         for row, row_seed in zip(rows, row_seeds, strict=True):
             generator = row_seed.generator()
             source, target, intact = self.gaps(row, generator)
             if self.tokens is not None:
                 source, masked, truth = self.tokens(source, intact, generator)
-                places.append(masked)
+                positions.append(masked)
                 labels.append(truth)
             sources.append(Row(source))
             targets.append(target)
         # a decoder begins with the padding token, as the released ones do
-        batch = teacher_forced(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
+        batch = add_decoder_inputs(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
         if self.tokens is None:
             return batch
         width = batch.input_ids.shape[1]
         count = float(sum(map(len, labels)))
         return dataclasses.replace(
             batch,
-            source_positions=torch.from_numpy(np.concatenate([m + n * width for n, m in enumerate(places)])),
+            source_positions=torch.from_numpy(np.concatenate([m + n * width for n, m in enumerate(positions)])),
             source_labels=torch.from_numpy(np.concatenate(labels)),
             targets=batch.targets | {"mlm": count, "mlm_accuracy": count},
         )
@@ -189,7 +189,7 @@ class GapSentenceGeneration(Config):
             )
         before = corpus.tokenizer.template[0][:1]  # empty with PEGASUS's tokenizers
         begin_id = before[0] if before else None
-        return WithGaps(
+        return MultiSentenceRows(
             SentenceRows(corpus, documents, length=length, begin_id=begin_id, end_id=corpus.tokenizer.sep_id)
         )
 
@@ -197,7 +197,7 @@ class GapSentenceGeneration(Config):
         """Of unequal sentences the longest may be chosen: all of a row but a token."""
         return length
 
-    def collate(self, tokenizer: Tokenizer) -> GapSentences:
+    def collate(self, tokenizer: Tokenizer) -> GapSentenceCollator:
         """The data side.
 
         Raises:
@@ -212,10 +212,10 @@ class GapSentenceGeneration(Config):
                     f"for both; make one with `homespun tokenizer train --sentinels 1`, or "
                     f"`homespun tokenizer extend TOKENIZER --sentinels 1`, or set objective.mlm=0"
                 )
-            tokens = MaskedTokens(
+            tokens = TokenMasking(
                 tokenizer.mask_id, tokenizer.special_mask, self.mlm, self.mask_share, self.random_share
             )
-        return GapSentences(
+        return GapSentenceCollator(
             tokenizer.pad_id,
             gap_id,
             before=len(tokenizer.template[0][:1]),
@@ -238,7 +238,7 @@ class GapSentenceGeneration(Config):
             "decoder_start_token_id": tokenizer.pad_id,
             "forced_eos_token_id": ends,
         }
-        config = writer(model, self.kind, tokens=tokens)
+        config = build_seq2seq_config(model, self.kind, tokens=tokens)
         built = config.build()
         if not self.mlm:
             return Seq2SeqObjective(built, config)
@@ -248,18 +248,18 @@ class GapSentenceGeneration(Config):
         initialise([words.transform], config.backbone.initializer_range)
         return GapSentenceObjective(built, config, words)
 
-    def _select(self, tokenizer: Tokenizer) -> Selection:
+    def _select(self, tokenizer: Tokenizer) -> SentenceSelector:
         match self.selection:
             case "random":
-                return random_sentences
+                return select_random
             case "lead":
-                return lead_sentences
+                return select_lead
             case "independent" | "sequential" as name:
-                choose = {"independent": independent, "sequential": sequential}[name]
-                return Principal(WordHashes.of(tokenizer), choose, COUNTINGS[self.rouge], self.noise)
+                choose = {"independent": select_independent, "sequential": select_sequential}[name]
+                return PrincipalSelector(WordHashes.of(tokenizer), choose, COUNTINGS[self.rouge], self.noise)
 
 
-class WithGaps:
+class MultiSentenceRows:
     """Rows of two sentences or more: of a single one nothing would be left to write it from.
 
     Raises:
@@ -268,25 +268,25 @@ class WithGaps:
 
     def __init__(self, rows: SentenceRows) -> None:
         self.rows = rows
-        self.places = np.flatnonzero(rows.sentences > 1)
-        self.lengths: np.ndarray = rows.lengths[self.places]
-        if not len(self.places):
+        self.indices = np.flatnonzero(rows.sentences > 1)
+        self.lengths: np.ndarray = rows.lengths[self.indices]
+        if not len(self.indices):
             raise UserError(
                 f"gap sentences are written from the other sentences of a text, and none of {len(rows):,} rows has "
                 f"two; raise data.length, join the lines of a text into documents, or use objective span_corruption"
             )
-        if len(self.places) < len(rows):
+        if len(self.indices) < len(rows):
             logger.warning(
                 "%s of %s rows are one sentence, of which nothing can be taken out: they are left out",
-                f"{len(rows) - len(self.places):,}",
+                f"{len(rows) - len(self.indices):,}",
                 f"{len(rows):,}",
             )
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     def __getitem__(self, index: int) -> Row:
-        return self.rows[int(self.places[index])]
+        return self.rows[int(self.indices[index])]
 
 
 class GapSentenceObjective(nn.Module):
@@ -309,10 +309,10 @@ class GapSentenceObjective(nn.Module):
         assert batch.source_positions is not None
         assert batch.source_labels is not None
         source = backbone.encode(batch.input_ids, **batch.context)
-        told = self.words.predict(at(source.hidden, batch.source_positions), batch.source_labels)
+        prediction = self.words.predict(gather_positions(source.hidden, batch.source_positions), batch.source_labels)
         count = len(batch.source_labels)
-        mlm = {"mlm": Term(told.loss, count), "mlm_accuracy": Term(told.correct, count, weight=0.0)}
-        return Loss(written(self.model, source, batch) | mlm)
+        mlm = {"mlm": Term(prediction.loss, count), "mlm_accuracy": Term(prediction.correct, count, weight=0.0)}
+        return Loss(decoder_loss(self.model, source, batch) | mlm)
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """Both stacks with their head."""

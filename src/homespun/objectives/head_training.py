@@ -27,7 +27,7 @@ from homespun.models.scalar_mix import Layers, on_layers
 from homespun.models.sequence_heads import SequenceHeadConfig, reads_first
 
 
-class OfTexts(Protocol):
+class HasTextHead(Protocol):
     """Objective with a head on whole texts."""
 
     head: SequenceHeadConfig
@@ -36,7 +36,7 @@ class OfTexts(Protocol):
 
 
 def build_text_head(
-    objective: OfTexts, model: Model, config: ModelConfig, num_labels: int, long_inputs: LongInputs
+    objective: HasTextHead, model: Model, config: ModelConfig, num_labels: int, long_inputs: LongInputs
 ) -> tuple[nn.Module, ModelConfig]:
     """Build a new head on whole texts, and the config of the model with it.
 

@@ -18,10 +18,10 @@ from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
-from homespun.objectives.streams import EQUAL, StreamLoss, written
+from homespun.objectives.decoder_loss import EQUAL_WEIGHTS, StreamWeights, decoder_loss
 
 
-def teacher_forced(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int, pad_id: int) -> Batch:
+def add_decoder_inputs(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int, pad_id: int) -> Batch:
     """The batch of sources with what the decoder reads and writes.
 
     Args:
@@ -48,7 +48,7 @@ def teacher_forced(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int
     )
 
 
-def writer(
+def build_seq2seq_config(
     model: ModelConfig,
     kind: str,
     *,
@@ -79,7 +79,7 @@ def writer(
 class Seq2SeqObjective(nn.Module):
     """Terms ``seq2seq`` and its accuracy. Keeps the model with its language model's head."""
 
-    def __init__(self, model: Model, config: ModelConfig, streams: StreamLoss = EQUAL) -> None:
+    def __init__(self, model: Model, config: ModelConfig, streams: StreamWeights = EQUAL_WEIGHTS) -> None:
         super().__init__()
         self.model = model
         self.config = config
@@ -90,7 +90,7 @@ class Seq2SeqObjective(nn.Module):
         backbone = self.model.backbone
         assert isinstance(backbone, EncoderDecoder)
         source = backbone.encode(batch.input_ids, **batch.context)
-        return Loss(written(self.model, source, batch, self.streams))
+        return Loss(decoder_loss(self.model, source, batch, self.streams))
 
     def export_model(self) -> tuple[Model, ModelConfig]:
         """Both stacks with their head."""

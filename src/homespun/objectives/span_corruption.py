@@ -18,13 +18,13 @@ from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
-from homespun.objectives.seq2seq import Seq2SeqObjective, teacher_forced, writer
-from homespun.objectives.sequence_noise import choose_spans, cut_out, noise_and_spans
+from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config
+from homespun.objectives.text_corruption import choose_spans, count_noise_and_spans, cut_out
 from homespun.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class CutSpans:
+class SpanCorruptionCollator:
     """Collate: each span of the source is a sentinel, and the target the spans, each after its sentinel."""
 
     pad_id: int
@@ -37,15 +37,15 @@ class CutSpans:
         """Rows to a batch; the token that ends a row ends its source and its target."""
         sources, targets = [], []
         for row, row_seed in zip(rows, row_seeds, strict=True):
-            begin, text, end = np.split(row.input_ids, [self.before, len(row.input_ids) - 1])
+            start, text, end = np.split(row.input_ids, [self.before, len(row.input_ids) - 1])
             noise = choose_spans(
                 len(text), row_seed.generator(), probability=self.probability, mean_span=self.mean_span
             )
             left, hidden = cut_out(text, noise, self.sentinel_ids)
-            sources.append(Row(np.concatenate([begin, left, end])))
+            sources.append(Row(np.concatenate([start, left, end])))
             targets.append(np.concatenate([hidden, end]))
         # a decoder begins with the padding token, as T5's does
-        return teacher_forced(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
+        return add_decoder_inputs(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
 
 
 class SpanCorruption(Config):
@@ -73,7 +73,7 @@ class SpanCorruption(Config):
         """
         before = corpus.tokenizer.template[0][:1]
         body = self._body(length - len(before))
-        _, spans = self._noise_and_spans(body)
+        _, spans = self._count_noise_and_spans(body)
         have = len(_sentinel_ids(corpus.tokenizer))
         if spans > have:
             raise UserError(
@@ -90,16 +90,18 @@ class SpanCorruption(Config):
 
     def target_length(self, length: int) -> int:
         """Tokens to write of a row, with sentinels and the token that ends it."""
-        return sum(self._noise_and_spans(self._body(length))) + 1
+        return sum(self._count_noise_and_spans(self._body(length))) + 1
 
-    def collate(self, tokenizer: Tokenizer) -> CutSpans:
+    def collate(self, tokenizer: Tokenizer) -> SpanCorruptionCollator:
         """The data side.
 
         Raises:
             UserError: the tokenizer has no sentinels.
         """
         before = len(tokenizer.template[0][:1])
-        return CutSpans(tokenizer.pad_id, before, _sentinel_ids(tokenizer), self.probability, self.mean_span)
+        return SpanCorruptionCollator(
+            tokenizer.pad_id, before, _sentinel_ids(tokenizer), self.probability, self.mean_span
+        )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
         """The model side: an encoder with a decoder, which begins to write with the padding token.
@@ -112,17 +114,17 @@ class SpanCorruption(Config):
             "eos_token_id": tokenizer.sep_id,
             "decoder_start_token_id": tokenizer.pad_id,
         }
-        config = writer(model, self.kind, tokens=tokens, head=self.head)
+        config = build_seq2seq_config(model, self.kind, tokens=tokens, head=self.head)
         return Seq2SeqObjective(config.build(), config)
 
-    def _noise_and_spans(self, body: int) -> tuple[int, int]:
-        return noise_and_spans(body, probability=self.probability, mean_span=self.mean_span)
+    def _count_noise_and_spans(self, body: int) -> tuple[int, int]:
+        return count_noise_and_spans(body, probability=self.probability, mean_span=self.mean_span)
 
     def _body(self, length: int) -> int:
         """Tokens of a text that is ``length`` tokens when spans are cut out of it and the end is put to it."""
 
         def source(body: int) -> int:
-            noise, spans = self._noise_and_spans(body)
+            noise, spans = self._count_noise_and_spans(body)
             return body - noise + spans + 1
 
         return next(body for body in count(length - 1) if source(body + 1) > length)

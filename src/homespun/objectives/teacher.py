@@ -46,7 +46,7 @@ class Teacher:
         if not source:
             raise UserError("which teacher? give `homespun distill ... --teacher RUN`, or objective.teacher.source=RUN")
         folder = teacher_folder(source)
-        stored = _opened(folder, (folder / _FILE).stat().st_mtime_ns)
+        stored = _open(folder, (folder / _FILE).stat().st_mtime_ns)
         if stored.tokenizer.fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"teacher {source} has tokenizer {stored.tokenizer.fingerprint} and the student "
@@ -104,16 +104,16 @@ class LogitCache:
     """
 
     def __init__(self, teacher: Teacher, folder: str | Path, *, labels: int, limit: int) -> None:
-        own = fingerprint(teacher.stored.model, beside=teacher.stored.config.model_dump_json().encode())
+        own = fingerprint(teacher.stored.model, extra=teacher.stored.config.model_dump_json().encode())
         self.teacher = teacher
         self.store = FeatureCache(Path(folder) / own, width=labels, limit=limit)
 
     def __call__(self, batch: Batch) -> Tensor:
         """(texts, labels) float32."""
         with disable_dispatch_modes():  # where a step is only planned, what is kept has values all the same
-            return self._looked_up(batch)
+            return self._look_up(batch)
 
-    def _looked_up(self, batch: Batch) -> Tensor:
+    def _look_up(self, batch: Batch) -> Tensor:
         keys = _keys(batch)
         found = [self.store.read(key) for key in keys]
         if any(logits is None for logits in found):
@@ -134,9 +134,9 @@ def teacher_folder(source: str | Path) -> Path:
         UserError: it is neither.
     """
     folder = Path(source).expanduser()
-    for place in (folder, folder / "model"):
-        if (place / _FILE).is_file():
-            return place
+    for candidate in (folder, folder / "model"):
+        if (candidate / _FILE).is_file():
+            return candidate
     raise UserError(
         f"{source} is neither a finished run nor a model/ folder, which a teacher is read from; "
         f"`homespun distill ... --teacher {source}` opens others too"
@@ -144,7 +144,7 @@ def teacher_folder(source: str | Path) -> Path:
 
 
 @functools.lru_cache(maxsize=1)  # of all seeds, folds and plans: it never changes
-def _opened(folder: Path, stamp: int) -> ModelBundle:
+def _open(folder: Path, stamp: int) -> ModelBundle:
     with disable_dispatch_modes():  # a step that is only planned has no values, and a teacher's come from the disk
         return load_model(folder)
 

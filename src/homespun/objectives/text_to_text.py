@@ -28,15 +28,15 @@ from homespun.models.encoder import initialise
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
-from homespun.objectives.masked import at
-from homespun.objectives.seq2seq import teacher_forced
-from homespun.objectives.streams import EQUAL, StreamLoss, written
+from homespun.objectives.decoder_loss import EQUAL_WEIGHTS, StreamWeights, decoder_loss
+from homespun.objectives.mlm import gather_positions
+from homespun.objectives.seq2seq import add_decoder_inputs
 
 _TERMS = ("seq2seq", "seq2seq_accuracy")
 
 
 @dataclass(frozen=True)
-class Forced:
+class Seq2SeqCollator:
     """Collate for two stacks: the decoder reads ``start target`` and writes ``target``."""
 
     pad_id: int
@@ -44,11 +44,11 @@ class Forced:
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows with ``target_ids`` to a batch; nothing is drawn."""
-        return teacher_forced(pad(rows, self.pad_id), _targets(rows), start_id=self.start_id, pad_id=self.pad_id)
+        return add_decoder_inputs(pad(rows, self.pad_id), _targets(rows), start_id=self.start_id, pad_id=self.pad_id)
 
 
 @dataclass(frozen=True)
-class Continued:
+class PrefixLmCollator:
     """Collate for one stack: the target goes on from the source, and its tokens alone are labels."""
 
     pad_id: int
@@ -56,18 +56,18 @@ class Continued:
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows with ``target_ids`` to a batch; nothing is drawn."""
         targets = _targets(rows)
-        whole = [Row(np.concatenate([row.input_ids, ids])) for row, ids in zip(rows, targets, strict=True)]
-        batch = pad(whole, self.pad_id)
+        joined = [Row(np.concatenate([row.input_ids, ids])) for row, ids in zip(rows, targets, strict=True)]
+        batch = pad(joined, self.pad_id)
         seq = batch.input_ids.shape[1]
         # a token is told from the place before it, which for the first is the end of the source
-        places = [
+        positions = [
             index * seq + len(row.input_ids) - 1 + np.arange(len(ids))
             for index, (row, ids) in enumerate(zip(rows, targets, strict=True))
         ]
         labels = torch.from_numpy(np.concatenate(targets))
         return dataclasses.replace(
             batch,
-            positions=torch.from_numpy(np.concatenate(places)),
+            positions=torch.from_numpy(np.concatenate(positions)),
             labels=labels,
             targets=dict.fromkeys(_TERMS, float(len(labels))),
         )
@@ -89,14 +89,14 @@ class TextToText(Config):
     kind: Literal["text_to_text"] = "text_to_text"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="share of the truth spread over all words")
     frozen_encoder: bool = Field(default=False, description="train the decoder alone; the word embeddings stay too")
-    streams: StreamLoss = Field(default=EQUAL, description="of a decoder with several streams (ProphetNet)")
+    streams: StreamWeights = Field(default=EQUAL_WEIGHTS, description="of a decoder with several streams (ProphetNet)")
 
     def collate(self, config: ModelConfig) -> Collate:
         """The data side."""
         backbone = config.backbone
         if isinstance(backbone, EncoderDecoderConfig):
-            return Forced(backbone.pad_token_id, backbone.decoder_start_token_id)
-        return Continued(backbone.pad_token_id)
+            return Seq2SeqCollator(backbone.pad_token_id, backbone.decoder_start_token_id)
+        return PrefixLmCollator(backbone.pad_token_id)
 
     def build(self, model: Model, config: ModelConfig) -> TextToTextObjective:
         """``model``, which is taken over, not copied, under its language model's head or a new one; ``config`` is its.
@@ -140,7 +140,7 @@ class TextToTextObjective(nn.Module):
         *,
         label_smoothing: float = 0.0,
         frozen_encoder: bool = False,
-        streams: StreamLoss = EQUAL,
+        streams: StreamWeights = EQUAL_WEIGHTS,
     ) -> None:
         super().__init__()
         self.model = model
@@ -157,12 +157,12 @@ class TextToTextObjective(nn.Module):
         backbone, head = self.model.backbone, self.model.head
         if isinstance(backbone, EncoderDecoder):
             source = backbone.encode(batch.input_ids, **batch.context)
-            return Loss(written(self.model, source, batch, self.streams, label_smoothing=smoothing))
+            return Loss(decoder_loss(self.model, source, batch, self.streams, label_smoothing=smoothing))
         assert isinstance(head, CausalLMHead)
         assert batch.positions is not None
         assert batch.labels is not None
         hidden = backbone(batch.input_ids, **batch.context)
-        prediction = head.predict(at(hidden, batch.positions), batch.labels, label_smoothing=smoothing)
+        prediction = head.predict(gather_positions(hidden, batch.positions), batch.labels, label_smoothing=smoothing)
         count = len(batch.labels)
         learnt, correct = Term(prediction.loss, count), Term(prediction.correct, count, weight=0.0)
         return Loss(dict(zip(_TERMS, (learnt, correct), strict=True)))

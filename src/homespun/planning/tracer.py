@@ -27,7 +27,7 @@ from homespun.nn.torch_private import (
     storage_id,
     tree_leaves,
 )
-from homespun.nn.vocabulary import repeat_context
+from homespun.nn.vocabulary_loss import repeat_context
 from homespun.planning.allocator import AllocatorModel, lstm_workspace_bytes
 
 Shape = tuple[int, ...]

@@ -23,8 +23,8 @@ from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
+from homespun.objectives.classification import Classification
 from homespun.objectives.head_training import check_head
-from homespun.objectives.supervised import Classification
 from homespun.tasks.files import paths
 from homespun.tasks.protocol import Lesson, Measured, Task, Tuned, check_length
 from homespun.tasks.regression import RatingsTask, RegressionTask

@@ -10,12 +10,12 @@ from pydantic import Field
 from homespun.config import Config, validate
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
-from homespun.objectives.numbers import Ratings, Regression
-from homespun.objectives.sentence_labels import SentenceLabels
-from homespun.objectives.span_answers import SpanAnswers
-from homespun.objectives.supervised import Classification
-from homespun.objectives.tagging import Tagging
+from homespun.objectives.classification import Classification
+from homespun.objectives.question_answering import ExtractiveQA
+from homespun.objectives.regression import OrdinalRegression, Regression
+from homespun.objectives.sentence_classification import SentenceClassification
 from homespun.objectives.text_to_text import TextToText
+from homespun.objectives.token_classification import TokenClassification
 from homespun.tasks.classification import LabelledData
 from homespun.tasks.protocol import Task, TaskData
 from homespun.tasks.question_answering import QuestionData
@@ -28,7 +28,13 @@ FinetuneData = Annotated[
     LabelledData | PairsData | SentencesData | TextPairsData | TaggedData | QuestionData, Field(discriminator="kind")
 ]
 FinetuneObjective = Annotated[
-    Classification | Regression | Ratings | SentenceLabels | TextToText | Tagging | SpanAnswers,
+    Classification
+    | Regression
+    | OrdinalRegression
+    | SentenceClassification
+    | TextToText
+    | TokenClassification
+    | ExtractiveQA,
     Field(discriminator="kind"),
 ]
 _BY_HEAD = {  # a checkpoint from elsewhere does not say what it was fine-tuned on

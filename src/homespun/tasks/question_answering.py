@@ -22,7 +22,7 @@ from homespun.metrics.qa import METRICS, answer_scores, mean_answers
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
-from homespun.objectives.span_answers import SpanAnswers
+from homespun.objectives.question_answering import ExtractiveQA
 from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.validation import EvalResult, evaluate_loss
@@ -134,7 +134,7 @@ class AnswersTask:
             segments=self._segments,
         )
 
-    def lesson(self, objective: SpanAnswers, stored: ModelBundle, training: QuestionRows) -> Lesson:
+    def lesson(self, objective: ExtractiveQA, stored: ModelBundle, training: QuestionRows) -> Lesson:
         """A new head on the encoder."""
         module = objective.build(copy.deepcopy(stored.model), stored.config)
         return Lesson(

@@ -19,8 +19,8 @@ from homespun.metrics.classification import Metrics
 from homespun.metrics.regression import ordinal_regression_metrics, regression_metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
-from homespun.objectives.number_heads import Cumulative, Scaled, rating_probabilities
-from homespun.objectives.numbers import NumbersCollate, Ratings, Regression
+from homespun.objectives.regression import OrdinalRegression, Regression, RegressionCollator
+from homespun.objectives.regression_heads import OrdinalHead, StandardizedHead, rating_probabilities
 from homespun.tasks.files import prefix_errors
 from homespun.tasks.protocol import Lesson, Measured
 from homespun.tasks.texts import (
@@ -101,7 +101,7 @@ class RegressionTask:
         known = training.numbers[~_left_out(training)]
         _check_some(known)
         module = objective.build(copy.deepcopy(stored.model), stored.config, known, long_inputs=self.data.long_inputs)
-        collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, "absolute_error"))
+        collate = objective.counting(RegressionCollator(stored.tokenizer.pad_id, "absolute_error"))
         return _lesson(objective.wrap(module), training, collate)
 
     def validate(self, lesson: Lesson, rows: RegressionRows, *, batch_size: int) -> EvalResult:
@@ -161,11 +161,11 @@ class RatingsTask:
 
     @classmethod
     def of(
-        cls, data: TextsData, objective: Ratings, stored: ModelBundle, training: Sequence[LabelledText]
+        cls, data: TextsData, objective: OrdinalRegression, stored: ModelBundle, training: Sequence[LabelledText]
     ) -> RatingsTask:
         """For the ratings of the objective, or of the training."""
         with prefix_errors(data.train):
-            levels = objective.levels_of(_numbers(training))
+            levels = objective.find_levels(_numbers(training))
         return cls(data, stored, levels=levels, by=objective.by, refuses=objective.outside == "refuse")
 
     @classmethod
@@ -214,7 +214,7 @@ class RatingsTask:
         ranks, outside = self._ranks(_numbers(examples))
         return _numbered(examples, self.data, self.stored, np.where(outside, np.nan, ranks.astype(np.float64)))
 
-    def lesson(self, objective: Ratings, stored: ModelBundle, training: RegressionRows) -> Lesson:
+    def lesson(self, objective: OrdinalRegression, stored: ModelBundle, training: RegressionRows) -> Lesson:
         """A new head on the encoder."""
         known = training.numbers[~_left_out(training)].astype(np.int64)
         _check_some(known)
@@ -228,7 +228,7 @@ class RatingsTask:
             long_inputs=self.data.long_inputs,
         )
         measured = "absolute_error" if self.by == "squared" else "accuracy"
-        collate = objective.counting(NumbersCollate(stored.tokenizer.pad_id, measured, weights))
+        collate = objective.counting(RegressionCollator(stored.tokenizer.pad_id, measured, weights))
         return _lesson(objective.wrap(module), training, collate)
 
     def validate(self, lesson: Lesson, rows: RegressionRows, *, batch_size: int) -> EvalResult:
@@ -346,8 +346,8 @@ def _lesson(module: Any, training: RegressionRows, collate: Collate) -> Lesson:
 
 def _evaluation(lesson: Lesson, metrics: Metrics) -> EvalResult:
     head = lesson.model.head
-    assert isinstance(head, Scaled | Cumulative)
-    loss = head.loss_of(metrics)
+    assert isinstance(head, StandardizedHead | OrdinalHead)
+    loss = head.loss_from_metrics(metrics)
     plain = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
     return EvalResult(loss, {"loss": loss}, plain)
 

@@ -26,7 +26,7 @@ from homespun.inference.predict import probabilities
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
-from homespun.objectives.sentence_labels import SentenceCollate, SentenceLabels
+from homespun.objectives.sentence_classification import SentenceClassification, SentenceClassificationCollator
 from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.training.validation import EvalResult
 
@@ -140,12 +140,12 @@ class SentencesTask:
             vector=self.vector,
         )
 
-    def lesson(self, objective: SentenceLabels, stored: ModelBundle, training: SentenceWindows) -> Lesson:
+    def lesson(self, objective: SentenceClassification, stored: ModelBundle, training: SentenceWindows) -> Lesson:
         """A new head on the backbone."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
         module = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
-        collate = SentenceCollate(stored.tokenizer.pad_id, self.vector, weights)
+        collate = SentenceClassificationCollator(stored.tokenizer.pad_id, self.vector, weights)
         return Lesson(module, module.model, training, collate, module.export_model)
 
     def validate(self, lesson: Lesson, rows: SentenceWindows, *, batch_size: int) -> EvalResult:
@@ -166,7 +166,7 @@ class SentencesTask:
 
     def _table(self, model: Model, rows: SentenceWindows, batch_size: int) -> NDArray[np.float64]:
         """(sentences, classes) probabilities."""
-        collate = SentenceCollate(self.stored.tokenizer.pad_id, self.vector)
+        collate = SentenceClassificationCollator(self.stored.tokenizer.pad_id, self.vector)
         logits = np.zeros((len(rows.sizes), len(self.labels)), dtype=np.float32)
         for numbers, part in forward_logits(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
             sentences = collate([rows[number] for number in numbers], ()).sentences

@@ -29,7 +29,7 @@ from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, Entit
 from homespun.models.bundle import ModelBundle
 from homespun.models.model import Model
 from homespun.models.scalar_mix import kind_of_head
-from homespun.objectives.tagging import Tagging
+from homespun.objectives.token_classification import TokenClassification
 from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.validation import EvalResult, evaluate_loss
@@ -109,7 +109,7 @@ class TaggingTask:
             examples, self.tokenizer, length=self.data.length, stride=self.data.stride, names=self.labels
         )
 
-    def lesson(self, objective: Tagging, stored: ModelBundle, training: TokenLabelRows) -> Lesson:
+    def lesson(self, objective: TokenClassification, stored: ModelBundle, training: TokenLabelRows) -> Lesson:
         """A new head on the encoder."""
         if not len(training):
             raise UserError("there is nothing to learn: no sentence of the training has a word")

@@ -25,7 +25,7 @@ from homespun.hf.families.bert import CAUSAL_FIXED, in_order, learned_positions,
 from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
-from homespun.models.outline import MOST_LAYERS
+from homespun.models.meta_device import MOST_LAYERS
 from homespun.models.positions import AxialPositionsConfig
 
 _LAYER, _OWN = "reformer.encoder.layers.{i}", "backbone.layers.{i}"

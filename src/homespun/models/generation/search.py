@@ -17,7 +17,7 @@ Ends = Callable[[list[int]], bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class GenerationTask:
     """Inputs and limits of one generation.
 
     Args:
@@ -65,7 +65,7 @@ class Task:
         return ended
 
 
-def one_by_one(task: Task, steps: Steps, logits: Tensor, uniforms: Tensor | None) -> Iterator[Tensor]:
+def one_by_one(task: GenerationTask, steps: Steps, logits: Tensor, uniforms: Tensor | None) -> Iterator[Tensor]:
     """(rows,) int64, step after step: greedy, or drawn where there are ``uniforms``, (rows, steps).
 
     Rows that have ended are padded, and when all have, nothing more comes.
@@ -90,7 +90,7 @@ def one_by_one(task: Task, steps: Steps, logits: Tensor, uniforms: Tensor | None
         alive &= ~task.ended(tokens, written[:, : number + 1].tolist)
         if number == task.most - 1 or not bool(alive.any()):
             return
-        logits = steps.go_on(tokens, rows if number == 0 else None)
+        logits = steps.advance(tokens, rows if number == 0 else None)
 
 
 class Beams:
@@ -104,7 +104,7 @@ class Beams:
     A beam whose parent goes on stays in the place of its parent, so that of the cache only what dies is written over.
     """
 
-    def __init__(self, task: Task, batch: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, task: GenerationTask, batch: int, vocab_size: int, device: torch.device) -> None:
         config, self.task = task.config, task
         self.beams = config.num_beams
         self.wide = max(2, 1 + len(config.eos_token_id)) * self.beams  # so many that enough go on if all others end
@@ -127,7 +127,7 @@ class Beams:
             tokens, rows, over = self._choose(logits, number)
             if over:
                 break
-            logits = steps.go_on(tokens, rows)
+            logits = steps.advance(tokens, rows)
         count = self.task.config.num_return_sequences
         longest = int(self.kept_lengths[:, :count].max())
         return self.kept[:, :count, :longest].flatten(0, 1)

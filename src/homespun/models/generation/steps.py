@@ -43,10 +43,10 @@ class Prompt:
 class Steps(Protocol):
     """Interface between a search and a model."""
 
-    def begin(self) -> Tensor:
+    def start(self) -> Tensor:
         """(batch, vocab) logits of what comes after the prompt."""
 
-    def go_on(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
+    def advance(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
         """(new rows, vocab) logits of what comes after these tokens, (new rows,) int64.
 
         Args:
@@ -98,11 +98,11 @@ class Writer:
         return self._product(features).float()
 
 
-class Cached:
+class CachedSteps:
     """`Steps` that read only the new tokens.
 
     Raises:
-        NoCacheError: in `begin`, an attention cannot.
+        NoCacheError: in `start`, an attention cannot.
     """
 
     def __init__(self, writer: Writer, prompt: Prompt) -> None:
@@ -112,13 +112,13 @@ class Cached:
         positions = prompt.positions
         self.next_positions = None if positions is None else positions[:, -1:] + 1
 
-    def begin(self) -> Tensor:
+    def start(self) -> Tensor:
         hidden = self.writer.decode(
             self.prompt.input_ids, self.prompt, self.prompt.keep, self.prompt.positions, self.cache
         )
         return self.writer.logits(hidden[:, -1])
 
-    def go_on(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
+    def advance(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
             self.cache.follow(rows)
         if self.keep is not None and self.next_positions is not None:
@@ -131,7 +131,7 @@ class Cached:
         return self.writer.logits(hidden[:, -1])
 
 
-class Whole:
+class UncachedSteps:
     """`Steps` that read the whole text for every new token, padded on the right: for any attention."""
 
     def __init__(self, writer: Writer, prompt: Prompt) -> None:
@@ -141,33 +141,33 @@ class Whole:
         order = (~keep).int().argsort(dim=1, stable=True)  # real tokens first
         self.ids = prompt.input_ids.gather(1, order)
 
-    def begin(self) -> Tensor:
+    def start(self) -> Tensor:
         places = torch.arange(self.ids.shape[1], device=self.ids.device)
         keep = places < self.lengths[:, None]
         real = None if bool(keep.all()) else keep
         hidden = self.writer.decode(self.ids, self.prompt, real, None, None)
         return self.writer.logits(hidden[torch.arange(len(hidden), device=hidden.device), self.lengths - 1])
 
-    def go_on(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
+    def advance(self, tokens: Tensor, rows: Tensor | None) -> Tensor:
         if rows is not None:
             self.ids, self.lengths = self.ids[rows], self.lengths[rows]
         ids = torch.cat([self.ids, tokens[:, None]], 1)  # the new column is padding of the rows that are shorter
         self.ids = ids.scatter(1, self.lengths[:, None], tokens[:, None])
         self.lengths = self.lengths + 1
-        return self.begin()
+        return self.start()
 
 
-def begin(writer: Writer, prompt: Prompt, *, use_cache: bool) -> tuple[Steps, Tensor]:
+def start(writer: Writer, prompt: Prompt, *, use_cache: bool) -> tuple[Steps, Tensor]:
     """The steps, and the logits of what comes after the prompt.
 
     Where an attention cannot go on from a cache, this says so once, and all is read again for every token.
     """
     if use_cache:
-        steps = Cached(writer, prompt)
+        steps = CachedSteps(writer, prompt)
         try:
-            return steps, steps.begin()
+            return steps, steps.start()
         except NoCacheError as error:
             why = str(error).partition(":")[0]
             warnings.warn(f"{why}: the whole text is read again for each new token", stacklevel=2)
-    whole = Whole(writer, prompt)
-    return whole, whole.begin()
+    uncached = UncachedSteps(writer, prompt)
+    return uncached, uncached.start()

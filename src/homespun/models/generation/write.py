@@ -12,11 +12,11 @@ from homespun.attention.full import DotProduct
 from homespun.errors import UserError
 from homespun.models.backbone import Encoder, EncoderDecoder
 from homespun.models.context import Context
-from homespun.models.eval_mode import evaluating
+from homespun.models.eval_mode import eval_mode
 from homespun.models.generation.scores import uniforms
-from homespun.models.generation.search import Beams, Ends, Task, one_by_one
+from homespun.models.generation.search import Beams, Ends, GenerationTask, one_by_one
 from homespun.models.generation.settings import GENERATION_TOKENS, GenerationConfig, check_beams
-from homespun.models.generation.steps import Prompt, Writer, begin
+from homespun.models.generation.steps import Prompt, Writer, start
 from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
 from homespun.nn.patterns import Band, Window
@@ -34,8 +34,8 @@ def generate(
     """See `Model.generate`. ``ends`` says of the new tokens of a text whether it ends with them."""
     job = _checked(model, input_ids, attention_mask, arguments, context or {}, ends)
     config = job.config
-    with evaluating(model):
-        parts = [(rows, _written(job, rows)) for rows in job.parts()]
+    with eval_mode(model):
+        parts = [(rows, _generate_rows(job, rows)) for rows in job.parts()]
     longest = max(tokens.shape[1] for _, tokens in parts)
     found = input_ids.new_full((len(input_ids), config.num_return_sequences, longest), config.pad_token_id)
     for rows, tokens in parts:
@@ -178,12 +178,12 @@ def _only_distances(stack: Encoder) -> bool:
     """True if attention uses relative positions only, so that prompts may be padded on the left."""
     sparse = [part.sparse for part in stack.modules() if isinstance(part, DotProduct)]
     return all(
-        each.everywhere is None and all(isinstance(pattern, (Window, Band)) for pattern in each.patterns)
+        each.global_tokens is None and all(isinstance(pattern, (Window, Band)) for pattern in each.patterns)
         for each in sparse
     )
 
 
-def _begun(job: _Job, rows: Tensor) -> tuple[Task, Writer, Prompt]:
+def _prepare(job: _Job, rows: Tensor) -> tuple[GenerationTask, Writer, Prompt]:
     """Prepare prompts, steps and limits of these texts."""
     config = job.config
     ids, keep = job.input_ids[rows], None if job.keep is None else job.keep[rows]
@@ -205,7 +205,7 @@ def _begun(job: _Job, rows: Tensor) -> tuple[Task, Writer, Prompt]:
     else:
         prompt = _on_the_right(ids, keep)
     written = prompt.input_ids if prompt.keep is None else prompt.input_ids.where(prompt.keep, -1)
-    return Task(config, written, job.most, job.least, job.ends), writer, prompt
+    return GenerationTask(config, written, job.most, job.least, job.ends), writer, prompt
 
 
 def _on_the_right(ids: Tensor, keep: Tensor | None) -> Prompt:
@@ -218,34 +218,34 @@ def _on_the_right(ids: Tensor, keep: Tensor | None) -> Prompt:
     return Prompt(ids.gather(1, order), None if bool(keep.all()) else keep)
 
 
-def _written(job: _Job, rows: Tensor) -> Tensor:
+def _generate_rows(job: _Job, rows: Tensor) -> Tensor:
     """(rows * num_return_sequences, new) ids."""
     if job.config.num_beams == 1:
         return torch.stack(list(_one_by_one(job, rows)), 1)
-    task, writer, prompt = _begun(job, rows)
+    task, writer, prompt = _prepare(job, rows)
     with writer.lean():
-        steps, logits = begin(writer, prompt, use_cache=job.config.use_cache)
+        steps, logits = start(writer, prompt, use_cache=job.config.use_cache)
         return Beams(task, len(rows), logits.shape[1], logits.device).run(steps, logits)
 
 
 def _one_by_one(job: _Job, rows: Tensor) -> Iterator[Tensor]:
     """(rows * num_return_sequences,) ids, step after step."""
     config = job.config
-    task, writer, prompt = _begun(job, rows)
+    task, writer, prompt = _prepare(job, rows)
     drawn = None
     if config.do_sample:
         keep = torch.ones_like(job.input_ids, dtype=torch.bool) if job.keep is None else job.keep
         texts = [ids[real].tolist() for ids, real in zip(job.input_ids[rows], keep[rows], strict=True)]
         drawn = uniforms(config.seed, texts, config.num_return_sequences, job.most)
     with writer.lean():
-        steps, logits = begin(writer, prompt, use_cache=config.use_cache)
+        steps, logits = start(writer, prompt, use_cache=config.use_cache)
         yield from one_by_one(task, steps, logits, drawn)
 
 
 def _streamed(job: _Job) -> Iterator[int]:
     steps = _one_by_one(job, torch.arange(1, device=job.input_ids.device))
     while True:
-        with evaluating(job.model):  # not while the caller has the word
+        with eval_mode(job.model):  # not while the caller has the word
             tokens = next(steps, None)
         if tokens is None:
             return

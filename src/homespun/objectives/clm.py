@@ -1,0 +1,143 @@
+"""Causal language modelling: predict the next token (Radford et al. 2018)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from homespun.batch import Batch, Loss, RowSeed, Term
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import PackedRows, Row, Rows
+from homespun.errors import UserError
+from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.heads import LanguageModelHead
+from homespun.models.model import Model
+from homespun.models.recurrent import RecurrentConfig
+from homespun.objectives.mlm import gather_positions
+from homespun.text.tokenizer import Tokenizer
+
+
+def find_next_tokens(batch: Batch, excluded: Sequence[tuple[int, int]] = ()) -> tuple[Tensor, Tensor]:
+    """Positions of the tokens that another token of the same document follows, and the tokens that follow them.
+
+    Args:
+        batch: padded rows.
+        excluded: (row, position) of tokens that get no label.
+
+    Returns:
+        (targets,) positions into batch * seq, and (targets,) token ids.
+    """
+    ids = batch.input_ids
+    follows = torch.ones(ids.shape, dtype=torch.bool, device=ids.device)
+    follows[:, -1] = False
+    if batch.attention_mask is not None:
+        follows[:, :-1] &= batch.attention_mask[:, 1:]
+    if batch.documents is not None:
+        follows[:, :-1] &= batch.documents[:, 1:] == batch.documents[:, :-1]
+    for row, position in excluded:
+        follows[row, position] = False
+    positions = follows.flatten().nonzero().squeeze(-1)
+    return positions, ids.flatten()[positions + 1]
+
+
+def find_false_ends(rows: Sequence[Row]) -> list[tuple[int, int]]:
+    """(row, position) of the tokens before a final [SEP] where the document continues in another row."""
+    return [(number, len(row.input_ids) - 2) for number, row in enumerate(rows) if row.cut[1]]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClmCollator:
+    """Collate: every token's label is the next token of the same document; the last of each has none.
+
+    The [SEP] that ends a row inside a document is no label, or a model would learn to end texts at the row's length.
+    """
+
+    pad_id: int
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Rows to a batch; nothing is drawn."""
+        batch = pad(rows, self.pad_id)
+        positions, labels = find_next_tokens(batch, find_false_ends(rows))
+        count = float(len(labels))
+        targets = {"causal": count, "causal_accuracy": count}
+        return dataclasses.replace(batch, positions=positions, labels=labels, targets=targets)
+
+
+class CausalLM(Config):
+    """Predict every next token. The model must be causal."""
+
+    kind: Literal["clm"] = "clm"
+    packs: ClassVar[bool] = True
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Packed rows."""
+        return PackedRows(corpus, documents, length=length)
+
+    def target_length(self, length: int) -> int:
+        """No decoder writes anything."""
+        return 0
+
+    def collate(self, tokenizer: Tokenizer) -> ClmCollator:
+        """The data side."""
+        return ClmCollator(tokenizer.pad_id)
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> CausalLMObjective:
+        """The model side: ``model``'s backbone under a causal LM head, or the head for words that it has.
+
+        Raises:
+            UserError: the backbone lets tokens see later ones.
+        """
+        stack = model.one_text("objective clm")
+        if not stack.causal:
+            way_out = "model.bidirectional=false" if isinstance(stack, RecurrentConfig) else "model.causal=true"
+            raise UserError(
+                f"objective clm needs a causal model, or tokens would see their labels; set {way_out} in a new one; "
+                f"one given with --from stays as it is: set objective.kind=mlm"
+            )
+        own = model.head if isinstance(model.head, CausalLMHeadConfig | MaskedLMHeadConfig) else None
+        config = ModelConfig(backbone=model.backbone, head=own or build_clm_head_config(stack))
+        return CausalLMObjective(config.build(), config)
+
+
+def build_clm_head_config(backbone: EncoderConfig | RecurrentConfig) -> CausalLMHeadConfig:
+    """A new head. Its projection to narrower embeddings has no bias where those of the layers have none."""
+    if isinstance(backbone, RecurrentConfig) or backbone.embedding_size in (0, backbone.hidden_size):
+        return CausalLMHeadConfig()
+    return CausalLMHeadConfig(transform_bias=backbone.mlp_bias)
+
+
+class CausalLMObjective(nn.Module):
+    """Terms ``causal`` and its accuracy. Keeps the model with its LM head."""
+
+    def __init__(self, model: Model, config: ModelConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+    def forward(self, batch: Batch) -> Loss:
+        """The vocabulary projection runs only where there is a label."""
+        assert batch.positions is not None
+        assert batch.labels is not None
+        hidden = self.model.backbone(batch.input_ids, **batch.context)
+        head = self.model.head
+        assert isinstance(head, LanguageModelHead)
+        prediction = head.predict(gather_positions(hidden, batch.positions), batch.labels)
+        count = len(batch.labels)
+        return Loss(
+            {
+                "causal": Term(prediction.loss, count),
+                "causal_accuracy": Term(prediction.correct, count, weight=0.0),
+            }
+        )
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """The backbone with its LM head."""
+        return self.model, self.config

@@ -1,0 +1,283 @@
+"""Learning from a teacher (Hinton et al. 2015; Sanh et al. 2019): its distributions, the truth, its hidden states.
+
+A teacher stands around an objective that is what it was: masked tokens, or labels. The term of the truth keeps its
+name; ``soft`` and ``cosine`` are beside it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Literal, Protocol
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from homespun.batch import Batch, Loss, Term
+from homespun.config import Config, Count
+from homespun.data.labels import Labels
+from homespun.errors import UserError
+from homespun.models.config import ModelConfig
+from homespun.models.encoder import initialise
+from homespun.models.heads import MaskedLMHead
+from homespun.models.model import Model
+from homespun.nn.soft_targets import VocabLogits, binary_log_probs, soft_label_loss, soft_token_loss
+from homespun.objectives.protocol import ClassifierOutput, HasLogits
+from homespun.objectives.teacher import LogitCache, Teacher
+from homespun.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+SOFT, COSINE = "soft", "cosine"
+Weight = Annotated[float, Field(ge=0)]
+_INITIALIZER_RANGE = 0.02
+
+
+class TokenTeacher(Config):
+    """A teacher that fills places. The weights and the temperature are those of DistilBERT's released command.
+
+    There the soft targets are of all tokens by default; those of masked ones alone cost a seventh as much.
+    """
+
+    source: str = Field(default="", description="run or model/ folder; of the student's tokenizer")
+    temperature: float = Field(default=2.0, gt=0)
+    soft: Weight = Field(default=5.0, description="weight of T^2 KL(teacher || student)")
+    hard: Weight = Field(default=2.0, description="weight of the masked tokens themselves")
+    cosine: Weight = Field(default=1.0, description="weight of the hidden states' direction; 0: without")
+    positions: Literal["masked", "all"] = Field(default="masked", description="whose soft targets: masked tokens, all")
+
+    @model_validator(mode="after")
+    def _teaches(self) -> TokenTeacher:
+        _check_weights(self.soft, self.cosine)
+        return self
+
+    @property
+    def masked_terms(self) -> tuple[str, ...]:
+        """The terms that are counted by masked tokens."""
+        return (SOFT,) if self.soft and self.positions == "masked" else ()
+
+    @property
+    def token_terms(self) -> tuple[str, ...]:
+        """The terms that are counted by real tokens."""
+        soft = (SOFT,) if self.soft and self.positions == "all" else ()
+        return (*soft, COSINE) if self.cosine else soft
+
+    def wrap(self, objective: HasMaskedLMLoss, tokenizer: Tokenizer) -> MaskedLMDistillation:
+        """The objective with the teacher.
+
+        Raises:
+            UserError: no teacher, one of another tokenizer, or one that does not fill places.
+        """
+        teacher = Teacher.open(self.source, tokenizer)
+        if not isinstance(teacher.stored.model.head, MaskedLMHead):
+            raise UserError(
+                f"the teacher {self.source} has no head that fills places; take one that objective mlm pretrained, or "
+                f"distil this one in fine-tuning: homespun distill finetune classify --teacher {self.source} ..."
+            )
+        return MaskedLMDistillation(objective, teacher, self)
+
+
+class LabelTeacher(Config):
+    """A teacher that labels texts. Its hidden states count where ``cosine`` is above 0."""
+
+    source: str = Field(default="", description="run or model/ folder, fine-tuned for the same labels")
+    temperature: float = Field(default=2.0, gt=0)
+    soft: Weight = Field(default=5.0, description="weight of T^2 KL(teacher || student)")
+    hard: Weight = Field(default=2.0, description="weight of the labels themselves")
+    cosine: Weight = Field(default=0.0, description="weight of the hidden states' direction; 0: without")
+    cache: str = Field(default="", description="folder for the teacher's logits, computed once for all epochs")
+    cache_size: Annotated[Count, Field(gt=0)] = Field(
+        default=1_000_000_000, description="bytes that they may take there, such as 2G"
+    )
+
+    @model_validator(mode="after")
+    def _logits_alone(self) -> LabelTeacher:
+        if self.cache and self.cosine:
+            raise ValueError("cache keeps the teacher's logits, and cosine reads its hidden states; set one of them")
+        _check_weights(self.soft, self.cosine)
+        return self
+
+    @property
+    def terms(self) -> dict[str, str | None]:
+        """What is counted beside the labels, by text."""
+        return {name: None for name, weight in ((SOFT, self.soft), (COSINE, self.cosine)) if weight}
+
+    def wrap(self, objective: HasLogits, tokenizer: Tokenizer, labels: Labels) -> LabelDistillation:
+        """The objective with the teacher.
+
+        Raises:
+            UserError: no teacher, one of another tokenizer or of other labels.
+        """
+        teacher = Teacher.open(self.source, tokenizer)
+        theirs = teacher.stored.labels
+        if theirs is None:
+            raise UserError(f"the teacher {self.source} labels nothing; fine-tune it first: homespun finetune classify")
+        if theirs != labels:
+            raise UserError(
+                f"the teacher {self.source} tells {', '.join(theirs.names[:9])} apart"
+                f"{' (several a text)' if theirs.multi_label else ''} and the data has {', '.join(labels.names[:9])}"
+                f"{' (several a text)' if labels.multi_label else ''}; take one that was fine-tuned for these labels"
+            )
+        return LabelDistillation(objective, teacher, self, labels)
+
+
+def _check_weights(soft: float, cosine: float) -> None:
+    if not (soft or cosine):
+        raise ValueError("soft=0 and cosine=0 leave a teacher nothing to teach; set one above 0, or leave teacher out")
+
+
+class HasMaskedLMLoss(Protocol):
+    """What a teacher of tokens stands around: `homespun.objectives.mlm.MaskedLMObjective`, a `torch.nn.Module`."""
+
+    @property
+    def model(self) -> Model:
+        """What learns."""
+
+    def loss_of_hidden(self, hidden: Tensor, batch: Batch) -> Loss:
+        """The terms of (batch, seq, hidden) vectors, among them ``mlm``."""
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """What is kept when training is over."""
+
+
+class MaskedLMDistillation(nn.Module):
+    """DistilBERT's triple loss: ``soft``, ``mlm`` and ``cosine``, each a mean over its own targets.
+
+    Where the two are not of one width a learned projection stands between their hidden states; it is not kept.
+    """
+
+    def __init__(self, objective: HasMaskedLMLoss, teacher: Teacher, config: TokenTeacher) -> None:
+        super().__init__()
+        self.objective = objective
+        self.teacher, self.config = teacher, config
+        self.projection = _projection(objective.model, teacher, config.cosine)
+
+    @property
+    def model(self) -> Model:
+        """The student."""
+        return self.objective.model
+
+    def forward(self, batch: Batch) -> Loss:
+        """The student's vectors are computed once for all terms, and so are the teacher's."""
+        hidden = self.model.read(batch.input_ids, batch.context)
+        terms = _reweight(self.objective.loss_of_hidden(hidden, batch), "mlm", self.config.hard)
+        teacher_outputs = self.teacher.read(batch)
+        if self.config.soft:
+            positions = _real_positions(batch) if self.config.positions == "all" else batch.positions
+            assert positions is not None
+            student, teacher = (
+                _vocab_logits(model, vectors.flatten(0, 1).index_select(0, positions))
+                for model, vectors in ((self.model, hidden), (self.teacher.model(hidden.device), teacher_outputs))
+            )
+            lost = soft_token_loss(student, teacher, temperature=self.config.temperature)
+            terms[SOFT] = Term(lost, len(positions), weight=self.config.soft)
+        if self.config.cosine:
+            positions = _real_positions(batch)
+            distances = _cosine_distance(self.projection(hidden), teacher_outputs).flatten().index_select(0, positions)
+            terms[COSINE] = Term(distances.sum(), len(positions), weight=self.config.cosine)
+        return Loss(terms)
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """The student alone."""
+        return self.objective.export_model()
+
+
+class LabelDistillation(nn.Module):
+    """Soft targets and labels, and the hidden states where they are wanted; ``soft`` is a mean over the texts.
+
+    Of labels that do not exclude each other, each is a distribution of its own, and a text has their mean.
+    """
+
+    def __init__(self, objective: HasLogits, teacher: Teacher, config: LabelTeacher, labels: Labels) -> None:
+        super().__init__()
+        self.objective = objective
+        self.teacher, self.config, self.multi_label = teacher, config, labels.multi_label
+        self.projection = _projection(objective.model, teacher, config.cosine)
+        self._teacher_logits: Callable[[Batch], Tensor] = teacher.logits
+        if config.cache:
+            self._teacher_logits = LogitCache(teacher, config.cache, labels=len(labels), limit=config.cache_size)
+
+    @property
+    def model(self) -> Model:
+        """The student."""
+        return self.objective.model
+
+    def logits(self, batch: Batch) -> Tensor:
+        """The student's."""
+        return self.objective.logits(batch)
+
+    def forward(self, batch: Batch) -> Loss:
+        """The objective's terms, ``soft`` and ``cosine``."""
+        return self.output(batch).loss
+
+    def output(self, batch: Batch) -> ClassifierOutput:
+        """The student's, with the teacher's terms."""
+        student_output = self.objective.output(batch)
+        terms = _reweight(student_output.loss, "loss", self.config.hard)
+        hidden = None
+        if self.config.cosine:
+            hidden = self.teacher.read(batch)
+            terms[COSINE] = self._cosine_term(student_output.hidden, hidden, batch)
+        if self.config.soft:
+            teacher_outputs = self._teacher_logits(batch) if hidden is None else self.teacher.logits(batch, hidden)
+            distances = self._soft_loss(student_output.logits, teacher_outputs)
+            terms[SOFT] = Term(distances.sum(), len(distances), weight=self.config.soft)
+        return replace(student_output, loss=Loss(terms))
+
+    def _soft_loss(self, logits: Tensor, teacher_outputs: Tensor) -> Tensor:
+        """(texts,)."""
+        if self.multi_label:
+            of_each = soft_label_loss(
+                binary_log_probs(logits), binary_log_probs(teacher_outputs), temperature=self.config.temperature
+            )
+            return of_each.mean(-1)
+        return soft_label_loss(logits, teacher_outputs, temperature=self.config.temperature)
+
+    def _cosine_term(self, hidden: Tensor, teacher_outputs: Tensor, batch: Batch) -> Term:
+        """The mean over the tokens of a text, whose chunks count as one."""
+        keep = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask
+        distances = (_cosine_distance(self.projection(hidden), teacher_outputs) * keep).sum(1)  # (sequences,)
+        tokens = keep.sum(1).to(distances.dtype)
+        if batch.chunks is not None:
+            present = batch.chunks >= 0
+            distances, tokens = ((values[batch.chunks.clamp(min=0)] * present).sum(1) for values in (distances, tokens))
+        return Term((distances / tokens.clamp(min=1)).sum(), len(distances), weight=self.config.cosine)
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """The student alone."""
+        return self.objective.export_model()
+
+
+def _vocab_logits(model: Model, vectors: Tensor) -> VocabLogits:
+    head = model.head
+    assert isinstance(head, MaskedLMHead)
+    return VocabLogits(head.features(vectors), head.weight, head.bias)
+
+
+def _reweight(loss: Loss, name: str, weight: float) -> dict[str, Term]:
+    """The terms, that of the truth with its weight."""
+    return loss.terms | {name: replace(loss.terms[name], weight=weight)}
+
+
+def _cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
+    """(batch, seq, hidden) of each -> (batch, seq): 1 - cosine."""
+    return 1 - torch.cosine_similarity(student.float(), teacher.float(), dim=-1)
+
+
+def _real_positions(batch: Batch) -> Tensor:
+    """(tokens,) places of the real tokens in batch * seq."""
+    if batch.attention_mask is None:
+        return torch.arange(batch.input_ids.numel(), device=batch.input_ids.device)
+    return batch.attention_mask.flatten().nonzero().squeeze(1)
+
+
+def _projection(student: Model, teacher: Teacher, cosine: float) -> nn.Module:
+    own, theirs = student.backbone.hidden_size, teacher.stored.model.backbone.hidden_size
+    if own == theirs or not cosine:
+        return nn.Identity()
+    logger.info("the student's vectors have %d values and the teacher's %d: a projection stands between", own, theirs)
+    projection = nn.Linear(own, theirs)
+    initialise([projection], _INITIALIZER_RANGE)
+    return projection

@@ -1,0 +1,141 @@
+"""Two language models side by side, one in each direction, over the same words (ELMo; Peters et al. 2018)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+from torch import nn
+
+from homespun.batch import Batch, Loss, RowSeed, Term
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import PackedRows, Row, Rows
+from homespun.errors import UserError
+from homespun.models.characters import fill_character_table
+from homespun.models.config import ModelConfig
+from homespun.models.elmo import BiLMHead, BiLMHeadConfig, Cutoffs, Softmax, cutoffs_for
+from homespun.models.model import Model
+from homespun.models.recurrent import RecurrentConfig
+from homespun.objectives.clm import find_false_ends, find_next_tokens
+from homespun.objectives.mlm import gather_positions
+from homespun.text.tokenizer import Tokenizer
+
+DIRECTIONS = ("forward", "backward")
+
+
+@dataclasses.dataclass(frozen=True)
+class ElmoCollator:
+    """Collate: ``positions`` are tokens that another follows in the same document, ``labels`` the ones that follow.
+
+    The backward direction predicts the token at each position from those that follow it. The pairs with a [CLS] or
+    [SEP] that stands inside a document (`Row.cut`) are left out.
+    """
+
+    pad_id: int
+    accuracy: bool
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Rows to a batch; nothing is drawn."""
+        batch = pad(rows, self.pad_id)
+        false_starts = [(number, 0) for number, row in enumerate(rows) if row.cut[0]]
+        positions, labels = find_next_tokens(batch, [*false_starts, *find_false_ends(rows)])
+        names = [f"{name}{end}" for name in DIRECTIONS for end in ("", *["_accuracy"] * self.accuracy)]
+        targets = dict.fromkeys(names, float(len(labels)))
+        return dataclasses.replace(batch, positions=positions, labels=labels, targets=targets)
+
+
+class BiLM(Config):
+    """Tell the next token from those before it, and the one before from those after it, each by its own network.
+
+    The loss is the mean of both directions' cross entropies. Documents that are packed into a row are apart. Of an
+    adaptive softmax no accuracy is told, which would take all of it.
+    """
+
+    kind: Literal["bilm"] = "bilm"
+    packs: ClassVar[bool] = True
+    softmax: Softmax = Field(
+        default="full", description="over all words at once, or by groups of rarer and rarer ones (large vocabularies)"
+    )
+    cutoffs: Cutoffs = ()
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Packed rows."""
+        return PackedRows(corpus, documents, length=length)
+
+    def target_length(self, length: int) -> int:
+        """No decoder writes anything."""
+        return 0
+
+    def collate(self, tokenizer: Tokenizer) -> ElmoCollator:
+        """The data side."""
+        return ElmoCollator(tokenizer.pad_id, self.softmax == "full")
+
+    @property
+    def lighter(self) -> str:
+        """What would take less memory, where a large vocabulary does not fit; empty: nothing known."""
+        return "objective.softmax=adaptive" if self.softmax == "full" else ""
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> BiLMObjective:
+        """The model side: a recurrent backbone whose directions are apart, under one softmax, its own where it has one.
+
+        Words that are made of characters are spelled as the tokenizer has them.
+
+        Raises:
+            UserError: another backbone; a tokenizer of pieces under words of characters; cutoffs that cannot be.
+        """
+        stack = model.one_text("objective bilm")
+        if not isinstance(stack, RecurrentConfig) or not stack.apart:
+            raise UserError(
+                "objective bilm teaches two recurrent networks that never read each other, or each would read what it "
+                "is to tell; set model.bidirectional=true and model.apart=true, or take model.preset=elmo-mini"
+            )
+        config = ModelConfig(backbone=stack, head=self._head(model, stack.vocab_size))
+        built = config.build()
+        fill_character_table(built, tokenizer)
+        return BiLMObjective(built, config)
+
+    def _head(self, model: ModelConfig, vocab_size: int) -> BiLMHeadConfig:
+        own = model.head
+        if isinstance(own, BiLMHeadConfig) and own.softmax == self.softmax:
+            return own
+        if self.softmax == "full":
+            return BiLMHeadConfig()
+        cutoffs = self.cutoffs or cutoffs_for(vocab_size)  # kept, since a vocabulary may grow
+        return BiLMHeadConfig(softmax="adaptive", cutoffs=cutoffs)
+
+
+class BiLMObjective(nn.Module):
+    """Terms ``forward`` and ``backward``, each half of the loss, and their accuracies where they are known."""
+
+    def __init__(self, model: Model, config: ModelConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+    def forward(self, batch: Batch) -> Loss:
+        """The softmax is computed only where there is a label."""
+        assert batch.positions is not None
+        assert batch.labels is not None
+        head = self.model.head
+        assert isinstance(head, BiLMHead)
+        onwards, back = self.model.backbone(batch.input_ids, **batch.context).chunk(2, dim=-1)
+        before = batch.input_ids.flatten()[batch.positions]
+        losses = (
+            head.loss(gather_positions(onwards, batch.positions), batch.labels),
+            head.loss(gather_positions(back, batch.positions + 1), before),
+        )
+        count, terms = len(batch.labels), {}
+        for name, (loss, correct) in zip(DIRECTIONS, losses, strict=True):
+            terms[name] = Term(loss, count, weight=0.5)
+            if correct is not None:
+                terms[f"{name}_accuracy"] = Term(correct, count, weight=0.0)
+        return Loss(terms)
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """The backbone with its softmax."""
+        return self.model, self.config

@@ -1,0 +1,243 @@
+"""Masked language modelling, with or without next sentence prediction (Devlin et al. 2019; Liu et al. 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.batch import Batch, Loss, RowSeed, Term
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import NextSentenceRows, PackedRows, Row, Rows
+from homespun.errors import UserError
+from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig, initialise
+from homespun.models.heads import MaskedLMHead, NextSentenceHead
+from homespun.models.model import Model
+from homespun.models.recurrent import RecurrentConfig
+from homespun.objectives.distillation import MaskedLMDistillation, TokenTeacher
+from homespun.objectives.masking import choose_positions, replace
+from homespun.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class MlmCollator:
+    """Collate for masked prediction: pure, picklable, all randomness from each row's draw."""
+
+    pad_id: int
+    mask_id: int
+    special: np.ndarray  # (vocab,) bool
+    word_starts: np.ndarray | None  # (vocab,) bool; None: tokens are chosen singly
+    probability: float
+    mask_share: float
+    random_share: float
+    duplicates: int = 0  # above 0: static masking, the epoch's draw repeats after so many
+    terms: tuple[str, ...] = ("mlm",)  # the names under which the masked tokens are counted
+    token_terms: tuple[str, ...] = ()  # the names under which all real tokens are counted
+    pair_terms: tuple[str, ...] = ()
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Rows to a corrupted batch; ``positions`` and ``labels`` say where a token is predicted, and which."""
+        ordinary = np.flatnonzero(~self.special)
+        corrupted, flat, labels = [], [], []
+        width = max(len(row.input_ids) for row in rows)
+        for number, (row, row_seed) in enumerate(zip(rows, row_seeds, strict=True)):
+            if self.duplicates:
+                row_seed = dataclasses.replace(row_seed, epoch=row_seed.epoch % self.duplicates)
+            generator = row_seed.generator()
+            positions = choose_positions(
+                row.input_ids,
+                self.special,
+                generator,
+                probability=self.probability,
+                word_starts=self.word_starts,
+            )
+            ids = replace(
+                row.input_ids,
+                positions,
+                generator,
+                mask_id=self.mask_id,
+                ordinary_ids=ordinary,
+                mask_share=self.mask_share,
+                random_share=self.random_share,
+            )
+            corrupted.append(dataclasses.replace(row, input_ids=ids))
+            flat.append(positions + number * width)
+            labels.append(row.input_ids[positions])
+        targets = dict.fromkeys(self.terms, float(sum(map(len, labels))))
+        targets |= dict.fromkeys(self.token_terms, float(sum(len(row.input_ids) for row in rows)))
+        targets |= dict.fromkeys(self.pair_terms, float(len(rows)))
+        pairs = [row.label for row in rows] if self.pair_terms else None
+        return dataclasses.replace(
+            pad(corrupted, self.pad_id),
+            positions=torch.from_numpy(np.concatenate(flat)),
+            labels=torch.from_numpy(np.concatenate(labels).astype(np.int64)),
+            pair_labels=None if pairs is None else torch.tensor(pairs, dtype=torch.int64),
+            targets=targets,
+        )
+
+
+def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
+    """(batch, seq, ...) -> (targets, ...): the vectors at flat ``positions``."""
+    return hidden.flatten(0, 1).index_select(0, positions)
+
+
+class MaskedLM(Config):
+    """Predict masked tokens: 15%, of which 80% are the mask token, 10% a random token, 10% themselves."""
+
+    kind: Literal["mlm"] = "mlm"
+    packs: ClassVar[bool] = True
+    probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens to predict")
+    mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
+    random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
+    masking: Literal["dynamic", "static"] = Field(
+        default="dynamic", description="new masks every epoch (RoBERTa), or a fixed number of them (BERT)"
+    )
+    duplicates: int = Field(default=10, ge=1, description="how many masks of each row static masking goes round")
+    whole_words: bool = Field(default=False, description="mask all pieces of a word together")
+    next_sentence: bool = Field(default=False, description="BERT's second task; needs a corpus with sentences")
+    teacher: TokenTeacher | None = Field(default=None, description="a model to learn from beside (DistilBERT)")
+
+    @model_validator(mode="after")
+    def _one_task(self) -> MaskedLM:
+        if self.teacher is not None and self.next_sentence:
+            raise ValueError(
+                "a teacher is asked for masked tokens alone; set next_sentence=false, or leave teacher out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shares(self) -> MaskedLM:
+        if self.mask_share + self.random_share > 1:
+            raise ValueError(
+                f"mask_share={self.mask_share} and random_share={self.random_share} are more than the whole; lower one"
+            )
+        return self
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Packed rows, or sentence pairs where the next sentence is predicted."""
+        if self.next_sentence:
+            return NextSentenceRows(corpus, documents, length=length, seed=seed)
+        return PackedRows(corpus, documents, length=length)
+
+    def target_length(self, length: int) -> int:
+        """No decoder writes anything."""
+        return 0
+
+    def collate(self, tokenizer: Tokenizer) -> MlmCollator:
+        """The data side."""
+        return MlmCollator(
+            pad_id=tokenizer.pad_id,
+            mask_id=tokenizer.mask_id,
+            special=tokenizer.special_mask,
+            word_starts=tokenizer.word_starts if self.whole_words else None,
+            probability=self.probability,
+            mask_share=self.mask_share,
+            random_share=self.random_share,
+            duplicates=self.duplicates if self.masking == "static" else 0,
+            terms=("mlm", "mlm_accuracy", *(self.teacher.masked_terms if self.teacher else ())),
+            token_terms=self.teacher.token_terms if self.teacher else (),
+            pair_terms=("next_sentence", "next_sentence_accuracy") if self.next_sentence else (),
+        )
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective | MaskedLMDistillation:
+        """The model side: ``model``'s backbone under a masked LM head, its own where it has one, and the teacher.
+
+        Raises:
+            UserError: the backbone is causal, or the next sentence is to be predicted and it cannot tell two segments
+                apart; a teacher that cannot be opened, or that does not fit.
+        """
+        backbone = require_bidirectional(model, "mlm")
+        if self.next_sentence and model.backbone.type_vocab_size < 2:
+            raise UserError(
+                f"next sentence prediction needs two segments and the model has "
+                f"type_vocab_size={model.backbone.type_vocab_size}; set model.type_vocab_size=2"
+            )
+        own = model.head if isinstance(model.head, MaskedLMHeadConfig) else None
+        head = own or build_mlm_head_config(backbone)
+        config = ModelConfig(backbone=model.backbone, head=head)
+        built = config.build()
+        pairs = None
+        if self.next_sentence:
+            pairs = NextSentenceHead(built.backbone.hidden_size)
+            initialise(pairs.modules(), model.backbone.initializer_range)
+        objective = MaskedLMObjective(built, config, pairs)
+        return objective if self.teacher is None else self.teacher.wrap(objective, tokenizer)
+
+
+def build_mlm_head_config(backbone: EncoderConfig | RecurrentConfig) -> MaskedLMHeadConfig:
+    """A new head with the activation of the layers, and biases where these have them."""
+    if isinstance(backbone, RecurrentConfig):
+        return MaskedLMHeadConfig(hidden_act=backbone.hidden_act)
+    return MaskedLMHeadConfig(
+        hidden_act=backbone.hidden_act,
+        transform_bias=backbone.mlp_bias,
+        norm_bias=backbone.norm != "layer_norm" or (backbone.norm_bias and backbone.norm_weight),
+    )
+
+
+def require_bidirectional(model: ModelConfig, kind: str) -> EncoderConfig | RecurrentConfig:
+    """The backbone, one stack that sees both sides of a place.
+
+    Raises:
+        UserError: it is another, such as a causal one, which would have to fill a place from its left side alone.
+    """
+    backbone = model.one_text(f"objective {kind}")
+    if backbone.causal:
+        way_out = "model.bidirectional=true" if isinstance(backbone, RecurrentConfig) else "model.causal=false"
+        raise UserError(
+            f"objective {kind} fills places from both sides of them; set {way_out} in a new model; one given with "
+            f"--from stays as it is: set objective.kind=clm"
+        )
+    if isinstance(backbone, RecurrentConfig) and backbone.characters is not None:
+        raise UserError(
+            f"objective {kind} tells words by the vectors that they have, and the words of this model are made of "
+            f"their characters; set objective.kind=bilm, or leave model.characters out"
+        )
+    return backbone
+
+
+class MaskedLMObjective(nn.Module):
+    """Terms ``mlm`` and, with NSP, ``next_sentence``; their accuracies beside them. Keeps model and LM head."""
+
+    def __init__(self, model: Model, config: ModelConfig, next_sentence: NextSentenceHead | None) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        self.next_sentence = next_sentence
+
+    def forward(self, batch: Batch) -> Loss:
+        """The vocabulary projection runs only where there is a label."""
+        return self.loss_of_hidden(self.model.read(batch.input_ids, batch.context), batch)
+
+    def loss_of_hidden(self, hidden: Tensor, batch: Batch) -> Loss:
+        """The terms of (batch, seq, hidden) vectors that were read of the batch."""
+        assert batch.positions is not None
+        assert batch.labels is not None
+        head = self.model.head
+        assert isinstance(head, MaskedLMHead)
+        prediction = head.predict(gather_positions(hidden, batch.positions), batch.labels)
+        count = len(batch.labels)
+        terms = {
+            "mlm": Term(prediction.loss, count),
+            "mlm_accuracy": Term(prediction.correct, count, weight=0.0),
+        }
+        if self.next_sentence is not None and batch.pair_labels is not None:
+            logits = self.next_sentence(hidden).float()
+            loss = F.cross_entropy(logits, batch.pair_labels, reduction="sum")
+            right = (logits.argmax(-1) == batch.pair_labels).sum()
+            terms["next_sentence"] = Term(loss, len(logits))
+            terms["next_sentence_accuracy"] = Term(right, len(logits), weight=0.0)
+        return Loss(terms)
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """The backbone with its masked LM head."""
+        return self.model, self.config

@@ -1,0 +1,193 @@
+"""A language model over long streams: its state is carried from one piece to the next, its gradients are not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from homespun.batch import Batch, Loss, RowSeed, Term
+from homespun.config import Config
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import Row
+from homespun.data.tbptt_rows import TbpttRows
+from homespun.errors import UserError
+from homespun.models.backbone import Encoder
+from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.heads import CausalLMHead
+from homespun.models.model import Model
+from homespun.models.recurrent import RecurrentConfig
+from homespun.nn.cache import Cache
+from homespun.nn.recurrent import RecurrentLayer
+from homespun.objectives.clm import find_next_tokens
+from homespun.objectives.mlm import gather_positions
+from homespun.text.tokenizer import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class TbpttCollator:
+    """Collate: every token's label is the next one, but for the token that begins a document, which is none."""
+
+    pad_id: int
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Rows of `TbpttRows` to a batch; nothing is drawn. Their last tokens are labels alone.
+
+        Rows that are no pieces begin from nothing, and leave nothing behind.
+        """
+        longer = pad(rows, self.pad_id)
+        positions, labels = find_next_tokens(longer)
+        seq = longer.input_ids.shape[1] - 1
+        keep = None if longer.attention_mask is None else longer.attention_mask[:, 1:]
+        count = float(len(labels))
+        return Batch(
+            longer.input_ids[:, :-1].contiguous(),
+            attention_mask=None if keep is None or bool(keep.all()) else keep,
+            positions=positions // (seq + 1) * seq + positions % (seq + 1),
+            labels=labels,
+            stream_positions=None
+            if rows[0].stream_position is None
+            else torch.tensor([row.stream_position for row in rows]),
+            targets={"causal": count, "causal_accuracy": count},
+        )
+
+
+class StatefulCausalLM(Config):
+    """Predict every next token of a long stream, a piece at a time, from the state that the piece before left.
+
+    This is truncated back-propagation through time (Mikolov et al. 2010): no gradient goes back into the piece before.
+    The corpus is read in order, as ``streams`` streams side by side, and the state goes on through the ends of its
+    documents; objective clm begins anew at each instead. A step of ``train.batch_size`` rows is a piece of each stream.
+    """
+
+    kind: Literal["streamed_clm"] = "streamed_clm"
+    packs: ClassVar[bool] = True
+    streams: int = Field(default=0, ge=0, description="streams beside each other; 0: train.batch_size")
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
+        """Pieces of the streams, in order."""
+        return TbpttRows(corpus, documents, length=length, streams=self._count)
+
+    def target_length(self, length: int) -> int:
+        """No decoder writes anything."""
+        return 0
+
+    def collate(self, tokenizer: Tokenizer) -> TbpttCollator:
+        """The data side."""
+        return TbpttCollator(tokenizer.pad_id)
+
+    def build(self, model: ModelConfig, tokenizer: Tokenizer) -> StatefulCausalLMObjective:
+        """The model side: a recurrent backbone in one direction under a causal LM head, its own where it has one.
+
+        Raises:
+            UserError: the backbone has no state to carry, or reads from both ends.
+        """
+        stack = model.one_text("objective streamed_clm")
+        if not isinstance(stack, RecurrentConfig):
+            raise UserError(
+                "objective streamed_clm carries the state of a recurrent model, and this one has attention; set "
+                "objective.kind=clm, or take one such as model.preset=lstm-mini"
+            )
+        if not stack.causal:
+            raise UserError(
+                "objective streamed_clm needs a causal model, or tokens would see their labels; set "
+                "model.bidirectional=false"
+            )
+        own = model.head if isinstance(model.head, CausalLMHeadConfig) else None
+        config = ModelConfig(backbone=stack, head=own or CausalLMHeadConfig())
+        return StatefulCausalLMObjective(config.build(), config, streams=self._count)
+
+    @property
+    def _count(self) -> int:
+        if not self.streams:
+            raise UserError("how many streams? set objective.streams to train.batch_size")
+        return self.streams
+
+
+class StatefulCausalLMObjective(nn.Module):
+    """Terms ``causal`` and its accuracy, as those of objective clm. Keeps the model with its LM head.
+
+    The states are buffers, so that a checkpoint holds them and a resumed run goes on from them. Beside the state that
+    each stream's last piece left there is the one that it began with, by the piece's number: a step that is made again,
+    because it ran out of memory, begins where it began. Validation has states of its own, which nothing keeps.
+
+    Args:
+        streams: how many there are.
+    """
+
+    before: Tensor
+    after: Tensor
+    piece: Tensor
+
+    def __init__(self, model: Model, config: ModelConfig, *, streams: int) -> None:
+        super().__init__()
+        self.model, self.config = model, config
+        backbone = model.backbone
+        assert isinstance(backbone, Encoder)
+        self._layers = [layer for layer in backbone.layers if isinstance(layer, RecurrentLayer)]
+        self._sizes = [size for layer in self._layers for size in layer.state_sizes]
+        self.register_buffer("before", torch.zeros(streams, sum(self._sizes)))
+        self.register_buffer("after", torch.zeros(streams, sum(self._sizes)))
+        self.register_buffer("piece", torch.full((streams,), -1))
+        self._read: Tensor | None = None  # the states of a validation
+
+    def train(self, mode: bool = True) -> StatefulCausalLMObjective:
+        """Training mode, or that of a validation, which begins to read."""
+        super().train(mode)
+        self._read = None
+        return self
+
+    def forward(self, batch: Batch) -> Loss:
+        """The vocabulary projection runs only where there is a label."""
+        assert batch.positions is not None
+        assert batch.labels is not None
+        backbone, head = self.model.backbone, self.model.head
+        assert isinstance(backbone, Encoder)
+        assert isinstance(head, CausalLMHead)
+        cache = Cache()
+        if batch.stream_positions is not None:
+            states = iter(
+                torch.split_with_sizes(self._initial_state(*batch.stream_positions.unbind(1)), self._sizes, dim=1)
+            )
+            for layer in self._layers:
+                cache.keep_state(layer, tuple(next(states) for _ in range(layer.states)))
+        hidden = backbone.decode(batch.input_ids, attention_mask=batch.attention_mask, cache=cache)
+        if batch.stream_positions is not None:
+            state = torch.cat([part for layer in self._layers for part in cache.state(layer) or ()], dim=1)
+            self._store_state(batch.stream_positions[:, 0], state)
+        prediction = head.predict(gather_positions(hidden, batch.positions), batch.labels)
+        count = len(batch.labels)
+        return Loss(
+            {
+                "causal": Term(prediction.loss, count),
+                "causal_accuracy": Term(prediction.correct, count, weight=0.0),
+            }
+        )
+
+    @torch.no_grad()
+    def _initial_state(self, stream: Tensor, piece: Tensor) -> Tensor:
+        """(rows, states) from which the rows go on: those that the pieces before them left, zero at the first."""
+        if not self.training:
+            if self._read is None:
+                self._read = torch.zeros_like(self.after)
+            return self._read[stream].masked_fill((piece == 0)[:, None], 0.0)
+        again = (self.piece[stream] == piece)[:, None]
+        state = torch.where(again, self.before[stream], self.after[stream]).masked_fill((piece == 0)[:, None], 0.0)
+        self.before.index_copy_(0, stream, state)
+        self.piece.index_copy_(0, stream, piece)
+        return state
+
+    @torch.no_grad()
+    def _store_state(self, stream: Tensor, state: Tensor) -> None:
+        known = self.after if self.training or self._read is None else self._read
+        known.index_copy_(0, stream, state.to(known.dtype))
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """The backbone with its LM head; what was carried stays behind."""
+        return self.model, self.config

@@ -1,0 +1,274 @@
+"""A teacher: DistilBERT's loss as its script has it, logits kept on disk, and teachers that do not fit."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from tiny_language import row_seeds, some_rows, tiny_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.batch import Batch
+from homespun.data.labels import Labels
+from homespun.data.rows import Row
+from homespun.errors import UserError
+from homespun.models.bundle import load_model, save_model, weights_of
+from homespun.models.config import MaskedLMHeadConfig, ModelConfig
+from homespun.models.sequence_heads import LinearHeadConfig
+from homespun.objectives.classification import Classification
+from homespun.objectives.distillation import LabelTeacher, TokenTeacher
+from homespun.objectives.mlm import MaskedLM
+from homespun.objectives.teacher import LogitCache, Teacher
+from homespun.text.tokenizer import Tokenizer
+
+LABELS = Labels(("a", "b", "c"))
+SEVERAL = Labels(("a", "b", "c"), multi_label=True)
+
+
+def saved(folder: Path, tokenizer: Tokenizer, head: Any, *, labels: Labels | None = None, **fields: Any) -> Path:
+    torch.manual_seed(17)
+    config = tiny_model(tokenizer, **fields).model_copy(update={"head": head})
+    save_model(folder, config.build(), config, tokenizer, labels=labels)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def filler(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    return saved(tmp_path_factory.mktemp("teachers") / "filler", tokenizer, MaskedLMHeadConfig())
+
+
+@pytest.fixture(scope="module")
+def labeller(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    head = LinearHeadConfig(num_labels=3)
+    return saved(tmp_path_factory.mktemp("teachers") / "labeller", tokenizer, head, labels=LABELS)
+
+
+def taught(tokenizer: Tokenizer, source: Path, *, model: ModelConfig | None = None, **fields: Any) -> tuple[Any, Batch]:
+    config = MaskedLM(teacher=TokenTeacher(source=str(source), **fields))
+    torch.manual_seed(5)
+    objective = config.build(model or tiny_model(tokenizer, type_vocab_size=0), tokenizer).eval()
+    rows = some_rows(tokenizer, [13, 24, 3, 17])
+    collate = pickle.loads(pickle.dumps(config.collate(tokenizer)))
+    return objective, collate(rows, row_seeds(len(rows)))
+
+
+def logits(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    hidden = model.backbone(batch.input_ids, attention_mask=batch.attention_mask)
+    return model.head(hidden), hidden
+
+
+@pytest.mark.parametrize("positions", ["masked", "all"])
+def test_loss_is_that_of_the_released_script(positions: str, tokenizer: Tokenizer, filler: Path) -> None:
+    objective, batch = taught(tokenizer, filler, positions=positions)
+    student, hidden = logits(objective.model, batch)
+    teacher_logits, their_hidden = logits(load_model(filler).model, batch)
+    assert batch.positions is not None
+    assert batch.attention_mask is not None
+    real = batch.attention_mask.bool()
+    chosen = torch.zeros_like(real).flatten()
+    chosen[batch.positions] = True
+    chosen = chosen.view(real.shape) if positions == "masked" else real
+    truth = torch.full_like(batch.input_ids, -100).flatten()
+    truth[batch.positions] = batch.labels
+    soft = nn.KLDivLoss(reduction="batchmean")(
+        F.log_softmax(student[chosen] / 2.0, dim=-1), F.softmax(teacher_logits[chosen] / 2.0, dim=-1)
+    )
+    hard = F.cross_entropy(student.flatten(0, 1), truth, ignore_index=-100)
+    ones = torch.ones(int(real.sum()))
+    cosine = nn.CosineEmbeddingLoss(reduction="mean")(hidden[real], their_hidden[real], ones)
+    total = objective(batch).total(batch.targets)
+    torch.testing.assert_close(total, 5.0 * soft * 2.0**2 + 2.0 * hard + 1.0 * cosine, rtol=1e-5, atol=1e-5)
+
+
+def test_terms_are_counted_beforehand(tokenizer: Tokenizer, filler: Path) -> None:
+    for positions in ("masked", "all"):
+        objective, batch = taught(tokenizer, filler, positions=positions)
+        for name, term in objective(batch).terms.items():
+            assert batch.targets[name] == float(term.count), name
+
+
+def test_its_own_teacher_at_temperature_1_teaches_nothing(tokenizer: Tokenizer, filler: Path) -> None:
+    objective, batch = taught(tokenizer, filler, model=tiny_model(tokenizer), temperature=1.0)
+    objective.model.load_state_dict(load_model(filler).model.state_dict())
+    terms = objective(batch).terms
+    assert abs(terms["soft"].sum.item()) < 1e-4
+    assert abs(terms["cosine"].sum.item()) < 1e-4
+    assert terms["mlm"].sum.item() > 1
+
+
+def test_the_teacher_is_no_part_of_what_is_trained(tokenizer: Tokenizer, filler: Path) -> None:
+    objective, batch = taught(tokenizer, filler)
+    student = sum(p.numel() for p in objective.model.parameters())
+    assert sum(p.numel() for p in objective.parameters()) == student
+    assert sum(t.numel() for t in weights_of(objective).values()) == student
+    before = {name: t.clone() for name, t in objective.teacher.stored.model.state_dict().items()}
+    objective.train()
+    objective(batch).total(batch.targets).backward()
+    assert not objective.teacher.stored.model.training
+    for name, tensor in objective.teacher.stored.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert all(p.grad is None for p in objective.teacher.stored.model.parameters())
+
+
+def test_a_student_learns_what_its_teacher_says(tokenizer: Tokenizer, filler: Path) -> None:
+    objective, batch = taught(tokenizer, filler, hard=0.0)
+    objective.train()
+    optimizer = torch.optim.AdamW(objective.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(25):
+        loss = objective(batch)
+        optimizer.zero_grad()
+        loss.total(batch.targets).backward()
+        optimizer.step()
+        losses.append(loss.terms["soft"].sum.item())
+    assert losses[-1] < 0.4 * losses[0], losses
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_size": 24, "intermediate_size": 40},
+        {"attention": {"kind": "linformer", "k": 7}},
+        {"embedding_size": 12},
+        {"num_hidden_layers": 1},
+    ],
+)
+def test_a_student_of_another_shape(fields: dict[str, Any], tokenizer: Tokenizer, filler: Path) -> None:
+    model = tiny_model(tokenizer, type_vocab_size=0, **fields)
+    objective, batch = taught(tokenizer, filler, model=model)
+    objective.train()
+    loss = objective(batch)
+    assert set(loss.terms) == {"mlm", "mlm_accuracy", "soft", "cosine"}
+    loss.total(batch.targets).backward()
+    assert all(p.grad is not None for p in objective.parameters())
+    product, config = objective.export_model()
+    assert weights_of(product).keys() == weights_of(config.build()).keys()  # a projection is not kept
+
+
+def some_texts(tokenizer: Tokenizer, labels: Labels = LABELS, count: int = 7) -> list[Row]:
+    random = np.random.default_rng(3)
+    rows = []
+    for number in range(count):
+        label = (random.random(3) > 0.5).astype(np.int64) if labels.multi_label else number % 3
+        rows.append(Row(random.integers(5, tokenizer.vocab_size, 3 + 2 * number), label=label))
+    return rows
+
+
+def classifier(tokenizer: Tokenizer, source: Path, labels: Labels = LABELS, **fields: Any) -> tuple[Any, Batch]:
+    config = Classification(head=LinearHeadConfig(), teacher=LabelTeacher(source=str(source), **fields))
+    model = tiny_model(tokenizer, type_vocab_size=0)
+    torch.manual_seed(5)
+    objective = config.wrap(config.build(model.build(), model, labels), tokenizer, labels).eval()
+    collate = pickle.loads(pickle.dumps(config.collate(tokenizer.pad_id, labels)))
+    return objective, collate(some_texts(tokenizer, labels), [])
+
+
+def test_soft_and_hard_labels(tokenizer: Tokenizer, labeller: Path) -> None:
+    objective, batch = classifier(tokenizer, labeller, soft=3.0, hard=0.5)
+    assert batch.labels is not None
+    student = objective.model(batch.input_ids, batch.attention_mask)
+    teacher_logits = load_model(labeller).model(batch.input_ids, batch.attention_mask)
+    soft = (
+        nn.KLDivLoss(reduction="batchmean")(F.log_softmax(student / 2, dim=-1), F.softmax(teacher_logits / 2, dim=-1))
+        * 4
+    )
+    total = objective(batch).total(batch.targets)
+    torch.testing.assert_close(total, 3.0 * soft + 0.5 * F.cross_entropy(student, batch.labels), rtol=1e-5, atol=1e-5)
+    for name, term in objective(batch).terms.items():
+        assert batch.targets[name] == float(term.count), name
+
+
+def test_several_labels_a_text(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    source = saved(tmp_path / "several", tokenizer, LinearHeadConfig(num_labels=3), labels=SEVERAL)
+    objective, batch = classifier(tokenizer, source, SEVERAL, temperature=1.0)
+    student = objective.model(batch.input_ids, batch.attention_mask)
+    teacher_logits = load_model(source).model(batch.input_ids, batch.attention_mask)
+    p, q = teacher_logits.sigmoid(), student.sigmoid()
+    by_hand = (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean(-1)
+    torch.testing.assert_close(objective(batch).terms["soft"].sum, by_hand.sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_hidden_states_of_texts(tokenizer: Tokenizer, labeller: Path) -> None:
+    objective, batch = classifier(tokenizer, labeller, cosine=1.0)
+    keep = batch.attention_mask
+    assert keep is not None
+    ours, theirs = (
+        m.backbone(batch.input_ids, attention_mask=keep) for m in (objective.model, load_model(labeller).model)
+    )
+    by_hand = [
+        (1 - torch.cosine_similarity(a[: int(k.sum())], b[: int(k.sum())], dim=-1)).mean().item()
+        for a, b, k in zip(ours, theirs, keep, strict=True)
+    ]
+    assert objective(batch).terms["cosine"].sum.item() == pytest.approx(sum(by_hand), rel=1e-5)
+    assert batch.targets["cosine"] == 7.0
+
+
+def test_kept_logits_are_the_teachers(tmp_path: Path, tokenizer: Tokenizer, labeller: Path) -> None:
+    fresh, batch = classifier(tokenizer, labeller)
+    keeping, _ = classifier(tokenizer, labeller, cache=str(tmp_path / "kept"))
+    first = keeping(batch).terms["soft"].sum
+    torch.testing.assert_close(first, fresh(batch).terms["soft"].sum, rtol=2e-3, atol=2e-3)  # of float16
+    again, _ = classifier(tokenizer, labeller, cache=str(tmp_path / "kept"))
+
+    def refuse(*_: Any) -> Tensor:
+        raise AssertionError("the teacher was asked again")
+
+    again.teacher.logits = refuse
+    assert torch.equal(again(batch).terms["soft"].sum, first)
+    order = [3, 0, 6]
+    mixed = Batch(batch.input_ids[order], batch.attention_mask[order] if batch.attention_mask is not None else None)
+    kept = LogitCache(Teacher.open(str(labeller), tokenizer), tmp_path / "kept", labels=3, limit=10**6)
+    kept.teacher.logits = refuse  # type: ignore[method-assign]
+    assert kept(mixed).shape == (3, 3)
+
+
+def test_kept_logits_are_bounded(tmp_path: Path, tokenizer: Tokenizer, labeller: Path) -> None:
+    objective, batch = classifier(tokenizer, labeller, cache=str(tmp_path), cache_size=20)
+    objective(batch)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("vectors")) <= 20
+    assert torch.isfinite(objective(batch).terms["soft"].sum)
+
+
+def test_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    other = Tokenizer.train(["zz yy xx ww"], kind="words", vocab_size=9)
+    source = saved(tmp_path / "other", other, MaskedLMHeadConfig())
+    with pytest.raises(UserError, match="take a teacher and a student of one tokenizer") as student:
+        taught(tokenizer, source)
+    assert "\n" not in str(student.value)
+
+
+def test_teachers_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer, filler: Path, labeller: Path) -> None:
+    with pytest.raises(UserError, match="no head that fills places"):
+        taught(tokenizer, labeller)
+    with pytest.raises(UserError, match="labels nothing"):
+        classifier(tokenizer, filler)
+    with pytest.raises(UserError, match="tells a, b, c apart and the data has a, b, d"):
+        classifier(tokenizer, labeller, Labels(("a", "b", "d")))
+    with pytest.raises(UserError, match="neither a finished run nor a model/ folder"):
+        taught(tokenizer, tmp_path / "nothing")
+    with pytest.raises(UserError, match="which teacher"):
+        MaskedLM(teacher=TokenTeacher()).build(tiny_model(tokenizer), tokenizer)
+
+
+def test_settings_that_do_not_go_together() -> None:
+    with pytest.raises(ValidationError, match="nothing to teach"):
+        TokenTeacher(soft=0, cosine=0)
+    with pytest.raises(ValidationError, match="set one of them"):
+        LabelTeacher(cache="somewhere", cosine=1.0)
+    with pytest.raises(ValidationError, match="masked tokens alone"):
+        MaskedLM(next_sentence=True, teacher=TokenTeacher())
+    with pytest.raises(ValidationError, match="compares last layers"):
+        Classification(last_layers=2, teacher=LabelTeacher(cosine=1.0))
+
+
+def test_rows_longer_than_the_teacher(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    source = saved(tmp_path / "short", tokenizer, MaskedLMHeadConfig(), max_position_embeddings=8)
+    objective, batch = taught(tokenizer, source)
+    with pytest.raises(UserError, match="reads 8 tokens at most"):
+        objective(batch)
