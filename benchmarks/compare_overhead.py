@@ -55,11 +55,11 @@ def run(arguments: list[str]) -> dict[str, Any]:
     folder = out / "comparison"
     if folder.exists():
         parser.error(f"{folder} is there: delete it, what it has finished would not be run again")
-    whole = _took(["compare", str(recipe), "--out", str(folder), "--json"])
-    return told(folder, whole, by_hand(folder, out / "by-hand", options.by_hand))
+    total = _took(["compare", str(recipe), "--out", str(folder), "--json"])
+    return summarize(folder, total, by_hand(folder, out / "by-hand", options.by_hand))
 
 
-def told(folder: Path, whole: Took, hand: Sequence[Took]) -> dict[str, Any]:
+def summarize(folder: Path, total: Took, hand: Sequence[Took]) -> dict[str, Any]:
     """What came of it: the whole, its stages as the comparison counted them, and by hand.
 
     Of trials that were not run by hand the stages count as in the comparison.
@@ -76,19 +76,19 @@ def told(folder: Path, whole: Took, hand: Sequence[Took]) -> dict[str, Any]:
     ]
     inside = sum(stages, Took(0, 0))
     own = sum([*hand, *stages[len(hand) :]], Took(0, 0))
-    own_told = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["overhead"]
+    overhead = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))["overhead"]
     return {
         "trials": len(records),
         "by_hand": len(hand),
-        "ours": vars(whole),
+        "ours": vars(total),
         "trials_own": vars(own),
         "stages_inside": vars(inside),
         "ratios": {
-            "processor": round(whole.processor / own.processor, 4),
-            "clock": round(whole.clock / own.clock, 4),
-            "beside_stages": round(whole.processor / inside.processor, 4),
+            "processor": round(total.processor / own.processor, 4),
+            "clock": round(total.clock / own.clock, 4),
+            "beside_stages": round(total.processor / inside.processor, 4),
         },
-        "counted_by_the_comparison": own_told,
+        "counted_by_the_comparison": overhead,
     }
 
 
@@ -155,13 +155,13 @@ def by_hand(folder: Path, out: Path, count: int) -> list[Took]:
     baselines: set[str] = set()
     for path in trials(folder)[:count]:
         record = json.loads(path.read_text(encoding="utf-8"))
-        place, took, begin = out / record["name"] / f"seed-{record['seed']}", Took(0, 0), ""
+        trial_folder, took, begin = out / record["name"] / f"seed-{record['seed']}", Took(0, 0), ""
         for name, stage in record["stages"].items():
             settings = [s for s in record["settings"][name] if name in baselines or s != "baselines=false"]
-            words = [stage["kind"], stage["recipe"], *settings, "--out", str(place / name), "--json"]
+            words = [stage["kind"], stage["recipe"], *settings, "--out", str(trial_folder / name), "--json"]
             took += _took([*words, *(["--from", begin] if stage["kind"] == "finetune" else [])])
             baselines |= {name} if stage["kind"] == "finetune" else set()
-            begin = begin or str(place / name)
+            begin = begin or str(trial_folder / name)
         found.append(took)
     return found
 

@@ -224,7 +224,7 @@ def scoreboard(result: Mapping[str, Any]) -> tuple[Table, Table, Table]:
         Column("parameters", formats.count),
         Column("seconds per step", formats.step_seconds),
         Column("peak memory", formats.memory),
-        Column("steps", formats.whole),
+        Column("steps", formats.integer),
         Column("time", formats.duration),
         Column("state", numeric=False),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from homespun.compare.recipe import compare_recipe
-    from homespun.compare.run import run_comparison
+    from homespun.compare.runner import run_comparison
     from homespun.hf.open import load
     from homespun.jobs.adapt import extend_tokenizer
     from homespun.jobs.alignment import show_alignment
@@ -69,7 +69,7 @@ _LAZY_IMPORTS = {
     "prompt": "homespun.jobs.in_context.in_context",
     "quickstart": "homespun.jobs.quickstart.quickstart",
     "reading": "homespun.jobs.prepare.reading",
-    "run_comparison": "homespun.compare.run.run_comparison",
+    "run_comparison": "homespun.compare.runner.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",
     "show_alignment": "homespun.jobs.alignment.show_alignment",
     "show_attention": "homespun.jobs.show.show_attention",

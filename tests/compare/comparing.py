@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from homespun.compare.executor import LocalExecutor
 from homespun.compare.folder import Record, open_records
 from homespun.compare.recipe import CompareRecipe
-from homespun.compare.run import Runner
-from homespun.compare.stage import Here
+from homespun.compare.runner import Runner
 from homespun.compare.trials import trials
 from homespun.config import validate
 from homespun.report.console import Display
@@ -26,10 +26,10 @@ def runner_of(recipe: CompareRecipe, out: Path, *, slots: int = 1, retry_failed:
     runner = Runner(
         out,
         recipe,
-        Here(slots, start=FAKE),
+        LocalExecutor(slots, start=FAKE),
         Display(json=True),
         report=lambda folder: folder / "report",
-        begun=0.0,
+        started=0.0,
     )
     runner.add(open_records(out, recipe, trials(recipe)), retry_failed=retry_failed)
     return runner

@@ -12,8 +12,8 @@ from homespun.compare import cluster
 _run = cluster.run_command
 
 
-def run_command(words: list[str], log: str, environment: Mapping[str, str], folder: str) -> dict[str, Any]:
+def run_command(arguments: list[str], log: str, environment: Mapping[str, str], folder: str) -> dict[str, Any]:
     cluster.START = comparing.FAKE
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     Path(log).with_name(f"worker-{os.getpid()}.txt").write_text(str(os.getpid()))
-    return _run(words, log, environment, folder)
+    return _run(arguments, log, environment, folder)

@@ -11,7 +11,7 @@ import random
 import sys
 import time
 
-from homespun.compare.child import follow_starter
+from homespun.compare.worker import follow_starter
 
 STEPS, EVERY, ROWS, LABELS = 30, 6, 311, ("down", "same", "up")
 RIGHT = {"good": 0.93, "poor": 0.55, "majority": 0.34}
@@ -28,14 +28,16 @@ def drawn(*what: object) -> random.Random:
 
 def answers(out: pathlib.Path, name: str, right: float, *what: object) -> float:
     truth = [drawn("truth", row).choice(LABELS) for row in range(ROWS)]
-    told = [t if drawn(*what, row).random() < right else LABELS[LABELS.index(t) - 1] for row, t in enumerate(truth)]
-    lines = [{"row": row, "truth": t, "predicted": p} for row, (t, p) in enumerate(zip(truth, told, strict=True))]
+    predicted = [
+        t if drawn(*what, row).random() < right else LABELS[LABELS.index(t) - 1] for row, t in enumerate(truth)
+    ]
+    lines = [{"row": row, "truth": t, "predicted": p} for row, (t, p) in enumerate(zip(truth, predicted, strict=True))]
     (out / "predictions").mkdir(exist_ok=True)
     replace(out / "predictions" / f"{name}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    return sum(t == p for t, p in zip(truth, told, strict=True)) / ROWS
+    return sum(t == p for t, p in zip(truth, predicted, strict=True)) / ROWS
 
 
-def train(verb: str, out: pathlib.Path, settings: list[str], right: float, begun: float) -> None:
+def train(verb: str, out: pathlib.Path, settings: list[str], right: float, started: float) -> None:
     metrics, checkpoint = out / "metrics.jsonl", out / "checkpoint.json"
     step, size, seconds = 0, 0, 0.0
     if checkpoint.is_file():
@@ -46,7 +48,7 @@ def train(verb: str, out: pathlib.Path, settings: list[str], right: float, begun
     while step < STEPS:
         step += 1
         time.sleep(0.01)
-        now = round(seconds + time.monotonic() - begun, 3)
+        now = round(seconds + time.monotonic() - started, 3)
         loss = 3.0 / step + drawn(settings, step).random()
         event = {"event": "step", "step": step, "tokens": 17 * step, "time": now, "loss": loss}
         event |= {"losses": {"mlm": loss}, "seconds": 0.01, "learning_rate": 1e-3, "share": step / STEPS}
@@ -70,7 +72,7 @@ def train(verb: str, out: pathlib.Path, settings: list[str], right: float, begun
 
 
 def main() -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     verb, recipe, *rest = sys.argv[1:]
     if verb == "measure":
         rows = [
@@ -85,10 +87,10 @@ def main() -> None:
     replace(out / "environment.json", json.dumps({"python": "3", "cores": 2}))
     if verb == "baselines":
         accuracy = answers(out, "majority", RIGHT["majority"])
-        told = {"majority": {"rows": ROWS, "accuracy": accuracy}}
-        replace(out / "result.json", json.dumps({"kind": "baselines", "rows": ROWS, "baselines": told}))
+        predicted = {"majority": {"rows": ROWS, "accuracy": accuracy}}
+        replace(out / "result.json", json.dumps({"kind": "baselines", "rows": ROWS, "baselines": predicted}))
     else:
-        train(verb, out, settings, RIGHT["poor" if "train.batch_size=5" in settings else "good"], begun)
+        train(verb, out, settings, RIGHT["poor" if "train.batch_size=5" in settings else "good"], started)
 
 
 follow_starter()

@@ -11,16 +11,16 @@ from typing import Any
 
 from comparing import comparison
 
-from homespun.compare import run
+from homespun.compare import runner
+from homespun.compare.executor import LocalExecutor
 from homespun.compare.folder import Record
-from homespun.compare.stage import Here
 from homespun.report import comparison as report
 from homespun.report.document import Document
 
 START = (sys.executable, str(Path(__file__).with_name("fake_training.py")))
 
 
-def whole(out: Path) -> dict[str, Any]:
+def run_comparison(out: Path) -> dict[str, Any]:
     """A comparison of two variations with two seeds, from its beginning or from where it stopped."""
     recipe = comparison(
         pretrain={"recipe": "any", "settings": {"train.batch_size": 7}},
@@ -30,22 +30,22 @@ def whole(out: Path) -> dict[str, Any]:
         seeds=2,
         measure={"lengths": [17, 19]},
     )
-    run.Here = partial(Here, start=START)  # type: ignore[misc,assignment]
-    run.check = lambda *_: []  # of data that there is not
-    return run.run_comparison(recipe, out)
+    runner.LocalExecutor = partial(LocalExecutor, start=START)  # type: ignore[misc,assignment]
+    runner.check = lambda *_: []  # of data that there is not
+    return runner.run_comparison(recipe, out)
 
 
-def until_done(out: Path, place: str) -> None:
+def until_done(out: Path, subfolder: str) -> None:
     """Killed right when a trial is done, before the next begins."""
     update = Record.update
 
     def last(record: Record, **values: Any) -> None:
         update(record, **values)
-        if record.trial.place == place and values.get("status") == "done":
+        if record.trial.subfolder == subfolder and values.get("status") == "done":
             os.kill(os.getpid(), signal.SIGKILL)
 
     Record.update = last  # type: ignore[method-assign]
-    whole(out)
+    run_comparison(out)
 
 
 def until_page(out: Path) -> None:
@@ -59,4 +59,4 @@ def until_page(out: Path) -> None:
         return page
 
     report.write_document = last
-    whole(out)
+    run_comparison(out)

@@ -83,9 +83,9 @@ def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) 
         "head": {"finetune": {"objective.head.kind": "ccn"}},
         "reader": {"finetune": {"data.length": 4099}},
     }
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         checked(made, finetune=task(made), variations=variations)
-    words = str(told.value)
+    words = str(caught.value)
     assert "\n" not in words
     assert words.startswith("8 of 9 variations cannot be built, so nothing was begun: (1) typo: ")
     for name in set(variations) - {"good"}:
@@ -114,7 +114,7 @@ def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
         "which": {"pretrain": {"vectors": ""}},
         "nowhere": {"pretrain": {"vectors": "no/such/vectors"}},
     }
-    with pytest.raises(UserError, match=r"3 of 4 variations cannot be built") as told:
+    with pytest.raises(UserError, match=r"3 of 4 variations cannot be built") as caught:
         checked(made, variations=refused)
     for words_ in (
         "wide: the vectors of",
@@ -122,16 +122,16 @@ def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
         "which: which word vectors?",
         "no/such/vectors",
     ):
-        assert words_ in str(told.value)
+        assert words_ in str(caught.value)
 
 
-def test_one_reason_of_several_variations_is_said_once(made: Path) -> None:
+def test_reason_of_several_variations_is_reported_once(made: Path) -> None:
     variations = {"a": {}, "b": {"finetune": {"train.batch_size": 3}}}
     with pytest.raises(UserError, match=r"2 of 2 variations .* \(1\) a, b: .*label 'z' was not seen in training"):
         checked(made, finetune=task(made, test=str(made / "strange.csv")), variations=variations)
 
 
-def test_corpora_with_different_tokenizers_are_refused_unless_said_so(made: Path) -> None:
+def test_corpora_with_different_tokenizers_are_refused_unless_allowed(made: Path) -> None:
     variations = {"one": {}, "two": {"pretrain": {"data.corpus": str(made / "other")}}}
     with pytest.raises(
         UserError, match=r"corpora have different tokenizers.*corpus against .*other; .*different_token"
@@ -140,18 +140,18 @@ def test_corpora_with_different_tokenizers_are_refused_unless_said_so(made: Path
     assert checked(made, variations=variations, different_tokenizers=True) == []
 
 
-def test_more_tokens_than_there_are_is_said_in_passes(made: Path) -> None:
+def test_budget_beyond_the_corpus_is_reported_in_passes(made: Path) -> None:
     from homespun.data.corpus import Corpus
 
     corpus = Corpus.open(made / "corpus")
-    there = int(corpus.lengths[corpus.split(0.02, 0)[0]].sum())
-    (note,) = checked(made, budget={"tokens": 5 * there})
+    available = int(corpus.lengths[corpus.split(0.02, 0)[0]].sum())
+    (note,) = checked(made, budget={"tokens": 5 * available})
     assert note.startswith(
-        f"tokens of the budget come to 5.0 passes over {made / 'corpus'}, which has {there:,} tokens"
+        f"tokens of the budget come to 5.0 passes over {made / 'corpus'}, which has {available:,} tokens"
     )
     (note,) = checked(made, budget={"steps": 1000})
-    assert f"steps of the budget come to {1000 * 32 * 16 / there:,.1f} passes" in note
-    assert checked(made, budget={"tokens": there - 1}) == []
+    assert f"steps of the budget come to {1000 * 32 * 16 / available:,.1f} passes" in note
+    assert checked(made, budget={"tokens": available - 1}) == []
 
 
 def test_a_corpus_that_cannot_be_divided_is_refused(made: Path) -> None:
@@ -169,7 +169,7 @@ def test_what_every_row_or_validation_would_fail_of_is_refused(made: Path) -> No
         "chosen": {"pretrain": {"train.best_metric": "acuracy"}},
         "judged": {"finetune": {"train.best_metric": "acuracy"}},
     }
-    with pytest.raises(UserError, match=r"4 of 4 variations cannot be built") as told:
+    with pytest.raises(UserError, match=r"4 of 4 variations cannot be built") as caught:
         checked(made, finetune=task(made), variations=variations, budget={"steps": 1})
     for words in (
         "pairs: next sentence prediction needs to know where sentences end",
@@ -177,10 +177,10 @@ def test_what_every_row_or_validation_would_fail_of_is_refused(made: Path) -> No
         "chosen: train.best_metric=acuracy is not measured where electra is learned",
         "judged: train.best_metric=acuracy is not measured where classification is learned",
     ):
-        assert words in str(told.value)
+        assert words in str(caught.value)
 
 
-def test_mistakes_of_a_comparison_stand_beside_what_cannot_be_built(made: Path) -> None:
+def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> None:
     variations = {
         "good": {},
         "a": {"pretrain": {"train.seed": 3}},
@@ -191,9 +191,9 @@ def test_mistakes_of_a_comparison_stand_beside_what_cannot_be_built(made: Path) 
         "f": {"pretrain": {"train": {"seed": 11}}},
         "g": {"pretrain": {"model.num_hidden_layer": 2}},
     }
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as caught:
         checked(made, finetune=task(made), variations=variations, seeds=2)
-    assert str(told.value) == (
+    assert str(caught.value) == (
         "7 of 8 variations cannot be built, so nothing was begun: "
         "(1) a, f: leave train.seed out, the comparison's `seeds` and `first_seed` say it "
         "(2) b: leave seeds out, the comparison's own `seeds` say it "
@@ -260,12 +260,12 @@ def test_the_measure_of_a_search_is_looked_at_before(made: Path, measure: str, t
         checked(made, **tree)
 
 
-def test_seeds_are_not_built_apart(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variations_are_built_once_for_all_seeds(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from homespun.compare import checks
 
     built = []
     build = checks._build
-    monkeypatch.setattr(checks, "_build", lambda trial, reader: (built.append(trial.place), build(trial, reader)))
+    monkeypatch.setattr(checks, "_build", lambda trial, reader: (built.append(trial.subfolder), build(trial, reader)))
     checked(made, seeds=5)
     assert built == ["base/seed-0"]
 

@@ -10,7 +10,7 @@ from comparing import comparison, records
 from homespun.compare import cluster
 from homespun.compare.cluster import Cluster
 from homespun.compare.folder import open_records
-from homespun.compare.run import Runner
+from homespun.compare.runner import Runner
 from homespun.compare.trials import trials
 from homespun.report.console import Display
 
@@ -44,9 +44,9 @@ def test_trials_run_as_tasks_of_a_cluster(two_workers: None, tmp_path: Path, mon
         seeds=1,
         measure={"lengths": [17]},
     )
-    places = Cluster(2)
-    assert places.slots == 2
-    runner = Runner(tmp_path, recipe, places, Display(json=True), report=lambda folder: folder, begun=0.0)
+    executor = Cluster(2)
+    assert executor.slots == 2
+    runner = Runner(tmp_path, recipe, executor, Display(json=True), report=lambda folder: folder, started=0.0)
     runner.add(open_records(tmp_path, recipe, trials(recipe)))
     runner.run()
     found = records(tmp_path)

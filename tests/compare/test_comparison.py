@@ -67,7 +67,7 @@ def started(out: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = " ".join(process.info["cmdline"] or ())
-        if str(out) in words and "homespun.compare.child" in words:
+        if str(out) in words and "homespun.compare.worker" in words:
             found.append(process)
     return found
 
@@ -98,9 +98,9 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_comparison_killed_and_started_again_is_whole(compared: Path) -> None:
-    said = json.loads((compared.parent / "said.json").read_text())
-    assert (said["trials"], said["done"], said["failed"]) == (2, 2, [])
+def test_killed_comparison_is_complete_after_restart(compared: Path) -> None:
+    output = json.loads((compared.parent / "said.json").read_text())
+    assert (output["trials"], output["done"], output["failed"]) == (2, 2, [])
     metrics = (compared / "trials/tuned/seed-0/pretrain/metrics.jsonl").read_text()
     events = [json.loads(line) for line in metrics.splitlines()]
     assert "resume" in {event["event"] for event in events}
@@ -114,10 +114,10 @@ def test_a_comparison_killed_and_started_again_is_whole(compared: Path) -> None:
 
 @pytest.mark.slow
 def test_baselines_are_rows_of_the_comparison(compared: Path) -> None:
-    told = json.loads((compared / "comparison.json").read_text())
-    contenders = {row["name"]: row["kind"] for row in told["tasks"]["topics"]["contenders"]}
-    assert list(contenders.values()).count("baseline") == 2
-    assert {"tuned", "frozen"} <= set(contenders)
+    content = json.loads((compared / "comparison.json").read_text())
+    candidates = {row["name"]: row["kind"] for row in content["tasks"]["topics"]["contenders"]}
+    assert list(candidates.values()).count("baseline") == 2
+    assert {"tuned", "frozen"} <= set(candidates)
     lines = (compared / "baselines/topics/predictions/tfidf.jsonl").read_text().splitlines()
     assert [json.loads(line)["row"] for line in lines] == list(range(60))
     result = json.loads((compared / "trials/tuned/seed-0/topics/result.json").read_text())
@@ -128,8 +128,8 @@ def test_baselines_are_rows_of_the_comparison(compared: Path) -> None:
 def test_nothing_is_run_again(compared: Path) -> None:
     logs = {path: path.stat().st_mtime_ns for path in compared.rglob("logs/*.log")}
     assert len(logs) == 1 + 2 + 2 + 1  # pretraining, two tasks, two measurements, the baselines
-    said = json.loads(command("compare", compared.parent / "compare.yaml", "--out", compared))
-    assert said["done"] == 2
+    output = json.loads(command("compare", compared.parent / "compare.yaml", "--out", compared))
+    assert output["done"] == 2
     assert {path: path.stat().st_mtime_ns for path in compared.rglob("logs/*.log")} == logs
 
 

@@ -21,7 +21,7 @@ _PATIENCE = 300  # seconds; what hangs fails all the same
 MEASURED = {"latency", "inference-memory", "crossovers-latency", "crossovers-memory"}
 
 
-def begun(target: Callable[..., Any], *arguments: object) -> Any:
+def start_process(target: Callable[..., Any], *arguments: object) -> Any:
     process = CONTEXT.Process(target=target, args=arguments)
     process.start()
     return process
@@ -39,8 +39,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("killed")
     (folder / "once").mkdir()
     once, again = folder / "once" / "runs", folder / "runs"
-    uninterrupted = begun(killed.whole, once)
-    runner = begun(killed.whole, again)
+    uninterrupted = start_process(killed.run_comparison, once)
+    runner = start_process(killed.run_comparison, again)
     checkpoint = again / "trials/good/seed-0/topics/checkpoint.json"
     deadline = time.monotonic() + _PATIENCE
     while not checkpoint.is_file() and time.monotonic() < deadline:
@@ -48,11 +48,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     os.kill(runner.pid, signal.SIGKILL)
     assert killed_by(runner)
     assert records(again)["good/seed-0"]["status"] == "running"
-    assert killed_by(begun(killed.until_done, again, "poor/seed-0"))
+    assert killed_by(start_process(killed.until_done, again, "poor/seed-0"))
     states = {name: record["status"] for name, record in records(again).items()}
     assert states == {"good/seed-0": "done", "poor/seed-0": "done", "good/seed-1": "waiting", "poor/seed-1": "waiting"}
-    assert killed_by(begun(killed.until_page, again))
-    last = begun(killed.whole, again)
+    assert killed_by(start_process(killed.until_page, again))
+    last = start_process(killed.run_comparison, again)
     for process in (last, uninterrupted):
         process.join(_PATIENCE)
         assert process.exitcode == 0
@@ -63,22 +63,22 @@ def results(folder: Path) -> dict[str, Any]:
     """Of every stage, without what it took."""
     found = {}
     for path in sorted(folder.rglob("result.json")):
-        told = json.loads(path.read_text())
+        content = json.loads(path.read_text())
         masked = {
-            key: value for key, value in told.items() if key not in ("seconds", "tokens_per_second", "peak_bytes")
+            key: value for key, value in content.items() if key not in ("seconds", "tokens_per_second", "peak_bytes")
         }
         found[str(path.relative_to(folder))] = masked
     return found
 
 
 def tables(folder: Path) -> dict[str, Any]:
-    told = json.loads((folder / "comparison.json").read_text())
-    for name, table in told["tables"].items():
+    content = json.loads((folder / "comparison.json").read_text())
+    for name, table in content["tables"].items():
         hidden = [i for i, title in enumerate(table["columns"]) if title in TIMES]
         for row in table["rows"]:
-            for place in hidden if name not in MEASURED else range(1, len(row)):
-                row[place] = None
-    return {name: table for name, table in told["tables"].items() if not name.startswith("crossovers")}
+            for column in hidden if name not in MEASURED else range(1, len(row)):
+                row[column] = None
+    return {name: table for name, table in content["tables"].items() if not name.startswith("crossovers")}
 
 
 def test_what_was_cut_off_went_on_from_its_checkpoint(folders: tuple[Path, Path]) -> None:
@@ -107,11 +107,11 @@ def test_its_results_are_the_same(folders: tuple[Path, Path]) -> None:
 def test_its_report_is_the_same(folders: tuple[Path, Path]) -> None:
     once, again = folders
     assert tables(again) == tables(once)
-    told, wanted = (json.loads((folder / "comparison.json").read_text()) for folder in (again, once))
+    content, expected = (json.loads((folder / "comparison.json").read_text()) for folder in (again, once))
     for key in ("trials", "tasks", "advice", "notices"):
-        assert told[key] == wanted[key]
-    assert wanted["tasks"]["topics"]["best"] == "good"
-    assert [c["alike"] for c in wanted["tasks"]["topics"]["contenders"]] == [True, False, False]
+        assert content[key] == expected[key]
+    assert expected["tasks"]["topics"]["best"] == "good"
+    assert [c["alike"] for c in expected["tasks"]["topics"]["contenders"]] == [True, False, False]
     reports = [{str(p.relative_to(f)) for p in (f / "report").rglob("*") if p.is_file()} for f in (once, again)]
     optional = {
         name for names in reports for name in names if "crossovers" in name

@@ -23,43 +23,48 @@ def finished(folder: Path, status: str = "done") -> Path:
                 "pretrain": {"processor_seconds": took, "seconds": 2 * took},
                 "packages": {"processor_seconds": 7.0, "seconds": 11.0},
             }
-            place = folder / "trials" / name / f"seed-{seed}"
-            place.mkdir(parents=True)
-            (place / "trial.json").write_text(json.dumps(record))
+            trial_folder = folder / "trials" / name / f"seed-{seed}"
+            trial_folder.mkdir(parents=True)
+            (trial_folder / "trial.json").write_text(json.dumps(record))
     (folder / "comparison.json").write_text(json.dumps({"overhead": {"share": 0.03}}))
     return folder
 
 
-def test_the_whole_is_held_against_what_the_trials_take_by_hand(tmp_path: Path) -> None:
+def test_comparison_cost_is_compared_with_trials_by_hand(tmp_path: Path) -> None:
     folder = finished(tmp_path / "out")
     inside = 107.0 + 108 + 117 + 118
     by_hand = [Took(107.0, 211.0), Took(117.0, 231.0), Took(108.0, 213.0), Took(118.0, 233.0)]
-    told = compare_overhead.told(folder, Took(1.04 * inside, 1.1 * 888), by_hand)
-    assert told["ratios"] == {"processor": 1.04, "clock": 1.1, "beside_stages": 1.04}
-    assert told["stages_inside"] == pytest.approx({"processor": inside, "clock": 888.0})
-    assert told["trials_own"] == pytest.approx({"processor": inside, "clock": 888.0})
+    result = compare_overhead.summarize(folder, Took(1.04 * inside, 1.1 * 888), by_hand)
+    assert result["ratios"] == {"processor": 1.04, "clock": 1.1, "beside_stages": 1.04}
+    assert result["stages_inside"] == pytest.approx({"processor": inside, "clock": 888.0})
+    assert result["trials_own"] == pytest.approx({"processor": inside, "clock": 888.0})
     # the others count as in the comparison
-    told = compare_overhead.told(folder, Took(inside, 888.0), [Took(110.0, 215.0)])
-    assert told["trials_own"] == pytest.approx({"processor": inside + 3, "clock": 892.0})
-    assert told["ratios"]["processor"] == pytest.approx(inside / (inside + 3), abs=1e-4)
-    assert (told["trials"], told["by_hand"]) == (4, 1)
+    result = compare_overhead.summarize(folder, Took(inside, 888.0), [Took(110.0, 215.0)])
+    assert result["trials_own"] == pytest.approx({"processor": inside + 3, "clock": 892.0})
+    assert result["ratios"]["processor"] == pytest.approx(inside / (inside + 3), abs=1e-4)
+    assert (result["trials"], result["by_hand"]) == (4, 1)
 
 
 def test_a_comparison_that_failed_is_no_measurement(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="not all trials"):
-        compare_overhead.told(finished(tmp_path / "out", "failed"), Took(1, 1), [Took(1, 1)])
+        compare_overhead.summarize(finished(tmp_path / "out", "failed"), Took(1, 1), [Took(1, 1)])
 
 
 def test_its_comparison_is_two_variations_with_two_seeds_by_steps(tmp_path: Path) -> None:
     tree = compare_overhead.comparison(tmp_path, (tmp_path / "a.csv", tmp_path / "b.csv"), 31, 0.5)
     made = trials(comparison(**{key: value for key, value in tree.items() if key != "kind"}))
-    assert [trial.place for trial in made] == ["replaced/seed-0", "masked/seed-0", "replaced/seed-1", "masked/seed-1"]
+    assert [trial.subfolder for trial in made] == [
+        "replaced/seed-0",
+        "masked/seed-0",
+        "replaced/seed-1",
+        "masked/seed-1",
+    ]
     for trial in made:
         assert "train.budget={steps: 31}" in trial.stages[0].settings
         assert f"data.test={tmp_path / 'b.csv'}" in trial.stages[1].settings
 
 
-def test_what_is_there_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_comparison_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_overhead, "prepare", lambda *_: None)
     finished(tmp_path / "comparison")
     with pytest.raises(SystemExit):

@@ -13,12 +13,12 @@ import pytest
 from comparing import FAKE, calls, comparison, records, run, runner_of
 
 from homespun.compare import folder
-from homespun.compare import run as run_module
+from homespun.compare import runner as runner_module
+from homespun.compare.executor import Command, LocalExecutor, Process, reason, shares
 from homespun.compare.folder import Lock, open_records
 from homespun.compare.progress import seconds_left, share_of_run, share_of_trial
-from homespun.compare.run import run_comparison
+from homespun.compare.runner import run_comparison
 from homespun.compare.sharing import Baselines
-from homespun.compare.stage import Command, Here, Process, reason, shares
 from homespun.compare.trials import trials
 from homespun.errors import UserError
 from homespun.jobs.baselines import given_to
@@ -33,7 +33,7 @@ def of(*recipes: str, **more: Any) -> Any:
     return comparison(**tree | {"variations": {name: {"pretrain": {"recipe": name}} for name in recipes}} | more)
 
 
-def test_a_trial_that_fails_is_a_row_that_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+def test_failed_trial_is_reported_and_others_continue(tmp_path: Path) -> None:
     result = run(of("bad", "crash", "memory", "good"), tmp_path)
     found = records(tmp_path)
     assert {name: record["status"] for name, record in found.items()} == {
@@ -82,7 +82,7 @@ def test_what_failed_is_run_again_only_when_asked(tmp_path: Path) -> None:
     assert calls(tmp_path).count("trials/good/seed-0/pretrain") == 1
 
 
-def test_trials_that_pretrain_alike_share_one_run(tmp_path: Path) -> None:
+def test_trials_with_equal_pretraining_share_one_run(tmp_path: Path) -> None:
     recipe = of("good", variations={"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}}, seeds=2)
     assert run(recipe, tmp_path, slots=2)["done"] == 4
     started = calls(tmp_path)
@@ -101,8 +101,14 @@ def test_trials_that_pretrain_alike_share_one_run(tmp_path: Path) -> None:
 
 
 def test_word_vectors_are_handed_on_and_part_what_is_shared(tmp_path: Path) -> None:
-    begun = {"pretrain": {"vectors": "glove"}}
-    recipe = of(variations={"drawn": {}, "begun": begun, "frozen": begun | {"finetune": {"objective.frozen": True}}})
+    with_vectors = {"pretrain": {"vectors": "glove"}}
+    recipe = of(
+        variations={
+            "drawn": {},
+            "begun": with_vectors,
+            "frozen": with_vectors | {"finetune": {"objective.frozen": True}},
+        }
+    )
     assert run(recipe, tmp_path)["done"] == 3
     found = records(tmp_path)
     assert "shared_with" not in found["begun/seed-0"]["stages"]["pretrain"]
@@ -117,7 +123,7 @@ def test_word_vectors_are_handed_on_and_part_what_is_shared(tmp_path: Path) -> N
         run(recipe, tmp_path)
 
 
-def test_a_record_of_before_there_were_vectors_goes_on(tmp_path: Path) -> None:
+def test_record_without_vectors_resumes(tmp_path: Path) -> None:
     run(of("good"), tmp_path)
     path = tmp_path / "trials/good/seed-0/trial.json"
     record = json.loads(path.read_text())
@@ -126,7 +132,7 @@ def test_a_record_of_before_there_were_vectors_goes_on(tmp_path: Path) -> None:
     assert run(of("good"), tmp_path)["done"] == 1
 
 
-def test_a_trial_whose_shared_pretraining_failed_says_so(tmp_path: Path) -> None:
+def test_trial_reports_failed_shared_pretraining(tmp_path: Path) -> None:
     recipe = of(variations={"a": {}, "b": {}}, pretrain={"recipe": "bad"})
     run(recipe, tmp_path)
     why = records(tmp_path)["b/seed-0"]["why"]
@@ -141,7 +147,7 @@ def pretrained(out: Path) -> list[str]:
     return [name for name in calls(out) if name.endswith("pretrain")]
 
 
-def test_a_variation_that_is_added_shares_the_pretraining_that_is_there(tmp_path: Path) -> None:
+def test_added_variant_shares_finished_pretraining(tmp_path: Path) -> None:
     run(of(variations=SHARED), tmp_path)
     before = records(tmp_path)
     assert run(of(variations=ADDED | SHARED), tmp_path)["done"] == 3
@@ -151,7 +157,7 @@ def test_a_variation_that_is_added_shares_the_pretraining_that_is_there(tmp_path
     assert after["cnn/seed-0"]["stages"]["pretrain"]["shared_with"] == "tuned/seed-0"
 
 
-def test_a_variation_that_is_added_shares_the_pretraining_that_was_begun(tmp_path: Path) -> None:
+def test_added_variant_shares_started_pretraining(tmp_path: Path) -> None:
     runner = runner_of(of(variations=SHARED), tmp_path)
     runner.step()
     while not (tmp_path / "trials/tuned/seed-0/pretrain/config.yaml").is_file():
@@ -191,22 +197,22 @@ OTHER_LENGTH = {"finetune": {"data.length": 61, "objective.head": {"kind": "cnn"
 def test_trials_of_other_examples_have_baselines_of_their_own(tmp_path: Path, order: tuple[str, ...]) -> None:
     variations = {"whole": {}, "long": OTHER_LENGTH, "small": OTHER_ROWS, "slight": OTHER_ROWS | OTHER_LENGTH}
     run(of(variations={name: variations[name] for name in order}, seeds=2), tmp_path)
-    beside = {name: record["stages"]["topics"]["baselines"] for name, record in records(tmp_path).items()}
-    first, second = {"topics", "topics@2"}, {name: beside[f"{name}/seed-0"] for name in variations}
-    assert set(beside.values()) == first
+    baseline_sets = {name: record["stages"]["topics"]["baselines"] for name, record in records(tmp_path).items()}
+    first, second = {"topics", "topics@2"}, {name: baseline_sets[f"{name}/seed-0"] for name in variations}
+    assert set(baseline_sets.values()) == first
     assert second["whole"] == second["long"] != second["small"] == second["slight"]
-    assert all(beside[f"{name}/seed-1"] == folder for name, folder in second.items())
+    assert all(baseline_sets[f"{name}/seed-1"] == folder for name, folder in second.items())
     assert [name for name in calls(tmp_path) if "baselines" in name] == ["baselines/topics", "baselines/topics@2"]
-    told = {name: (tmp_path / "baselines" / name / "calls.txt").read_text() for name in first}
-    assert "small.csv" in told[second["small"]]
-    assert "small.csv" not in told[second["whole"]]
+    recorded = {name: (tmp_path / "baselines" / name / "calls.txt").read_text() for name in first}
+    assert "small.csv" in recorded[second["small"]]
+    assert "small.csv" not in recorded[second["whole"]]
 
 
 def test_baselines_stay_those_of_what_they_were_measured_of(tmp_path: Path) -> None:
     recipe = of(variations={"whole": {}, "small": OTHER_ROWS})
     found = open_records(tmp_path / "out", recipe, trials(recipe))
     stages = [record.trial.stages[-1] for record in found]
-    wanted = [given_to(finetune_recipe(stage.recipe, stage.settings)) for stage in stages]
+    expected = [given_to(finetune_recipe(stage.recipe, stage.settings)) for stage in stages]
 
     def names() -> list[str]:
         Baselines(tmp_path).add(found)
@@ -214,13 +220,13 @@ def test_baselines_stay_those_of_what_they_were_measured_of(tmp_path: Path) -> N
 
     assert names() == ["topics", "topics@2"]
     (tmp_path / "topics").mkdir()
-    (tmp_path / "topics" / "result.json").write_text(json.dumps({"of": wanted[1]}))
+    (tmp_path / "topics" / "result.json").write_text(json.dumps({"of": expected[1]}))
     assert names() == ["topics@2", "topics"]
     (tmp_path / "topics" / "result.json").write_text("{}")  # of before it was said
     assert names() == ["topics", "topics@2"]
 
 
-def test_why_there_are_no_baselines_is_left_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_baseline_failure_is_written_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_BASELINES_FAIL", "1")
     result = run(of("good"), tmp_path)
     assert (result["done"], result["notes"]) == (1, ["baselines of topics could not be measured: no scikit-learn"])
@@ -234,7 +240,7 @@ def test_why_there_are_no_baselines_is_left_for_the_report(tmp_path: Path, monke
 
 
 def test_the_time_of_a_process_is_kept_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_LOOK", 0.0)
+    monkeypatch.setattr(runner_module, "_LOOK", 0.0)
     kept: list[dict[str, Any]] = []
 
     def killed() -> bool:
@@ -250,15 +256,15 @@ def test_the_time_of_a_process_is_kept_while_it_runs(tmp_path: Path, monkeypatch
     assert kept[0]["stages"]["pretrain"]["seconds"] == pytest.approx(before)
     runner = runner_of(of("slow"), tmp_path)
     (record,) = runner._records
-    begun = record.values["seconds"]
-    assert begun >= before
-    runner._places = Here(1, start=(sys.executable, "-c", "import time; time.sleep(0.3)"))
+    seconds = record.values["seconds"]
+    assert seconds >= before
+    runner._executor = LocalExecutor(1, start=(sys.executable, "-c", "import time; time.sleep(0.3)"))
     runner.step()
     runner._write_time()
     while len(runner._jobs) == 1 and record.values["stages"]["pretrain"]["finished"] is False:
         runner.step(idle=True)
         time.sleep(0.02)
-    assert record.values["seconds"] == pytest.approx(begun + 0.35, abs=0.1)  # no part of it is counted twice
+    assert record.values["seconds"] == pytest.approx(seconds + 0.35, abs=0.1)  # no part of it is counted twice
 
 
 def test_slots_run_side_by_side_and_share_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +304,7 @@ def test_what_a_killed_runner_left_running_goes_on(tmp_path: Path) -> None:
     assert all("--resume" in line for line in words.splitlines())
 
 
-def test_a_folder_killed_before_it_was_a_run_is_made_anew(tmp_path: Path) -> None:
+def test_incomplete_run_folder_is_recreated(tmp_path: Path) -> None:
     left = tmp_path / "trials/good/seed-0/pretrain/checkpoints"
     recipe = of("good")
     runner_of(recipe, tmp_path)
@@ -310,7 +316,7 @@ def test_a_folder_killed_before_it_was_a_run_is_made_anew(tmp_path: Path) -> Non
 def test_a_measurement_that_fails_costs_nobody_the_trial(tmp_path: Path) -> None:
     recipe = of("good", measure={"lengths": [17]})
     runner = runner_of(recipe, tmp_path)
-    runner._places = Here(1, start=(sys.executable, "-c", "raise SystemExit('no such length')"))
+    runner._executor = LocalExecutor(1, start=(sys.executable, "-c", "raise SystemExit('no such length')"))
     record = runner._records[0]
     for stage in record.trial.stages:
         record.stage(stage.name)["finished"] = True
@@ -395,8 +401,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         run_comparison(of("good"), tmp_path / "letters.txt" / "under")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letters.txt").write_text("dear")
-    for out, said in ((tmp_path / "other", "other things in it"), (tmp_path / "new", "cannot be built")):
-        with pytest.raises(UserError, match=said):
+    for out, output in ((tmp_path / "other", "other things in it"), (tmp_path / "new", "cannot be built")):
+        with pytest.raises(UserError, match=output):
             run_comparison(of("good"), out)
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["letters.txt"]  # no lock
     assert not (tmp_path / "new").exists()
@@ -418,8 +424,8 @@ def test_one_runner_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_lock_is_held_by_what_a_killed_runner_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder, "_PATIENCE", 0.0)
     with Lock(tmp_path) as lock:
-        places = Here(1, inherit=lock.descriptors, start=FAKE)
-        left = places.start(Command(("pretrain", "slow", "--out", str(tmp_path / "out")), tmp_path / "log"))
+        executor = LocalExecutor(1, inherit=lock.descriptors, start=FAKE)
+        left = executor.start(Command(("pretrain", "slow", "--out", str(tmp_path / "out")), tmp_path / "log"))
     with pytest.raises(UserError, match="another runner"), Lock(tmp_path):
         pass
     left.kill()
@@ -432,12 +438,12 @@ def test_the_lock_is_held_by_what_a_killed_runner_left(tmp_path: Path, monkeypat
 
 def test_a_stage_ends_with_what_started_it(tmp_path: Path) -> None:
     code = (
-        "import time; from homespun.compare.child import follow_starter; follow_starter(); "
+        "import time; from homespun.compare.worker import follow_starter; follow_starter(); "
         "print('up', flush=True); time.sleep(600)"
     )
     process = Process(Command((), tmp_path / "log"), (sys.executable, "-c", code), {})
     deadline = time.monotonic() + 60
-    while "up" not in process.said() and time.monotonic() < deadline:
+    while "up" not in process.output() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert process.poll() is None
     pipe = process._process.stdin
@@ -455,7 +461,7 @@ def test_a_process_is_asked_to_stop_alone(tmp_path: Path) -> None:
     )
     process = Process(Command((), tmp_path / "log"), (sys.executable, "-c", code), {})
     assert os.getpgid(process._process.pid) != os.getpgrp()  # a Ctrl-C in the terminal does not reach it
-    while "up" not in process.said():
+    while "up" not in process.output():
         time.sleep(0.02)
     process.stop()
     while (outcome := process.poll()) is None:
@@ -464,7 +470,7 @@ def test_a_process_is_asked_to_stop_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "why"),
+    ("code", "output", "why"),
     [
         (2, "error: one\nerror: two\n", "two"),
         (1, "", "ended with exit code 1"),
@@ -472,8 +478,8 @@ def test_a_process_is_asked_to_stop_alone(tmp_path: Path) -> None:
         (-250, "", "killed by 250"),
     ],
 )
-def test_reasons(code: int, said: str, why: str) -> None:
-    assert reason(code, said) == why
+def test_reasons(code: int, output: str, why: str) -> None:
+    assert reason(code, output) == why
 
 
 def test_no_slots_are_refused(tmp_path: Path) -> None:
@@ -484,7 +490,7 @@ def test_no_slots_are_refused(tmp_path: Path) -> None:
 def test_a_report_that_fails_on_the_way_costs_nobody_the_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(run_module, "_FIRST_REPORT", 0.0)
+    monkeypatch.setattr(runner_module, "_FIRST_REPORT", 0.0)
     runner = runner_of(of("good"), tmp_path)
     runner._write_report = lambda out: Path(str(out / "none")).resolve(strict=True)
     runner.run()
@@ -559,15 +565,15 @@ def test_how_long_a_comparison_has_still_to_go(tmp_path: Path) -> None:
     assert seconds_left(found, slots=1) == (0.0, [])
 
 
-def test_what_is_told_of_a_comparison_under_way(tmp_path: Path) -> None:
-    told: list[dict[str, Any]] = []
+def test_progress_of_a_running_comparison(tmp_path: Path) -> None:
+    recorded: list[dict[str, Any]] = []
 
     class Heard:
         def update(self, done: float, **more: Any) -> None:
-            told.append({"done": done, **more})
+            recorded.append({"done": done, **more})
 
     recipe = of("good", "bad")
     runner = runner_of(recipe, tmp_path)
     runner.run()
     runner._show(Heard(), 2)
-    assert told == [{"done": 2, "note": "1 done; 1 failed", "rate": "", "left": 0.0}]
+    assert recorded == [{"done": 2, "note": "1 done; 1 failed", "rate": "", "left": 0.0}]

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from comparing import FAKE, calls, comparison
 
-from homespun.compare import run, search
+from homespun.compare import runner as runner_module
+from homespun.compare import search
+from homespun.compare.executor import LocalExecutor
 from homespun.compare.recipe import CompareRecipe
-from homespun.compare.run import Runner
-from homespun.compare.search import Searching, found_by
-from homespun.compare.stage import Here
-from homespun.compare.trials import trials, written
+from homespun.compare.runner import Runner
+from homespun.compare.search import SettingsSearch, search_settings
+from homespun.compare.trials import to_yaml, trials
 from homespun.errors import UserError
 from homespun.report.console import Display
 
@@ -38,8 +39,8 @@ def searched(**search: Any) -> CompareRecipe:
 
 
 def runner_of(out: Path, recipe: CompareRecipe, slots: int = 2, start: tuple[str, ...] = FAKE) -> Runner:
-    places = Here(slots, start=start)
-    return Runner(out, recipe, places, Display(json=True), report=lambda folder: folder, begun=0.0)
+    executor = LocalExecutor(slots, start=start)
+    return Runner(out, recipe, executor, Display(json=True), report=lambda folder: folder, started=0.0)
 
 
 def rates(out: Path, name: str) -> list[str]:
@@ -49,29 +50,29 @@ def rates(out: Path, name: str) -> list[str]:
 
 def test_each_variation_is_searched_on_its_validation_and_compared_at_its_best(tmp_path: Path) -> None:
     recipe = searched()
-    found = found_by(recipe, runner_of(tmp_path, recipe))
+    found = search_settings(recipe, runner_of(tmp_path, recipe))
     for name in ("one", "two"):
         tried = [float(rate.partition("=")[2]) for rate in rates(tmp_path, name)]
         assert len(set(tried)) == 3
         assert found[name][RATE] == pytest.approx(min(tried))  # the stand-in's loss is its rate
         assert found[name]["pretrain.objective"] in ({"a": 1}, 2)
-    told = json.loads((tmp_path / "search/found.json").read_text())
-    assert told["two"]["settings"] == found["two"]
-    assert told["two"]["trials"] == 3
+    results = json.loads((tmp_path / "search/found.json").read_text())
+    assert results["two"]["settings"] == found["two"]
+    assert results["two"]["trials"] == 3
     best = trials(recipe, found=found)[0].settings["pretrain"]
     assert float(best[0].partition("=")[2]) == pytest.approx(found["one"][RATE])
 
 
 def test_a_search_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     recipe = searched()
-    before = found_by(recipe, runner_of(tmp_path, recipe))
-    assert found_by(recipe, runner_of(tmp_path, recipe)) == before
+    before = search_settings(recipe, runner_of(tmp_path, recipe))
+    assert search_settings(recipe, runner_of(tmp_path, recipe)) == before
     assert len(rates(tmp_path, "one")) == 3
 
 
-def test_a_search_that_was_killed_goes_on_with_what_it_had_begun(tmp_path: Path) -> None:
-    whole, cut = searched(), searched()
-    wanted = found_by(whole, runner_of(tmp_path / "whole", whole, slots=1))
+def test_killed_search_resumes_started_trials(tmp_path: Path) -> None:
+    uninterrupted, cut = searched(), searched()
+    expected = search_settings(uninterrupted, runner_of(tmp_path / "whole", uninterrupted, slots=1))
     runner, steps = runner_of(tmp_path / "cut", cut, slots=1), iter(range(5))
     step = runner.step
 
@@ -82,16 +83,16 @@ def test_a_search_that_was_killed_goes_on_with_what_it_had_begun(tmp_path: Path)
 
     runner.step = killed  # type: ignore[method-assign]
     with pytest.raises(MemoryError):
-        found_by(cut, runner)
+        search_settings(cut, runner)
     assert 0 < len(rates(tmp_path / "cut", "one")) < 3
-    assert found_by(cut, runner_of(tmp_path / "cut", cut, slots=1)) == wanted
+    assert search_settings(cut, runner_of(tmp_path / "cut", cut, slots=1)) == expected
     assert rates(tmp_path / "cut", "two") == rates(tmp_path / "whole", "two")
 
 
 def test_folders_that_share_a_storage_share_the_trials(tmp_path: Path) -> None:
     recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db")
-    here = found_by(recipe, runner_of(tmp_path / "here", recipe))
-    assert found_by(recipe, runner_of(tmp_path / "there", recipe)) == here
+    first = search_settings(recipe, runner_of(tmp_path / "here", recipe))
+    assert search_settings(recipe, runner_of(tmp_path / "there", recipe)) == first
     assert not rates(tmp_path / "there", "one")
 
 
@@ -103,26 +104,26 @@ def studies(recipe: CompareRecipe) -> list[Any]:
 
 def test_a_folder_keeps_what_it_found_though_others_go_on(tmp_path: Path) -> None:
     recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=1)
-    here = found_by(recipe, runner_of(tmp_path / "here", recipe))
+    first = search_settings(recipe, runner_of(tmp_path / "here", recipe))
     for study in studies(recipe):
         later = study.ask(study.best_trial.distributions)
         study.tell(later, 0.0)
-    assert found_by(recipe, runner_of(tmp_path / "here", recipe)) == here
-    there = found_by(recipe, runner_of(tmp_path / "there", recipe))
-    assert all(there[name] != here[name] for name in ("one", "two"))
+    assert search_settings(recipe, runner_of(tmp_path / "here", recipe)) == first
+    second = search_settings(recipe, runner_of(tmp_path / "there", recipe))
+    assert all(second[name] != first[name] for name in ("one", "two"))
     more = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=2)  # a search of more is another
-    assert found_by(more, runner_of(tmp_path / "here", more)) == there
+    assert search_settings(more, runner_of(tmp_path / "here", more)) == second
 
 
 def test_the_trials_of_others_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=1)
-    other = Searching(recipe, tmp_path / "there")
-    begun = [other.ask(), other.ask()]
-    wait = Searching.wait
+    other = SettingsSearch(recipe, tmp_path / "there")
+    started = [other.ask(), other.ask()]
+    wait = SettingsSearch.wait
 
-    def meanwhile(searching: Searching) -> bool:
+    def meanwhile(searching: SettingsSearch) -> bool:
         waits = wait(searching)
         for entry in other._open:
             entry.study.tell(entry.number, 0.25)
@@ -130,12 +131,12 @@ def test_the_trials_of_others_are_waited_for(
         return waits
 
     monkeypatch.setattr(search, "_LOOK", 0.0)
-    monkeypatch.setattr(Searching, "wait", meanwhile)
-    found = found_by(recipe, runner_of(tmp_path / "here", recipe))
+    monkeypatch.setattr(SettingsSearch, "wait", meanwhile)
+    found = search_settings(recipe, runner_of(tmp_path / "here", recipe))
     assert "waiting for the trials of the search that run elsewhere (2), for up to 1" in caplog.text
-    for record, name in zip(begun, found, strict=True):
+    for record, name in zip(started, found, strict=True):
         assert record is not None
-        assert f"train.optimizer.learning_rate={written(found[name][RATE])}" in record.trial.settings["pretrain"]
+        assert f"train.optimizer.learning_rate={to_yaml(found[name][RATE])}" in record.trial.settings["pretrain"]
 
 
 def test_a_machine_that_died_is_not_waited_for_for_ever(
@@ -144,71 +145,73 @@ def test_a_machine_that_died_is_not_waited_for_for_ever(
     monkeypatch.setattr(search, "_LOOK", 0.0)
     monkeypatch.setattr(search, "_PATIENCE", 0.0)
     recipe = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=2)
-    died = Searching(recipe, tmp_path / "there")
+    died = SettingsSearch(recipe, tmp_path / "there")
     assert died.ask() is not None
     assert died.ask() is not None
-    here = found_by(recipe, runner_of(tmp_path / "here", recipe))
+    first = search_settings(recipe, runner_of(tmp_path / "here", recipe))
     assert "run elsewhere (2) take too long; going on without them" in caplog.text
-    assert [len(rates(tmp_path / "here", name)) for name in here] == [1, 1]
+    assert [len(rates(tmp_path / "here", name)) for name in first] == [1, 1]
     monkeypatch.setattr(search, "_UNKNOWN", 0.0)
     alone = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=1, seed=7)
-    died = Searching(alone, tmp_path / "also there")
+    died = SettingsSearch(alone, tmp_path / "also there")
     assert died.ask() is not None
     with pytest.raises(UserError, match="nothing for one yet: 1 of its trials run elsewhere; give the same command"):
-        found_by(alone, runner_of(tmp_path / "other", alone))
+        search_settings(alone, runner_of(tmp_path / "other", alone))
 
 
-def test_a_trial_that_was_asked_for_and_not_begun_is_run(tmp_path: Path) -> None:
+def test_requested_trial_that_never_started_is_run(tmp_path: Path) -> None:
     recipe = searched(trials=1)
-    killed = Searching(recipe, tmp_path)
+    killed = SettingsSearch(recipe, tmp_path)
     for name in ("one", "two"):
         assert killed.ask() is not None
         shutil.rmtree(tmp_path / "search" / name)  # as if its record was not written yet
-    found_by(recipe, runner_of(tmp_path, recipe))
+    search_settings(recipe, runner_of(tmp_path, recipe))
     assert [len(rates(tmp_path, name)) for name in ("one", "two")] == [1, 1]
 
 
 def test_a_search_that_was_killed_shares_its_pretraining_still(tmp_path: Path) -> None:
     tree: dict[str, Any] = {"pretrain": {"recipe": "good"}, "finetune": {"topics": {}}, "measure": None, "slots": 1}
     space = {"finetune.train.optimizer.learning_rate": {"low": 0.1, "high": 0.9}}
-    found_by(recipe := comparison(**tree, search={"space": space, "trials": 1}), runner_of(tmp_path, recipe, slots=1))
+    search_settings(
+        recipe := comparison(**tree, search={"space": space, "trials": 1}), runner_of(tmp_path, recipe, slots=1)
+    )
     more = comparison(**tree, search={"space": space, "trials": 3})
     killed = runner_of(tmp_path, more, slots=1)
-    searching = Searching(more, tmp_path)
+    searching = SettingsSearch(more, tmp_path)
     killed.add(searching.reopen())
     asked = searching.ask()
     assert asked is not None
     killed.add([asked])  # and killed
-    found_by(more, runner_of(tmp_path, more, slots=1))
+    search_settings(more, runner_of(tmp_path, more, slots=1))
     started = [name for name in calls(tmp_path) if name.startswith("search")]
     assert [name for name in started if name.endswith("pretrain")] == ["search/base/0000/pretrain"]
     assert len([name for name in started if name.endswith("topics")]) == 3
 
 
-def test_a_search_begins_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "Here", partial(Here, start=FAKE))
-    monkeypatch.setattr(run, "check", lambda *_: [])  # of data that there is not
+def test_search_runs_before_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "LocalExecutor", partial(LocalExecutor, start=FAKE))
+    monkeypatch.setattr(runner_module, "check", lambda *_: [])  # of data that there is not
     monkeypatch.setattr("homespun.report.comparison.write_comparison", lambda folder: folder)
     recipe = searched(trials=1)
-    assert run.run_comparison(recipe, tmp_path / "out")["done"] == 2
-    assert run.run_comparison(recipe, tmp_path / "out")["done"] == 2
+    assert runner_module.run_comparison(recipe, tmp_path / "out")["done"] == 2
+    assert runner_module.run_comparison(recipe, tmp_path / "out")["done"] == 2
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letters.txt").write_text("dear")
     with pytest.raises(UserError, match="other things in it"):
-        run.run_comparison(recipe, tmp_path / "letters")
+        runner_module.run_comparison(recipe, tmp_path / "letters")
     assert not (tmp_path / "letters" / "search").exists()
 
 
 def test_another_measure_and_its_direction(tmp_path: Path) -> None:
     recipe = searched(measure="macro_f1", trials=5)
-    found = found_by(recipe, runner_of(tmp_path, recipe, slots=3))
+    found = search_settings(recipe, runner_of(tmp_path, recipe, slots=3))
     tried = [float(rate.partition("=")[2]) for rate in rates(tmp_path, "one")]
     assert found["one"][RATE] == pytest.approx(min(tried, key=lambda rate: abs(rate - 0.25)))  # macro_f1 is best there
 
 
 @pytest.mark.parametrize(("measure", "best"), [("ece", 0.125), ("roc_auc", 0.75), ("absolute_error", 0.125)])
 def test_the_better_way_of_a_measure_and_what_has_none(tmp_path: Path, measure: str, best: float) -> None:
-    searching = Searching(searched(measure=measure, trials=3), tmp_path)
+    searching = SettingsSearch(searched(measure=measure, trials=3), tmp_path)
     for value in (0.125, 0.125, None, None, 0.75, 0.75):  # of one and two by turns
         record = searching.ask()
         assert record is not None
@@ -219,15 +222,15 @@ def test_the_better_way_of_a_measure_and_what_has_none(tmp_path: Path, measure: 
         record.update(status="done")
         searching.tell()
     assert searching.ask() is None
-    assert [told[measure] for told in searching.found().values()] == [best, best]
+    assert [results[measure] for results in searching.found().values()] == [best, best]
 
 
 def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(tmp_path: Path) -> None:
     recipe = searched()
     for start in (("false",), FAKE):  # the second time nothing would fail, and nothing is asked for
         with pytest.raises(UserError, match=r"all 3 trials failed; .* --retry-failed begins as many again"):
-            found_by(recipe, runner_of(tmp_path, recipe, start=start))
-    found = found_by(recipe, runner_of(tmp_path, recipe), retry_failed=True)
+            search_settings(recipe, runner_of(tmp_path, recipe, start=start))
+    found = search_settings(recipe, runner_of(tmp_path, recipe), retry_failed=True)
     tried = [float(rate.partition("=")[2]) for rate in rates(tmp_path, "two")]
     assert len(tried) == 6
     assert found["two"][RATE] == pytest.approx(min(tried[3:]))
@@ -236,13 +239,13 @@ def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(
 def test_mistakes_are_named(tmp_path: Path) -> None:
     recipe = searched(measure="accuracy", trials=1)
     with pytest.raises(UserError, match=r"'accuracy' is not measured on the validation; there are: loss, macro_f1"):
-        found_by(recipe, runner_of(tmp_path / "a", recipe))
+        search_settings(recipe, runner_of(tmp_path / "a", recipe))
     unknown = searched(measure="test_accuracy", trials=1)
     with pytest.raises(UserError, match="'test_accuracy' is no measure"):
-        found_by(unknown, runner_of(tmp_path / "d", unknown))
+        search_settings(unknown, runner_of(tmp_path / "d", unknown))
     bad = comparison(pretrain={"recipe": "bad"}, search={"space": SPACE, "trials": 2}, measure=None)
     with pytest.raises(UserError, match="found nothing for base: all 2 trials failed"):
-        found_by(bad, runner_of(tmp_path / "b", bad))
+        search_settings(bad, runner_of(tmp_path / "b", bad))
     nowhere = searched(storage="nonsense://x")
     with pytest.raises(UserError, match=r"search.storage=nonsense://x cannot be used"):
-        found_by(nowhere, runner_of(tmp_path / "c", nowhere))
+        search_settings(nowhere, runner_of(tmp_path / "c", nowhere))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from comparing import comparison
 
-from homespun.compare.trials import trials, written
+from homespun.compare.trials import to_yaml, trials
 from homespun.config import override
 from homespun.errors import UserError
 
@@ -37,7 +37,7 @@ def searching(**space: Any) -> dict[str, Any]:
     ],
 )
 def test_values_are_read_back_as_they_were(value: Any) -> None:
-    assert override({}, [f"a.b={written(value)}"]) == {"a": {"b": value}}
+    assert override({}, [f"a.b={to_yaml(value)}"]) == {"a": {"b": value}}
 
 
 def test_every_variation_meets_every_point_of_the_grid_and_every_seed() -> None:
@@ -52,7 +52,7 @@ def test_every_variation_meets_every_point_of_the_grid_and_every_seed() -> None:
     made = trials(recipe)
     assert len(made) == 2 * 2 * 3 * 2
     assert [trial.seed for trial in made] == [17] * 12 + [18] * 12  # a comparison cut short has something of everything
-    assert made[5].place == "bert-num_hidden_layers=3-batch_size=13/seed-17"
+    assert made[5].subfolder == "bert-num_hidden_layers=3-batch_size=13/seed-17"
     assert made[5].varied == {"pretrain.model.num_hidden_layers": 3, "pretrain.train.batch_size": 13}
     assert made[5].settings == {
         "pretrain": [
@@ -64,7 +64,7 @@ def test_every_variation_meets_every_point_of_the_grid_and_every_seed() -> None:
         ]
     }
     assert "model.preset=reformer-mini" in made[6].settings["pretrain"]
-    assert len({trial.place for trial in made}) == 24
+    assert len({trial.subfolder for trial in made}) == 24
 
 
 def test_the_budget_replaces_that_of_the_recipe() -> None:
@@ -73,7 +73,7 @@ def test_the_budget_replaces_that_of_the_recipe() -> None:
     assert tree["train"] == {"batch_size": 7, "seed": 0, "budget": {"tokens": 5_000_000}}
 
 
-def test_stages_follow_one_another_or_begin_with_a_checkpoint() -> None:
+def test_stages_follow_one_another_or_start_from_a_checkpoint() -> None:
     recipe = comparison(
         pretrain=PRETRAIN,
         finetune={**TASK, "tone": {"recipe": "classify-frozen"}},
@@ -113,7 +113,7 @@ def test_without_pretraining_the_budget_is_that_of_each_task() -> None:
     assert made[0].settings == {
         "topics": ["data.train=a.csv", "train.seed=0", "train.budget={epochs: 2.0}", "baselines=false"]
     }
-    assert made[0].place == "base/seed-0"
+    assert made[0].subfolder == "base/seed-0"
 
 
 def test_a_setting_goes_over_those_below_it() -> None:
@@ -131,7 +131,7 @@ def test_names_of_the_grid_are_names_of_folders_and_differ() -> None:
     assert [trial.name for trial in made] == ["head=cnn-train=c.csv", "head=cnn-train=c.csv.2"]
 
 
-def test_keys_of_the_grid_that_end_alike_are_told_apart() -> None:
+def test_grid_keys_with_equal_ends_get_distinct_labels() -> None:
     grid = {
         "pretrain.data.length": [128],
         "finetune.data.length": [512],
@@ -154,7 +154,7 @@ def test_long_names_of_the_grid_end_in_a_digest() -> None:
     assert names[1].endswith("a-815c9271")
 
 
-def test_the_grid_and_a_search_choose_the_recipe_and_what_it_begins_with() -> None:
+def test_grid_and_search_choose_recipe_model_and_vectors() -> None:
     grid = {
         "pretrain.recipe": ["electra-tiny", "albert-mini"],
         "pretrain.start_from": ["runs/base", None],
@@ -245,6 +245,6 @@ def test_names_may_be_as_long_as_those_of_folders() -> None:
     ],
 )
 def test_mistakes_are_named(tree: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words) as told:
+    with pytest.raises(UserError, match=words) as caught:
         assert not [trial.stages for trial in trials(comparison(**tree))]
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)

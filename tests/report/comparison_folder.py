@@ -83,7 +83,7 @@ def _run(path: Path, config: Mapping[str, Any], result: Mapping[str, Any], machi
     (path / "result.json").write_text(json.dumps(result))
 
 
-def _pretrain(path: Path, made: Made, place: int, seed: int, machine: int) -> None:
+def _pretrain(path: Path, made: Made, index: int, seed: int, machine: int) -> None:
     attention = {"kind": "full"} if made.radius is None else {"kind": "window", "radius": made.radius}
     backbone = {"num_hidden_layers": made.layers, "hidden_size": 128, "num_attention_heads": 2, "attention": attention}
     config = {
@@ -94,51 +94,51 @@ def _pretrain(path: Path, made: Made, place: int, seed: int, machine: int) -> No
     }
     steps, tokens = 211, 4003
     step_seconds = made.seconds / steps * (1 + 0.01 * seed)
-    noise = np.random.default_rng(1000 * place + seed)
+    noise = np.random.default_rng(1000 * index + seed)
 
     def losses(step: int, shift: float = 0.0) -> dict[str, float]:
         fall = math.exp(-3 * step / steps)
         if made.objective == "clm":
             return {"causal": 3.1 + 4 * fall + shift + 0.01 * seed}
-        base = {"generator": 5.9 + 0.1 * place + 3 * fall + shift + 0.013 * seed}
-        return {**base, "discriminator": 0.17 + 0.007 * place + 0.15 * fall + 0.1 * shift + 0.0013 * seed}
+        base = {"generator": 5.9 + 0.1 * index + 3 * fall + shift + 0.013 * seed}
+        return {**base, "discriminator": 0.17 + 0.007 * index + 0.15 * fall + 0.1 * shift + 0.0013 * seed}
 
-    def whole(terms: Mapping[str, float]) -> float:
+    def total(terms: Mapping[str, float]) -> float:
         return terms.get("causal", 0.0) + terms.get("generator", 0.0) + 50 * terms.get("discriminator", 0.0)
 
     events: list[dict[str, Any]] = [{"event": "start", "time": 0.0, "step": 0}]
     for step in range(1, steps + 1):
         terms = losses(step, 0.1 * noise.normal())
         event = {"event": "step", "step": step, "time": step * step_seconds, "tokens": step * tokens, "losses": terms}
-        events.append({**event, "loss": whole(terms), "seconds": step_seconds, "learning_rate": 5e-4})
+        events.append({**event, "loss": total(terms), "seconds": step_seconds, "learning_rate": 5e-4})
         if step % 30 == 0 or step == steps:
             terms = losses(step)
             event = {"event": "validation", "step": step, "time": step * step_seconds, "tokens": step * tokens}
-            events.append({**event, "loss": whole(terms), "losses": terms})
+            events.append({**event, "loss": total(terms), "losses": terms})
     events.append({"event": "end", "step": steps, "time": steps * step_seconds, "reason": "budget"})
     terms = losses(steps)
     result = {
         "kind": "pretrain",
         "name": "pretrain",
-        "parameters": 3_000_017 + 1_000_003 * place,
-        "flops_per_token": 17_000_000 + 3_000_000 * place,
+        "parameters": 3_000_017 + 1_000_003 * index,
+        "flops_per_token": 17_000_000 + 3_000_000 * index,
         "steps": steps,
         "tokens": steps * tokens,
         "seconds": steps * step_seconds,
         "seconds_per_step": step_seconds,
         "tokens_per_second": tokens / step_seconds,
         "peak_bytes": made.peak + 1e6 * seed,
-        "train": {**terms, "loss": whole(terms)},
-        "validation": {"loss": whole(terms), "losses": terms},
+        "train": {**terms, "loss": total(terms)},
+        "validation": {"loss": total(terms), "losses": terms},
     }
     _run(path, config, result, machine)
     (path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
 
 
-def _finetune(path: Path, made: Made, place: int, seed: int, machine: int, rows: int) -> None:
+def _finetune(path: Path, made: Made, index: int, seed: int, machine: int, rows: int) -> None:
     noise = np.random.default_rng(7)
     truth, hard = noise.integers(0, 3, rows), noise.random(rows)
-    predicted = answers(truth, made.right + 0.003 * (seed - 1), 100 * place + seed, hard)
+    predicted = answers(truth, made.right + 0.003 * (seed - 1), 100 * index + seed, hard)
     baselines = {
         "majority": np.full(rows, np.bincount(truth).argmax()),
         "tfidf": answers(truth, 0.789, 5000, hard),
@@ -148,23 +148,23 @@ def _finetune(path: Path, made: Made, place: int, seed: int, machine: int, rows:
         "kind": "finetune",
         "name": "phrasebank",
         "start_from": str(path.parent / "pretrain"),
-        "parameters": 3_100_019 + 1_000_003 * place,
-        "seconds": 31.0 + place,
+        "parameters": 3_100_019 + 1_000_003 * index,
+        "seconds": 31.0 + index,
         "peak_bytes": made.peak / 3,
         "measured_on": "test",
-        "train": {"loss": 0.3 + 0.01 * place},
-        "validation": {"loss": 0.5 + 0.01 * place, "losses": {}},
+        "train": {"loss": 0.3 + 0.01 * index},
+        "validation": {"loss": 0.5 + 0.01 * index, "losses": {}},
         "test": metrics_of(truth, predicted),
         "seeds": [],
-        "baselines": {name: metrics_of(truth, said) for name, said in baselines.items()},
+        "baselines": {name: metrics_of(truth, labels) for name, labels in baselines.items()},
         "lengths": length_statistics(lengths, classes=[LABELS[t] for t in truth]),
     }
     config = {"kind": "finetune", "seeds": 1, "train": {"seed": seed, "learning_rate": 3e-4}}
     _run(path, config, result, machine)
     (path / "predictions").mkdir()
     (path / "predictions" / "model.jsonl").write_text(_rows(truth, predicted))
-    for name, said in baselines.items():
-        (path / "predictions" / f"{name}.jsonl").write_text(_rows(truth, said))
+    for name, labels in baselines.items():
+        (path / "predictions" / f"{name}.jsonl").write_text(_rows(truth, labels))
 
 
 def make_comparison(
@@ -189,12 +189,12 @@ def make_comparison(
         "seeds": seeds,
     }
     (folder / "comparison.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    for place, made in enumerate(everyone):
+    for index, made in enumerate(everyone):
         for seed in range(seeds):
             trial = folder / "trials" / made.name / f"seed-{seed}"
-            machine = int(other_machine and place == 1)
-            _pretrain(trial / "pretrain", made, place, seed, machine)
-            _finetune(trial / "phrasebank", made, place, seed, machine, rows)
+            machine = int(other_machine and index == 1)
+            _pretrain(trial / "pretrain", made, index, seed, machine)
+            _finetune(trial / "phrasebank", made, index, seed, machine, rows)
             settings = [f"train.seed={seed}", *made.settings]
             if made.radius is not None:
                 settings.append(f"model.attention.radius={made.radius}")
@@ -203,12 +203,12 @@ def make_comparison(
                     "length": length,
                     "batch_size": 1,
                     "seconds_per_text": took * (1 + 0.007 * seed),
-                    "peak_bytes": 2e8 + length * 1e5 * (place + 1),
+                    "peak_bytes": 2e8 + length * 1e5 * (index + 1),
                 }
                 for length, took in zip((128, 512, 2048), made.latency, strict=True)
             ]
             pretrained: dict[str, Any] = {"kind": "pretrain", "path": "pretrain", "seconds": made.seconds + seed}
-            tuned: dict[str, Any] = {"kind": "finetune", "path": "phrasebank", "seconds": 40.0 + place + seed}
+            tuned: dict[str, Any] = {"kind": "finetune", "path": "phrasebank", "seconds": 40.0 + index + seed}
             stages = {"pretrain": pretrained, "phrasebank": tuned}
             write_trial(
                 trial,
@@ -227,16 +227,16 @@ def make_comparison(
     return folder
 
 
-def write_trial(folder: Path, **told: Any) -> None:
+def write_trial(folder: Path, **values: Any) -> None:
     """A trial.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "trial.json").write_text(json.dumps({"version": 1, "settings": {}, "inference": [], "plan": {}} | told))
+    (folder / "trial.json").write_text(json.dumps({"version": 1, "settings": {}, "inference": [], "plan": {}} | values))
 
 
-def change_trial(folder: Path, **told: Any) -> None:
+def change_trial(folder: Path, **values: Any) -> None:
     """Alter a trial.json."""
     path = folder / "trial.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | told))
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def copy(folder: Path, to: Path) -> Path:

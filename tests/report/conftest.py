@@ -78,7 +78,7 @@ def pretraining_run(
         discriminator = level * (0.19 + 0.16 * fall + spread * 0.06 * noise.normal())
         return {"generator": generator, "discriminator": discriminator, "generator_accuracy": 0.21 * (1 - fall)}
 
-    def whole(terms: Mapping[str, float]) -> float:
+    def total(terms: Mapping[str, float]) -> float:
         return terms["generator"] + 50 * terms["discriminator"]
 
     for step in range(1, steps + 1):
@@ -86,11 +86,11 @@ def pretraining_run(
         terms = losses(step, 0.25)
         event = {"event": "step", "time": time, "step": step, "epoch": 0, "tokens": step * 4003, "share": share}
         event |= {"learning_rate": 5e-4 * min(share / 0.1, (1 - share) / 0.9), "seconds": seconds_per_step}
-        events.append({**event, "loss": whole(terms), "losses": terms, "gradient_norm": 0.7})
+        events.append({**event, "loss": total(terms), "losses": terms, "gradient_norm": 0.7})
         if step % max(1, steps // 11) == 0:
             terms = losses(step, 0.04)
             event = {"event": "validation", "time": time, "step": step, "tokens": step * 4003}
-            events.append({**event, "loss": whole(terms), "losses": terms, "metrics": {}})
+            events.append({**event, "loss": total(terms), "losses": terms, "metrics": {}})
     time = steps * seconds_per_step
     events.append({"event": "memory", "time": time, "step": steps, "peak_bytes": 412_345_678, "device": "cpu"})
     if end:
@@ -98,7 +98,7 @@ def pretraining_run(
     _jsonl(path / "metrics.jsonl", events)
     if result:
         terms = losses(steps, 0.0)
-        told = {
+        values = {
             "kind": "pretrain",
             "name": name,
             "parameters": 4_213_507,
@@ -108,10 +108,10 @@ def pretraining_run(
             "seconds_per_step": seconds_per_step,
             "tokens_per_second": 4003 / seconds_per_step,
             "peak_bytes": 412_345_678,
-            "train": {**terms, "loss": whole(terms)},
-            "validation": {"loss": whole(terms), "losses": terms, "metrics": {}},
+            "train": {**terms, "loss": total(terms)},
+            "validation": {"loss": total(terms), "losses": terms, "metrics": {}},
         }
-        (path / "result.json").write_text(json.dumps(told))
+        (path / "result.json").write_text(json.dumps(values))
     return path
 
 
@@ -175,7 +175,7 @@ def finetuning_run(
     _jsonl(path / "metrics.jsonl", events)
     tests = [make_metrics(labels, accuracy, rows=rows, seed=seed) for seed in range(seeds)]
     majority = make_metrics(labels, 1 / len(labels), rows=rows, seed=100)
-    told = {
+    values = {
         "kind": "finetune",
         "start_from": "runs/quickstart/window",
         "measured_on": "test",
@@ -196,7 +196,7 @@ def finetuning_run(
         "truncated": 37,
         **result,
     }
-    (path / "result.json").write_text(json.dumps(told))
+    (path / "result.json").write_text(json.dumps(values))
     return path
 
 

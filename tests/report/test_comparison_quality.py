@@ -16,20 +16,20 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 from comparison_folder import BERT, SMALL, WIDE, make_comparison, write_trial
 
+from homespun.report import comparison_summary as summary
 from homespun.report import comparison_tables as tables
-from homespun.report import comparison_words as words
 from homespun.report.comparison_document import Report
 from homespun.report.comparison_plots import groups
-from homespun.report.comparison_quality import judge
-from homespun.report.comparison_read import Comparison, read_comparison
+from homespun.report.comparison_quality import evaluate
+from homespun.report.comparison_records import Comparison, read_comparison
 from homespun.report.predictions import scores
 
 Line = dict[str, Any]
-Said = tuple[float, Sequence[Line]]  # the measure of a training, and the lines of its predictions
+Training = tuple[float, Sequence[Line]]  # the measure of a training, and the lines of its predictions
 NB = "\u00a0"
 
 
-def write_said(folder: Path, result: Mapping[str, Any], predictions: Mapping[str, Sequence[Line]]) -> None:
+def write_run(folder: Path, result: Mapping[str, Any], predictions: Mapping[str, Sequence[Line]]) -> None:
     (folder / "predictions").mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(result))
     for name, lines in predictions.items():
@@ -40,8 +40,8 @@ def write_said(folder: Path, result: Mapping[str, Any], predictions: Mapping[str
 def compared(
     folder: Path,
     measure: str,
-    models: Mapping[str, Sequence[Said]],
-    baselines: Mapping[str, Said] | None = None,
+    models: Mapping[str, Sequence[Training]],
+    baselines: Mapping[str, Training] | None = None,
     *,
     tasks: Sequence[str] = ("sts",),
     measured_on: str = "test",
@@ -59,18 +59,18 @@ def compared(
             test = {measure: value, "rows": 700}
             for task in tasks:
                 result = {"measures": [measure], "measured_on": measured_on, "test": test}
-                write_said(trial / task, result, {"model": lines})
+                write_run(trial / task, result, {"model": lines})
     for task in tasks if baselines else ():
         metrics = {name: {measure: value} for name, (value, _) in (baselines or {}).items()}
         result = {"kind": "baselines", "measured_on": measured_on, "baselines": metrics}
-        write_said(folder / "baselines" / task, result, {name: lines for name, (_, lines) in (baselines or {}).items()})
+        write_run(folder / "baselines" / task, result, {name: lines for name, (_, lines) in (baselines or {}).items()})
     return read_comparison(folder)
 
 
-def told(comparison: Comparison) -> str:
-    tasks = judge(comparison)
-    paragraphs = [*words.advice(comparison, tasks, {}), words.certainty(comparison, tasks)]
-    return " ".join([*paragraphs, words.untested(comparison, tasks)]).replace(NB, " ")
+def summary_text(comparison: Comparison) -> str:
+    tasks = evaluate(comparison)
+    paragraphs = [*summary.advice(comparison, tasks, {}), summary.certainty(comparison, tasks)]
+    return " ".join([*paragraphs, summary.limits(comparison, tasks)]).replace(NB, " ")
 
 
 def test_gaps_are_of_the_measure_that_is_shown(tmp_path: Path) -> None:
@@ -78,23 +78,23 @@ def test_gaps_are_of_the_measure_that_is_shown(tmp_path: Path) -> None:
     far, near = [{"score": -3.0 - row % 7} for row in range(29)], [{"score": -0.1} for _ in range(29)]
     models = {"neural": [(0.70, far), (0.71, far), (0.72, far)], "other": [(0.60, near), (0.61, near), (0.62, near)]}
     comparison = compared(tmp_path / "sts", "spearman", models, {"tfidf": (0.45, near)})
-    (task,) = judge(comparison)
-    assert [c.name for c in task.contenders] == ["neural", "other", "TF-IDF + linear"]
-    assert task.verdicts["TF-IDF + linear"].gap == pytest.approx(-0.26)
-    assert task.verdicts["other"].gap == pytest.approx(-0.10)
-    assert all(verdict.texts is None and verdict.interval is None for verdict in task.verdicts.values())
-    assert not task.verdicts["other"].alike  # by the trainings
+    (task,) = evaluate(comparison)
+    assert [c.name for c in task.candidates] == ["neural", "other", "TF-IDF + linear"]
+    assert task.against_best["TF-IDF + linear"].gap == pytest.approx(-0.26)
+    assert task.against_best["other"].gap == pytest.approx(-0.10)
+    assert all(expected.texts is None and expected.interval is None for expected in task.against_best.values())
+    assert not task.against_best["other"].alike  # by the trainings
     quality = tables.quality(task)
     titles = [column.title for column in quality.columns]
     assert "95 % interval" not in titles
     assert [row[titles.index("difference to best")] for row in quality.rows][1:] == pytest.approx([-0.10, -0.26])
-    text = told(comparison)
+    text = summary_text(comparison)
     assert "It beats TF-IDF + linear (45.0 %) by 26.0 points (means only)." in text
     assert "sts: single rows have no Spearman correlation" in text
     assert "over test examples" not in text
 
 
-def test_another_measure_that_has_another_at_its_head_is_told(tmp_path: Path) -> None:
+def test_other_metric_with_another_best_is_reported(tmp_path: Path) -> None:
     """Of few spoilers accuracy says little: who orders texts best is shown, and said where it is none of the best."""
     right, wrong = [{"predicted": 1}] * 90 + [{}] * 10, [{"predicted": 1}] * 20 + [{}] * 80
     folder = tmp_path / "spoilers"
@@ -111,16 +111,16 @@ def test_another_measure_that_has_another_at_its_head_is_told(tmp_path: Path) ->
         give(folder / f"trials/other/seed-{seed}/sts/result.json", {"test": 0.70})
     give(folder / "baselines/sts/result.json", {"tfidf": 0.88})
     comparison = read_comparison(folder)
-    (task,) = judge(comparison)
+    (task,) = evaluate(comparison)
     assert task.title == "accuracy"
-    assert ("By ROC AUC (significance not tested) TF-IDF + linear is best: 0.880, neural has 0.810 ± 0.010.") in told(
-        comparison
-    )
+    assert (
+        "By ROC AUC (significance not tested) TF-IDF + linear is best: 0.880, neural has 0.810 ± 0.010."
+    ) in summary_text(comparison)
     quality = tables.quality(task)
     column = [column.title for column in quality.columns].index("ROC AUC")
     assert [row[column] and row[column][0] for row in quality.rows] == pytest.approx([0.81, 0.70, 0.88])
     give(folder / "baselines/sts/result.json", {"tfidf": 0.5})
-    assert "By ROC AUC" not in told(read_comparison(folder))
+    assert "By ROC AUC" not in summary_text(read_comparison(folder))
 
 
 def test_a_row_is_compared_by_the_measure_and_not_by_its_score(tmp_path: Path) -> None:
@@ -129,15 +129,15 @@ def test_a_row_is_compared_by_the_measure_and_not_by_its_score(tmp_path: Path) -
 
     first, second = [1, 1, 1, 0] * 101, [1, 0, 0, 0] * 101
     models = {"a": [(0.75, lines(first, 0.8))], "b": [(0.25, lines(second, 0.9))]}
-    (task,) = judge(compared(tmp_path / "squad", "exact_match", models))
-    assert task.verdicts["b"].gap == pytest.approx(-0.5)
-    assert task.verdicts["b"].texts == pytest.approx(2 * 0.5**202, abs=1e-12)  # McNemar's exact test
-    assert task.contenders[0].rows is not None
-    assert task.contenders[0].rows.unit == 1
+    (task,) = evaluate(compared(tmp_path / "squad", "exact_match", models))
+    assert task.against_best["b"].gap == pytest.approx(-0.5)
+    assert task.against_best["b"].texts == pytest.approx(2 * 0.5**202, abs=1e-12)  # McNemar's exact test
+    assert task.candidates[0].rows is not None
+    assert task.candidates[0].rows.unit == 1
 
 
-@pytest.mark.parametrize(("lead", "verdict"), [(0.1, "train any of same and varied"), (0.9, "no model beats")])
-def test_a_model_that_writes_the_same_of_everything_is_told(lead: float, verdict: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lead", "expected"), [(0.1, "train any of same and varied"), (0.9, "no model beats")])
+def test_model_with_constant_output_is_reported(lead: float, expected: str, tmp_path: Path) -> None:
     models = {name: [(0.5, [{"rouge1": 0.5}] * 3)] for name in ("same", "varied")}
     comparison = compared(tmp_path / "a", "rouge1", models, {"lead-3": (lead, [{"rouge1": lead}] * 3)})
     for name, share in {"same": 0.75, "varied": 0.25}.items():
@@ -145,10 +145,10 @@ def test_a_model_that_writes_the_same_of_everything_is_told(lead: float, verdict
         result = json.loads(path.read_text())
         result["test"] |= {"commonest": share, "commonest_target": 0.125}
         path.write_text(json.dumps(result))
-    words = told(read_comparison(comparison.path))
-    assert verdict in words
-    assert "same writes one and the same text of 75.0 % of the sources: such a score is of what targets" in words
-    assert "varied writes" not in words
+    summary = summary_text(read_comparison(comparison.path))
+    assert expected in summary
+    assert "same writes one and the same text of 75.0 % of the sources: such a score is of what targets" in summary
+    assert "varied writes" not in summary
 
 
 @pytest.mark.parametrize(
@@ -173,54 +173,54 @@ def test_folds_of_unequal_size_are_compared_by_row(tmp_path: Path) -> None:
         return [{"predicted": one} for one in right]
 
     folds = {"good": ([1, 1, 1, 0], [1, 1, 1]), "bad": ([1, 0, 0, 0], [0, 0, 1])}
-    models: dict[str, list[Said]] = {}
+    models: dict[str, list[Training]] = {}
     for name, parts in folds.items():
         value = fmean(fmean(part) for part in parts)
         models[name] = [(value, lines([one for part in parts for one in part]))]
-    (task,) = judge(compared(tmp_path / "folds", "accuracy", models, measured_on="folds"))
-    assert task.verdicts["bad"].gap == pytest.approx(-4 / 7)
-    assert task.verdicts["bad"].texts is not None
+    (task,) = evaluate(compared(tmp_path / "folds", "accuracy", models, measured_on="folds"))
+    assert task.against_best["bad"].gap == pytest.approx(-4 / 7)
+    assert task.against_best["bad"].texts is not None
 
 
-def test_figures_of_the_validation_are_said_to_be(tmp_path: Path) -> None:
+def test_validation_scores_are_labelled(tmp_path: Path) -> None:
     right, wrong = [{"predicted": 1}] * 31, [{"predicted": 0}] * 31
     models = {"a": [(1.0, right), (1.0, right)], "b": [(0.0, wrong), (0.1, wrong)]}
     search = {"space": {"finetune.train.learning_rate": {"low": 0.1, "high": 1.0}}, "task": ""}
     kept = compared(
         tmp_path / "kept", "accuracy", models, measured_on="validation", tasks=("one", "two"), search=search
     )
-    text = told(kept)
+    text = summary_text(kept)
     assert "Score: accuracy 100.0 ± 0.0 % (2 trainings, 700 validation texts)." in text
-    said = "on an independent test set: its scores are on the validation set, which also chose the checkpoints"
-    assert f"one {said} and, in the search, the settings;" in text
-    assert f"two {said};" in text
+    limitation = "on an independent test set: its scores are on the validation set, which also chose the checkpoints"
+    assert f"one {limitation} and, in the search, the settings;" in text
+    assert f"two {limitation};" in text
     assert "test texts" not in text
-    (first, _) = judge(kept)
+    (first, _) = evaluate(kept)
     quality = tables.quality(first)
     assert "validation texts" in [column.title for column in quality.columns]
     assert "test" not in f"{quality.note}".replace("permutation test", "")
-    tested = told(compared(tmp_path / "tested", "accuracy", models))
+    tested = summary_text(compared(tmp_path / "tested", "accuracy", models))
     assert "700 test texts" in tested
     assert "validation" not in tested
 
 
-def test_baselines_alone_say_nothing_of_models(tmp_path: Path) -> None:
+def test_baselines_without_models_make_no_claim_about_models(tmp_path: Path) -> None:
     right, wrong = [{"predicted": 1}] * 11, [{"predicted": 0}] * 11
     lines = {"tfidf": (0.8, right), "majority": (0.3, wrong)}
-    text = told(compared(tmp_path / "begun", "accuracy", {}, lines, tasks=("one", "two")))
+    text = summary_text(compared(tmp_path / "begun", "accuracy", {}, lines, tasks=("one", "two")))
     for task in ("one", "two"):
         assert f"{task}: no model has a result. Best baseline: TF-IDF + linear, accuracy 80.0 %." in text
     assert "below it" not in text
     assert "variation" not in text.partition("Not tested")[0]
 
 
-def test_a_task_without_a_model_says_nothing_over_all(tmp_path: Path) -> None:
+def test_task_without_model_has_no_overall_statement(tmp_path: Path) -> None:
     right, wrong = [{"predicted": 1}] * 11, [{"predicted": 0}] * 11
     models = {"a": [(1.0, right), (1.0, right)]}
     comparison = compared(tmp_path / "half", "accuracy", models, {"tfidf": (0.3, wrong)}, tasks=("one", "two", "three"))
     for seed in range(2):
         (tmp_path / "half" / "trials" / "a" / f"seed-{seed}" / "two" / "result.json").unlink()
-    text = told(read_comparison(comparison.path))
+    text = summary_text(read_comparison(comparison.path))
     assert "Over the 2 tasks a is best or not significantly worse in each." in text
     assert "two: no model has a result. Best baseline: TF-IDF + linear" in text
 
@@ -228,7 +228,7 @@ def test_a_task_without_a_model_says_nothing_over_all(tmp_path: Path) -> None:
 def test_no_variation_among_the_best_anywhere_depends_on_no_task(tmp_path: Path) -> None:
     right, wrong = [{"predicted": 1}] * 97, [{"predicted": 0}] * 97
     models = {"a": [(0.10, wrong), (0.11, wrong)]}
-    text = told(compared(tmp_path / "weak", "accuracy", models, {"tfidf": (1.0, right)}, tasks=("one", "two")))
+    text = summary_text(compared(tmp_path / "weak", "accuracy", models, {"tfidf": (1.0, right)}, tasks=("one", "two")))
     assert "No variation is among the best in any task." in text
     assert "all models are below it" in text
 
@@ -255,7 +255,7 @@ def test_losses_of_other_rows_or_settings_are_other_quantities(tmp_path: Path, c
         (trial / "pretrain" / "config.yaml").write_text(yaml.safe_dump(config))
     comparison = read_comparison(path)
     assert [[v.name for v in group] for group in groups(comparison, "pretrain")] == [["bert", "window-16"], ["changed"]]
-    first, second = words.advice(comparison, [], {})
+    first, second = summary.advice(comparison, [], {})
     assert first.startswith("Among bert and window-16 (same data and objective), lowest validation loss:")
     assert "changed" not in first
     assert second.startswith("Validation loss of changed: ")

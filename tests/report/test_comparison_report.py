@@ -35,12 +35,12 @@ from comparison_folder import (
 from homespun.cli import app
 from homespun.errors import UserError
 from homespun.report.comparison import write_comparison
-from homespun.report.comparison_read import mean_series, read_comparison
+from homespun.report.comparison_records import mean_series, read_comparison
 from homespun.report.comparison_tables import ablations, slug
 from homespun.report.crossovers import crossovers, pareto
-from homespun.report.read import Series
+from homespun.report.records import Series
 
-Told = dict[str, Any]
+Content = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -51,19 +51,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path) -> Told:
+def content(folder: Path) -> Content:
     return json.loads((folder / "comparison.json").read_text())
 
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports whose figures are empty files: they are tested apart, and take the most time."""
-    for room in ("plots", "comparison_plots"):
-        monkeypatch.setattr(f"homespun.report.{room}.render", lambda figure, kind: b"")
+    for module in ("plots", "comparison_plots"):
+        monkeypatch.setattr(f"homespun.report.{module}.render", lambda figure, kind: b"")
     monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
 
 
-def write(folder: Path) -> Told:
+def write(folder: Path) -> Content:
     write_comparison(folder)
     return json.loads((folder / "comparison.json").read_text())
 
@@ -86,12 +86,12 @@ def test_the_right_numbers_are_in_the_right_cells(folder: Path) -> None:
         assert float(quality[made.name]["accuracy, mean"]) == pytest.approx(fmean(values))
         assert float(quality[made.name]["accuracy, deviation"]) == pytest.approx(stdev(values))
     resources = {row["variation"]: row for row in rows_of(folder, "resources-pretrain")}
-    for place, made in enumerate(EVERYONE):
+    for index, made in enumerate(EVERYONE):
         row = resources[made.name]
-        assert float(row["parameters"]) == 3_000_017 + 1_000_003 * place
-        assert float(row["FLOPs per token"]) == 17_000_000 + 3_000_000 * place
+        assert float(row["parameters"]) == 3_000_017 + 1_000_003 * index
+        assert float(row["FLOPs per token"]) == 17_000_000 + 3_000_000 * index
         assert float(row["peak memory, training"]) == pytest.approx(made.peak + 1e6)  # the mean of three seeds
-        assert float(row["peak memory, inference"]) == pytest.approx(2e8 + 2048e5 * (place + 1))
+        assert float(row["peak memory, inference"]) == pytest.approx(2e8 + 2048e5 * (index + 1))
         assert float(row["seconds per iteration"]) == pytest.approx(made.seconds / 211 * 1.01)
         assert float(row["tokens seen"]) == 211 * 4003
     assert resources["window-16"]["architecture"] == "3 layers × 128, 2 heads, window attention (radius 16)"
@@ -105,8 +105,8 @@ def test_the_right_numbers_are_in_the_right_cells(folder: Path) -> None:
     assert [row["run"] for row in rows_of(folder, "losses-2-pretrain")] == ["causal"]
 
 
-def test_nothing_within_noise_of_the_best_is_told_from_it(folder: Path, told: Told) -> None:
-    task = told["tasks"]["phrasebank"]
+def test_models_within_noise_of_the_best_are_not_significantly_worse(folder: Path, content: Content) -> None:
+    task = content["tasks"]["phrasebank"]
     by_name = {row["name"]: row for row in task["contenders"]}
     assert task["best"] == max((r["mean"], r["name"]) for r in task["contenders"] if r["mean"] is not None)[1]
     assert set(task["alike"]) == {"bert", "window-16", "window-128"}
@@ -119,12 +119,12 @@ def test_nothing_within_noise_of_the_best_is_told_from_it(folder: Path, told: To
         assert low < by_name[name]["gap"] < high < 0
     page = (folder / "report" / "index.html").read_text()
     assert page.count('<tr class="marked">') == 3
-    advice = " ".join(told["advice"])
+    advice = " ".join(content["advice"])
     assert "train window-16, or any of" in advice  # the cheapest of those alike
     assert "It beats TF-IDF + linear" in advice
 
 
-def test_the_tests_are_those_of_the_rows(folder: Path, told: Told) -> None:
+def test_the_tests_are_those_of_the_rows(folder: Path, content: Content) -> None:
     """The difference to the best by hand, from the files of predictions."""
 
     def right(name: str) -> np.ndarray:
@@ -134,7 +134,7 @@ def test_the_tests_are_those_of_the_rows(folder: Path, told: Told) -> None:
             found.append([line["truth"] == line["predicted"] for line in lines])
         return np.array(found).mean(axis=0)
 
-    task = told["tasks"]["phrasebank"]
+    task = content["tasks"]["phrasebank"]
     by_name = {row["name"]: row for row in task["contenders"]}
     gap = right("reformer") - right(task["best"])
     assert by_name["reformer"]["gap"] == pytest.approx(gap.mean())
@@ -152,17 +152,17 @@ def test_the_tests_are_those_of_the_rows(folder: Path, told: Told) -> None:
     assert pairs[task["best"], "reformer"]["p (Holm)"] == str(by_name["reformer"]["adjusted"])
 
 
-def test_a_failed_variation_is_a_row_that_says_why(folder: Path, told: Told) -> None:
+def test_failed_variant_has_a_row_with_its_error(folder: Path, content: Content) -> None:
     giant = next(row for row in rows_of(folder, "quality-phrasebank") if row["model"] == "giant")
     assert giant["verdict"] == "no result: pretrain: out of memory: killed by signal 9"
     assert giant["trials"] == "3 failed"
     assert giant["accuracy, mean"] == ""
-    assert told["trials"] == {"done": 15, "failed": 3}
-    assert "Of 18 trials 15 done, 3 failed." in told["notices"]
-    assert any("giant (3 failed)" in text for text in told["advice"])
+    assert content["trials"] == {"done": 15, "failed": 3}
+    assert "Of 18 trials 15 done, 3 failed." in content["notices"]
+    assert any("giant (3 failed)" in text for text in content["advice"])
 
 
-def test_every_chapter_is_there_and_the_page_asks_for_nothing(folder: Path) -> None:
+def test_page_has_every_chapter_and_loads_no_other_file(folder: Path) -> None:
     page = (folder / "report" / "index.html").read_text()
     for chapter in (
         "Quality",
@@ -207,21 +207,21 @@ def test_on_paper_what_is_folded_is_open_but_for_configs(folder: Path) -> None:
     assert "details::details-content { content-visibility: visible; }" in printed
     assert "details.code, details.named > summary { display: none; }" in printed
     # of tables only long ones may be divided between pages
-    whole = re.findall(r'<figure class="table( whole)?">.*?</figure>', page, re.DOTALL)
-    assert {" whole", ""} == set(whole)
+    figures = re.findall(r'<figure class="table( whole)?">.*?</figure>', page, re.DOTALL)
+    assert {" whole", ""} == set(figures)
 
 
-def test_fronts_crossovers_and_ablations(folder: Path, told: Told) -> None:
+def test_fronts_crossovers_and_ablations(folder: Path, content: Content) -> None:
     means = {made.name: fmean(accuracies(folder, made.name)) for made in EVERYONE}
     seconds = {made.name: made.seconds for made in EVERYONE}  # the stages of fine-tuning do not change the order
-    front = told["fronts"]["phrasebank"]["time"]
+    front = content["fronts"]["phrasebank"]["time"]
     assert front == pareto({name: (seconds[name], means[name]) for name in means})
     assert front[0] == "window-16"
-    crossings = {(c["cheaper"], c["dearer"]): c for c in told["crossovers"]["latency"]}
+    crossings = {(c["cheaper"], c["dearer"]): c for c in content["crossovers"]["latency"]}
     found = crossings["reformer", "bert"]
     assert (found["after"], found["until"]) == (128, 512)
     assert 128 < found["length"] < 512
-    assert told["crossovers"]["memory"] == []
+    assert content["crossovers"]["memory"] == []
     ablation = rows_of(folder, "phrasebank-along-pretrain.model.attention.radius")
     assert [row["pretrain.model.attention.radius"] for row in ablation] == ["16", "128"]
     assert float(ablation[0]["accuracy, phrasebank, mean"]) == pytest.approx(means["window-16"])
@@ -230,11 +230,11 @@ def test_fronts_crossovers_and_ablations(folder: Path, told: Told) -> None:
 def lines_of(path: Path) -> dict[str, dict[str, list[Any]]]:
     """What is drawn along each setting: by what else there is, the values."""
     comparison = read_comparison(path)
-    found = ablations(comparison, {v.name: [0.7] for v in comparison.variations}, ["pretrain", "phrasebank"])
+    found = ablations(comparison, {v.name: [0.7] for v in comparison.variants}, ["pretrain", "phrasebank"])
     return {one.setting: {rest: [value for value, *_ in line] for rest, line in one.lines.items()} for one in found}
 
 
-def test_along_a_line_all_else_is_alike(tmp_path: Path) -> None:
+def test_ablation_points_differ_in_one_setting(tmp_path: Path) -> None:
     more = [replace(SMALL, name="window-32", radius=32), replace(WIDE, name="window-64", radius=64)]
     path = make_comparison(tmp_path / "lines", everyone=(SMALL, WIDE, *more), seeds=2, failed=False, rows=37)
     for name in ("window-64", "window-128"):
@@ -247,7 +247,7 @@ def test_along_a_line_all_else_is_alike(tmp_path: Path) -> None:
     assert lines_of(path) == {"pretrain.model.attention.radius": lines}
 
 
-def test_what_is_given_as_a_whole_is_looked_into(tmp_path: Path) -> None:
+def test_mappings_in_settings_are_flattened(tmp_path: Path) -> None:
     more = [replace(SMALL, name="full"), replace(SMALL, name="random-3"), replace(SMALL, name="lists")]
     path = make_comparison(tmp_path / "whole", everyone=(SMALL, WIDE, *more), seeds=1, failed=False, rows=37)
     blocks = "model.attention={kind: sparse, patterns: [{kind: blocks, size: 16}, {kind: random, count: %s}]}"
@@ -265,7 +265,7 @@ def test_what_is_given_as_a_whole_is_looked_into(tmp_path: Path) -> None:
     write_comparison(path)
 
 
-def test_equal_settings_of_two_stages_are_not_alike(tmp_path: Path) -> None:
+def test_equal_settings_of_two_stages_stay_separate(tmp_path: Path) -> None:
     path = make_comparison(tmp_path / "stages", everyone=(SMALL, WIDE), seeds=1, failed=False, rows=37)
     for name, stage, radius in (("window-16", "pretrain", 16), ("window-128", "phrasebank", 128)):
         settings = {"pretrain": [f"model.attention.radius={radius}"], "phrasebank": []}
@@ -274,7 +274,7 @@ def test_equal_settings_of_two_stages_are_not_alike(tmp_path: Path) -> None:
     assert lines_of(path) == {}
 
 
-def test_long_names_stay_apart_as_files() -> None:
+def test_long_names_get_distinct_files() -> None:
     assert slug("sections.data.length") == "sections.data.length"
     assert len({slug("x" * 50 + end) for end in ("", "a", "b")}) == 3
 
@@ -341,7 +341,7 @@ def test_killed_and_resumed_is_the_same_but_for_times(folder: Path, tmp_path: Pa
     assert first == second
 
 
-def test_trials_that_wait_or_run_or_cannot_be_read_are_said(folder: Path, tmp_path: Path, undrawn: None) -> None:
+def test_unfinished_and_unreadable_trials_are_reported(folder: Path, tmp_path: Path, undrawn: None) -> None:
     path = copy(folder, tmp_path)
     trials = path / "trials"
     change_trial(trials / "bert" / "seed-0", status="waiting", stages={}, seconds=None)
@@ -350,21 +350,21 @@ def test_trials_that_wait_or_run_or_cannot_be_read_are_said(folder: Path, tmp_pa
     change_trial(trials / "causal" / "seed-0", version=7)
     (trials / "window-16" / "seed-1" / "trial.json").unlink()
     (trials / "window-128" / "seed-2" / "phrasebank" / "result.json").write_text("{")
-    told = write(path)
-    assert told["trials"] == {"waiting": 1, "running": 1, "done": 9, "unreadable": 4, "failed": 3}
-    notices = "\n".join(told["notices"])
+    content = write(path)
+    assert content["trials"] == {"waiting": 1, "running": 1, "done": 9, "unreadable": 4, "failed": 3}
+    notices = "\n".join(content["notices"])
     assert "Of 18 trials 1 not begun, 1 still running, 9 done, 3 failed, 4 cannot be read." in notices
     assert "trials/reformer/seed-2: trial.json is not valid JSON" in notices
     assert "trials/causal/seed-0: trial.json is of version 7, which this homespun (version 1) does not read" in notices
     assert "trials/window-16/seed-1 has no trial.json" in notices
     assert "trials/window-128/seed-2: phrasebank/result.json is not valid JSON" in notices
-    assert str(tmp_path) not in json.dumps(told)
-    by_name = {row["name"]: row for row in told["tasks"]["phrasebank"]["contenders"]}
+    assert str(tmp_path) not in json.dumps(content)
+    by_name = {row["name"]: row for row in content["tasks"]["phrasebank"]["contenders"]}
     assert [len(by_name[made.name]["values"]) for made in EVERYONE] == [1, 2, 2, 2, 2]
     assert by_name["bert"]["trials"] == "1 not begun, 1 still running, 1 done"
 
 
-def test_predictions_that_do_not_fit_are_said(folder: Path, tmp_path: Path, undrawn: None) -> None:
+def test_mismatched_predictions_are_reported(folder: Path, tmp_path: Path, undrawn: None) -> None:
     path = copy(folder, tmp_path)
     for file in path.glob("trials/reformer/*/phrasebank/predictions/model.jsonl"):
         file.write_text(file.read_text().replace('"truth": "neutral"', '"truth": "other"'))
@@ -372,23 +372,23 @@ def test_predictions_that_do_not_fit_are_said(folder: Path, tmp_path: Path, undr
     cut.write_text(cut.read_text()[:-9])
     fewer = path / "trials" / "causal" / "seed-0" / "phrasebank" / "predictions" / "model.jsonl"
     fewer.write_text("".join(fewer.read_text().splitlines(keepends=True)[:-3]))
-    told = write(path)
-    notices = "\n".join(told["notices"])
+    content = write(path)
+    notices = "\n".join(content["notices"])
     assert "The predictions of bert, phrasebank are left out: line 997 of model.jsonl has no row" in notices
     assert "reformer were not tested on the same rows" in notices
     assert "Of causal, phrasebank, 3 rows were not predicted by every training." in notices
-    by_name = {row["name"]: row for row in told["tasks"]["phrasebank"]["contenders"]}
+    by_name = {row["name"]: row for row in content["tasks"]["phrasebank"]["contenders"]}
     assert by_name["reformer"]["texts"] is None
     assert by_name["reformer"]["trainings"] is not None
 
 
-def test_one_training_each_and_no_predictions_tells_nothing_apart(tmp_path: Path, undrawn: None) -> None:
+def test_single_trainings_without_predictions_are_not_significant(tmp_path: Path, undrawn: None) -> None:
     path = make_comparison(tmp_path / "thin", everyone=(BERT, REFORMER), seeds=1, failed=False, rows=211)
     for file in path.glob("trials/*/*/phrasebank/predictions/*.jsonl"):
         file.unlink()
-    told = write(path)
-    assert set(told["tasks"]["phrasebank"]["alike"]) == {"bert", "reformer", "TF-IDF + linear", "majority class"}
-    text = " ".join(told["advice"])
+    content = write(path)
+    assert set(content["tasks"]["phrasebank"]["alike"]) == {"bert", "reformer", "TF-IDF + linear", "majority class"}
+    text = " ".join(content["advice"])
     assert "not tested for significance" in text
     assert "other seeds" in text
     assert "no model beats TF-IDF" in text or "not significant" in text
@@ -403,36 +403,36 @@ def test_baselines_of_the_comparison_are_read_once_for_all(folder: Path, tmp_pat
     known = json.loads((first / "result.json").read_text())["baselines"]
     (own / "result.json").write_text(json.dumps({"kind": "baselines", "baselines": {"lead": known["tfidf"]}}))
     (own / "predictions" / "lead.jsonl").write_text((first / "predictions" / "tfidf.jsonl").read_text())
-    told = write(path)
-    names = [row["name"] for row in told["tasks"]["phrasebank"]["contenders"] if row["kind"] == "baseline"]
+    content = write(path)
+    names = [row["name"] for row in content["tasks"]["phrasebank"]["contenders"] if row["kind"] == "baseline"]
     assert names == ["lead"]
-    assert next(r for r in told["tasks"]["phrasebank"]["contenders"] if r["name"] == "lead")["texts"] < 1e-6
+    assert next(r for r in content["tasks"]["phrasebank"]["contenders"] if r["name"] == "lead")["texts"] < 1e-6
 
 
-def with_baselines_of(folder: Path, name: str, *, right: float, variations: list[str]) -> None:
+def with_baselines_of(folder: Path, name: str, *, right: float, variants: list[str]) -> None:
     """Baselines of some variations, in ``baselines/NAME``."""
     own = folder / "baselines" / name
     (own / "predictions").mkdir(parents=True)
     noise = np.random.default_rng(7)
     truth, hard = noise.integers(0, 3, ROWS), noise.random(ROWS)  # those of the models
-    told = answers(truth, right, 6000, hard)
-    lines = [{"row": i, "truth": LABELS[t], "predicted": LABELS[p]} for i, (t, p) in enumerate(zip(truth, told))]  # noqa: B905
+    content = answers(truth, right, 6000, hard)
+    lines = [{"row": i, "truth": LABELS[t], "predicted": LABELS[p]} for i, (t, p) in enumerate(zip(truth, content))]  # noqa: B905
     (own / "predictions" / "tfidf.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = {"version": 1, "kind": "baselines", "baselines": {"tfidf": metrics_of(truth, told)}}
+    result = {"version": 1, "kind": "baselines", "baselines": {"tfidf": metrics_of(truth, content)}}
     (own / "result.json").write_text(json.dumps(result))
-    for path in [path for variation in variations for path in folder.glob(f"trials/{variation}/*/trial.json")]:
+    for path in [path for variant in variants for path in folder.glob(f"trials/{variant}/*/trial.json")]:
         tree = json.loads(path.read_text())
         tree["stages"]["phrasebank"]["baselines"] = name
         path.write_text(json.dumps(tree))
 
 
-def test_every_variation_is_set_beside_its_own_baselines(folder: Path, tmp_path: Path, undrawn: None) -> None:
+def test_every_variant_is_compared_with_its_own_baselines(folder: Path, tmp_path: Path, undrawn: None) -> None:
     path = copy(folder, tmp_path)
-    with_baselines_of(path, "phrasebank", right=0.79, variations=["bert", "window-16", "window-128"])
-    with_baselines_of(path, "phrasebank@2", right=0.55, variations=["reformer", "causal"])
-    told = write(path)
+    with_baselines_of(path, "phrasebank", right=0.79, variants=["bert", "window-16", "window-128"])
+    with_baselines_of(path, "phrasebank@2", right=0.55, variants=["reformer", "causal"])
+    content = write(path)
     names = ["TF-IDF + linear of bert, window-16, window-128", "TF-IDF + linear of reformer, causal"]
-    by_name = {row["name"]: row for row in told["tasks"]["phrasebank"]["contenders"]}
+    by_name = {row["name"]: row for row in content["tasks"]["phrasebank"]["contenders"]}
     assert [name for name, row in by_name.items() if row["kind"] == "baseline"] == names
     means = {name: row["mean"] for name, row in by_name.items()}
     assert means["reformer"] < means[names[0]]  # it would lose against those of the others
@@ -440,7 +440,7 @@ def test_every_variation_is_set_beside_its_own_baselines(folder: Path, tmp_path:
     (own,) = by_name["reformer"]["own_baselines"].values()
     assert own["gap"] == pytest.approx(means[names[1]] - means["reformer"])
     assert own["interval"][0] < own["gap"] < own["interval"][1] < 0
-    advice = " ".join(told["advice"])
+    advice = " ".join(content["advice"])
     assert f"It beats {names[0]}" in advice
     assert f"It beats {names[1]}" not in advice
     assert f"causal beats {names[1]}" in advice  # the highest of those that have it
@@ -451,34 +451,34 @@ def test_every_variation_is_set_beside_its_own_baselines(folder: Path, tmp_path:
     assert "phrasebank against a baseline" not in advice
 
 
-def test_one_below_its_own_baselines_and_one_without_any_are_said(tmp_path: Path, undrawn: None) -> None:
+def test_models_below_or_without_baselines_are_reported(tmp_path: Path, undrawn: None) -> None:
     path = make_comparison(tmp_path / "own", everyone=(BERT, REFORMER, CAUSAL), failed=False)
     for result in path.glob("trials/*/*/phrasebank/result.json"):
         tree = json.loads(result.read_text())
         del tree["baselines"]
         result.write_text(json.dumps(tree))
-    with_baselines_of(path, "phrasebank", right=0.77, variations=["bert"])
-    with_baselines_of(path, "phrasebank@2", right=0.93, variations=["reformer"])
-    with_baselines_of(path, "phrasebank@3", right=0.5, variations=["causal"])
+    with_baselines_of(path, "phrasebank", right=0.77, variants=["bert"])
+    with_baselines_of(path, "phrasebank@2", right=0.93, variants=["reformer"])
+    with_baselines_of(path, "phrasebank@3", right=0.5, variants=["causal"])
     (path / "baselines" / "phrasebank@3" / "result.json").unlink()
     (path / "baselines" / "phrasebank@3" / "why.txt").write_text("no scikit-learn")
-    told = write(path)
-    advice = " ".join(told["advice"])
+    content = write(path)
+    advice = " ".join(content["advice"])
     assert "no model beats TF-IDF + linear of reformer" in advice
     assert "bert beats TF-IDF + linear of bert" in advice
     assert "phrasebank of causal against a baseline" in advice
-    assert "The baselines of phrasebank of causal could not be measured: no scikit-learn." in told["notices"]
+    assert "The baselines of phrasebank of causal could not be measured: no scikit-learn." in content["notices"]
     quality = {row["model"]: row for row in rows_of(path, "quality-phrasebank")}
     assert [quality[name]["own baselines"] for name in ("bert", "reformer", "causal")] == ["above", "below", ""]
 
 
-def test_why_there_are_no_baselines_is_said(tmp_path: Path, undrawn: None) -> None:
+def test_baseline_failure_is_reported(tmp_path: Path, undrawn: None) -> None:
     path = make_comparison(tmp_path / "none", everyone=(BERT, SMALL), seeds=1, failed=False, rows=211)
     why = path / "baselines" / "phrasebank" / "why.txt"
     why.parent.mkdir(parents=True)
     why.write_text("killed by SIGKILL")
-    told = write(path)
-    assert "The baselines of phrasebank could not be measured: killed by SIGKILL." in told["notices"]
+    content = write(path)
+    assert "The baselines of phrasebank could not be measured: killed by SIGKILL." in content["notices"]
     assert "killed by SIGKILL" in (path / "report" / "report.md").read_text()
 
 
@@ -491,9 +491,9 @@ def test_a_result_of_another_version_is_not_read(tmp_path: Path, undrawn: None) 
     own = path / "baselines" / "phrasebank" / "result.json"
     own.parent.mkdir(parents=True)
     own.write_text('{"version": 98, "baselines": {}}')
-    told = write(path)
-    assert told["trials"] == {"done": 3, "unreadable": 1}
-    notices = "\n".join(told["notices"])
+    content = write(path)
+    assert content["trials"] == {"done": 3, "unreadable": 1}
+    notices = "\n".join(content["notices"])
     assert "trials/bert/seed-1: phrasebank/result.json has version 99, this homespun reads 1; use the" in notices
     assert "baselines of phrasebank: baselines/phrasebank/result.json has version 98" in notices
     assert "version" not in (path / "comparison.csv").read_text().splitlines()[0]
@@ -511,7 +511,7 @@ def shared_by(folder: Path, name: str, owner: str) -> None:
 
 
 @pytest.mark.slow
-def test_who_shares_a_pretraining_is_said_and_drawn_once(tmp_path: Path) -> None:
+def test_shared_pretraining_is_reported_and_drawn_once(tmp_path: Path) -> None:
     path = make_comparison(tmp_path / "shared", everyone=(BERT, SMALL, CAUSAL), seeds=2, failed=False, rows=211)
     shared_by(path, "window-16", "bert")
     write_comparison(path)
@@ -535,15 +535,15 @@ def test_one_line_bears_the_names_of_all_that_share_it(tmp_path: Path) -> None:
     assert ">window-16<" not in drawn
 
 
-def test_a_baseline_that_is_best_is_said_to_be(tmp_path: Path, undrawn: None) -> None:
+def test_best_baseline_is_reported(tmp_path: Path, undrawn: None) -> None:
     weak = (replace(BERT, right=0.5), replace(SMALL, right=0.45))
-    told = write(make_comparison(tmp_path / "weak", everyone=weak, failed=False))
-    assert told["tasks"]["phrasebank"]["best"] == "TF-IDF + linear"
-    assert "no model beats TF-IDF + linear" in told["advice"][1]
-    assert "all models are below it" in told["advice"][1]
+    content = write(make_comparison(tmp_path / "weak", everyone=weak, failed=False))
+    assert content["tasks"]["phrasebank"]["best"] == "TF-IDF + linear"
+    assert "no model beats TF-IDF + linear" in content["advice"][1]
+    assert "all models are below it" in content["advice"][1]
 
 
-def test_without_a_task_the_losses_are_told_apart_over_trainings(tmp_path: Path, undrawn: None) -> None:
+def test_losses_are_tested_over_seeds_without_a_task(tmp_path: Path, undrawn: None) -> None:
     path = make_comparison(tmp_path / "losses", everyone=(BERT, WIDE, CAUSAL), failed=False)
     recipe = path / "comparison.yaml"
     recipe.write_text(recipe.read_text().replace("finetune:", "ignored:"))
@@ -551,9 +551,9 @@ def test_without_a_task_the_losses_are_told_apart_over_trainings(tmp_path: Path,
         tree = json.loads(trial.read_text())
         del tree["stages"]["phrasebank"]
         trial.write_text(json.dumps(tree))
-    told = write(path)
-    assert told["tasks"] == {}
-    first, second = told["advice"][1:3]
+    content = write(path)
+    assert content["tasks"] == {}
+    first, second = content["advice"][1:3]
     assert first.startswith("Among bert and window-128 (same data and objective), lowest validation loss: bert")
     assert "Significantly worse: window-128" in first
     assert "causal" not in first  # another objective's loss is another quantity
@@ -562,9 +562,9 @@ def test_without_a_task_the_losses_are_told_apart_over_trainings(tmp_path: Path,
 
 def test_another_machine_is_a_warning(tmp_path: Path, undrawn: None) -> None:
     path = make_comparison(tmp_path / "two", everyone=(BERT, SMALL), seeds=2, failed=False, other_machine=True)
-    told = write(path)
-    assert any("2 different machines or versions" in notice for notice in told["notices"])
-    environment = {row[0]: row[1:] for row in told["tables"]["environment"]["rows"]}
+    content = write(path)
+    assert any("2 different machines or versions" in notice for notice in content["notices"])
+    environment = {row[0]: row[1:] for row in content["tables"]["environment"]["rows"]}
     assert environment["packages.torch"] == ["2.13.0", "2.12.1"]
 
 
@@ -586,8 +586,8 @@ def test_what_is_no_comparison_is_one_line(tmp_path: Path) -> None:
         write_comparison(tmp_path / "nowhere")
     (tmp_path / "comparison.yaml").write_text("kind: compare\n")
     (tmp_path / "trials").mkdir()
-    told = write(tmp_path)  # nothing begun yet
-    assert told["advice"][0] == "No trial is done yet."
+    content = write(tmp_path)  # nothing begun yet
+    assert content["advice"][0] == "No trial is done yet."
     (tmp_path / "comparison.yaml").write_text("kind: [")
     with pytest.raises(UserError, match=r"comparison\.yaml"):
         write_comparison(tmp_path)
@@ -635,5 +635,5 @@ def test_the_mean_curve_goes_as_far_as_all() -> None:
 
 
 def test_variations_stand_in_the_order_of_the_recipe(folder: Path) -> None:
-    names = [variation.name for variation in read_comparison(folder).variations]
+    names = [variant.name for variant in read_comparison(folder).variants]
     assert names == ["bert", "reformer", "window-16", "window-128", "causal", "giant"]

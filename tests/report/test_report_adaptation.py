@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from homespun.report.adaptation import adaptation
-from homespun.report.read import read_run
+from homespun.report.records import read_run
 from homespun.results import RunResult
 
 ONE = {"mlm": 6.5, "mlm_accuracy": 0.031}
@@ -41,8 +41,8 @@ def test_losses_stand_once_and_shares_are_shares(
     after: dict[str, float],
     expected: list[tuple[str, str, str]],
 ) -> None:
-    told: dict[str, Any] = {"loss": 6.5, "losses": before, "start_from": "runs/base"}
-    result: dict[str, Any] = {"adaptation": told, "validation": {"loss": 2.5, "losses": after}}
+    values: dict[str, Any] = {"loss": 6.5, "losses": before, "start_from": "runs/base"}
+    result: dict[str, Any] = {"adaptation": values, "validation": {"loss": 2.5, "losses": after}}
     record = replace(read_run(pretraining(tmp_path / "run")), result=RunResult(**result), validation={})
     held_out, when = "held-out ", ", before and after training"
     rows = [row for row in adaptation(record)[0].cells() if row[0].startswith(held_out)]

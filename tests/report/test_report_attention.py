@@ -18,7 +18,7 @@ from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
-from homespun.report.attention import PARTS, Panel, Picture, draw_attention
+from homespun.report.attention import PARTS, AttentionPanel, AttentionPlot, draw_attention
 from homespun.text.tokenizer import Tokenizer
 
 HEADS, MAXIMUM = 2, 613
@@ -74,7 +74,7 @@ def test_exact_attention_is_drawn_as_its_table_has_it(attention: dict[str, Any],
             assert np.allclose(together * np.outer(sizes, sizes), pairs, atol=1e-3)
 
 
-def test_the_parts_are_told_apart() -> None:
+def test_parts_are_distinguished() -> None:
     config = config_of(ATTENTIONS["blocks"])
     parts = look(attentions_of(config)[0], 128, config).parts[1]
     assert parts.keys() == {"near", "random", "global"}
@@ -191,7 +191,7 @@ def test_a_cell_of_the_reach_has_its_least_depth() -> None:
     assert (cells[0, 0], cells[1, 1], cells[-1, -1]) == (2, 0, 5)
 
 
-def test_what_is_told_is_the_share_of_pairs_and_the_depth() -> None:
+def test_result_has_share_of_pairs_and_depth() -> None:
     words = ("model.num_hidden_layers=3", "model.num_attention_heads=4", "model.attention.kind=sparse")
     window = "model.attention.patterns=[{kind: window, radius: 7}]"
     result = show_attention("electra-mini", [*words, window], length=31)
@@ -227,7 +227,7 @@ def test_the_length_is_the_shortest_that_shows_the_pattern(attention: dict[str, 
     assert length in (32, MAXIMUM) or not shows(attentions[0], length // 2, config)
 
 
-def test_layers_and_heads_that_are_alike_share_a_panel() -> None:
+def test_equal_layers_and_heads_share_a_panel() -> None:
     config = config_of(ATTENTIONS["dilated"], num_hidden_layers=3)
     seen = [look(module, 41, config) for module in attentions_of(config)]
     groups = show._panels([*seen, seen[1], seen[1]], [1, 2, 3, 4, 5], HEADS)
@@ -242,9 +242,10 @@ def test_layers_and_heads_that_are_alike_share_a_panel() -> None:
 def test_a_picture_is_drawn_as_svg_and_png(panels: int) -> None:
     part = np.eye(29)
     group = [
-        Panel(f"layer 1 · head {n}", 1 / 29, {"near": part * 0.5, "global": part.T * 0}, "x") for n in range(panels)
+        AttentionPanel(f"layer 1 · head {n}", 1 / 29, {"near": part * 0.5, "global": part.T * 0}, "x")
+        for n in range(panels)
     ]
-    picture = Picture("a $name$ <b>", "about", 29, 1, [group, group[:1]], part.astype(int), [1 / 29, 0.5])
+    picture = AttentionPlot("a $name$ <b>", "about", 29, 1, [group, group[:1]], part.astype(int), [1 / 29, 0.5])
     plot = draw_attention(picture)
     assert plot.png.startswith(b"\x89PNG")
     text = plot.svg.decode("utf-8")
@@ -267,8 +268,8 @@ def test_the_command_draws_a_recipe_and_a_model(tmp_path: Path) -> None:
     config = ModelConfig(backbone=config_of(ATTENTIONS["dilated"], vocab_size=tokenizer.vocab_size))
     save_model(tmp_path / "model", config.build(), config, tokenizer)
     done = CliRunner().invoke(app, ["show", "attention", str(tmp_path / "model"), "--length", "17", "--json"])
-    told = json.loads(done.stdout)
-    assert (told["length"], len(told["layers"]), told["out"]) == (17, 3, None)
+    result = json.loads(done.stdout)
+    assert (result["length"], len(result["layers"]), result["out"]) == (17, 3, None)
     with pytest.raises(UserError, match="only a recipe can be changed"):
         show_attention(str(tmp_path / "model"), ["model.causal=true"])
 
@@ -285,14 +286,14 @@ def test_the_command_draws_a_recipe_and_a_model(tmp_path: Path) -> None:
 def test_of_two_stacks_each_is_drawn(family: str, encoder: list[float], decoder: list[float]) -> None:
     source, preset = f"{family}-mini", [f"model.preset={family}-tiny"]
     for stack, shares in (("encoder", encoder), ("decoder", decoder)):
-        told = show_attention(source, preset, stack=stack, length=401)
-        assert told["stack"] == stack
-        assert [round(layer["share"], 2) for layer in told["layers"]] == shares
+        result = show_attention(source, preset, stack=stack, length=401)
+        assert result["stack"] == stack
+        assert [round(layer["share"], 2) for layer in result["layers"]] == shares
     assert show_attention(source, preset, length=401)["stack"] == "encoder"
     assert show_attention("electra-tiny", length=31)["stack"] is None
 
 
-def test_a_picture_of_two_stacks_says_which(tmp_path: Path) -> None:
+def test_plot_of_two_stacks_names_the_stack(tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
     done = CliRunner().invoke(app, ["show", "attention", "t5-mini", "--stack", "decoder", "--out", str(out)])
     assert done.exit_code == 0, done.output
@@ -323,7 +324,7 @@ def test_a_picture_of_two_stacks_says_which(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_say_the_way_out(source: str, given: dict[str, Any], message: str) -> None:
+def test_errors_name_the_fix(source: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         show_attention(source, given.pop("overrides", ()), **given)
 

@@ -58,8 +58,8 @@ def test_a_number_too_large_for_a_float_is_a_dash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [(0, "0"), (0.25, "0.25"), (4000, "4,000"), (20_000, "20k"), (162_500, "162.5k"), (-3e6, "-3M"), (1.25e9, "1.25B")],
 )
-def test_numbers_at_an_axis(value: float, said: str) -> None:
-    assert formats.tick(value) == said
+def test_numbers_at_an_axis(value: float, expected: str) -> None:
+    assert formats.tick(value) == expected

@@ -14,11 +14,11 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.report.confusion import confusion, mistakes
-from homespun.report.document import Chapter, Document, Folded, Gallery, Tabular
+from homespun.report.document import Chapter, Details, Document, Gallery, TableBlock
 from homespun.report.markdown import csv_text, escape, markdown, markdown_table
 from homespun.report.page import Section, write_report
-from homespun.report.plots import MAX_POINTS, Plot, _say_no_font, colours, loss_plots, smooth, style
-from homespun.report.read import read_runs
+from homespun.report.plots import MAX_POINTS, Plot, _warn_missing_glyphs, colours, loss_plots, smooth, style
+from homespun.report.records import read_runs
 from homespun.report.table import Column, Table
 from homespun.results import Metrics
 
@@ -54,8 +54,8 @@ def test_a_comparison_has_everything_in_order(tmp_path: Path, pretraining: Make,
         pretraining(tmp_path / "pre", steps=53, end="interrupted", result=False),
         finetuning(tmp_path / "packages"),
     ]
-    story = [Section("Pretraining", "Three in a row.", ["homespun pretrain electra-tiny --out runs/base"])]
-    path = write_report(runs, tmp_path / "out", title="Which package?", story=story)
+    sections = [Section("Pretraining", "Three in a row.", ["homespun pretrain electra-tiny --out runs/base"])]
+    path = write_report(runs, tmp_path / "out", title="Which package?", sections=sections)
     assert path == tmp_path / "out" / "index.html"
     parsed = Parsed(path.read_text(encoding="utf-8"))
     assert parsed.open == []
@@ -64,8 +64,8 @@ def test_a_comparison_has_everything_in_order(tmp_path: Path, pretraining: Make,
     parts += ["Confusion matrix", "Most frequent", "Per class", "In training", "Losses at the end"]
     parts += ["Generator loss by step", "Overall loss by time", "Learning rate", "Configuration", "homespun pretrain"]
     parts += ["Settings that differ", "config.yaml of full", "Machine and versions"]
-    places = [text.index(part, text.index("</title>") if "</title>" in text else 0) for part in parts]
-    assert places == sorted(places)
+    positions = [text.index(part, text.index("</title>") if "</title>" in text else 0) for part in parts]
+    assert positions == sorted(positions)
     out = tmp_path / "out"
     names = {file.name for file in (out / "tables").iterdir()}
     assert {"results.csv", "resources.csv", "losses-1.csv", "losses-2.csv", "confusion.csv", "per-class.csv"} <= names
@@ -105,9 +105,9 @@ def test_names_labels_and_texts_are_data(tmp_path: Path, pretraining: Make, fine
         pretraining(tmp_path / "b", name="$\\alpha_{$", steps=53),
         finetuning(tmp_path / "c", name=f"c {evil}", labels=labels, rows=400, start_from=evil),
     ]
-    story = [Section(evil, evil, [evil])]
+    sections = [Section(evil, evil, [evil])]
     out = tmp_path / "out"
-    text = write_report(runs, out, title=evil, story=story).read_text(encoding="utf-8")
+    text = write_report(runs, out, title=evil, sections=sections).read_text(encoding="utf-8")
     parsed = Parsed(text)
     assert parsed.open == []
     assert not {"script", "svg"} & {tag for tag, _ in parsed.tags}
@@ -117,8 +117,8 @@ def test_names_labels_and_texts_are_data(tmp_path: Path, pretraining: Make, fine
         drawn = svg.read_text(encoding="utf-8")
         assert "<script" not in drawn
         assert "<img" not in drawn
-    told = (out / "report.md").read_text(encoding="utf-8")
-    outside_code = re.sub(r"(?ms)^(`{3,})\n.*?^\1$", "", told)
+    content = (out / "report.md").read_text(encoding="utf-8")
+    outside_code = re.sub(r"(?ms)^(`{3,})\n.*?^\1$", "", content)
     assert "<script" not in outside_code.replace("\\<", "")
     for file in (out / "tables").glob("*.csv"):
         with file.open(encoding="utf-8") as lines:
@@ -149,9 +149,9 @@ def test_two_tables_are_two_files(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_taken_is_given_a_number() -> None:
-    one, two, three = (Tabular(Table(name, title, (), ())) for name, title in (("a", "1"), ("a", "2"), ("a-2", "3")))
+    one, two, three = (TableBlock(Table(name, title, (), ())) for name, title in (("a", "1"), ("a", "2"), ("a-2", "3")))
     gallery = Gallery("", [Plot("a", "", b"1", b"1"), Plot("a", "", b"2", b"2")], "")
-    document = Document("", [one], [Chapter("", [Folded("", [two, gallery]), three])])
+    document = Document("", [one], [Chapter("", [Details("", [two, gallery]), three])])
     assert [(table.name, table.title) for table in document.tables()] == [("a", "1"), ("a-2", "2"), ("a-2-2", "3")]
     assert [(plot.name, plot.svg) for plot in document.plots()] == [("a", b"1"), ("a-2", b"2")]
     assert "(plots/a-2.svg)" in markdown(document)
@@ -224,10 +224,8 @@ def test_seeds_in_trials_have_their_curves(tmp_path: Path, finetuning: Make) -> 
     assert "a (seed-3)" in write_report([run], tmp_path / "out", title="t").read_text()
 
 
-def test_letters_that_no_font_has_are_said_once(
-    tmp_path: Path, pretraining: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    _say_no_font.cache_clear()
+def test_missing_glyphs_warn_once(tmp_path: Path, pretraining: Make, caplog: pytest.LogCaptureFixture) -> None:
+    _warn_missing_glyphs.cache_clear()
     names = ["run 情報", "run \U000f1234"]  # the latter is in no font
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -292,7 +290,7 @@ def test_markdown_and_csv_cells() -> None:
     assert escape("[x](y) *z*") == "\\[x\\](y) \\*z\\*"
 
 
-def test_what_a_run_left_for_other_programs_is_told(tmp_path: Path, pretraining: Make) -> None:
+def test_exports_are_listed(tmp_path: Path, pretraining: Make) -> None:
     exports = {
         "bert": {"folder": "bert/hf", "architecture": "BertForMaskedLM", "notes": ["a note <b>"]},
         "linformer": {"folder": None, "architecture": None, "notes": ["no family has this encoder", "ask for ONNX"]},

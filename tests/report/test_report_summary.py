@@ -9,45 +9,45 @@ import pytest
 import yaml
 
 from homespun.report import tables
-from homespun.report.frequencies import beyond_frequencies
-from homespun.report.read import read_run, read_runs
-from homespun.report.summary import summary, troubles, verdict
+from homespun.report.records import read_run, read_runs
+from homespun.report.summary import compare_with_baseline, summary, warnings
+from homespun.report.unigram_baseline import compare_with_unigram_baseline
 from homespun.results import Metrics
 
 Make = Callable[..., Any]
 
 
-def said(first: list[float], second: float, rows: float | None) -> str:
+def describe(first: list[float], second: float, rows: float | None) -> str:
     tests = [Metrics(accuracy=accuracy) for accuracy in first]
-    return verdict(tests, Metrics(accuracy=second), "TF-IDF", rows=rows).replace("\u00a0", " ")
+    return compare_with_baseline(tests, Metrics(accuracy=second), "TF-IDF", rows=rows).replace("\u00a0", " ")
 
 
-def test_a_clear_win_is_said_plainly() -> None:
-    assert said([0.912], 0.90, 50_000) == "beat TF-IDF (90.0 %) by 1.2 points"
+def test_clear_win_is_reported() -> None:
+    assert describe([0.912], 0.90, 50_000) == "beat TF-IDF (90.0 %) by 1.2 points"
 
 
 def test_a_win_within_noise_is_cautioned_with_the_number_of_texts() -> None:
-    words = said([0.912], 0.90, 500)
+    words = describe([0.912], 0.90, 500)
     assert words.startswith("is 1.2 points above TF-IDF (90.0 %), not significant on 500 test examples")
     assert "−2.4 to +4.9 points" in words
 
 
 def test_a_loss_and_a_draw_did_not_beat() -> None:
-    assert said([0.85], 0.90, 50_000) == "did not beat TF-IDF (90.0 %): it is 5.0 points below"
-    assert said([0.90], 0.90, 500) == "equals TF-IDF (90.0 %)"
-    assert "not significant" in said([0.895], 0.90, 500)
+    assert describe([0.85], 0.90, 50_000) == "did not beat TF-IDF (90.0 %): it is 5.0 points below"
+    assert describe([0.90], 0.90, 500) == "equals TF-IDF (90.0 %)"
+    assert "not significant" in describe([0.895], 0.90, 500)
 
 
 def test_a_difference_too_small_to_write_is_not_written_as_zero() -> None:
-    assert "less than 0.1 points" in said([0.90001], 0.90, 500)
+    assert "less than 0.1 points" in describe([0.90001], 0.90, 500)
 
 
 def test_seeds_that_did_not_beat_are_counted() -> None:
-    assert said([0.93, 0.93, 0.89], 0.90, 50_000).endswith("by 1.7 points; 1 of 3 trainings are not above it")
+    assert describe([0.93, 0.93, 0.89], 0.90, 50_000).endswith("by 1.7 points; 1 of 3 trainings are not above it")
 
 
-def test_an_unknown_number_of_texts_is_said() -> None:
-    assert "significance unknown" in said([0.93], 0.90, None)
+def test_unknown_number_of_examples_is_reported() -> None:
+    assert "significance unknown" in describe([0.93], 0.90, None)
 
 
 def test_pretraining_names_text_budget_and_the_lowest_loss(tmp_path: Path, pretraining: Make) -> None:
@@ -58,7 +58,7 @@ def test_pretraining_names_text_budget_and_the_lowest_loss(tmp_path: Path, pretr
     assert "on runs/quickstart/corpus, each with a budget of 1 m 30 s: a and b." in words
 
 
-def test_what_learned_no_more_than_frequencies_is_named(tmp_path: Path, pretraining: Make) -> None:
+def test_runs_not_better_than_unigram_baseline_are_named(tmp_path: Path, pretraining: Make) -> None:
     paths = [pretraining(tmp_path / name, steps=53, level=level) for name, level in (("a", 1.0), ("b", 0.8))]
     for path in paths:
         result = json.loads((path / "result.json").read_text()) | {"frequencies": {"generator": 6.26}}
@@ -70,8 +70,8 @@ def test_what_learned_no_more_than_frequencies_is_named(tmp_path: Path, pretrain
         "Not better (within 3 %): a (6.259)."
     )
     # the mean of several trainings
-    assert beyond_frequencies({"both": records})[0].endswith("Better: both (5.633).")
-    assert beyond_frequencies({"none": []}) == []
+    assert compare_with_unigram_baseline({"both": records})[0].endswith("Better: both (5.633).")
+    assert compare_with_unigram_baseline({"none": []}) == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_discriminator_that_finds_nothing_is_named(
         (tmp_path / name).mkdir()
         (tmp_path / name / "result.json").write_text(json.dumps({"validation": {"loss": 24.0, "losses": losses}}))
     records = read_runs([tmp_path / "a", tmp_path / "b"])
-    words = beyond_frequencies({"one": records[:1], "two": records, "none": []})
+    words = compare_with_unigram_baseline({"one": records[:1], "two": records, "none": []})
     assert [text.split(" finds under 1 %")[0] for text in words] == (
         ["The discriminator of one and two"] if blind else []
     )
@@ -120,7 +120,7 @@ def test_losses_on_other_rows_or_of_another_masking_are_not_ranked(
     assert words.startswith("Validation loss: ")
 
 
-def test_finetuning_says_result_verdict_and_cut_texts(tmp_path: Path, finetuning: Make) -> None:
+def test_finetuning_summary_has_result_baselines_and_truncation(tmp_path: Path, finetuning: Make) -> None:
     (words,) = summary([read_run(finetuning(tmp_path / "packages"))])
     words = words.replace("\u00a0", " ")
     assert words.startswith("packages: 12-class classification, accuracy ")
@@ -132,16 +132,16 @@ def test_finetuning_says_result_verdict_and_cut_texts(tmp_path: Path, finetuning
     )
 
 
-def test_measured_on_validation_texts_is_said(tmp_path: Path, finetuning: Make) -> None:
+def test_measurement_on_validation_examples_is_reported(tmp_path: Path, finetuning: Make) -> None:
     (words,) = summary([read_run(finetuning(tmp_path / "a", measured_on="validation"))])
     assert "separate test set" in words
 
 
 def test_what_was_written_may_hold_what_ends_a_line_elsewhere(tmp_path: Path, finetuning: Make) -> None:
     scores = {"model": [1.0, 0.5, 0.75], "lead-3": [0.25, 0.25, 0.25]}
-    told = {name: {"rouge1": sum(values) / 3, "rows": 3} for name, values in scores.items()}
+    values = {name: {"rouge1": sum(values) / 3, "rows": 3} for name, values in scores.items()}
     path = finetuning(
-        tmp_path / "a", seeds=1, measures=["rouge1"], test=told["model"], baselines={"lead-3": told["lead-3"]}
+        tmp_path / "a", seeds=1, measures=["rouge1"], test=values["model"], baselines={"lead-3": values["lead-3"]}
     )
     (path / "predictions").mkdir()
     for name, values in scores.items():
@@ -151,14 +151,16 @@ def test_what_was_written_may_hold_what_ends_a_line_elsewhere(tmp_path: Path, fi
     assert "95 % interval of the difference" in summary([read_run(path)])[0]
 
 
-@pytest.mark.parametrize(("written", "targets", "said"), [(0.75, 0.25, True), (0.5, 0.25, False), (0.05, 0.01, False)])
-def test_one_text_of_many_sources_is_said(
-    written: float, targets: float, said: bool, tmp_path: Path, finetuning: Make
+@pytest.mark.parametrize(
+    ("written", "targets", "is_reported"), [(0.75, 0.25, True), (0.5, 0.25, False), (0.05, 0.01, False)]
+)
+def test_constant_output_is_reported(
+    written: float, targets: float, is_reported: bool, tmp_path: Path, finetuning: Make
 ) -> None:
     test = {"rouge1": 0.5, "rows": 300, "commonest": written, "commonest_target": targets}
     path = finetuning(tmp_path / "a", seeds=1, measures=["rouge1"], test=test, baselines={})
     (words,) = summary([read_run(path)])
-    assert ("a writes one and the same text of 75.0\u00a0% of the sources" in words) == said
+    assert ("a writes one and the same text of 75.0\u00a0% of the sources" in words) == is_reported
 
 
 def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: Make) -> None:
@@ -166,8 +168,8 @@ def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: 
         return {"accuracy": {"mean": mean, "std": 0.01, "values": []}, "macro_f1": {"mean": mean, "std": 0.01}}
 
     tests = [metrics(["yes", "no"], 0.91, rows=1800, seed=fold) for fold in range(5)]
-    told = {"measured_on": "folds", "baselines": {"tfidf": folded(0.8)}, "test": folded(0.91)}
-    path = finetuning(tmp_path / "b", seeds=1, **told)
+    values = {"measured_on": "folds", "baselines": {"tfidf": folded(0.8)}, "test": folded(0.91)}
+    path = finetuning(tmp_path / "b", seeds=1, **values)
     result = json.loads((path / "result.json").read_text())
     (path / "result.json").write_text(json.dumps({**result, "seeds": tests}))
     run = read_run(path)
@@ -183,10 +185,10 @@ def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: 
     ("end", "words"),
     [("interrupted", "was interrupted at step 53"), ("not_finite", "was not finite"), (None, "did not fin")],
 )
-def test_troubles(tmp_path: Path, pretraining: Make, end: str | None, words: str) -> None:
+def test_warnings(tmp_path: Path, pretraining: Make, end: str | None, words: str) -> None:
     run = read_run(pretraining(tmp_path / "a", steps=53, end=end, result=False))
-    assert words in troubles([run])[0]
-    assert troubles([read_run(pretraining(tmp_path / "b", steps=53))]) == []
+    assert words in warnings([run])[0]
+    assert warnings([read_run(pretraining(tmp_path / "b", steps=53))]) == []
 
 
 def test_equal_baselines_of_several_runs_are_shown_once(tmp_path: Path, finetuning: Make) -> None:

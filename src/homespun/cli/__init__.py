@@ -167,7 +167,7 @@ def evaluate(
     if as_json:
         tell(metrics, as_json)
         return
-    from homespun.report.show import print_metrics
+    from homespun.report.terminal import print_metrics
 
     print_metrics(metrics)
 
@@ -187,7 +187,7 @@ def predict(
     """Label new texts: one line each, in their order."""
     from homespun.jobs.use import predict as job
     from homespun.report.console import Display
-    from homespun.report.show import counter
+    from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
     read_progress = ReadProgress(inputs)
@@ -247,7 +247,7 @@ def quickstart(
     if as_json:
         tell(result, as_json)
         return
-    from homespun.report.show import print_run
+    from homespun.report.terminal import print_run
 
     print_run(result["classifier"])
     typer.echo(result["next"])
@@ -264,7 +264,7 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         tell({"checks": [asdict(check) for check in checks]}, as_json)
     else:
-        from homespun.report.show import print_checks
+        from homespun.report.terminal import print_checks
 
         print_checks(checks)
     if any(check.status == "fail" for check in checks):

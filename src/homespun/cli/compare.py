@@ -29,7 +29,7 @@ def compare(
 ) -> None:
     """Compare variations under one budget. Give the command again to go on where it was stopped."""
     from homespun.compare.recipe import compare_recipe
-    from homespun.compare.run import run_comparison
+    from homespun.compare.runner import run_comparison
     from homespun.report.console import Display
 
     with Display(json=as_json) as display:
@@ -74,7 +74,7 @@ def measure(
     from homespun.report.table import Column, Table
 
     columns = (
-        Column("tokens", formats.whole),
+        Column("tokens", formats.integer),
         Column("seconds a text", formats.step_seconds),
         Column("peak memory", formats.memory),
     )

@@ -102,7 +102,7 @@ def _file(
 ) -> None:
     from homespun.jobs.generate import generate as job
     from homespun.report.console import Display
-    from homespun.report.show import counter
+    from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
     read_progress = ReadProgress(inputs)
@@ -140,7 +140,7 @@ def summarize(
     from homespun.jobs.generate import summaries
     from homespun.jobs.generate import summarize as job
     from homespun.report.console import Display
-    from homespun.report.show import counter
+    from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
     given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": parts(columns), "data_set": data_set}

@@ -103,7 +103,7 @@ def tell(values: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(values, ensure_ascii=False, default=str))
         return
-    from homespun.report.show import print_facts
+    from homespun.report.terminal import print_facts
 
     print_facts(values)
 
@@ -113,6 +113,6 @@ def tell_run(result: Mapping[str, Any], out: Path, as_json: bool) -> None:
     if as_json:
         tell({"run": str(out), **result}, as_json)
         return
-    from homespun.report.show import print_run
+    from homespun.report.terminal import print_run
 
     print_run(out)

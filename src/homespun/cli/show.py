@@ -38,7 +38,7 @@ def show_attention(
         typer.echo(json.dumps(result))
         return
     from homespun.report.formats import percent
-    from homespun.report.show import print_facts
+    from homespun.report.terminal import print_facts
 
     depth = result["all_reach_all"]
     shares = [percent(layer["share"]) for layer in result["layers"]]
@@ -68,7 +68,7 @@ def show_alignment(
     if as_json:
         typer.echo(json.dumps(result))
         return
-    from homespun.report.show import print_facts
+    from homespun.report.terminal import print_facts
 
     tokens = {"source": len(result["source"]), "target": len(result["target"])}
     written = {} if result["written"] is None else {"written": result["written"]}

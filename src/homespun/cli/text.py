@@ -45,7 +45,7 @@ def tokenizer_train(
     """Train a tokenizer on your text."""
     from homespun.jobs.prepare import reading, train_tokenizer
     from homespun.report.console import Display
-    from homespun.report.show import counter
+    from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
     from homespun.text.tokenizer import KINDS
 
@@ -97,7 +97,7 @@ def tokenizer_extend(
     from homespun.jobs.adapt import extend_tokenizer
     from homespun.jobs.prepare import reading
     from homespun.report.console import Display
-    from homespun.report.show import counter
+    from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
     if inputs and not add:
@@ -157,7 +157,7 @@ def corpus_build(
     """Encode your text once, into a memory-mapped token store. A killed build goes on where it was."""
     from homespun.jobs.prepare import describe_corpus, make_corpus, reading
     from homespun.report.console import Display
-    from homespun.report.show import counter
+    from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
     what = reading(
@@ -215,6 +215,6 @@ def corpus_lengths(
     if as_json:
         tell({"lengths": rows}, as_json)
         return
-    from homespun.report.show import print_lengths
+    from homespun.report.terminal import print_lengths
 
     print_lengths(rows)

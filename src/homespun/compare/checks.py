@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from homespun.compare.recipe import CompareRecipe
-from homespun.compare.trials import Stage, Trial, each_line, written
+from homespun.compare.trials import Stage, Trial, first_trials, to_yaml
 from homespun.data.corpus import Corpus
 from homespun.data.labels import Labels
 from homespun.errors import UserError
@@ -57,7 +57,7 @@ def check(recipe: CompareRecipe, trials: Sequence[Trial]) -> list[str]:
     reader = _Reader()
     problems: dict[str, list[str]] = defaultdict(list)
     bad: set[str] = set()
-    every = each_line(trials)
+    every = first_trials(trials)
     for trial, called in _with_values(every):
         if trial.name in bad:
             continue
@@ -88,8 +88,8 @@ def _with_values(trials: Sequence[Trial]) -> Iterator[tuple[Trial, str]]:
     for trial in trials:
         search = trial.recipe.search
         for point in search.points()[1:] if search is not None else []:
-            told = (f"{key}={written(value)}" for key, value in point.items() if value != trial.found[key])
-            yield replace(trial, found=point), f"{trial.name} with {', '.join(told)}"
+            settings = (f"{key}={to_yaml(value)}" for key, value in point.items() if value != trial.found[key])
+            yield replace(trial, found=point), f"{trial.name} with {', '.join(settings)}"
 
 
 class _Reader:
@@ -188,11 +188,11 @@ def _pretrained(stage: Stage, reader: _Reader, measure: str) -> ModelBundle:
     with torch.device("meta"), SkipInit():
         model, made = recipe.objective.build(config, corpus.tokenizer).export_model()
     if stage.vectors is not None:
-        _begin_with(stage, model, corpus.tokenizer, reader)
+        _check_vectors(stage, model, corpus.tokenizer, reader)
     return ModelBundle(model, made, corpus.tokenizer)
 
 
-def _begin_with(stage: Stage, model: Model, tokenizer: Tokenizer, reader: _Reader) -> None:
+def _check_vectors(stage: Stage, model: Model, tokenizer: Tokenizer, reader: _Reader) -> None:
     """Refuse vectors that do not fit."""
     if not stage.vectors:
         raise UserError("which word vectors? set pretrain.vectors, made by `homespun vectors train`, or leave it out")
@@ -209,19 +209,19 @@ def _passes(recipe: PretrainRecipe, reader: _Reader) -> list[str]:
     """
     data, corpus = recipe.data, reader.corpus(recipe.data.corpus)
     training, held_out = reader.split(data)
-    there = int(corpus.lengths[training].sum())
-    if there < data.length:
-        raise UserError(f"{data.corpus} has {there:,} tokens to train on, less than one row of {data.length}")
+    total = int(corpus.lengths[training].sum())
+    if total < data.length:
+        raise UserError(f"{data.corpus} has {total:,} tokens to train on, less than one row of {data.length}")
     # the rows of training are many, and are made alike
     recipe.objective.rows(corpus, held_out, length=data.length, seed=data.split_seed)
     budget = recipe.train.budget
     rows = recipe.train.batch_size * recipe.data.length
-    asked = [("tokens", budget.tokens), ("steps", None if budget.steps is None else budget.steps * rows)]
+    requested = [("tokens", budget.tokens), ("steps", None if budget.steps is None else budget.steps * rows)]
     return [
-        f"{given} of the budget come to {tokens / there:,.1f} passes over {recipe.data.corpus}, which has {there:,} "
+        f"{given} of the budget come to {tokens / total:,.1f} passes over {recipe.data.corpus}, which has {total:,} "
         f"tokens to train on; more text would be better than more passes"
-        for given, tokens in asked
-        if tokens is not None and tokens > there
+        for given, tokens in requested
+        if tokens is not None and tokens > total
     ]
 
 
@@ -239,8 +239,8 @@ def _finetuned(stage: Stage, begin: ModelBundle, reader: _Reader, measure: str) 
     _check_measures(recipe, measure, task.labels)
     plan(recipe, task, examples.training, examples.validation, examples.test)
     _, kinds = np.unique(task.strata(examples.training), axis=0, return_index=True)
-    some = [examples.training[index] for index in np.sort(kinds)[:_EXAMPLES].tolist()]
+    sample = [examples.training[index] for index in np.sort(kinds)[:_EXAMPLES].tolist()]
     with torch.device("meta"), SkipInit():
         bare = ModelBundle(begin.config.build(), begin.config, begin.tokenizer, begin.labels, begin.task)
         if len(kinds) <= _EXAMPLES:
-            task.lesson(recipe.objective, bare, task.rows(some))
+            task.lesson(recipe.objective, bare, task.rows(sample))

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from homespun.compare.stage import START, Command, Outcome, Process, Running
+from homespun.compare.executor import START, Command, Outcome, Process, Running
 from homespun.errors import UserError
 
 _LOOK = 0.2  # seconds between asking whether a process has ended
@@ -38,12 +38,12 @@ class Cluster:
             ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
         self._ray = ray
         nodes = [node for node in ray.nodes() if node["Alive"]]
-        there = ray.cluster_resources()
+        resources = ray.cluster_resources()
         self._slots = slots or max(1, len(nodes))
         most = min(node["Resources"].get("CPU", 1.0) for node in nodes)
         options: dict[str, Any] = {
-            "num_cpus": max(1, min(int(most), int(there.get("CPU", 1.0) // self._slots))),
-            "num_gpus": 1 if there.get("GPU", 0) >= self._slots else 0,
+            "num_cpus": max(1, min(int(most), int(resources.get("CPU", 1.0) // self._slots))),
+            "num_gpus": 1 if resources.get("GPU", 0) >= self._slots else 0,
             "max_retries": 0,  # a failure is a row; the checkpoint makes the next attempt cheap
         }
         self._task = ray.remote(**options)(run_command)
@@ -55,19 +55,19 @@ class Cluster:
 
     def start(self, command: Command) -> Running:
         """A task; what it runs dies with it."""
-        words, log = list(command.words), str(command.log.absolute())
-        reference = self._task.remote(words, log, dict(command.environment), str(command.folder))
+        arguments, log = list(command.arguments), str(command.log.absolute())
+        reference = self._task.remote(arguments, log, dict(command.environment), str(command.folder))
         return _Remote(self._ray, reference)
 
 
-def run_command(words: list[str], log: str, environment: Mapping[str, str], folder: str) -> dict[str, Any]:
+def run_command(arguments: list[str], log: str, environment: Mapping[str, str], folder: str) -> dict[str, Any]:
     """Run one command to its end, in a worker of the cluster; the `Outcome`, as plain values.
 
     A cancelled task lets its command write a checkpoint.
     """
     import time
 
-    command = Command(tuple(words), Path(log), environment, Path(folder))
+    command = Command(tuple(arguments), Path(log), environment, Path(folder))
     process = Process(command, START, environment)
     while (outcome := process.poll()) is None:
         try:

@@ -125,11 +125,11 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def _same_trial(path: Path, values: Mapping[str, Any], fresh: Mapping[str, Any]) -> None:
-    def said(record: Mapping[str, Any]) -> dict[str, Any]:
+    def recorded_settings(record: Mapping[str, Any]) -> dict[str, Any]:
         stages = record["stages"].items()
         given = ("recipe", "start_from", "vectors")  # the last is younger than the others
-        begins = {f"{name}: {key}": stage.get(key) for name, stage in stages for key in given}
-        return begins | {f"{name}: {a.partition('=')[0]}": a for name, all_ in record["settings"].items() for a in all_}
+        starts = {f"{name}: {key}": stage.get(key) for name, stage in stages for key in given}
+        return starts | {f"{name}: {a.partition('=')[0]}": a for name, all_ in record["settings"].items() for a in all_}
 
     for name, stage in fresh["stages"].items():
         known, digest = values["stages"].get(name, {}), stage["recipe_digest"]
@@ -138,7 +138,7 @@ def _same_trial(path: Path, values: Mapping[str, Any], fresh: Mapping[str, Any])
                 f"{path.parent} was run with another {stage['recipe']}, which was edited since; give --out a new "
                 f"folder, or delete that trial's"
             )
-    before, now = said(values), said(fresh)
+    before, now = recorded_settings(values), recorded_settings(fresh)
     if before == now:
         return
     changed = [
@@ -155,8 +155,8 @@ def _digest(recipe: str) -> str | None:
     """Of what a recipe of the user's own says; None: it is one of ours, or not there."""
     if not recipe.endswith((".yaml", ".yml")) or not Path(recipe).is_file():
         return None
-    said = json.dumps(read_yaml(recipe), sort_keys=True, default=str)
-    return hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+    content = json.dumps(read_yaml(recipe), sort_keys=True, default=str)
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
 def check_folder(out: Path) -> None:
@@ -195,9 +195,9 @@ def open_records(out: Path, recipe: CompareRecipe, trials: Sequence[Trial]) -> l
         UserError: ``out`` is something else, or holds trials of another comparison.
     """
     open_folder(out, recipe)
-    records = [Record.open(out / "trials" / trial.place, trial) for trial in trials]
-    wanted = {record.folder for record in records}
-    strange = sorted(p.parent for p in (out / "trials").glob(f"*/*/{_RECORD}") if p.parent not in wanted)
+    records = [Record.open(out / "trials" / trial.subfolder, trial) for trial in trials]
+    requested = {record.folder for record in records}
+    strange = sorted(p.parent for p in (out / "trials").glob(f"*/*/{_RECORD}") if p.parent not in requested)
     if strange:
         names = ", ".join(str(folder.relative_to(out / "trials")) for folder in strange[:3])
         raise UserError(

@@ -87,11 +87,11 @@ def share_of_run(run: Path) -> float:
 
     Of a run of several trainings (seeds, folds, numbers of examples) that of all of them.
     """
-    begun = list(run.glob("trials/*"))
-    if not begun:
+    started = list(run.glob("trials/*"))
+    if not started:
         return _share_of_training(run)
-    done = sum(1.0 if (trial / "result.json").is_file() else _share_of_training(trial) for trial in begun)
-    return done / max(len(begun), _trainings(run / "config.yaml"))
+    done = sum(1.0 if (trial / "result.json").is_file() else _share_of_training(trial) for trial in started)
+    return done / max(len(started), _trainings(run / "config.yaml"))
 
 
 def _trainings(config: Path) -> int:

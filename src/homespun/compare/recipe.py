@@ -91,7 +91,7 @@ class Range(Config):
                 raise ValueError(f"{name}={end:g} must be whole where whole is true; change it, or leave whole out")
         return self
 
-    def some(self) -> list[int | float]:
+    def samples(self) -> list[int | float]:
         """Both ends, and a number between them: none that is whole, where not only these are searched."""
         if self.whole:
             return [int(self.low), int(self.high)]
@@ -104,7 +104,7 @@ class Choices(Config):
 
     choices: list[Any] = Field(min_length=2)
 
-    def some(self) -> list[Any]:
+    def samples(self) -> list[Any]:
         """All of them."""
         return self.choices
 
@@ -136,9 +136,9 @@ class Search(Config):
 
     def points(self) -> list[dict[str, Any]]:
         """Some points of the space, by key: every key's first value, and each other one beside the others' first."""
-        values = {key: space.some() for key, space in self.space.items()}
-        first = {key: some[0] for key, some in values.items()}
-        return [first, *(first | {key: value} for key, some in values.items() for value in some[1:])]
+        values = {key: space.samples() for key, space in self.space.items()}
+        first = {key: samples[0] for key, samples in values.items()}
+        return [first, *(first | {key: value} for key, samples in values.items() for value in samples[1:])]
 
 
 class Measuring(Config):

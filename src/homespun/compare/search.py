@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from homespun.compare.folder import Record
 from homespun.compare.recipe import Choices, CompareRecipe, Range
-from homespun.compare.trials import Trial, lines, written
+from homespun.compare.trials import Trial, to_yaml, variants
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
 from homespun.io.json import read_optional
 from homespun.metrics.registry import lower_is_better
 from homespun.report import formats
-from homespun.report.read import as_tree
+from homespun.report.records import as_tree
 
 if TYPE_CHECKING:
-    from homespun.compare.run import Runner
+    from homespun.compare.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _LOOK = 1.0  # seconds between asking whether the trials of others have ended
 
 
 @dataclass
-class _Open:
+class _OpenTrial:
     """A trial of a study that is not told yet."""
 
     study: Any
@@ -41,7 +41,7 @@ class _Open:
     record: Record
 
 
-class Searching:
+class SettingsSearch:
     """Gives a runner trials to run, and tells their studies what came of them.
 
     A study belongs to what is searched, not to a folder: runners on several machines that share the storage, each with
@@ -73,12 +73,12 @@ class Searching:
         self.stage = recipe.searched
         self.out.mkdir(parents=True, exist_ok=True)
         storage = self.search.storage or f"sqlite:///{(self.out / 'study.db').absolute()}"
-        self._lines = {line.name: line for line in lines(recipe) if line.name not in known}
+        self._variants = {variant.name: variant for variant in variants(recipe) if variant.name not in known}
         self._studies: dict[str, Any] = {}
-        self._open: list[_Open] = []
+        self._open: list[_OpenTrial] = []
         self._waiting: float | None = None  # since when
         lower = lower_is_better(self._measure())
-        for name in self._lines:
+        for name in self._variants:
             try:
                 self._studies[name] = optuna.create_study(
                     study_name=f"{name}-{_digest(recipe, name)}",
@@ -98,11 +98,11 @@ class Searching:
             for trial in study.get_trials(deepcopy=False):
                 running = trial.state == self._optuna.trial.TrialState.RUNNING
                 # in a storage of this folder alone, one without a record was begun when its runner was killed
-                asked = running and not self.search.storage and trial.params.keys() == self.search.space.keys()
-                if asked or (self._folder(name, trial.number) / "trial.json").is_file():
+                requested = running and not self.search.storage and trial.params.keys() == self.search.space.keys()
+                if requested or (self._folder(name, trial.number) / "trial.json").is_file():
                     record = self._record(name, trial.number, trial.params)
                     if running:
-                        self._open.append(_Open(study, trial.number, record))
+                        self._open.append(_OpenTrial(study, trial.number, record))
                     if running or record.status in _FINISHED:
                         records.append(record)
         return records
@@ -119,18 +119,18 @@ class Searching:
 
     def ask(self) -> Record | None:
         """The next trial, of the study that has fewest; None: all have been begun, here or elsewhere."""
-        begun = {name: len(study.get_trials(deepcopy=False)) for name, study in self._studies.items()}
-        counted = {name: count - self._forgiven[name] for name, count in begun.items()}
+        started = {name: len(study.get_trials(deepcopy=False)) for name, study in self._studies.items()}
+        counted = {name: count - self._forgiven[name] for name, count in started.items()}
         name = min(counted, key=lambda name: counted[name])
         if counted[name] >= self.search.trials:
             return None
         study = self._studies[name]
         # seeded by the number of the trial, not of the call: a search that was stopped goes on as it would have
-        seed = self.search.seed * 1_000_003 + begun[name]
+        seed = self.search.seed * 1_000_003 + started[name]
         study.sampler = self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         trial = study.ask({key: self._distribution(space) for key, space in self.search.space.items()})
         record = self._record(name, trial.number, trial.params)
-        self._open.append(_Open(study, trial.number, record))
+        self._open.append(_OpenTrial(study, trial.number, record))
         return record
 
     @property
@@ -162,7 +162,7 @@ class Searching:
         Raises:
             UserError: no trial of a line ended well.
         """
-        told: dict[str, dict[str, Any]] = {}
+        results: dict[str, dict[str, Any]] = {}
         for name, study in self._studies.items():
             try:
                 trial = study.best_trial
@@ -176,9 +176,9 @@ class Searching:
                     f"the search found nothing for {name}: all {len(study.trials)} trials failed; the logs in "
                     f"{self.out / name} say why, and --retry-failed begins as many again"
                 ) from None
-            told[name] = {"search": _identity(self.recipe, name), "settings": self._values(trial.params)}
-            told[name] |= {self._measure(): trial.value, "trials": len(study.trials)}
-        return told
+            results[name] = {"search": _identity(self.recipe, name), "settings": self._values(trial.params)}
+            results[name] |= {self._measure(): trial.value, "trials": len(study.trials)}
+        return results
 
     def _elsewhere(self, name: str) -> int:
         """Trials that others have begun and not told, when none is open here."""
@@ -195,8 +195,8 @@ class Searching:
         return self.out / name / f"{number:04d}"
 
     def _record(self, name: str, number: int, params: Mapping[str, Any]) -> Record:
-        line = replace(self._lines[name], name=f"{name} search {number}")
-        trial = Trial(self.recipe, line, self.recipe.first_seed, self._values(params))
+        variant = replace(self._variants[name], name=f"{name} search {number}")
+        trial = Trial(self.recipe, variant, self.recipe.first_seed, self._values(params))
         record = Record.open(self._folder(name, number), trial)
         record.write()
         return record
@@ -204,7 +204,7 @@ class Searching:
     def _distribution(self, space: Range | Choices) -> Any:
         kinds = self._optuna.distributions
         if isinstance(space, Choices):
-            return kinds.CategoricalDistribution([written(choice) for choice in space.choices])
+            return kinds.CategoricalDistribution([to_yaml(choice) for choice in space.choices])
         if space.whole:
             return kinds.IntDistribution(int(space.low), int(space.high), log=space.log)
         return kinds.FloatDistribution(space.low, space.high, log=space.log)
@@ -213,7 +213,7 @@ class Searching:
         values = dict(params)
         for key, space in self.search.space.items():
             if isinstance(space, Choices):
-                values[key] = next(choice for choice in space.choices if written(choice) == params[key])
+                values[key] = next(choice for choice in space.choices if to_yaml(choice) == params[key])
         return values
 
     def _measure(self) -> str:
@@ -229,19 +229,19 @@ class Searching:
         return sum(values) / len(values)
 
 
-def found_by(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = False) -> dict[str, dict[str, Any]]:
+def search_settings(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = False) -> dict[str, dict[str, Any]]:
     """Search with ``runner`` until every line has had its trials; the best settings of each, by key.
 
     They are written to ``search/found.json``, and what that has of this search stands: trials were begun with it, and
     a study that others work on may have found better since. ``retry_failed`` is for a search that is not in it.
 
     Raises:
-        UserError: see `Searching`; the runner was stopped.
+        UserError: see `SettingsSearch`; the runner was stopped.
     """
     path = runner.out / "search" / "found.json"
     known = _known(recipe, path)
-    if len(known) < len(lines(recipe)):
-        searching = Searching(recipe, runner.out, known=known, retry_failed=retry_failed)
+    if len(known) < len(variants(recipe)):
+        searching = SettingsSearch(recipe, runner.out, known=known, retry_failed=retry_failed)
         runner.add(searching.reopen())
 
         def feed() -> bool:
@@ -250,18 +250,20 @@ def found_by(recipe: CompareRecipe, runner: Runner, *, retry_failed: bool = Fals
                 runner.add([record])
             return searching.open > 0 or searching.wait()
 
-        left = len(lines(recipe)) - len(known)
+        left = len(variants(recipe)) - len(known)
         runner.run(feed, total=left * searching.search.trials)
         write_text(path, json.dumps(known | searching.found(), indent=1))
         known = _known(recipe, path)
-    return {name: dict(told["settings"]) for name, told in known.items()}
+    return {name: dict(results["settings"]) for name, results in known.items()}
 
 
 def _known(recipe: CompareRecipe, path: Path) -> dict[str, Any]:
     """By line, what was found in this very search."""
-    told = read_optional(path)
-    names = [line.name for line in lines(recipe)]
-    return {name: told[name] for name in names if as_tree(told.get(name)).get("search") == _identity(recipe, name)}
+    results = read_optional(path)
+    names = [variant.name for variant in variants(recipe)]
+    return {
+        name: results[name] for name in names if as_tree(results.get(name)).get("search") == _identity(recipe, name)
+    }
 
 
 def _validation(result: Mapping[str, Any], measure: str) -> float:
@@ -274,8 +276,8 @@ def _validation(result: Mapping[str, Any], measure: str) -> float:
     metrics.setdefault("loss", metrics.get("log_loss", result["validation"]["loss"]))
     numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
     if measure not in numbers:
-        there = ", ".join(sorted(numbers))
-        raise UserError(f"search.measure={measure!r} is not measured on the validation; there are: {there}")
+        available = ", ".join(sorted(numbers))
+        raise UserError(f"search.measure={measure!r} is not measured on the validation; there are: {available}")
     value = numbers[measure]
     return math.nan if value is None else float(value)
 
@@ -283,7 +285,9 @@ def _validation(result: Mapping[str, Any], measure: str) -> float:
 def _digest(recipe: CompareRecipe, name: str) -> str:
     """Of what makes a study: all but how often and where it is run."""
     kept = recipe.model_dump(mode="json", exclude={"about", "seeds", "slots", "measure", "variations", "search"})
-    kept["variation"] = [line.variation.model_dump(mode="json") for line in lines(recipe) if line.name == name]
+    kept["variation"] = [
+        variant.variation.model_dump(mode="json") for variant in variants(recipe) if variant.name == name
+    ]
     assert recipe.search is not None
     kept["search"] = recipe.search.model_dump(mode="json", exclude={"storage", "trials"})
     return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=6).hexdigest()

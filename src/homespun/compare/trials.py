@@ -46,7 +46,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Line:
+class Variant:
     """One line of the comparison, whatever the seed: a variation and one point of the grid."""
 
     name: str
@@ -60,33 +60,33 @@ class Trial:
 
     Args:
         recipe: the comparison.
-        line: what it has of its own.
+        variant: a variation and a point of the grid.
         seed: of all its stages.
-        found: what a search found for the line, by key.
+        found: what a search found for the variant, by key.
     """
 
     recipe: CompareRecipe
-    line: Line
+    variant: Variant
     seed: int
     found: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The line's."""
-        return self.line.name
+        return self.variant.name
 
     @property
     def about(self) -> str:
         """The variation's."""
-        return self.line.variation.about
+        return self.variant.variation.about
 
     @property
     def varied(self) -> dict[str, Any]:
         """What the grid set, by key."""
-        return dict(self.line.varied)
+        return dict(self.variant.varied)
 
     @property
-    def place(self) -> str:
+    def subfolder(self) -> str:
         """Where it lies below ``trials/``."""
         return f"{self.name}/seed-{self.seed}"
 
@@ -98,7 +98,7 @@ class Trial:
             UserError: settings that are the comparison's own to make, or are of a stage that there is not.
         """
         tasks = self.recipe.finetune
-        for task in self.line.variation.tasks:
+        for task in self.variant.variation.tasks:
             if task not in tasks:
                 raise UserError(f"no task {task!r}{nearest(task, tasks)}")
         stages = (*_pretraining(self), *(_finetuning(self, task) for task in tasks))
@@ -117,9 +117,9 @@ class Trial:
         return next((stage for stage in self.stages if stage.kind == "pretrain"), None)
 
 
-def lines(recipe: CompareRecipe) -> list[Line]:
+def variants(recipe: CompareRecipe) -> list[Variant]:
     """Variations joined with all combinations of the grid, in the order in which they are written."""
-    result: dict[str, Line] = {}
+    result: dict[str, Variant] = {}
     labels = _labels(list(recipe.grid))
     for name, variation in (recipe.variations or {"": Variation()}).items():
         for point in itertools.product(*recipe.grid.values()):
@@ -127,7 +127,7 @@ def lines(recipe: CompareRecipe) -> list[Line]:
             title = "-".join(part for part in parts if part) or "base"
             titles = itertools.chain([title], (f"{title}.{number}" for number in itertools.count(2)))
             unique = next(cut for cut in map(_cut, titles) if cut not in result)
-            result[unique] = Line(unique, variation, dict(zip(recipe.grid, point, strict=True)))
+            result[unique] = Variant(unique, variation, dict(zip(recipe.grid, point, strict=True)))
     return list(result.values())
 
 
@@ -139,12 +139,12 @@ def trials(recipe: CompareRecipe, *, found: Mapping[str, Mapping[str, Any]] | No
         recipe: the comparison.
         found: by line, what a search found, by key.
     """
-    every = lines(recipe)
+    every = variants(recipe)
     seeds = range(recipe.first_seed, recipe.first_seed + recipe.seeds)
-    return [Trial(recipe, line, seed, (found or {}).get(line.name, {})) for seed in seeds for line in every]
+    return [Trial(recipe, variant, seed, (found or {}).get(variant.name, {})) for seed in seeds for variant in every]
 
 
-def each_line(trials: Sequence[Trial]) -> list[Trial]:
+def first_trials(trials: Sequence[Trial]) -> list[Trial]:
     """Of every line the trial with the first seed; where there is a search, at the first point of its space."""
     return [
         trial if trial.recipe.search is None else replace(trial, found=trial.recipe.search.points()[0])
@@ -154,7 +154,7 @@ def each_line(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def _pretraining(trial: Trial) -> list[Stage]:
-    recipe, variation, base = trial.recipe, trial.line.variation, trial.recipe.pretrain
+    recipe, variation, base = trial.recipe, trial.variant.variation, trial.recipe.pretrain
     if variation.start_from is not None or base is None:
         if ignored := [*variation.pretrain, *_below("pretrain.", trial.varied)]:
             raise UserError(f"it pretrains nothing, so {', '.join(ignored)} has no meaning; leave it out")
@@ -166,7 +166,7 @@ def _pretraining(trial: Trial) -> list[Stage]:
 
 
 def _finetuning(trial: Trial, task: str) -> Stage:
-    recipe, variation, base = trial.recipe, trial.line.variation, trial.recipe.finetune[task]
+    recipe, variation, base = trial.recipe, trial.variant.variation, trial.recipe.finetune[task]
     chosen = {**trial.varied, **trial.found}
     parts = [base.settings, variation.finetune, variation.tasks.get(task, {})]
     parts += [_below("finetune.", chosen), _below(f"tasks.{task}.", chosen)]
@@ -213,14 +213,14 @@ def _closed(settings: Mapping[str, Any], seed: int, budget: Budget | None) -> tu
     own: dict[str, Any] = {"train.seed": seed}
     if budget is not None:
         own["train.budget"] = budget.model_dump(mode="json", exclude_none=True)
-    return tuple(f"{key}={written(value)}" for key, value in {**settings, **own}.items())
+    return tuple(f"{key}={to_yaml(value)}" for key, value in {**settings, **own}.items())
 
 
 def _below(prefix: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in chosen.items() if key.startswith(prefix)}
 
 
-def written(value: Any) -> str:
+def to_yaml(value: Any) -> str:
     """A value as YAML on one line, as `homespun.config.override` reads it back."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return str(text).strip().removesuffix("...").strip()

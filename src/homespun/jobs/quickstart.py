@@ -149,7 +149,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     )
     result = finetune(recipe, out / "classifier", start_from=str(out / chosen), display=display)
     commands = next_commands()
-    story = [
+    sections = [
         Section(
             "What was done",
             f"The documentation of the Python packages in this environment was collected: {len(documents):,} texts, "
@@ -165,7 +165,9 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
         Section("The same with your own files", commands=commands),
     ]
     runs = [out / name for name in CANDIDATES] + [out / "classifier"]
-    page = write_report(runs, out / "report", title="Quickstart: which package does a passage document?", story=story)
+    page = write_report(
+        runs, out / "report", title="Quickstart: which package does a passage document?", sections=sections
+    )
     return {
         "page": str(page),
         "classifier": str(out / "classifier"),

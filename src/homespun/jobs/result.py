@@ -8,7 +8,7 @@ from typing import Any
 
 from homespun.report import formats
 from homespun.report.console import Display
-from homespun.report.read import final_losses, read_run
+from homespun.report.records import final_losses, read_run
 from homespun.results import VERSION
 from homespun.training.precision import Precision
 from homespun.training.trainer import Trainer

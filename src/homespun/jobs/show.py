@@ -16,7 +16,7 @@ from homespun.jobs.seen import MultiHead, Seen, attentions_of, cell_size, is_tri
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.report.attention import Panel, Picture, draw_attention
+from homespun.report.attention import AttentionPanel, AttentionPlot, draw_attention
 
 SHORTEST, LONGEST_TRIED = 32, 4096
 _HEADS, _PANELS = 4, 8  # at most so many panels of a layer, and in all, where nobody asked for a layer
@@ -67,7 +67,7 @@ def show_attention(
     if path is not None:
         groups = _panels(seen, chosen, config.num_attention_heads)
         shown = groups if layers is not None else _first(groups)
-        picture = Picture(
+        picture = AttentionPlot(
             title=source if source in recipe_names() else Path(source).absolute().name,
             about=_about(config, stack, length, more=shown != groups),
             length=length,
@@ -139,7 +139,7 @@ def _checked_length(length: int | None, config: EncoderConfig, attentions: Seque
     return length
 
 
-def _panels(seen: Sequence[Seen], chosen: Sequence[int], heads: int) -> list[list[Panel]]:
+def _panels(seen: Sequence[Seen], chosen: Sequence[int], heads: int) -> list[list[AttentionPanel]]:
     """Panels in groups: one a set of layers that are alike, in it a panel a set of heads that are alike."""
     groups = []
     for numbers in _sets(chosen, lambda a, b: _alike(seen[a - 1].parts, seen[b - 1].parts)):
@@ -150,13 +150,13 @@ def _panels(seen: Sequence[Seen], chosen: Sequence[int], heads: int) -> list[lis
             which = "all heads" if len(alike) == len(layer.parts) else _numbered("head", [head + 1 for head in alike])
             which = "" if heads == 1 else f" · {which}"
             title = f"{_numbered('layer', numbers)}{which}"
-            panels.append(Panel(title, layer.shares[alike[0]], layer.parts[alike[0]], words, layer.order))
+            panels.append(AttentionPanel(title, layer.shares[alike[0]], layer.parts[alike[0]], words, layer.order))
         groups.append(panels)
     return groups
 
 
-def _first(groups: Sequence[list[Panel]]) -> list[list[Panel]]:
-    shown: list[list[Panel]] = []
+def _first(groups: Sequence[list[AttentionPanel]]) -> list[list[AttentionPanel]]:
+    shown: list[list[AttentionPanel]] = []
     for group in groups:
         if sum(map(len, shown)) < _PANELS:
             shown.append(group[:_HEADS])

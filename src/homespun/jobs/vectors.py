@@ -22,7 +22,7 @@ from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.report.console import Display
-from homespun.report.word_map import draw_words
+from homespun.report.embedding_plot import draw_embeddings
 from homespun.text.tokenizer import Tokenizer
 from homespun.vectors.config import GloveConfig, VectorsConfig, Word2VecConfig
 from homespun.vectors.cooccurrence import count_pairs
@@ -202,7 +202,9 @@ def map_vectors(
     chosen = list(dict.fromkeys(words)) if words is not None else frequent_words(opened, top or 0)
     places = project_2d(opened, chosen, method=how, seed=seed)
     names = ("first component", "second component") if how == "pca" else ("t-SNE 1", "t-SNE 2")
-    plot = draw_words(out.stem, chosen, places, axes_names=names, title=f"{len(chosen)} words of {Path(vectors).name}")
+    plot = draw_embeddings(
+        out.stem, chosen, places, axes_names=names, title=f"{len(chosen)} words of {Path(vectors).name}"
+    )
     write_bytes(out, plot.png if out.suffix == ".png" else plot.svg)
     return {"map": str(out), "words": len(chosen)}
 

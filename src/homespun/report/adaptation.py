@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from homespun.report import formats
-from homespun.report.read import RunRecord, final_losses, is_share
+from homespun.report.records import RunRecord, final_losses, is_share
 from homespun.report.table import Column, Table
-from homespun.report.tables import words
+from homespun.report.tables import term_title
 from homespun.results import Adaptation, Change, Shape
 
 
@@ -20,40 +20,40 @@ def adaptation(record: RunRecord, end: str = "") -> list[Table]:
     Args:
         end: of the names of their files, where there are several runs.
     """
-    told = record.result.adaptation
-    if told is None:
+    result = record.result.adaptation
+    if result is None:
         return []
-    tables = [_changes(record, told, end), _moved(told, end), _tensors(told, end)]
+    tables = [_changes(record, result, end), _moved(result, end), _tensors(result, end)]
     return [table for table in tables if table.rows]
 
 
-def _changes(record: RunRecord, told: Adaptation, end: str) -> Table:
-    rows = [*_losses(told, final_losses(record)[1]), _row("vocabulary", told.vocabulary, formats.whole)]
+def _changes(record: RunRecord, result: Adaptation, end: str) -> Table:
+    rows = [*_losses(result, final_losses(record)[1]), _row("vocabulary", result.vocabulary, formats.integer)]
     note = "Losses before training are those of the changed model, not of the checkpoint."
-    new = told.vocabulary.number("new_words") if told.vocabulary else None
+    new = result.vocabulary.number("new_words") if result.vocabulary else None
     if new:
-        note += f" {formats.whole(new)} words are new; with the tensors it is told what they began as."
-    if told.tokens_per_word:
-        rows.append(_row("tokens per word", told.tokens_per_word, formats.loss))
+        note += f" {formats.integer(new)} words are new; with the tensors it is told what they began as."
+    if result.tokens_per_word:
+        rows.append(_row("tokens per word", result.tokens_per_word, formats.loss))
         note += (
             " A word is what stands between white space: in a script without spaces, such as Japanese, a whole clause."
         )
-    rows += _shape(told, " of the encoder" if told.decoder else "")
-    if told.decoder:
-        rows += _shape(told.decoder, " of the decoder")
+    rows += _shape(result, " of the encoder" if result.decoder else "")
+    if result.decoder:
+        rows += _shape(result.decoder, " of the decoder")
     columns = (Column("", numeric=False), Column("before"), Column("after"))
-    source = formats.text(told.start_from)
+    source = formats.text(result.start_from)
     return Table(f"adaptation{end}", f"{record.name}, from {source}", columns, tuple(rows), note)
 
 
-def _losses(told: Adaptation, after: Mapping[str, float]) -> list[tuple[str, str, str]]:
-    before = {"loss": told.loss, **told.losses}
+def _losses(result: Adaptation, after: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    before = {"loss": result.loss, **result.losses}
     terms = [term for term in before if term != "loss" and not is_share(term)]
     # the one term of a plain objective is its whole loss
     shown = [term for term in before if len(terms) > 1 or term not in terms]
     return [
         _row(
-            f"held-out {words(term)}, before and after training",
+            f"held-out {term_title(term)}, before and after training",
             Change(before=before[term], after=after.get(term)),
             formats.percent if is_share(term) else formats.loss,
         )
@@ -61,27 +61,27 @@ def _losses(told: Adaptation, after: Mapping[str, float]) -> list[tuple[str, str
     ]
 
 
-def _shape(told: Shape, of: str) -> list[tuple[str, str, str]]:
+def _shape(result: Shape, of: str) -> list[tuple[str, str, str]]:
     sizes = {"num_hidden_layers": "layers", "max_position_embeddings": "longest text"}
-    rows = [_row(f"{label}{of}", getattr(told, key), formats.whole) for key, label in sizes.items()]
-    return [*rows, _row(f"attention{of}", told.attention, formats.text)]
+    rows = [_row(f"{label}{of}", getattr(result, key), formats.integer) for key, label in sizes.items()]
+    return [*rows, _row(f"attention{of}", result.attention, formats.text)]
 
 
 def _row(label: str, pair: Change | None, write: Callable[[object], str]) -> tuple[str, str, str]:
     return label, write(pair and pair.before), write(pair and pair.after)
 
 
-def _moved(told: Adaptation, end: str) -> Table:
+def _moved(result: Adaptation, end: str) -> Table:
     columns = (
         Column("stack", numeric=False),
-        Column("tokens", formats.whole),
-        Column("in pieces", formats.whole),
+        Column("tokens", formats.integer),
+        Column("in pieces", formats.integer),
         Column("mean cosine", formats.share),
         Column("relative distance", formats.share),
-        Column("rows", formats.whole),
+        Column("rows", formats.integer),
     )
     keys = ("stack", "tokens", "pieces", "cosine", "relative_distance", "rows")
-    rows = tuple(tuple(row.get(key) for key in keys) for row in told.moved)
+    rows = tuple(tuple(row.get(key) for key in keys) for row in result.moved)
     note = (
         "Hidden states of held-out rows against the checkpoint's, before any training. "
         "A text longer than the checkpoint reads was read by it in so many pieces."
@@ -89,8 +89,8 @@ def _moved(told: Adaptation, end: str) -> Table:
     return Table(f"moved{end}", "How far the outputs moved", columns, rows, note).without_empty_columns()
 
 
-def _tensors(told: Adaptation, end: str) -> Table:
-    tensors = told.tensors
+def _tensors(result: Adaptation, end: str) -> Table:
+    tensors = result.tensors
     rows: list[tuple[Any, ...]] = [("copied", "as they were", "", tensors.copied)]
     changed = Counter((_any_layer(name), _any_layer(how)) for name, how in tensors.changed.items())
     rows += [("changed", name, how, count) for (name, how), count in changed.items()]
@@ -100,7 +100,7 @@ def _tensors(told: Adaptation, end: str) -> Table:
         Column("tensors", numeric=False),
         Column("which", numeric=False),
         Column("how", numeric=False),
-        Column("number", formats.whole),
+        Column("number", formats.integer),
     )
     note = "Fresh: newly drawn. Left: of the checkpoint, and in no use any more. A star stands for the layers."
     return Table(f"tensors{end}", "Where the tensors came from", columns, tuple(rows), note)

@@ -17,12 +17,14 @@ def draw_alignment(source: Sequence[str], target: Sequence[str], weights: np.nda
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
-    above, beside = (max(min(len(token), _MOST) for token in tokens) * _LETTER for tokens in (source, target))
-    width, height = len(source) * _CELL + beside + 2 * _MARGIN, len(target) * _CELL + above + 2 * _MARGIN
+    label_height, label_width = (
+        max(min(len(token), _MOST) for token in tokens) * _LETTER for tokens in (source, target)
+    )
+    width, height = len(source) * _CELL + label_width + 2 * _MARGIN, len(target) * _CELL + label_height + 2 * _MARGIN
     bare = {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}
     with style(**bare):
         figure = Figure(figsize=(width, height), facecolor=CARD)
-        left, bottom = (beside + _MARGIN) / width, _MARGIN / height
+        left, bottom = (label_width + _MARGIN) / width, _MARGIN / height
         size = len(source) * _CELL / width, len(target) * _CELL / height
         axes = figure.add_axes((left, bottom, *size))
         colours = LinearSegmentedColormap.from_list("weights", ["#ffffff", PALETTE[0]])
@@ -38,6 +40,6 @@ def _short(token: str) -> str:
 
 
 def _caption(source: Sequence[str], target: Sequence[str], weights: np.ndarray) -> str:
-    most = [source[int(place)] for place in weights.argmax(1)]
+    most = [source[int(position)] for position in weights.argmax(1)]
     looks = ", ".join(f"{token} at {seen}" for token, seen in zip(target[:12], most, strict=False))
     return f"What each token written looks at the most: {looks}{' ...' if len(target) > 12 else ''}"

@@ -1,6 +1,6 @@
 """A picture of an attention: which token sees which, in each layer and head, and what that reaches in depth.
 
-It is told what to draw in numbers (`Panel`, `Picture`) and knows nothing of models.
+It is told what to draw in numbers (`AttentionPanel`, `AttentionPlot`) and knows nothing of models.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ _GREY = "#5a5a57"
 
 
 @dataclass(frozen=True)
-class Panel:
+class AttentionPanel:
     """What one head sees, or several that are alike.
 
     Args:
         title: which layers and heads.
         share: of all pairs of tokens, those that are seen.
         parts: a name of `PARTS` -> (cells, cells) float: the share of the cell's pairs seen as that part; rows are
-            queries, columns keys, and a cell stands for `Picture.cell` tokens each way.
-        words: written across the panel.
+            queries, columns keys, and a cell stands for `AttentionPlot.cell` tokens each way.
+        annotation: written across the panel.
         order: in which the tokens stand on both axes, where it is not that of the text.
     """
 
     title: str
     share: float
     parts: Mapping[str, np.ndarray]
-    words: str = ""
+    annotation: str = ""
     order: str = ""
 
 
 @dataclass(frozen=True)
-class Picture:
+class AttentionPlot:
     """All that is drawn of one model.
 
     Args:
@@ -73,27 +73,27 @@ class Picture:
     about: str
     length: int
     cell: int
-    groups: Sequence[Sequence[Panel]]
+    groups: Sequence[Sequence[AttentionPanel]]
     depth: np.ndarray
     reached: Sequence[float]
 
 
-def draw_attention(picture: Picture) -> Plot:
+def draw_attention(picture: AttentionPlot) -> Plot:
     """The panels in rows, a legend above them, and the reach through depth at the end."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    places = _flow([*map(len, picture.groups), 3])  # the reach is a panel and bars as wide as two
-    *panels, depth_at, bars_at, _ = places
+    positions = _flow([*map(len, picture.groups), 3])  # the reach is a panel and bars as wide as two
+    *panels, depth_at, bars_at, _ = positions
     height = _HEAD + (depth_at[0] + 1) * (_TITLE + _SIDE + _FOOT)
     width = _LEFT + _COLUMNS * _SIDE + (_COLUMNS - 1) * _GAP + _RIGHT
     with matplotlib.rc_context(STYLE | {"axes.grid": False, "axes.spines.top": True, "axes.spines.right": True}):
         page = _Page(Figure(figsize=(width, height), facecolor=CARD), width, height)
         page.write(0.28, picture.title, fontsize=11, fontweight="bold")
         page.write(0.47, picture.about, fontsize=8, color=_GREY)
-        page.legend(0.65, [name for name in PARTS if _is_there(name, picture)])
-        for panel, place in zip((p for group in picture.groups for p in group), panels, strict=True):
-            _draw_panel(page.axes(*place), panel, picture, first=place[1] == 0)
+        page.legend(0.65, [name for name in PARTS if _is_drawn(name, picture)])
+        for panel, position in zip((p for group in picture.groups for p in group), panels, strict=True):
+            _draw_panel(page.axes(*position), panel, picture, first=position[1] == 0)
         _draw_depth(page.axes(*depth_at), picture, first=depth_at[1] == 0)
         _draw_reached(page.axes(*bars_at, columns=2), picture)
         return Plot("attention", _caption(picture), render(page.figure, "svg"), render(page.figure, "png"))
@@ -101,7 +101,7 @@ def draw_attention(picture: Picture) -> Plot:
 
 def _flow(groups: Sequence[int]) -> list[tuple[int, int]]:
     """The row and column of each panel: a group stays in one row where it fits into one."""
-    places: list[tuple[int, int]] = []
+    positions: list[tuple[int, int]] = []
     row = column = 0
     for size in groups:
         if column and column + size > _COLUMNS:
@@ -109,9 +109,9 @@ def _flow(groups: Sequence[int]) -> list[tuple[int, int]]:
         for _ in range(size):
             if column == _COLUMNS:
                 row, column = row + 1, 0
-            places.append((row, column))
+            positions.append((row, column))
             column += 1
-    return places
+    return positions
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ class _Page:
         )
 
 
-def _is_there(name: str, picture: Picture) -> bool:
+def _is_drawn(name: str, picture: AttentionPlot) -> bool:
     return any(name in panel.parts for group in picture.groups for panel in group)
 
 
-def _draw_panel(axes: Axes, panel: Panel, picture: Picture, *, first: bool) -> None:
+def _draw_panel(axes: Axes, panel: AttentionPanel, picture: AttentionPlot, *, first: bool) -> None:
     cells = len(picture.depth)
     image = np.tile(_rgb(CARD), (cells, cells, 1))
     for name, (colour, _) in PARTS.items():
@@ -169,19 +169,19 @@ def _draw_panel(axes: Axes, panel: Panel, picture: Picture, *, first: bool) -> N
     _show(axes, image, picture)
     axes.set_title(panel.title, fontsize=8.5, loc="left", pad=4)
     _name_axes(axes, f"{_percent(panel.share)} of pairs", first=first, order=panel.order)
-    if panel.words:
+    if panel.annotation:
         box = {"facecolor": CARD, "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.4"}
-        axes.text(0.5, 0.5, panel.words, transform=axes.transAxes, ha="center", va="center", fontsize=8, bbox=box)
+        axes.text(0.5, 0.5, panel.annotation, transform=axes.transAxes, ha="center", va="center", fontsize=8, bbox=box)
 
 
-def _draw_depth(axes: Axes, picture: Picture, *, first: bool) -> None:
+def _draw_depth(axes: Axes, picture: AttentionPlot, *, first: bool) -> None:
     palette = np.vstack([_rgb(CARD), _shades(picture)])
     _show(axes, palette[picture.depth], picture)
     axes.set_title("reached through depth", fontsize=8.5, loc="left", pad=4)
     _name_axes(axes, "" if picture.reached[-1] == 1 else "blank: never", first=first)
 
 
-def _draw_reached(axes: Axes, picture: Picture) -> None:
+def _draw_reached(axes: Axes, picture: AttentionPlot) -> None:
     """How much is reached after each layer, as bars in the colours of the panel beside them."""
     layers = range(1, len(picture.reached) + 1)
     axes.bar(layers, picture.reached, width=0.62, color=_shades(picture))
@@ -208,7 +208,7 @@ def _name_axes(axes: Axes, note: str, *, first: bool, order: str = "") -> None:
         axes.set_yticklabels([])
 
 
-def _show(axes: Axes, image: np.ndarray, picture: Picture) -> None:
+def _show(axes: Axes, image: np.ndarray, picture: AttentionPlot) -> None:
     end = picture.length
     image = np.clip(image, 0, 1)
     edges = np.arange(len(image) + 1) * picture.cell  # the last cell may hang over the end
@@ -233,7 +233,7 @@ def _step(length: int) -> int:
     return int(max(1, length // 4 // size * size))
 
 
-def _shades(picture: Picture) -> np.ndarray:
+def _shades(picture: AttentionPlot) -> np.ndarray:
     """(layers, 3): the colour of what each layer reaches first; after the last that adds anything it stays."""
     last = max(int(picture.depth.max()), 1)
     steps = np.minimum(np.arange(len(picture.reached)) / max(last - 1, 1), 1)[:, None]
@@ -249,7 +249,7 @@ def _rgb(colour: str) -> np.ndarray:
     return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
 
 
-def _caption(picture: Picture) -> str:
+def _caption(picture: AttentionPlot) -> str:
     shares = ", ".join(f"{panel.title}: {percent(panel.share)}" for group in picture.groups for panel in group)
     deep = ", ".join(percent(share) for share in picture.reached)
     return f"{picture.title}. Pairs of tokens seen: {shares}. Reached after each layer: {deep}"

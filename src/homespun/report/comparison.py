@@ -11,9 +11,9 @@ from homespun.io.atomic import write_text
 from homespun.report import comparison_tables as tables
 from homespun.report import formats, significance
 from homespun.report.comparison_document import Report
-from homespun.report.comparison_quality import Contender, Task
-from homespun.report.comparison_read import Comparison, is_comparison, read_comparison
-from homespun.report.document import Document, Notice, Words
+from homespun.report.comparison_quality import Candidate, TaskComparison
+from homespun.report.comparison_records import Comparison, is_comparison, read_comparison
+from homespun.report.document import Document, Notice, Paragraph
 from homespun.report.formats import number
 from homespun.report.markdown import csv_text
 from homespun.report.page import write_document
@@ -46,8 +46,8 @@ def write_comparison(folder: Path) -> Path:
         if file.name not in kept:
             file.unlink(missing_ok=True)
     write_text(folder / "comparison.csv", csv_text(tables.flat_trials(report.comparison)))
-    told = json.dumps(_results(report, document), indent=1, ensure_ascii=False, allow_nan=False)
-    write_text(folder / "comparison.json", told)
+    content = json.dumps(_results(report, document), indent=1, ensure_ascii=False, allow_nan=False)
+    write_text(folder / "comparison.json", content)
     return page
 
 
@@ -58,9 +58,9 @@ def _results(report: Report, document: Document) -> dict[str, Any]:
     return {
         "version": VERSION,
         "trials": {status: statuses.count(status) for status in dict.fromkeys(statuses)},
-        "advice": [item.text for item in document.lead if isinstance(item, Words)],
+        "advice": [item.text for item in document.lead if isinstance(item, Paragraph)],
         "notices": [item.text for item in document.lead if isinstance(item, Notice)],
-        "tasks": {task.name: _told(task) for task in report.tasks},
+        "tasks": {task.name: _task_results(task) for task in report.tasks},
         "fronts": {task: {cost.kind: cost.front for cost in costs} for task, costs in report.costs.items()},
         "crossovers": {what: [asdict(c) for c in found] for what, found in report.crossings.items()},
         "overhead": _overhead(comparison),
@@ -75,25 +75,25 @@ def _overhead(comparison: Comparison) -> dict[str, float | None]:
     return {"processor_seconds": extra, "stages_processor_seconds": own, "share": extra / own if own else None}
 
 
-def _told(task: Task) -> dict[str, Any]:
+def _task_results(task: TaskComparison) -> dict[str, Any]:
     best = task.best
 
-    def row(contender: Contender) -> dict[str, Any]:
-        verdict = task.verdicts.get(contender.name)
-        pair = contender.spread or (None, None)
-        told: dict[str, Any] = {"name": contender.name, "kind": contender.kind, "trials": contender.state}
-        told |= {"why": contender.why, "values": list(contender.values), "mean": pair[0], "deviation": pair[1]}
-        own = {name: asdict(found) for name, found in task.own.get(contender.name, {}).items()}
-        told |= {"own_baselines": own} if own else {}
-        return told | (asdict(verdict) if verdict else {"alike": False})
+    def row(candidate: Candidate) -> dict[str, Any]:
+        test = task.against_best.get(candidate.name)
+        pair = candidate.spread or (None, None)
+        content: dict[str, Any] = {"name": candidate.name, "kind": candidate.kind, "trials": candidate.state}
+        content |= {"why": candidate.why, "values": list(candidate.values), "mean": pair[0], "deviation": pair[1]}
+        own = {name: asdict(found) for name, found in task.own.get(candidate.name, {}).items()}
+        content |= {"own_baselines": own} if own else {}
+        return content | (asdict(test) if test else {"alike": False})
 
     return {
         "measure": task.measure,
         "level": significance.LEVEL,
         "pairs": task.pairs,
         "best": best.name if best else None,
-        "alike": [contender.name for contender in task.alike],
-        "contenders": [row(contender) for contender in task.contenders],
+        "alike": [candidate.name for candidate in task.among_best],
+        "contenders": [row(candidate) for candidate in task.candidates],
     }
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from homespun.report import formats
-from homespun.report.comparison_quality import Task
-from homespun.report.comparison_read import Comparison, Variation, average
+from homespun.report.comparison_quality import TaskComparison
+from homespun.report.comparison_records import Comparison, Variant, average
 from homespun.report.crossovers import ByLength
 from homespun.report.formats import number
 from homespun.report.plots import (
@@ -33,7 +33,7 @@ from homespun.report.plots import (
     smoothed,
     style,
 )
-from homespun.report.read import Series, Tree, comparable, loss_terms, pretraining_quantity
+from homespun.report.records import Series, Tree, comparable, loss_terms, pretraining_quantity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ _BASELINE = "#5a5a57"
 
 
 @dataclass(frozen=True)
-class Look:
+class LineStyle:
     """How a variation is drawn."""
 
     colour: str
@@ -51,15 +51,15 @@ class Look:
     marker: str
 
 
-def looks(comparison: Comparison) -> dict[str, Look]:
+def assign_styles(comparison: Comparison) -> dict[str, LineStyle]:
     """The look of each variation; beyond the seven colours the lines and markers go on."""
     return {
-        variation.name: Look(
+        variant.name: LineStyle(
             PALETTE[i % len(PALETTE)],
             _DASHES[i // len(PALETTE) % len(_DASHES)],
             _MARKERS[(i + i // len(PALETTE)) % len(_MARKERS)],
         )
-        for i, variation in enumerate(comparison.variations)
+        for i, variant in enumerate(comparison.variants)
     }
 
 
@@ -87,12 +87,12 @@ def drawing(name: str, caption: str, lines: int, height: float = 2.9) -> Iterato
         canvas.plots.append(Plot(name, caption, render(figure, "svg"), render(figure, "png")))
 
 
-def groups(comparison: Comparison, stage: str) -> list[list[Variation]]:
+def groups(comparison: Comparison, stage: str) -> list[list[Variant]]:
     """The variations in groups whose losses of a stage are the same quantity: of the same terms, and in pretraining on
     the same held-out rows, under an objective of the same settings."""
-    means = [mean for variation in comparison.variations if (mean := variation.mean(stage)) is not None]
-    by_name = {variation.name: variation for variation in comparison.variations}
-    found: dict[str, list[Variation]] = {}
+    means = [mean for variant in comparison.variants if (mean := variant.mean(stage)) is not None]
+    by_name = {variant.name: variant for variant in comparison.variants}
+    found: dict[str, list[Variant]] = {}
     for terms, group in enumerate(comparable(means)):
         for record in group:
             quantity = pretraining_quantity(record) if stage == "pretrain" else str(terms)
@@ -100,16 +100,16 @@ def groups(comparison: Comparison, stage: str) -> list[list[Variation]]:
     return list(found.values())
 
 
-def loss_curves(group: Sequence[Variation], stage: str, look: Mapping[str, Look], prefix: str) -> list[Plot]:
+def loss_curves(group: Sequence[Variant], stage: str, styles: Mapping[str, LineStyle], prefix: str) -> list[Plot]:
     """The mean losses of some variations by step, by token and by time, on shared axes. Those that have the same runs
     are one line, which bears all their names."""
-    same: dict[tuple[Path, ...], list[Variation]] = {}
-    for variation in group:
-        same.setdefault(tuple(record.path.resolve() for record in variation.records(stage)), []).append(variation)
+    same: dict[tuple[Path, ...], list[Variant]] = {}
+    for variant in group:
+        same.setdefault(tuple(record.path.resolve() for record in variant.records(stage)), []).append(variant)
 
-    def curve(variations: Sequence[Variation], term: str) -> Curve:
-        own, records = look[variations[0].name], variations[0].records(stage)
-        mean = average(records, ", ".join(variation.name for variation in variations))
+    def curve(variants: Sequence[Variant], term: str) -> Curve:
+        own, records = styles[variants[0].name], variants[0].records(stage)
+        mean = average(records, ", ".join(variant.name for variant in variants))
         empty = Series()
         ranges = [r.validation[term].values for r in records if term in r.validation] if len(records) > 1 else []
         points = min(map(len, ranges), default=0)
@@ -119,14 +119,14 @@ def loss_curves(group: Sequence[Variation], stage: str, look: Mapping[str, Look]
 
     terms = loss_terms(group[0].records(stage)[0])
     axes = (BY_STEP, BY_TOKENS, BY_TIME)
-    return draw_terms(terms, lambda term: [curve(variations, term) for variations in same.values()], axes, prefix)
+    return draw_terms(terms, lambda term: [curve(variants, term) for variants in same.values()], axes, prefix)
 
 
 def tradeoff(
-    task: Task,
+    task: TaskComparison,
     costs: Mapping[str, float],
     front: Sequence[str],
-    look: Mapping[str, Look],
+    styles: Mapping[str, LineStyle],
     what: str,
     name: str,
 ) -> Plot:
@@ -134,19 +134,19 @@ def tradeoff(
 
     A baseline as far below all variations as these are apart is not drawn: they would lie in one line.
     """
-    means = {c.name: c.mean for c in task.contenders if c.mean is not None}
+    means = {c.name: c.mean for c in task.candidates if c.mean is not None}
     points = {c: (cost, means[c]) for c, cost in costs.items()}
-    spreads = {c.name: c.spread for c in task.contenders if c.name in points}
+    spreads = {c.name: c.spread for c in task.candidates if c.name in points}
     lowest, highest = (pick(quality for _, quality in points.values()) for pick in (min, max))
     floor = lowest - max(highest - lowest, 0.01)
-    levels = {c.name: c.mean for c in task.contenders if c.kind == "baseline" and c.mean and c.mean >= floor}
+    levels = {c.name: c.mean for c in task.candidates if c.kind == "baseline" and c.mean and c.mean >= floor}
     caption = f"{task.name}: {task.title} against {what}"
     with drawing(name, caption, len(points) + len(levels)) as canvas:
         axes: Axes = canvas.axes
-        for contender, (cost, quality) in points.items():
-            spread = spreads[contender]
+        for candidate, (cost, quality) in points.items():
+            spread = spreads[candidate]
             deviation = (spread[1] if spread else None) or 0.0
-            own = look[contender]
+            own = styles[candidate]
             axes.errorbar(
                 [cost],
                 [quality],
@@ -157,7 +157,7 @@ def tradeoff(
                 elinewidth=1.0,
                 capsize=2,
             )
-            canvas.ends.append(End(quality, contender, own.colour, marker=own.marker))
+            canvas.ends.append(End(quality, candidate, own.colour, marker=own.marker))
         steps = [points[c] for c in front]
         axes.step(
             [x for x, _ in steps] + [max(x for x, _ in points.values())],
@@ -186,7 +186,7 @@ def tradeoff(
 
 
 def by_length(
-    costs: Mapping[str, ByLength], look: Mapping[str, Look], what: str, name: str, unit: float
+    costs: Mapping[str, ByLength], styles: Mapping[str, LineStyle], what: str, name: str, unit: float
 ) -> Plot | None:
     """A cost in inference by length, both in logarithms; ``None`` without two lengths. Bars span the trials."""
     lengths = sorted({length for measured in costs.values() for length in measured})
@@ -196,15 +196,15 @@ def by_length(
         axes: Axes = canvas.axes
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        for variation, measured in costs.items():
-            own, places = look[variation], sorted(measured)
-            means = [fmean(measured[place]) / unit for place in places]
+        for variant, measured in costs.items():
+            own, positions = styles[variant], sorted(measured)
+            means = [fmean(measured[position]) / unit for position in positions]
             away = [
-                [mean - min(measured[place]) / unit for place, mean in zip(places, means, strict=True)],
-                [max(measured[place]) / unit - mean for place, mean in zip(places, means, strict=True)],
+                [mean - min(measured[position]) / unit for position, mean in zip(positions, means, strict=True)],
+                [max(measured[position]) / unit - mean for position, mean in zip(positions, means, strict=True)],
             ]
             axes.errorbar(
-                places,
+                positions,
                 means,
                 away,
                 color=own.colour,
@@ -214,7 +214,7 @@ def by_length(
                 linewidth=1.1,
                 elinewidth=0.8,
             )
-            canvas.ends.append(End(means[-1], variation, own.colour, own.dash))
+            canvas.ends.append(End(means[-1], variant, own.colour, own.dash))
         axes.set_xticks(lengths, labels=[f"{length:,.0f}" for length in lengths])
         axes.minorticks_off()
         low, high = axes.get_ylim()
@@ -240,14 +240,14 @@ def ablation_plot(found: Ablation, title: str, name: str, write: Callable[[float
     if numeric:
         values.sort()
     logarithmic = numeric and values[0] > 0 and values[-1] / values[0] >= 8
-    places = {repr(value): float(value) if logarithmic else i for i, value in enumerate(values)}
+    positions = {repr(value): float(value) if logarithmic else i for i, value in enumerate(values)}
     with drawing(name, f"{title} along {found.setting}", len(found.lines), 2.6) as canvas:
         axes: Axes = canvas.axes
         if logarithmic:
             axes.set_xscale("log", base=2)
         for i, (shared, line) in enumerate(found.lines.items()):
             colour, dash = PALETTE[i % len(PALETTE)], _DASHES[i // len(PALETTE) % len(_DASHES)]
-            x = [places[repr(value)] for value, *_ in line]
+            x = [positions[repr(value)] for value, *_ in line]
             axes.errorbar(
                 x,
                 [mean for _, mean, _ in line],
@@ -261,7 +261,7 @@ def ablation_plot(found: Ablation, title: str, name: str, write: Callable[[float
             )
             if len(found.lines) > 1:
                 canvas.ends.append(End(line[-1][1], shared, colour, dash))
-        axes.set_xticks(list(places.values()), labels=[_short(formats.text(value)) for value in values])
+        axes.set_xticks(list(positions.values()), labels=[_short(formats.text(value)) for value in values])
         axes.minorticks_off()
         axes.yaxis.set_major_formatter(lambda value, _: write(value))
         axes.set_xlabel(found.setting)
@@ -273,9 +273,9 @@ def ablation_plot(found: Ablation, title: str, name: str, write: Callable[[float
 def length_histogram(rows: Sequence[Tree], name: str, caption: str) -> Plot | None:
     """How long the texts of each class are: a strip a class under one axis, each to its own height."""
     drawn = [
-        (str(row.get("class") or row.get("split") or "all"), told["edges"], told["counts"])
+        (str(row.get("class") or row.get("split") or "all"), histogram["edges"], histogram["counts"])
         for row in rows
-        if isinstance(told := row.get("histogram"), dict) and told.keys() >= {"edges", "counts"}
+        if isinstance(histogram := row.get("histogram"), dict) and histogram.keys() >= {"edges", "counts"}
     ]
     drawn = [(label, edges, counts) for label, edges, counts in drawn if len(edges) == len(counts) + 1 and sum(counts)]
     if not drawn:

@@ -10,49 +10,49 @@ from typing import Any
 
 from homespun.report import formats
 from homespun.report.comparison_plots import Ablation
-from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task
-from homespun.report.comparison_read import Comparison, Trial, Variation
+from homespun.report.comparison_quality import FURTHER_MEASURES, MEASURES, Candidate, TaskComparison
+from homespun.report.comparison_records import Comparison, TrialRecord, Variant
 from homespun.report.crossovers import ByLength, Crossover
 from homespun.report.formats import number
-from homespun.report.read import RunRecord, Tree, architecture, final_losses, flatten
+from homespun.report.records import RunRecord, Tree, architecture, final_losses, flatten
 from homespun.report.table import Column, Table
 from homespun.report.tables import side_by_side
 from homespun.results import mean_and_deviation
 
 _PAIR = ("mean", "deviation")
-_PLACES = {"out", "path", "start_from", "name"}  # where a trial stands is no setting of it
+_PATH_KEYS = {"out", "path", "start_from", "name"}  # where a trial stands is no setting of it
 
 
-def quality(task: Task) -> Table:
+def quality(task: TaskComparison) -> Table:
     """Every contender of a task: its measure, what it is against the best, and what failed."""
     rows: list[tuple[Any, ...]] = []
     marked = set()
-    for place, contender in enumerate(task.contenders):
-        verdict = task.verdicts.get(contender.name)
-        if verdict is None:
-            said = f"no result: {contender.why}" if contender.why else "no result yet"
-        elif verdict.alike:
-            marked.add(place)
-            said = "among the best"
+    for index, candidate in enumerate(task.candidates):
+        test = task.against_best.get(candidate.name)
+        if test is None:
+            outcome = f"no result: {candidate.why}" if candidate.why else "no result yet"
+        elif test.alike:
+            marked.add(index)
+            outcome = "among the best"
         else:
-            said = "below"
-        log_loss = mean_and_deviation(contender.log_loss)
+            outcome = "below"
+        log_loss = mean_and_deviation(candidate.log_loss)
         rows.append(
             (
-                contender.name,
-                contender.spread,
-                said,
-                verdict and verdict.gap,
-                verdict and verdict.interval,
-                verdict and verdict.texts,
-                verdict and verdict.trainings,
-                verdict and verdict.adjusted,
-                *_to_own_baseline(task, contender),
-                *(mean_and_deviation(contender.others.get(other, ())) for other in BESIDE),
+                candidate.name,
+                candidate.spread,
+                outcome,
+                test and test.gap,
+                test and test.interval,
+                test and test.texts,
+                test and test.trainings,
+                test and test.adjusted,
+                *_to_own_baseline(task, candidate),
+                *(mean_and_deviation(candidate.others.get(other, ())) for other in FURTHER_MEASURES),
                 log_loss and log_loss[0],
-                len(contender.values) if contender.kind == "model" and contender.values else None,
-                contender.texts,
-                contender.state,
+                len(candidate.values) if candidate.kind == "model" and candidate.values else None,
+                candidate.texts,
+                candidate.state,
             )
         )
     columns = (
@@ -66,10 +66,10 @@ def quality(task: Task) -> Table:
         Column("p (Holm)", formats.probability),
         Column("own baselines", numeric=False),
         Column("difference to own baseline", formats.points),
-        *(Column(MEASURES[other], formats.share_spread, parts=_PAIR) for other in BESIDE),
+        *(Column(MEASURES[other], formats.share_spread, parts=_PAIR) for other in FURTHER_MEASURES),
         Column("log loss", formats.loss),
-        Column("trainings", formats.whole),
-        Column(f"{task.part} texts", formats.whole),
+        Column("trainings", formats.integer),
+        Column(f"{task.part} texts", formats.integer),
         Column("trials", numeric=False),
     )
     note = (
@@ -82,10 +82,10 @@ def quality(task: Task) -> Table:
     return table.without_empty_columns()
 
 
-def pairs(task: Task) -> Table | None:
+def pairs(task: TaskComparison) -> Table | None:
     """Every model against every other contender, those furthest apart first; ``None`` where `quality` has said it."""
-    baselines = {contender.name for contender in task.contenders if contender.kind == "baseline"}
-    found = {names: verdict for names, verdict in task.between.items() if not baselines.issuperset(names)}
+    baselines = {candidate.name for candidate in task.candidates if candidate.kind == "baseline"}
+    found = {names: test for names, test in task.between.items() if not baselines.issuperset(names)}
     if len(found) < 3:
         return None
     rows = [
@@ -105,32 +105,32 @@ def pairs(task: Task) -> Table | None:
     return Table(f"pairs-{slug(task.name)}", task.name, columns, tuple(rows), note).without_empty_columns()
 
 
-def _to_own_baseline(task: Task, contender: Contender) -> tuple[str | None, float | None]:
+def _to_own_baseline(task: TaskComparison, candidate: Candidate) -> tuple[str | None, float | None]:
     """Where not all have the same baselines: whether it is above the highest of them, and by how much."""
-    own = task.own.get(contender.name, {})
-    highest = next((c.name for c in task.contenders if c.name in own), None)
+    own = task.own.get(candidate.name, {})
+    highest = next((c.name for c in task.candidates if c.name in own), None)
     if highest is None:
         return None, None
-    verdict = own[highest].turned()
-    assert verdict.gap is not None
-    return "not significant" if verdict.alike else "below" if verdict.gap < 0 else "above", verdict.gap
+    test = own[highest].swapped()
+    assert test.gap is not None
+    return "not significant" if test.alike else "below" if test.gap < 0 else "above", test.gap
 
 
 def resources(comparison: Comparison, stage: str) -> Table | None:
     """What each variation took in a stage: the mean over its trials."""
     rows: list[tuple[Any, ...]] = []
-    for variation in comparison.variations:
-        mean = variation.mean(stage)
+    for variant in comparison.variants:
+        mean = variant.mean(stage)
         if mean is None:
-            state = variation.state if variation.why is None else f"{variation.state}: {variation.why}"
-            rows.append((variation.name, *[None] * 10, state))
+            state = variant.state if variant.why is None else f"{variant.state}: {variant.why}"
+            rows.append((variant.name, *[None] * 10, state))
             continue
         # of inference the table by length says all; here is what the largest measured length takes
-        memory = [value for row in inference(variation, "peak_bytes").values() for value in row]
+        memory = [value for row in inference(variant, "peak_bytes").values() for value in row]
         keys = ("seconds_per_step", "tokens_per_second", "tokens", "steps", "seconds")
         rows.append(
             (
-                variation.name,
+                variant.name,
                 # what a model fine-tuned here went on from is a folder in this comparison, and no architecture
                 architecture(mean) if stage == "pretrain" or not comparison.pretrains else None,
                 mean.summary.get("parameters"),
@@ -138,7 +138,7 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
                 mean.summary.get("peak_bytes"),
                 max(memory, default=None),
                 *(mean.summary.get(key) for key in keys),
-                variation.state,
+                variant.state,
             )
         )
     if not any(value is not None for row in rows for value in row[1:-1]):
@@ -153,7 +153,7 @@ def resources(comparison: Comparison, stage: str) -> Table | None:
         Column("seconds per iteration", formats.step_seconds),
         Column("tokens/s", formats.rate),
         Column("tokens seen", formats.count),
-        Column("iterations", formats.whole),
+        Column("iterations", formats.integer),
         Column("time", formats.duration),
         Column("trials", numeric=False),
     )
@@ -169,7 +169,7 @@ def trials(comparison: Comparison) -> Table:
     """Every trial and what became of it."""
     columns = (
         Column("variation", numeric=False),
-        Column("seed", formats.whole),
+        Column("seed", formats.integer),
         Column("state", numeric=False),
         Column("where", numeric=False),
         Column("why", numeric=False),
@@ -191,7 +191,7 @@ def flat_trials(comparison: Comparison) -> Table:
     return Table("comparison", "", columns, tuple(tuple(row.get(title) for title in titles) for row in found))
 
 
-def _flat_trial(trial: Trial) -> dict[str, Any]:
+def _flat_trial(trial: TrialRecord) -> dict[str, Any]:
     row: dict[str, Any] = {"variation": trial.name, "seed": trial.seed, "status": trial.status}
     row |= {"stage": trial.stage or None, "why": trial.why or None, "seconds": trial.seconds}
     for name, stage in trial.stages.items():
@@ -213,10 +213,10 @@ def _flat_trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def inference(variation: Variation, what: str) -> dict[float, list[float]]:
+def inference(variant: Variant, what: str) -> dict[float, list[float]]:
     """A measurement of inference by length, one value a trial."""
     found: dict[float, list[float]] = {}
-    for trial in variation.done:
+    for trial in variant.done:
         for row in trial.inference:
             length, value = number(row.get("length")), number(row.get(what))
             if length and value:
@@ -231,8 +231,8 @@ def in_inference(costs: Mapping[str, ByLength], title: str, name: str, write: An
         return None
     columns = (Column("variation", numeric=False), *(Column(f"{length:,.0f} tokens", write) for length in lengths))
     rows = tuple(
-        (variation, *(fmean(measured[at]) if at in measured else None for at in lengths))
-        for variation, measured in costs.items()
+        (variant, *(fmean(measured[at]) if at in measured else None for at in lengths))
+        for variant, measured in costs.items()
     )
     return Table(name, title, columns, rows)
 
@@ -240,7 +240,7 @@ def in_inference(costs: Mapping[str, ByLength], title: str, name: str, write: An
 def crossings(found: Sequence[Crossover], what: str, name: str) -> Table | None:
     """Where one begins to cost less than another."""
     columns = (
-        Column("from about, tokens", formats.whole),
+        Column("from about, tokens", formats.integer),
         Column("costs less", numeric=False),
         Column("than", numeric=False),
         Column("measured between", numeric=False),
@@ -253,22 +253,22 @@ def crossings(found: Sequence[Crossover], what: str, name: str) -> Table | None:
 def differences(comparison: Comparison, stages: Sequence[str]) -> Table | None:
     """The settings of the configs as run that are not the same in all variations, under their stage."""
     rows: list[tuple[Any, ...]] = []
-    names = [variation.name for variation in comparison.variations]
+    names = [variant.name for variant in comparison.variants]
     for stage in stages:
-        firsts = {v.name: records[0].config for v in comparison.variations if (records := _with_config(v, stage))}
+        firsts = {v.name: records[0].config for v in comparison.variants if (records := _with_config(v, stage))}
         if len(firsts) < 2:
             continue
         for key, *values in side_by_side(list(firsts.values())):
-            if len(set(map(repr, values))) > 1 and key.rpartition(".")[2] not in _PLACES:
-                told = dict(zip(firsts, values, strict=True))
-                rows.append((f"{stage}: {key}", *(told.get(name) for name in names)))
+            if len(set(map(repr, values))) > 1 and key.rpartition(".")[2] not in _PATH_KEYS:
+                by_name = dict(zip(firsts, values, strict=True))
+                rows.append((f"{stage}: {key}", *(by_name.get(name) for name in names)))
     columns = (Column("setting", numeric=False), *(Column(name, numeric=False) for name in names))
     return Table("differences", "Settings that differ", columns, tuple(rows)) if rows else None
 
 
-def _with_config(variation: Variation, stage: str) -> list[RunRecord]:
+def _with_config(variant: Variant, stage: str) -> list[RunRecord]:
     """The runs of a stage, of trials that failed or go on too: what they were to do is known."""
-    found = [trial.stages[stage].record for trial in variation.trials if stage in trial.stages]
+    found = [trial.stages[stage].record for trial in variant.trials if stage in trial.stages]
     return [record for record in found if record is not None and record.config]
 
 
@@ -299,7 +299,7 @@ def environments(found: Sequence[tuple[Tree, Sequence[str]]]) -> Table | None:
     if len(found) == 1:
         columns = [Column("what", numeric=False), Column("value", numeric=False)]
     else:
-        heads = [f"machine {i} ({formats.whole(len(who))} trials)" for i, (_, who) in enumerate(found, start=1)]
+        heads = [f"machine {i} ({formats.integer(len(who))} trials)" for i, (_, who) in enumerate(found, start=1)]
         columns = [Column("what", numeric=False), *(Column(head, numeric=False) for head in heads)]
     marked = frozenset(i for i, row in enumerate(rows) if len(set(map(repr, row[1:]))) > 1)
     return Table("environment", "Machine and versions", tuple(columns), tuple(rows), marked=marked)
@@ -314,10 +314,10 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
         values: by variation, the measure of each training.
         stages: whose settings are looked at.
     """
-    done = {v.name: v.done[0] for v in comparison.variations if values.get(v.name) and v.done}
+    done = {v.name: v.done[0] for v in comparison.variants if values.get(v.name) and v.done}
     settings = {name: _settings(trial, stages) for name, trial in done.items()}
     written = {
-        name: {key: formats.text(value) for key, value in (_begins(trial, stages) | settings[name]).items()}
+        name: {key: formats.text(value) for key, value in (_start_settings(trial, stages) | settings[name]).items()}
         for name, trial in done.items()
     }
     keys = sorted({key for tree in written.values() for key in tree})
@@ -340,22 +340,22 @@ def ablations(comparison: Comparison, values: Mapping[str, Sequence[float]], sta
     return found
 
 
-def _settings(trial: Trial, stages: Sequence[str]) -> dict[str, Any]:
+def _settings(trial: TrialRecord, stages: Sequence[str]) -> dict[str, Any]:
     """The settings of these stages but for the seed, in which the trials of a variation differ."""
-    given = flatten(_by_place({stage: trial.settings[stage] for stage in stages if stage in trial.settings}))
+    given = flatten(_by_index({stage: trial.settings[stage] for stage in stages if stage in trial.settings}))
     return {key: value for key, value in given.items() if not key.endswith(".train.seed")}
 
 
-def _by_place(value: Any) -> Any:
+def _by_index(value: Any) -> Any:
     """Lists of mappings as mappings, so that `flatten` reaches into them: the radius of the first pattern of two."""
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        value = {str(place): item for place, item in enumerate(value)}
-    return {key: _by_place(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+        value = {str(index): item for index, item in enumerate(value)}
+    return {key: _by_index(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def _begins(trial: Trial, stages: Sequence[str]) -> dict[str, Any]:
-    there = [trial.stages[stage] for stage in stages if stage in trial.stages]
-    return {f"{stage.name}.{key}": value for stage in there for key, value in stage.begins.items()}
+def _start_settings(trial: TrialRecord, stages: Sequence[str]) -> dict[str, Any]:
+    present = [trial.stages[stage] for stage in stages if stage in trial.stages]
+    return {f"{stage.name}.{key}": value for stage in present for key, value in stage.start_settings.items()}
 
 
 def _in_order(line: Sequence[tuple[Any, float, float | None]]) -> list[tuple[Any, float, float | None]]:

@@ -30,7 +30,7 @@ class Confusion:
         """The counts as a table."""
         columns = (
             Column("truth \\ prediction", numeric=False),
-            *(Column(label, formats.whole) for label in self.labels),
+            *(Column(label, formats.integer) for label in self.labels),
         )
         rows = tuple((label, *row) for label, row in zip(self.labels, self.counts, strict=True))
         return Table(name, "Confusion matrix", columns, rows, "Texts: rows are the truth, columns the prediction.")
@@ -57,7 +57,7 @@ def mistakes(found: Confusion, name: str) -> Table | None:
     columns = (
         Column("truth", numeric=False),
         Column("taken for", numeric=False),
-        Column("texts", formats.whole),
+        Column("texts", formats.integer),
         Column("of the class", formats.percent),
     )
     return Table(name, "Most frequent mistakes", columns, largest) if largest else None

@@ -66,7 +66,7 @@ def _on_its_side(table: Table) -> Table:
     return Table(table.name, table.title, heads, rows, table.note)
 
 
-class Task(Protocol):
+class ProgressTask(Protocol):
     """A piece of long work that tells how far it is."""
 
     def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
@@ -103,7 +103,7 @@ class Display:
         """Show nothing more: another process shows its work on the same terminal from now on."""
         self._view.stop()
 
-    def task(self, description: str, *, total: float | None, unit: str = "") -> Task:
+    def task(self, description: str, *, total: float | None, unit: str = "") -> ProgressTask:
         """Begin a piece of work of ``total`` ``unit``; ``None``: nobody knows how much. A total without a unit is a
         share, shown in percent."""
         return self._view.task(_plain(description), total, unit)
@@ -114,7 +114,7 @@ class _Clock:
 
     def __init__(self, total: float | None, unit: str) -> None:
         self.total, self.unit = total, unit
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
         self.first: tuple[float, float] | None = None
 
     def words(self, done: float, rate: str | None, left: float | None) -> tuple[str, str]:
@@ -122,7 +122,7 @@ class _Clock:
         now = time.monotonic()
         if self.first is None:
             # what is done at once was done before; a later first report is work of this task
-            self.first = (now, done) if now - self.begun < 0.5 else (self.begun, 0.0)
+            self.first = (now, done) if now - self.started < 0.5 else (self.started, 0.0)
         then, before = self.first
         speed = (done - before) / (now - then) if now > then and done > before else 0.0
         if rate is None:
@@ -141,7 +141,7 @@ class _Clock:
 class _View(Protocol):
     def start(self) -> None: ...
     def stop(self) -> None: ...
-    def task(self, description: str, total: float | None, unit: str) -> Task: ...
+    def task(self, description: str, total: float | None, unit: str) -> ProgressTask: ...
 
 
 class _Bars:
@@ -165,7 +165,7 @@ class _Bars:
     def stop(self) -> None:
         self.progress.stop()
 
-    def task(self, description: str, total: float | None, unit: str) -> Task:
+    def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
         number = self.progress.add_task(description, total=total, share="", rate="", left="", note="")
         return _Bar(self.progress, number, _Clock(total, unit))
 
@@ -192,7 +192,7 @@ class _Lines:
     def stop(self) -> None:
         pass
 
-    def task(self, description: str, total: float | None, unit: str) -> Task:
+    def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
         return _Line(self.stream, description, _Clock(total, unit))
 
 
@@ -205,12 +205,12 @@ class _Line:
     def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
         rate, remaining = self.clock.words(done, rate, left)
         now = time.monotonic()
-        whole = self.clock.total is not None and done >= self.clock.total
-        if (now - self.printed < _EVERY and not whole) or self.finished:
+        complete = self.clock.total is not None and done >= self.clock.total
+        if (now - self.printed < _EVERY and not complete) or self.finished:
             return
-        self.printed, self.finished = now, whole
-        elapsed = formats.duration(now - self.clock.begun)
-        parts = [self.clock.share(done), rate, elapsed, "" if whole else remaining, note]
+        self.printed, self.finished = now, complete
+        elapsed = formats.duration(now - self.clock.started)
+        parts = [self.clock.share(done), rate, elapsed, "" if complete else remaining, note]
         print(f"{self.description}: {', '.join(_plain(part) for part in parts if part)}", file=self.stream, flush=True)
 
 
@@ -221,7 +221,7 @@ class _Nothing:
     def stop(self) -> None:
         pass
 
-    def task(self, description: str, total: float | None, unit: str) -> Task:
+    def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
         return _Silence()
 
 

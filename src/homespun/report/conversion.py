@@ -38,7 +38,7 @@ def by_layers(rows: Iterable[Sequence[str]]) -> list[tuple[tuple[str, ...], int]
         groups.setdefault(shape, []).append([[int(n) for n in re.findall(_NUMBER, name)] for name in row])
     return [
         (
-            tuple(_filled(name, [found[place] for found in all_found]) for place, name in enumerate(shape)),
+            tuple(_filled(name, [found[index] for found in all_found]) for index, name in enumerate(shape)),
             len(all_found),
         )
         for shape, all_found in groups.items()

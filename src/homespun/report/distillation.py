@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homespun.report import formats
-from homespun.report.read import RunRecord
+from homespun.report.records import RunRecord
 from homespun.report.table import Column, Table
 from homespun.results import TeacherStudent, Timing
 
@@ -19,14 +19,14 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
     Args:
         end: of the name of its file, where there are several runs.
     """
-    told = record.result.distillation
-    if told is None:
+    result = record.result.distillation
+    if result is None:
         return []
     rows = [
-        _row("parameters", told.parameters, formats.count, _smaller),
-        _row("weights", told.bytes, formats.memory, _smaller),
-        *map(_speed, told.speed),
-        *(_quality(name, pair) for name, pair in (told.quality or {}).items()),
+        _row("parameters", result.parameters, formats.count, _smaller),
+        _row("weights", result.bytes, formats.memory, _smaller),
+        *map(_speed, result.speed),
+        *(_quality(name, pair) for name, pair in (result.quality or {}).items()),
     ]
     columns = (
         Column("", numeric=False),
@@ -38,11 +38,11 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
         "Both took turns on the same texts of random tokens. DistilBERT is told of as 40 % smaller, 60 % faster, and "
         "97 % of BERT's quality (Sanh et al. 2019)."
     )
-    if layers := told.layers:
+    if layers := result.layers:
         note = f"The student began as layers {', '.join(map(str, layers))} of its teacher, counted from 0. {note}"
-    if why := told.quality_why:
+    if why := result.quality_why:
         note = f"{note} Their quality is not compared: {why}."
-    return [Table(f"distillation{end}", f"{record.name}, taught by {told.teacher}", columns, tuple(rows), note)]
+    return [Table(f"distillation{end}", f"{record.name}, taught by {result.teacher}", columns, tuple(rows), note)]
 
 
 def _row(label: str, pair: TeacherStudent | None, write: Any, compare: Any) -> tuple[str, str, str, str]:
@@ -57,7 +57,7 @@ def _smaller(teacher: float, student: float) -> str:
 
 
 def _speed(row: Timing) -> tuple[str, str, str, str]:
-    size, where = row.batch_size, f"{formats.whole(row.length)} tokens"
+    size, where = row.batch_size, f"{formats.integer(row.length)} tokens"
     if size == 1:
         return _row(f"latency of a text of {where}", row, formats.step_seconds, _faster)
     teacher, student = (1 / seconds if seconds else None for seconds in (row.teacher, row.student))

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
-from homespun.report import doubts, plots, summary, tables, tasks
+from homespun.report import error_analysis, plots, summary, tables, tasks
 from homespun.report.adaptation import adaptations
 from homespun.report.confusion import Confusion, confusion, mistakes
 from homespun.report.distillation import distillations
 from homespun.report.layers import layers_read
 from homespun.report.plots import Plot
-from homespun.report.read import RunRecord, comparable, config_text
+from homespun.report.records import RunRecord, comparable, config_text
 from homespun.report.table import Table
 
 
@@ -28,10 +28,10 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Words:
+class Paragraph:
     """A paragraph, with a heading where it has one."""
 
-    kind: ClassVar = "words"
+    kind: ClassVar = "paragraph"
     text: str
     title: str = ""
 
@@ -45,7 +45,7 @@ class Notice:
 
 
 @dataclass(frozen=True)
-class Tabular:
+class TableBlock:
     """A table."""
 
     kind: ClassVar = "table"
@@ -53,10 +53,10 @@ class Tabular:
 
 
 @dataclass(frozen=True)
-class Heat:
+class Heatmap:
     """A confusion matrix as coloured cells."""
 
-    kind: ClassVar = "heat"
+    kind: ClassVar = "heatmap"
     title: str
     table: Table
     confusion: Confusion
@@ -81,15 +81,15 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Folded:
+class Details:
     """What is there for those who look for it."""
 
-    kind: ClassVar = "folded"
+    kind: ClassVar = "details"
     title: str
     contents: Sequence[Content]
 
 
-Content = Words | Notice | Tabular | Heat | Gallery | Code | Folded
+Content = Paragraph | Notice | TableBlock | Heatmap | Gallery | Code | Details
 
 
 @dataclass(frozen=True)
@@ -113,14 +113,14 @@ class Document:
 
     def __post_init__(self) -> None:
         taken: set[tuple[type, str]] = set()
-        lead = _told_apart(self.lead, taken)
-        chapters = [replace(chapter, contents=_told_apart(chapter.contents, taken)) for chapter in self.chapters]
+        lead = _with_unique_names(self.lead, taken)
+        chapters = [replace(chapter, contents=_with_unique_names(chapter.contents, taken)) for chapter in self.chapters]
         object.__setattr__(self, "lead", lead)
         object.__setattr__(self, "chapters", chapters)
 
     def tables(self) -> list[Table]:
         """All tables, folded ones too."""
-        return [item.table for item in self._all() if isinstance(item, Tabular | Heat)]
+        return [item.table for item in self._all() if isinstance(item, TableBlock | Heatmap)]
 
     def plots(self) -> list[Plot]:
         """All figures."""
@@ -131,7 +131,7 @@ class Document:
         waiting = [*self.lead, *(item for chapter in self.chapters for item in chapter.contents)]
         while waiting:
             found.append(item := waiting.pop(0))
-            if isinstance(item, Folded):
+            if isinstance(item, Details):
                 waiting = [*item.contents, *waiting]
         return found
 
@@ -139,7 +139,7 @@ class Document:
 _Named = TypeVar("_Named", Table, Plot)
 
 
-def _told_apart(contents: Sequence[Content], taken: set[tuple[type, str]]) -> list[Content]:
+def _with_unique_names(contents: Sequence[Content], taken: set[tuple[type, str]]) -> list[Content]:
     """The same contents, in which no name is ``taken``; it gets theirs."""
 
     def named(item: _Named) -> _Named:
@@ -148,48 +148,48 @@ def _told_apart(contents: Sequence[Content], taken: set[tuple[type, str]]) -> li
         taken.add((type(item), name))
         return replace(item, name=name)
 
-    apart: list[Content] = []
+    renamed: list[Content] = []
     for item in contents:
         match item:
-            case Tabular() | Heat():
-                apart.append(replace(item, table=named(item.table)))
+            case TableBlock() | Heatmap():
+                renamed.append(replace(item, table=named(item.table)))
             case Gallery():
-                apart.append(replace(item, plots=[named(plot) for plot in item.plots]))
-            case Folded():
-                apart.append(replace(item, contents=_told_apart(item.contents, taken)))
+                renamed.append(replace(item, plots=[named(plot) for plot in item.plots]))
+            case Details():
+                renamed.append(replace(item, contents=_with_unique_names(item.contents, taken)))
             case _:
-                apart.append(item)
-    return apart
+                renamed.append(item)
+    return renamed
 
 
-def compose(records: Sequence[RunRecord], *, title: str, story: Sequence[Section]) -> Document:
+def compose(records: Sequence[RunRecord], *, title: str, sections: Sequence[Section]) -> Document:
     """The report of one run, or of several side by side. Chapters without content are left out."""
-    lead: list[Content] = [*map(Words, summary.summary(records)), *map(Notice, summary.troubles(records))]
-    lead += map(Notice, doubts.notices(records))
+    lead: list[Content] = [*map(Paragraph, summary.summary(records)), *map(Notice, summary.warnings(records))]
+    lead += map(Notice, error_analysis.notices(records))
     chapters = [
         Chapter("Results", _tabular(tables.results(records), *tasks.results(records))),
-        Chapter("Learning curve", _fewer_examples(records)),
+        Chapter("Learning curve", _learning_curves(records)),
         Chapter("Classes", _classes(records)),
-        Chapter("Top errors", _of_each(records, doubts.most_wrong_table, "most-wrong")),
+        Chapter("Top errors", _of_each(records, error_analysis.top_errors_table, "most-wrong")),
         Chapter("Resources and losses", _tabular(tables.resources(records), *tables.losses(records))),
         Chapter("Teacher and student", _tabular(*distillations(records))),
         Chapter("Adaptation", _tabular(*adaptations(records))),
         Chapter("Layer weights", _tabular(layers_read(records))),
         Chapter("Curves", _curves(records)),
-        Chapter("Calibration", _how_sure(records)),
-        Chapter("Overlap of test and training set", _of_each(records, doubts.overlap_table, "overlap")),
+        Chapter("Calibration", _calibration(records)),
+        Chapter("Overlap of test and training set", _of_each(records, error_analysis.overlap_table, "overlap")),
         Chapter("Lengths", _lengths(records)),
         Chapter("Exports", _exports(records)),
-        Chapter("Configuration", _what_was_run(records, story)),
+        Chapter("Configuration", _configuration(records, sections)),
     ]
     return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
 
 
 def _tabular(*found: Table | None) -> list[Content]:
-    return [Tabular(table) for table in found if table is not None]
+    return [TableBlock(table) for table in found if table is not None]
 
 
-def _fewer_examples(records: Sequence[RunRecord]) -> list[Content]:
+def _learning_curves(records: Sequence[RunRecord]) -> list[Content]:
     """What came of fewer training examples, of each run that asked."""
     contents: list[Content] = []
     for number, record in enumerate(records, start=1):
@@ -228,15 +228,15 @@ def _classes(records: Sequence[RunRecord]) -> list[Content]:
         own: list[Content] = []
         if found is not None:
             counts = found.table(f"confusion{end}")
-            own += [Heat(counts.title, counts, found)] if found.readable else []
+            own += [Heatmap(counts.title, counts, found)] if found.readable else []
             own += _tabular(mistakes(found, f"mistakes{end}"))
-            own += [] if found.readable else [Folded(counts.title, [Tabular(counts)])]
+            own += [] if found.readable else [Details(counts.title, [TableBlock(counts)])]
         own += _tabular(tables.per_class(record, f"per-class{end}"))
         if len(record.tests()) > 1:
-            own.insert(0, Words(f"First of {len(record.tests())} trainings of {record.name}."))
+            own.insert(0, Paragraph(f"First of {len(record.tests())} trainings of {record.name}."))
         elif len(tested) > 1:
-            own.insert(0, Words(f"Of {record.name}."))
-        contents += own if rank == 0 else [Folded(record.name, own)]
+            own.insert(0, Paragraph(f"Of {record.name}."))
+        contents += own if rank == 0 else [Details(record.name, own)]
     return contents
 
 
@@ -245,22 +245,23 @@ def _of_each(records: Sequence[RunRecord], make: Callable[[RunRecord, str], Tabl
     contents: list[Content] = []
     for rank, record in enumerate(records):
         found = _tabular(make(record, name if len(records) == 1 else f"{name}-{rank + 1}"))
-        contents += [Folded(record.name, found)] if found and contents else found
+        contents += [Details(record.name, found)] if found and contents else found
     return contents
 
 
-def _how_sure(records: Sequence[RunRecord]) -> list[Content]:
+def _calibration(records: Sequence[RunRecord]) -> list[Content]:
     """Calibration and thresholds of each classifier."""
     contents: list[Content] = []
     for rank, record in enumerate(records):
         end = "" if len(records) == 1 else f"-{rank + 1}"
         found = _tabular(
-            doubts.tuning_table(record, f"calibration{end}"), doubts.thresholds_table(record, f"thresholds{end}")
+            error_analysis.calibration_table(record, f"calibration{end}"),
+            error_analysis.thresholds_table(record, f"thresholds{end}"),
         )
-        if (plot := doubts.reliability_plot(record, f"reliability{end}")) is not None:
+        if (plot := error_analysis.reliability_plot(record, f"reliability{end}")) is not None:
             note = "Larger points: more answers. Both on the test examples."
             found.append(Gallery(record.name, [plot], note))
-        contents += [Folded(record.name, found)] if found and contents else found
+        contents += [Details(record.name, found)] if found and contents else found
     return contents
 
 
@@ -270,7 +271,7 @@ def _lengths(records: Sequence[RunRecord]) -> list[Content]:
     contents: list[Content] = []
     for number, (record, _) in enumerate(distinct, start=1):
         if len(distinct) > 1:
-            contents.append(Words(f"Of {record.name}."))
+            contents.append(Paragraph(f"Of {record.name}."))
         contents += _tabular(tables.lengths(record, "lengths" if len(distinct) == 1 else f"lengths-{number}"))
     return contents
 
@@ -283,23 +284,23 @@ def _exports(records: Sequence[RunRecord]) -> list[Content]:
         if export is None:
             continue
         if export.folder:
-            told = [f"hf/ of {record.name} is a {export.architecture} of transformers", *export.notes]
+            sentences = [f"hf/ of {record.name} is a {export.architecture} of transformers", *export.notes]
         else:
-            told = [f"{record.name}: {export.notes[0]}", *export.notes[1:]]
-        contents.append(Words(". ".join(told) + "."))
+            sentences = [f"{record.name}: {export.notes[0]}", *export.notes[1:]]
+        contents.append(Paragraph(". ".join(sentences) + "."))
     return contents
 
 
-def _what_was_run(records: Sequence[RunRecord], story: Sequence[Section]) -> list[Content]:
+def _configuration(records: Sequence[RunRecord], sections: Sequence[Section]) -> list[Content]:
     contents: list[Content] = []
-    for section in story:
-        contents += [Words(section.text, section.title)]
+    for section in sections:
+        contents += [Paragraph(section.text, section.title)]
         contents += _tabular(*section.tables)
         contents += [Code("\n".join(section.commands))] if section.commands else []
     contents += _tabular(*tables.differences(records))
     contents += [
-        Folded(f"config.yaml of {record.name}", [Code(config_text(record))]) for record in records if record.config
+        Details(f"config.yaml of {record.name}", [Code(config_text(record))]) for record in records if record.config
     ]
     environment = tables.environment(records)
-    contents += [Folded(environment.title, [Tabular(environment)])] if environment else []
+    contents += [Details(environment.title, [TableBlock(environment)])] if environment else []
     return contents

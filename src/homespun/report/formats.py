@@ -34,7 +34,7 @@ def text(value: object) -> str:
     return " ".join(str(value).split()) or DASH
 
 
-def whole(value: object) -> str:
+def integer(value: object) -> str:
     """``12,345``."""
     n = number(value)
     return DASH if n is None else f"{n:,.0f}"

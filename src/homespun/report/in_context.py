@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from homespun.report import formats
-from homespun.report.document import Chapter, Code, Document, Gallery, Tabular, Words
+from homespun.report.document import Chapter, Code, Document, Gallery, Paragraph, TableBlock
 from homespun.report.plots import CARD, PALETTE, End, Plot, label_ends, render, style
 from homespun.report.table import Column, Table
 
@@ -17,7 +17,7 @@ _HEIGHT = 2.9  # inches
 
 def in_context_document(result: Mapping[str, Any]) -> Document:
     """The page of what `homespun.jobs.in_context` returns."""
-    lead = Words(
+    lead = Paragraph(
         f"{result['run']} was asked of {result['rows']:,} texts, with examples in the prompt and none of its weights "
         f"changed. Beside it stand TF-IDF with a linear classifier, learned from the same examples, and the majority "
         f"class."
@@ -27,7 +27,7 @@ def in_context_document(result: Mapping[str, Any]) -> Document:
         f"In-context learning: {result['run']}",
         [lead],
         [
-            Chapter("Accuracy", [Tabular(in_context_table(result)), figure]),
+            Chapter("Accuracy", [TableBlock(in_context_table(result)), figure]),
             Chapter("A prompt", [Code(result["prompt"])]),
         ],
     )
@@ -43,8 +43,8 @@ def in_context_table(result: Mapping[str, Any]) -> Table:
         "in-context",
         "Accuracy by examples in the prompt",
         (
-            Column("examples", formats.whole),
-            Column("draws", formats.whole),
+            Column("examples", formats.integer),
+            Column("draws", formats.integer),
             Column("accuracy", formats.percent),
             Column("lowest", formats.percent),
             Column("highest", formats.percent),
@@ -79,13 +79,13 @@ def in_context_plot(result: Mapping[str, Any]) -> Plot:
         axes = figure.add_subplot(facecolor=CARD)
         ends = []
         for (name, key), colour in zip((("prompted", "accuracy"), ("TF-IDF", "tfidf")), PALETTE, strict=False):
-            places = [place for place, one in enumerate(found) if key in one]
-            if not places:
+            positions = [position for position, one in enumerate(found) if key in one]
+            if not positions:
                 continue
-            draws = [[draw[key] for draw in found[place]["draws"]] for place in places]
+            draws = [[draw[key] for draw in found[position]["draws"]] for position in positions]
             means = np.array([np.mean(values) for values in draws])
-            axes.plot(places, means, "o-", color=colour, markersize=4.0, linewidth=1.0)
-            axes.fill_between(places, [*map(min, draws)], [*map(max, draws)], color=colour, alpha=0.15, linewidth=0)
+            axes.plot(positions, means, "o-", color=colour, markersize=4.0, linewidth=1.0)
+            axes.fill_between(positions, [*map(min, draws)], [*map(max, draws)], color=colour, alpha=0.15, linewidth=0)
             ends.append(End(float(means[-1]), name, colour))
         axes.axhline(result["majority"], color=PALETTE[2], linewidth=1.0, linestyle="--")
         ends.append(End(float(result["majority"]), "majority", PALETTE[2], "--"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homespun.report import formats
-from homespun.report.read import RunRecord
+from homespun.report.records import RunRecord
 from homespun.report.table import Column, Table
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homespun.report.confusion import Confusion
-from homespun.report.document import Code, Content, Document, Folded, Gallery, Heat, Notice, Tabular, Words
+from homespun.report.document import Code, Content, Details, Document, Gallery, Heatmap, Notice, Paragraph, TableBlock
 from homespun.report.table import Table
 
 
@@ -55,14 +55,14 @@ def _no_formula(value: Any) -> Any:
 
 def _blocks(item: Content) -> list[str]:
     match item:
-        case Words(text, title):
+        case Paragraph(text, title):
             return [*([f"### {escape(title)}"] if title else []), *([escape(text)] if text else [])]
         case Notice(text):
             return [f"> **{escape(text)}**"]
-        case Tabular(table):
+        case TableBlock(table):
             note = [escape(table.note)] if table.note else []
             return [f"### {escape(table.title)}", markdown_table(table), *note]
-        case Heat(title, counts, confusion):
+        case Heatmap(title, counts, confusion):
             return [f"### {escape(title)}", "Percent of each row.", markdown_table(_in_percent(counts, confusion))]
         case Gallery(title, plots, note):
             images = [f"![{escape(plot.caption)}](plots/{plot.name}.svg)" for plot in plots]
@@ -70,7 +70,7 @@ def _blocks(item: Content) -> list[str]:
         case Code(text):
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
             return [f"{fence}\n{text.rstrip()}\n{fence}"]
-        case Folded(title, contents):
+        case Details(title, contents):
             return [f"### {escape(title)}", *_inner(contents)]
 
 

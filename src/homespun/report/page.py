@@ -11,12 +11,12 @@ from homespun.io.atomic import write_bytes, write_text
 from homespun.report.document import Document, Section, compose
 from homespun.report.markdown import csv_text, markdown
 from homespun.report.plots import Plot
-from homespun.report.read import read_runs
+from homespun.report.records import read_runs
 
 __all__ = ["Section", "html", "write_report"]
 
 
-def write_report(runs: Sequence[Path], out: Path, *, title: str, story: Sequence[Section] = ()) -> Path:
+def write_report(runs: Sequence[Path], out: Path, *, title: str, sections: Sequence[Section] = ()) -> Path:
     """Write the report of ``runs`` into the folder ``out`` and return its page, ``out/index.html``.
 
     One run gives the report of a run, several a comparison on shared axes, in the order given. Beside the page stand
@@ -25,12 +25,12 @@ def write_report(runs: Sequence[Path], out: Path, *, title: str, story: Sequence
 
     Args:
         runs: run directories; a run that was interrupted, or is still going on, is shown as far as it got.
-        story: what was done to get the runs, with its commands.
+        sections: what was done to get the runs, with its commands.
 
     Raises:
         UserError: no run, or a folder that is not a run directory, or a damaged file in one, or ``out`` is a file.
     """
-    return write_document(compose(read_runs(runs), title=title, story=story), Path(out))
+    return write_document(compose(read_runs(runs), title=title, sections=sections), Path(out))
 
 
 def write_document(document: Document, out: Path) -> Path:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from homespun.report import formats
-from homespun.report.read import RunRecord, Series, loss_terms
-from homespun.report.tables import words
+from homespun.report.records import RunRecord, Series, loss_terms
+from homespun.report.tables import term_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -68,23 +68,23 @@ def style(**changes: Any) -> Iterator[None]:
     import matplotlib
     from matplotlib import font_manager
 
-    there = set(font_manager.get_font_names())
-    fonts = {"font.family": [STYLE["font.family"], *(name for name in _FONTS if name in there)]}
+    available = set(font_manager.get_font_names())
+    fonts = {"font.family": [STYLE["font.family"], *(name for name in _FONTS if name in available)]}
     with matplotlib.rc_context(STYLE | fonts | changes), warnings.catch_warnings(record=True) as caught:
-        warnings.filterwarnings("always", message=_NO_LETTER)
+        warnings.filterwarnings("always", message=_MISSING_GLYPH)
         yield
     for warning in caught:
-        if re.match(_NO_LETTER, str(warning.message)):
-            _say_no_font()
+        if re.match(_MISSING_GLYPH, str(warning.message)):
+            _warn_missing_glyphs()
         else:
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
-_NO_LETTER = r"Glyph \d+ .* missing from font"
+_MISSING_GLYPH = r"Glyph \d+ .* missing from font"
 
 
 @cache
-def _say_no_font() -> None:
+def _warn_missing_glyphs() -> None:
     logger.warning(
         "no font of this machine has some of the letters in the figures: the page and .svg files have them all the "
         "same, .png files have boxes in their place; install a font that has them, such as Noto Sans CJK"
@@ -177,7 +177,7 @@ def draw_terms(
     for term in [*terms, "loss"] if len(terms) > 1 else ["loss"]:
         named = terms[0] if len(terms) == 1 else term
         overall = "overall loss" if terms else "loss"
-        title = overall if named == "loss" else f"{words(named)} loss"
+        title = overall if named == "loss" else f"{term_title(named)} loss"
         unit = " (nats)" if named in _NATS else ""
         curves = curves_of(term)
         for axis in axes:
@@ -219,8 +219,8 @@ def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: A
                 size = 4.0 if len(vx) < 40 else 2.0
                 axes.plot(vx, vy, "o" + curve.dash, color=curve.colour, markersize=size, linewidth=0.6)
             if len(curve.lows) and len(curve.lows) == len(curve.validation.values):
-                places = np.array(axis.of(curve.validation)) / unit
-                axes.fill_between(places, curve.lows, curve.highs, color=curve.colour, alpha=0.15, linewidth=0)
+                positions = np.array(axis.of(curve.validation)) / unit
+                axes.fill_between(positions, curve.lows, curve.highs, color=curve.colour, alpha=0.15, linewidth=0)
             if len(curves) > 1 and (len(vx) or len(x)):
                 ends.append(End(float(vy[-1] if len(vy) else y[-1]), curve.name, curve.colour, curve.dash))
             elif len(vx) and len(x):
@@ -243,19 +243,19 @@ def label_ends(axes: Axes, ends: Sequence[End], height: float) -> None:
     gap = LINE / (height - 0.7)  # the height of a line of text as a share of the axes
     to_axes = axes.transData + axes.transAxes.inverted()
     placed = sorted((float(to_axes.transform((axes.get_xlim()[1], end.value))[1]), end) for end in ends)
-    places = [place for place, _ in placed]
-    for i in range(1, len(places)):
-        places[i] = max(places[i], places[i - 1] + gap)
-    if (excess := places[-1] - 1.0) > 0:
-        places[-1] -= excess
-        for i in range(len(places) - 2, -1, -1):
-            places[i] = min(places[i], places[i + 1] - gap)
-    for place, (_, end) in zip(places, placed, strict=True):
+    positions = [position for position, _ in placed]
+    for i in range(1, len(positions)):
+        positions[i] = max(positions[i], positions[i - 1] + gap)
+    if (excess := positions[-1] - 1.0) > 0:
+        positions[-1] -= excess
+        for i in range(len(positions) - 2, -1, -1):
+            positions[i] = min(positions[i], positions[i + 1] - gap)
+    for position, (_, end) in zip(positions, placed, strict=True):
         shown = end.name if len(end.name) <= 24 else f"{end.name[:23]}…"
         sample = [1.02, 1.07] if end.marker == "" else [1.045]
         axes.plot(
             sample,
-            [place] * len(sample),
+            [position] * len(sample),
             color=end.colour,
             linestyle=end.dash if end.marker == "" else "",
             marker=end.marker,
@@ -264,7 +264,7 @@ def label_ends(axes: Axes, ends: Sequence[End], height: float) -> None:
             transform=axes.transAxes,
             clip_on=False,
         )
-        axes.text(1.09, place, shown, color=INK, transform=axes.transAxes, verticalalignment="center")
+        axes.text(1.09, position, shown, color=INK, transform=axes.transAxes, verticalalignment="center")
 
 
 def smoothed(series: Series) -> Series:
@@ -276,8 +276,8 @@ def smooth(values: np.ndarray) -> np.ndarray:
     """The centred mean over 4 % of the points, ``(points,)`` to ``(points,)``; at the ends over those there are."""
     half = len(values) // 50
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    first, last = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    positions = np.arange(len(values))
+    first, last = np.maximum(positions - half, 0), np.minimum(positions + half + 1, len(values))
     smoothed: np.ndarray = (sums[last] - sums[first]) / (last - first)
     return smoothed
 

@@ -122,9 +122,9 @@ def combine(*probabilities: float | None) -> float | None:
 def holm(probabilities: Sequence[float]) -> list[float]:
     """Adjusted p-values that bound the family-wise error rate (Holm 1979)."""
     adjusted, worst = [0.0] * len(probabilities), 0.0
-    for rank, place in enumerate(sorted(range(len(probabilities)), key=lambda i: probabilities[i])):
-        worst = max(worst, min(1.0, (len(probabilities) - rank) * probabilities[place]))
-        adjusted[place] = worst
+    for rank, index in enumerate(sorted(range(len(probabilities)), key=lambda i: probabilities[i])):
+        worst = max(worst, min(1.0, (len(probabilities) - rank) * probabilities[index]))
+        adjusted[index] = worst
     return adjusted
 
 

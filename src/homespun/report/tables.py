@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from homespun.report import formats
-from homespun.report.read import (
+from homespun.report.records import (
     RunRecord,
     architecture,
     comparable,
@@ -60,8 +60,8 @@ def results(records: Sequence[RunRecord]) -> Table | None:
         Column("macro F1", formats.share_spread, parts=("mean", "deviation")),
         Column("log loss", formats.loss),
         Column("ROC AUC", formats.share),
-        Column("trainings", formats.whole),
-        Column("test texts", formats.whole),
+        Column("trainings", formats.integer),
+        Column("test texts", formats.integer),
     )
     note = "95 % interval: Wilson, over test examples. ±: standard deviation over trainings (seeds, folds)."
     return Table("results", "Test set", columns, tuple(rows), note).without_empty_columns()
@@ -92,7 +92,7 @@ def resources(records: Sequence[RunRecord]) -> Table:
         Column("seconds per iteration", formats.step_seconds),
         Column("tokens/s", formats.rate),
         Column("tokens seen", formats.count),
-        Column("iterations", formats.whole),
+        Column("iterations", formats.integer),
         Column("time", formats.duration),
         Column("state", numeric=False),
     )
@@ -104,7 +104,7 @@ def resources(records: Sequence[RunRecord]) -> Table:
 
 def _state(record: RunRecord) -> str | None:
     if record.end is None:
-        return "unfinished" if record.trouble else None
+        return "unfinished" if record.warning else None
     known = {"budget": "budget used", "early_stopping": "stopped early", "not_finite": "loss not finite"}
     return known.get(record.end, record.end.replace("_", " "))
 
@@ -120,12 +120,14 @@ def _losses(records: Sequence[RunRecord], name: str) -> Table:
     finals = {record.name: final_losses(record) for record in records}
     terms = loss_terms(records[0])
     # the one term of a plain objective is its whole loss
-    shown = {term: words(term) for term in terms if len(terms) > 1} | {"loss": "overall" if len(terms) > 1 else "loss"}
+    shown = {term: term_title(term) for term in terms if len(terms) > 1} | {
+        "loss": "overall" if len(terms) > 1 else "loss"
+    }
     shares = list(dict.fromkeys(t for _, validation in finals.values() for t in validation if is_share(t)))
     columns = (
         Column("run", numeric=False),
         *(Column(f"{title}, {side}", formats.loss) for title in shown.values() for side in ("train", "validation")),
-        *(Column(f"{words(term)}, validation", formats.percent) for term in shares),
+        *(Column(f"{term_title(term)}, validation", formats.percent) for term in shares),
     )
     rows = tuple(
         (
@@ -139,7 +141,7 @@ def _losses(records: Sequence[RunRecord], name: str) -> Table:
     return Table(name, "Losses at the end", columns, rows, note).without_empty_columns()
 
 
-def words(term: str) -> str:
+def term_title(term: str) -> str:
     """A term of the loss as people read it."""
     return {"mlm": "masked LM", "causal": "causal LM"}.get(term, term.replace("_", " "))
 
@@ -156,7 +158,7 @@ def per_class(record: RunRecord, name: str) -> Table | None:
         Column("recall", formats.share),
         Column("F1", formats.share),
         Column("F1 of TF-IDF + linear", formats.share),
-        Column("test texts", formats.whole),
+        Column("test texts", formats.integer),
     )
     rows = tuple(
         (label, found.precision, found.recall, found.f1, tfidf[label].f1 if label in tfidf else None, found.support)
@@ -174,7 +176,7 @@ def lengths(record: RunRecord, name: str) -> Table | None:
     columns = []
     for title in titles:
         is_text = any(isinstance(row.get(title), str) for row in rows)
-        columns.append(Column(words(title), formats.text if is_text else formats.amount, numeric=not is_text))
+        columns.append(Column(term_title(title), formats.text if is_text else formats.amount, numeric=not is_text))
     body = tuple(tuple(row.get(title) for title in titles) for row in rows)
     return Table(name, "Lengths in tokens", tuple(columns), body)
 

@@ -14,7 +14,7 @@ import numpy as np
 from homespun.report import formats
 from homespun.report.plots import CARD, PALETTE, End, Plot, label_ends, render, style
 from homespun.report.predictions import scores
-from homespun.report.read import RunRecord
+from homespun.report.records import RunRecord
 from homespun.report.significance import bootstrap_interval
 from homespun.report.table import Column, Table
 from homespun.report.tables import BASELINES
@@ -59,8 +59,8 @@ def results(records: Sequence[RunRecord]) -> list[Table]:
     """Test metrics of these models and of their baselines: a table for each group with the same metrics."""
     groups = [(key, list(found)) for key, found in groupby(others(records), key=lambda r: tuple(r.measures))]
     return [
-        _results(measures, group, "results" if len(groups) == 1 else f"results-{place}")
-        for place, (measures, group) in enumerate(groups, start=1)
+        _results(measures, group, "results" if len(groups) == 1 else f"results-{index}")
+        for index, (measures, group) in enumerate(groups, start=1)
     ]
 
 
@@ -79,8 +79,8 @@ def _results(measures: Sequence[str], records: Sequence[RunRecord], name: str) -
         Column("model", numeric=False),
         *(Column(title(measure), formats.share_spread, parts=("mean", "deviation")) for measure in measures),
         Column("words", formats.rate),
-        Column("trainings", formats.whole),
-        Column("test examples", formats.whole),
+        Column("trainings", formats.integer),
+        Column("test examples", formats.integer),
     )
     note = "± is the deviation over trainings (seeds, folds), where there are several."
     return Table(name, "On the test examples", columns, tuple(rows), note).without_empty_columns()
@@ -91,24 +91,26 @@ def _values(tests: Sequence[Metrics], measures: Sequence[str]) -> list[Any]:
     return [*(mean_over_trainings(tests, measure) for measure in measures), words and words[0]]
 
 
-def sentences(record: RunRecord, circumstances: str) -> list[str]:
+def summarize(record: RunRecord, circumstances: str) -> list[str]:
     """What was learned, how good it is, and whether it beat each baseline."""
     tests, measures, rows = record.tests(), record.measures, record.test_rows()
-    told = [f"{record.name} was fine-tuned to {_purpose(record)}{circumstances}."]
+    parts = [f"{record.name} was fine-tuned to {_purpose(record)}{circumstances}."]
     main, *rest = (mean_over_trainings(tests, measure) for measure in measures)
     if main is None:
-        return [*told, "It was not tested."]
-    beside = [f"{title(m)} {formats.share(v[0])}" for m, v in zip(measures[1:], rest, strict=True) if v is not None]
-    on = "the test examples" if rows is None else f"{formats.whole(rows)} test examples"
-    told_too = f" ({', '.join(beside)})" if beside else ""
+        return [*parts, "It was not tested."]
+    further_metrics = [
+        f"{title(m)} {formats.share(v[0])}" for m, v in zip(measures[1:], rest, strict=True) if v is not None
+    ]
+    on = "the test examples" if rows is None else f"{formats.integer(rows)} test examples"
+    further = f" ({', '.join(further_metrics)})" if further_metrics else ""
     several = f", the mean of {len(tests)} trainings" if len(tests) > 1 else ""
-    told.append(f"Its {title(measures[0])} on {on} is {formats.share(main[0])}{told_too}{several}.")
-    if same := always_the_same({record.name: repeated(tests)}):
-        told.append(same)
+    parts.append(f"Its {title(measures[0])} on {on} is {formats.share(main[0])}{further}{several}.")
+    if same := constant_output_warning({record.name: repeated(tests)}):
+        parts.append(same)
     if record.result.measured_on == "validation":
-        told.append("These are the validation examples, which also chose the checkpoint: an independent test is due.")
-    told += [
-        f"It {_verdict(record, measures[0], main[0], name, reference[0])}."
+        parts.append("These are the validation examples, which also chose the checkpoint: an independent test is due.")
+    parts += [
+        f"It {_compare_with_baseline(record, measures[0], main[0], name, reference[0])}."
         for name, baseline in record.result.baselines.items()
         if (reference := mean_over_trainings([baseline], measures[0])) is not None
     ]
@@ -129,8 +131,8 @@ def sentences(record: RunRecord, circumstances: str) -> list[str]:
         ("empty_contexts", "Questions about an empty text"),
     ):
         if found := record.result.number(count):
-            told.append(f"{words}: {formats.whole(found)}.")
-    return told
+            parts.append(f"{words}: {formats.integer(found)}.")
+    return parts
 
 
 def repeated(tests: Sequence[Metrics]) -> float:
@@ -141,14 +143,14 @@ def repeated(tests: Sequence[Metrics]) -> float:
     return written[0] if written[0] > _REPEATED + 2 * targets[0] else 0.0
 
 
-def always_the_same(shares: Mapping[str, float]) -> str | None:
+def constant_output_warning(shares: Mapping[str, float]) -> str | None:
     """A warning where models write one text of many sources; ``shares`` are what `repeated` tells, by model."""
-    told = [
+    parts = [
         f"{name} writes one and the same text of {formats.percent(share)}" for name, share in shares.items() if share
     ]
-    if not told:
+    if not parts:
         return None
-    return f"{', '.join(told)} of the sources: such a score is of what targets have in common, not of what was read."
+    return f"{', '.join(parts)} of the sources: such a score is of what targets have in common, not of what was read."
 
 
 def _purpose(record: RunRecord) -> str:
@@ -156,7 +158,7 @@ def _purpose(record: RunRecord) -> str:
     return _PURPOSE.get(task, task.replace("_", " ") or "its task")
 
 
-def _verdict(record: RunRecord, measure: str, value: float, name: str, reference: float) -> str:
+def _compare_with_baseline(record: RunRecord, measure: str, value: float, name: str, reference: float) -> str:
     line, gain = BASELINES.get(name, name), value - reference
     if gain == 0:
         return f"is as good as {line} ({formats.share(reference)})"
@@ -196,7 +198,7 @@ def curve_table(record: RunRecord, name: str) -> Table | None:
     measure = record.measures[0]
     lines = list(dict.fromkeys(key for point in points for key in point.baselines))
     columns = (
-        Column("training examples", formats.whole),
+        Column("training examples", formats.integer),
         Column(f"{title(measure)} of {record.name}", formats.share_spread, parts=("mean", "deviation")),
         *(Column(BASELINES.get(line, line), formats.share) for line in lines),
     )
@@ -225,14 +227,14 @@ def curve_plot(record: RunRecord, name: str) -> Plot | None:
         deviations = [deviation or 0.0 for _, deviation in measured]
         axes.errorbar(sizes, [m for m, _ in measured], yerr=deviations, fmt="o-", color=PALETTE[0], markersize=4)
         ends = [End(measured[-1][0], record.name, PALETTE[0])]
-        for place, line in enumerate(lines, start=1):
+        for index, line in enumerate(lines, start=1):
             values = [_of_baseline(point, line, measure) for point in points]
             known = [(size, value) for size, value in zip(sizes, values, strict=True) if value is not None]
-            colour = PALETTE[place % len(PALETTE)]
+            colour = PALETTE[index % len(PALETTE)]
             axes.plot([s for s, _ in known], [v for _, v in known], "--", color=colour, linewidth=1.0)
             ends.append(End(known[-1][1], BASELINES.get(line, line), colour, "--"))
         axes.set_xscale("log")
-        axes.set_xticks(sizes, _apart(sizes))
+        axes.set_xticks(sizes, _tick_labels(sizes))
         axes.minorticks_off()
         axes.set_xlabel("training examples")
         axes.set_ylabel(title(measure))
@@ -242,7 +244,7 @@ def curve_plot(record: RunRecord, name: str) -> Plot | None:
         return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
 
 
-def _apart(sizes: Sequence[float]) -> list[str]:
+def _tick_labels(sizes: Sequence[float]) -> list[str]:
     """What is written at each of the sizes, in order, on a logarithmic axis: nothing where the next has no room."""
     room = 0.13 * np.log(max(sizes) / min(sizes))
     words, beyond = [], np.inf

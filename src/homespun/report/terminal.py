@@ -42,8 +42,8 @@ def _plain(value: Any) -> str:
 
 def print_run(path: str | Path) -> None:
     """The tables of one finished run, and where its page is."""
-    from homespun.report.read import read_runs
-    from homespun.report.summary import summary, troubles
+    from homespun.report.records import read_runs
+    from homespun.report.summary import summary, warnings
     from homespun.report.tables import losses, resources, results
     from homespun.report.tasks import curve_table
     from homespun.report.tasks import results as of_other_tasks
@@ -53,7 +53,7 @@ def print_run(path: str | Path) -> None:
     tables = [*of_tasks, *losses(records), resources(records)]
     print_tables(*(table for table in tables if table is not None))
     console = Console(soft_wrap=True)
-    for sentence in [*summary(records), *troubles(records)]:
+    for sentence in [*summary(records), *warnings(records)]:
         console.print(Text(sentence))
     console.print(Text(f"\nreport: {Path(path) / 'report' / 'index.html'}"))
 
@@ -65,13 +65,13 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
     from homespun.results import Metrics
 
     rows: list[tuple[Any, ...]] = [(title(k), f"{v:.4f}") for k, v in metrics.items() if isinstance(v, float)]
-    rows.append(("texts", formats.whole(metrics.get("rows"))))
+    rows.append(("texts", formats.integer(metrics.get("rows"))))
     if metrics.get("chunked"):
-        rows.append(("in chunks", f"{formats.whole(metrics['chunked'])} of them, of {metrics['length']} tokens each"))
+        rows.append(("in chunks", f"{formats.integer(metrics['chunked'])} of them, of {metrics['length']} tokens each"))
     if metrics.get("truncated"):
         length = metrics.get("length") or metrics.get("source_length")
         size = "" if metrics.get("chunked") or not length else f", to {length} tokens"
-        rows.append(("cut", f"{formats.whole(metrics['truncated'])} of them{size}"))
+        rows.append(("cut", f"{formats.integer(metrics['truncated'])} of them{size}"))
     columns = (Column("measure", numeric=False), Column("value"))
     tables = [Table("metrics", "Metrics", columns, tuple(rows))]
     classes = metrics.get("per_class", {})
@@ -80,7 +80,7 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
         Column("precision", formats.share),
         Column("recall", formats.share),
         Column("F1", formats.share),
-        Column("texts", formats.whole),
+        Column("texts", formats.integer),
     )
     keys = ("precision", "recall", "f1", "support")
     body = tuple((name, *(values.get(key) for key in keys)) for name, values in classes.items())
@@ -97,11 +97,11 @@ def print_lengths(rows: Sequence[Mapping[str, Any]]) -> None:
     columns = (
         Column("split", numeric=False),
         Column("class", numeric=False),
-        Column("texts", formats.whole),
+        Column("texts", formats.integer),
         Column("mean", formats.rate),
         Column("median", formats.rate),
-        Column("minimum", formats.whole),
-        Column("maximum", formats.whole),
+        Column("minimum", formats.integer),
+        Column("maximum", formats.integer),
         *(Column(f"above {limit}", formats.percent) for limit in rows[0]["above"]),
         Column("histogram", numeric=False),
     )

@@ -10,19 +10,19 @@ import pytest
 
 from homespun.errors import UserError
 from homespun.report import tables
-from homespun.report.read import architecture, comparable, final_losses, flatten, loss_terms, read_run, read_runs
+from homespun.report.records import architecture, comparable, final_losses, flatten, loss_terms, read_run, read_runs
 from homespun.results import Metrics, RunResult
 
 Make = Callable[..., Path]
 
 
-def test_a_whole_run(tmp_path: Path, pretraining: Make) -> None:
+def test_complete_run(tmp_path: Path, pretraining: Make) -> None:
     run = read_run(pretraining(tmp_path / "a", steps=113))
     assert len(run.train["generator"].values) == 113
     assert len(run.validation["loss"].values) == 11
     assert loss_terms(run) == ["generator", "discriminator"]
     assert run.summary["tokens"] == 113 * 4003
-    assert run.trouble is None
+    assert run.warning is None
     assert architecture(run) == "3 layers × 128, 2 heads"
 
 
@@ -31,8 +31,8 @@ def test_a_killed_run_is_read_from_its_metrics_and_its_half_line_is_ignored(tmp_
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"event": "step", "step": 114, "lo')
     run = read_run(path)
-    assert run.trouble is not None
-    assert "did not finish at step 113" in run.trouble
+    assert run.warning is not None
+    assert "did not finish at step 113" in run.warning
     assert run.summary["seconds_per_step"] == pytest.approx(0.21)
     assert run.summary["tokens_per_second"] == pytest.approx(4003 / 0.21)
     assert run.summary["peak_bytes"] == 412_345_678
@@ -59,7 +59,7 @@ def test_steps_done_again_after_a_resume_replace_the_first_ones(tmp_path: Path) 
     assert run.train["loss"].steps == [1.0, 2.0]
     assert run.train["loss"].values == [5.0, 4.5]
     assert run.validation["loss"].steps == [2.0]
-    assert run.trouble == "was interrupted at step 2; results up to there"
+    assert run.warning == "was interrupted at step 2; results up to there"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_result_of_another_version_is_one_line(tmp_path: Path, pretraining: Ma
         read_run(path)
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path, pretraining: Make) -> None:
+def test_runs_with_equal_names_get_distinct_names(tmp_path: Path, pretraining: Make) -> None:
     paths = [pretraining(tmp_path / folder / "base", steps=11) for folder in ("one", "two")]
     assert [run.name for run in read_runs(paths)] == ["one/base", "two/base"]
     assert len({run.name for run in read_runs([paths[0], paths[0]])}) == 2
@@ -176,23 +176,23 @@ def test_lengths_by_split(tmp_path: Path, finetuning: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "description"),
     [
         ({}, "2 LSTM layers × 256"),
         ({"cell": "gru", "bidirectional": True}, "2 GRU layers × 256, bidirectional"),
         ({"bidirectional": True, "apart": True, "characters": {"vectors": 8}}, "bidirectional, apart, characters"),
     ],
 )
-def test_a_recurrent_architecture_is_told_by_its_cell(
-    tmp_path: Path, pretraining: Make, changes: dict[str, Any], told: str
+def test_recurrent_architecture_names_its_cell(
+    tmp_path: Path, pretraining: Make, changes: dict[str, Any], description: str
 ) -> None:
     record = read_run(pretraining(tmp_path / "lstm", steps=13))
     backbone = {"kind": "recurrent", "cell": "lstm", "num_hidden_layers": 2, "hidden_size": 256}
     backbone |= {"attention": {"kind": "additive"}} | changes
-    said = architecture(dataclasses.replace(record, config={"model": backbone}, result=RunResult()))
-    assert said is not None
-    assert said.endswith(told)
-    assert "additive" not in said
+    text = architecture(dataclasses.replace(record, config={"model": backbone}, result=RunResult()))
+    assert text is not None
+    assert text.endswith(description)
+    assert "additive" not in text
 
 
 def test_nested_parts_of_an_architecture_are_words(tmp_path: Path, pretraining: Make) -> None:
@@ -203,8 +203,8 @@ def test_nested_parts_of_an_architecture_are_words(tmp_path: Path, pretraining: 
         "everywhere": {"first": 1, "block": 0, "projections": False},
     }
     backbone = {"num_hidden_layers": 3, "hidden_size": 128, "attention": attention}
-    told = architecture(dataclasses.replace(record, config={"model": backbone}, result=RunResult()))
-    assert told == (
+    description = architecture(dataclasses.replace(record, config={"model": backbone}, result=RunResult()))
+    assert description == (
         "3 layers × 128, sparse attention (window (radius 16, dilation 2) + random blocks (size 8, count 1), "
         "everywhere (first 1))"
     )

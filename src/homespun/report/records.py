@@ -87,7 +87,7 @@ class RunRecord:
         return rows[0] if rows and rows[0] > 0 else None
 
     @property
-    def trouble(self) -> str | None:
+    def warning(self) -> str | None:
         """Why the run is not a whole one, in words, or ``None``."""
         step = self.summary.get("steps")
         at = "" if step is None else f" at step {step:,.0f}"

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 from homespun.errors import UserError
 
-START = (sys.executable, "-m", "homespun.compare.child")
+START = (sys.executable, "-m", "homespun.compare.worker")
 _TAIL = 1 << 16  # bytes of a log in which the reason is looked for
-_OURS = "this is a bug in homespun"
+_BUG_NOTICE = "this is a bug in homespun"
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Command:
     """What to run, and where.
 
     Args:
-        words: after ``homespun``.
+        arguments: after ``homespun``.
         log: the file to which what it says is added.
         environment: variables that it has besides those of this process.
         folder: where relative paths begin.
     """
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     folder: Path = field(default_factory=Path.cwd)
@@ -59,8 +59,8 @@ class Running(Protocol):
         """End it now."""
 
 
-class Places(Protocol):
-    """Where commands run: `Here`, or a cluster."""
+class Executor(Protocol):
+    """Where commands run: `LocalExecutor`, or a cluster."""
 
     @property
     def slots(self) -> int:
@@ -70,7 +70,7 @@ class Places(Protocol):
         """Start one; the caller sees to it that no more than ``slots`` run."""
 
 
-class Here:
+class LocalExecutor:
     """Processes of this machine.
 
     Args:
@@ -139,8 +139,8 @@ class Process:
         with command.log.open("ab") as log:
             self._from = log.tell()
             self._process = subprocess.Popen(
-                [*start, *command.words],
-                stdin=subprocess.PIPE,  # never written to: see `homespun.compare.child`
+                [*start, *command.arguments],
+                stdin=subprocess.PIPE,  # never written to: see `homespun.compare.worker`
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **variables, "PYTHONUNBUFFERED": "1"},
@@ -148,7 +148,7 @@ class Process:
                 start_new_session=True,  # a Ctrl-C is for the runner, which passes it on
                 pass_fds=inherit,
             )
-        self._begun = time.monotonic()
+        self._started = time.monotonic()
 
     def poll(self) -> Outcome | None:
         """How it ended; None while it runs."""
@@ -163,13 +163,13 @@ class Process:
         if self._ended is not None:
             self._ended()
         self._outcome = Outcome(
-            why=None if code == 0 else reason(code, self.said()),
-            seconds=time.monotonic() - self._begun,
+            why=None if code == 0 else reason(code, self.output()),
+            seconds=time.monotonic() - self._started,
             processor_seconds=_of_children() - before,  # only what was waited for is counted
         )
         return self._outcome
 
-    def said(self) -> str:
+    def output(self) -> str:
         """The end of what it has printed so far."""
         with self.command.log.open("rb") as log:
             log.seek(max(self._from, self.command.log.stat().st_size - _TAIL))
@@ -193,16 +193,16 @@ def _of_children() -> float:
     return times.children_user + times.children_system
 
 
-def reason(code: int, said: str) -> str:
+def reason(code: int, output: str) -> str:
     """Why a process that ended with ``code`` failed, in one line, from the end of what it said."""
-    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith(_OURS)]
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith(_BUG_NOTICE)]
     if code < 0:
         name = signal.Signals(-code).name if -code in {s.value for s in signal.Signals} else str(-code)
         hint = ", as the system does when memory runs out" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
-    told = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
-    if told is not None:
-        return told
+    error = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
+    if error is not None:
+        return error
     return f"ended with exit code {code}" + (f": {lines[-1]}" if lines else "")
 
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from homespun.compare.checks import check
+from homespun.compare.cost_plans import plan_variants
+from homespun.compare.executor import Command, Executor, LocalExecutor, Outcome, Running, last_object
 from homespun.compare.folder import Lock, Record, check_folder, open_folder, open_records
-from homespun.compare.plans import plans
 from homespun.compare.progress import seconds_left, share_of_trial
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.sharing import Baselines, Sharing
-from homespun.compare.stage import Command, Here, Outcome, Places, Running, last_object
 from homespun.compare.trials import Stage, trials
 from homespun.errors import UserError
-from homespun.report.console import Display, Task
+from homespun.report.console import Display, ProgressTask
 from homespun.training.signals import Interruption
 
 logger = logging.getLogger(__name__)
@@ -62,17 +62,17 @@ def run_comparison(
         UserError: trials that cannot be built, all at once; a folder of something else, or in which another runner is
             at work; the runner was stopped.
     """
-    from homespun.compare.search import found_by
+    from homespun.compare.search import search_settings
     from homespun.report.comparison import write_comparison
 
     display = display or Display(json=True)
     if slots is not None and slots < 1:
         raise UserError(f"--slots must be 1 or more, not {slots}")
-    out, begun = Path(out), time.process_time()
+    out, started = Path(out), time.process_time()
     check_folder(out)
-    wanted = trials(recipe)
-    notes = check(recipe, wanted)
-    planned, unfit = plans(recipe, wanted)
+    requested = trials(recipe)
+    notes = check(recipe, requested)
+    planned, unfit = plan_variants(recipe, requested)
     notes += unfit
     for note in notes:
         logger.warning("%s", note)
@@ -81,15 +81,15 @@ def run_comparison(
         if on_ray:
             from homespun.compare.cluster import Cluster
 
-            places: Places = Cluster(slots)
+            executor: Executor = Cluster(slots)
         else:
-            places = Here(slots or recipe.slots, inherit=lock.descriptors)
+            executor = LocalExecutor(slots or recipe.slots, inherit=lock.descriptors)
         if recipe.search is not None:
             bare = recipe.model_copy(update={"measure": None})
-            tuner = Runner(out, bare, places, display, report=_no_report, begun=begun)
-            wanted = trials(recipe, found=found_by(recipe, tuner, retry_failed=retry_failed))
-        runner = Runner(out, recipe, places, display, notes, report=write_comparison, begun=begun)
-        records = open_records(out, recipe, wanted)
+            tuner = Runner(out, bare, executor, display, report=_no_report, started=started)
+            requested = trials(recipe, found=search_settings(recipe, tuner, retry_failed=retry_failed))
+        runner = Runner(out, recipe, executor, display, notes, report=write_comparison, started=started)
+        records = open_records(out, recipe, requested)
         for record in records:
             record.values["plan"] = planned.get(record.trial.name)
         runner.add(records, retry_failed=retry_failed)
@@ -106,7 +106,7 @@ class Job:
     record: Record | None = None
     stage: Stage | None = None
     running: Running | None = None
-    begun: float = 0.0
+    started: float = 0.0
     counted: float = 0.0  # seconds of it that are in the record
 
     def count(self, seconds: float) -> None:
@@ -125,26 +125,26 @@ class Runner:
         self,
         out: Path,
         recipe: CompareRecipe,
-        places: Places,
+        executor: Executor,
         display: Display,
         notes: Sequence[str] = (),
         *,
         report: Callable[[Path], Path],
-        begun: float,
+        started: float,
     ) -> None:
         self.out = out
         self.recipe = recipe
         self.notes = list(notes)
-        self._places = places
+        self._executor = executor
         self._display = display
         self._write_report = report
         self._records: list[Record] = []
         self._sharing = Sharing()
         self._jobs: list[Job] = []
         self._baselines = Baselines(out / "baselines")
-        self._counted = begun  # processor time of this process, up to which it is in a record
+        self._counted = started  # processor time of this process, up to which it is in a record
         self._reported, self._report_cost = time.monotonic(), _FIRST_REPORT
-        self._untold = False  # whether something has ended since the last report
+        self._unreported = False  # whether something has ended since the last report
 
     def add(self, records: Sequence[Record], *, retry_failed: bool = False) -> None:
         """More trials to run. One that would pretrain as another does is given that one's run."""
@@ -161,7 +161,7 @@ class Runner:
     @property
     def slots(self) -> int:
         """Trials under way at a time."""
-        return self._places.slots
+        return self._executor.slots
 
     def run(self, feed: Callable[[], bool] = lambda: False, *, total: int | None = None) -> None:
         """Until no trial waits.
@@ -178,13 +178,13 @@ class Runner:
         looked = 0.0
         try:
             with Interruption() as interruption:
-                told = False
+                stopping = False
                 while True:
                     more = not interruption.asked and feed()
                     if not self.step(idle=interruption.asked) and not more:
                         break
-                    if interruption.asked and not told:
-                        told = True
+                    if interruption.asked and not stopping:
+                        stopping = True
                         self._stop()
                     if time.monotonic() - looked > _LOOK:
                         looked = time.monotonic()
@@ -206,12 +206,12 @@ class Runner:
         for job, outcome in ended:
             self._jobs.remove(job)
             self._take(job, outcome, stopped=idle)
-        self._untold |= bool(ended)
-        if self._untold and not idle:
-            self._report_on_the_way()
-        while not idle and len(self._jobs) < self._places.slots and (following := self._next()):
-            following.running = self._places.start(following.command)
-            following.begun = time.monotonic()
+        self._unreported |= bool(ended)
+        if self._unreported and not idle:
+            self._report_progress()
+        while not idle and len(self._jobs) < self._executor.slots and (following := self._next()):
+            following.running = self._executor.start(following.command)
+            following.started = time.monotonic()
             self._jobs.append(following)
         return bool(self._jobs)
 
@@ -257,8 +257,8 @@ class Runner:
                 if self._take_shared(record, stage):
                     continue
                 return None
-            if stage.kind == "finetune" and (lines := self._baselines_of(record, stage)) is not None:
-                return lines
+            if stage.kind == "finetune" and (baselines := self._baselines_of(record, stage)) is not None:
+                return baselines
             if record.status != "running":
                 record.update(status="running")
             return self._stage_job(record, stage)
@@ -279,7 +279,7 @@ class Runner:
             record.write()
             return True
         if owner.status == "failed":
-            why = f"{owner.trial.place}, whose pretraining it shares, failed: {owner.values['why']}"
+            why = f"{owner.trial.subfolder}, whose pretraining it shares, failed: {owner.values['why']}"
             record.update(status="failed", stage=stage.name, why=why)
         return False
 
@@ -290,24 +290,24 @@ class Runner:
         start_from = stage.start_from
         if start_from is None and stage.kind == "finetune":
             start_from = str(record.path_of("pretrain"))
-        words = [stage.kind, stage.recipe, *stage.settings, "--out", str(path), "--resume", "--json"]
-        words += [] if start_from is None else ["--from", start_from]
-        words += [] if stage.vectors is None else ["--vectors", stage.vectors]
-        command = Command(tuple(words), record.folder / "logs" / f"{stage.name}.log")
-        return Job(command, f"{record.trial.place} {stage.name}", record, stage)
+        arguments = [stage.kind, stage.recipe, *stage.settings, "--out", str(path), "--resume", "--json"]
+        arguments += [] if start_from is None else ["--from", start_from]
+        arguments += [] if stage.vectors is None else ["--vectors", stage.vectors]
+        command = Command(tuple(arguments), record.folder / "logs" / f"{stage.name}.log")
+        return Job(command, f"{record.trial.subfolder} {stage.name}", record, stage)
 
     def _measure_job(self, record: Record) -> Job:
-        wanted = self.recipe.measure
-        assert wanted is not None
+        requested = self.recipe.measure
+        assert requested is not None
         run = record.path_of(record.trial.stages[-1].name)
-        words = [MEASURE, str(run), "--lengths", ",".join(map(str, wanted.lengths))]
-        words += ["--batch-size", str(wanted.batch_size), "--json"]
-        command = Command(tuple(words), record.folder / "logs" / f"{MEASURE}.log")
-        return Job(command, f"{record.trial.place} in use", record)
+        arguments = [MEASURE, str(run), "--lengths", ",".join(map(str, requested.lengths))]
+        arguments += ["--batch-size", str(requested.batch_size), "--json"]
+        command = Command(tuple(arguments), record.folder / "logs" / f"{MEASURE}.log")
+        return Job(command, f"{record.trial.subfolder} in use", record)
 
     def _baselines_of(self, record: Record, stage: Stage) -> Job | None:
         """The baselines of a task, when the first of its models is there; None: they are known, or being measured."""
-        command = self._baselines.begin(record, stage)
+        command = self._baselines.measure_command(record, stage)
         return None if command is None else Job(command, f"baselines of {command.log.stem}")
 
     # what has ended
@@ -317,7 +317,7 @@ class Runner:
         if record is None:
             if outcome.why is not None and not stopped:
                 self.notes.append(f"{job.what} could not be measured: {outcome.why}")
-                self._baselines.say_why(job.command.log.stem, outcome.why)
+                self._baselines.write_failure(job.command.log.stem, outcome.why)
             return
         job.count(outcome.seconds)
         if stage is None:
@@ -333,7 +333,7 @@ class Runner:
         else:
             self._count_overhead(record)
             record.update(status="failed", stage=stage.name, why=outcome.why)
-            logger.warning("%s failed in %s: %s", record.trial.place, stage.name, outcome.why)
+            logger.warning("%s failed in %s: %s", record.trial.subfolder, stage.name, outcome.why)
 
     def _take_measured(self, record: Record, job: Job, outcome: Outcome, *, stopped: bool) -> None:
         record.values["overhead"]["processor_seconds"] += outcome.processor_seconds
@@ -369,7 +369,7 @@ class Runner:
         """What the processes under way have taken so far, or a runner that is killed would lose it."""
         for job in self._jobs:
             if job.record is not None:
-                job.count(time.monotonic() - job.begun)
+                job.count(time.monotonic() - job.started)
                 job.record.write()
 
     def _kill(self) -> None:
@@ -377,7 +377,7 @@ class Runner:
             if job.running is not None:
                 job.running.kill()
             if job.record is not None:
-                job.count(time.monotonic() - job.begun)
+                job.count(time.monotonic() - job.started)
                 job.record.update(status="waiting")
         self._jobs = []
 
@@ -386,7 +386,7 @@ class Runner:
     def _counts(self) -> Counter[str]:
         return Counter(record.status for record in self._records)
 
-    def _show(self, task: Task, total: int) -> None:
+    def _show(self, task: ProgressTask, total: int) -> None:
         counts = self._counts()
         doing = ", ".join(job.what for job in self._jobs)
         left, without = seconds_left(self._records, slots=self.slots, to_come=max(0, total - len(self._records)))
@@ -395,11 +395,11 @@ class Runner:
         done = sum(map(share_of_trial, self._records))
         task.update(done, note="; ".join(part for part in parts if part), rate="", left=left)
 
-    def _report_on_the_way(self) -> None:
+    def _report_progress(self) -> None:
         """A report now and then, so that writing them stays cheap however many trials there are."""
         if self._report_cost > _REPORT_SHARE * (time.monotonic() - self._reported):
             return
-        self._untold = False
+        self._unreported = False
         try:
             self._report()
         except Exception:  # hours of training are worth more; the last report fails aloud
@@ -407,10 +407,10 @@ class Runner:
             logger.exception("the report could not be written; the trials go on")
 
     def _report(self) -> Path:
-        begun = time.monotonic()
+        started = time.monotonic()
         page = self._write_report(self.out)
         self._reported = time.monotonic()
-        self._report_cost = self._reported - begun
+        self._report_cost = self._reported - started
         return page
 
 

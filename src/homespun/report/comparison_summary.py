@@ -7,16 +7,16 @@ from statistics import fmean
 
 from homespun.report import formats, significance
 from homespun.report.comparison_plots import groups
-from homespun.report.comparison_quality import BESIDE, MEASURES, Contender, Task, Verdict
-from homespun.report.comparison_read import STATES, Comparison, Variation
+from homespun.report.comparison_quality import FURTHER_MEASURES, MEASURES, Candidate, SignificanceTest, TaskComparison
+from homespun.report.comparison_records import STATES, Comparison, Variant
 from homespun.report.formats import number
-from homespun.report.frequencies import beyond_frequencies
-from homespun.report.read import as_tree, final_losses
-from homespun.report.tasks import always_the_same
+from homespun.report.records import as_tree, final_losses
+from homespun.report.tasks import constant_output_warning
+from homespun.report.unigram_baseline import compare_with_unigram_baseline
 from homespun.results import mean_and_deviation
 
 
-def advice(comparison: Comparison, tasks: Sequence[Task], seconds: Mapping[str, float]) -> list[str]:
+def advice(comparison: Comparison, tasks: Sequence[TaskComparison], seconds: Mapping[str, float]) -> list[str]:
     """What to train here: a sentence over all tasks where there are several, then a paragraph for each.
 
     Args:
@@ -29,15 +29,15 @@ def advice(comparison: Comparison, tasks: Sequence[Task], seconds: Mapping[str, 
         which = "all" if len(tried) == len(tasks) else "the"
         paragraphs.insert(0, _over_all(tried, f"{which} {len(tried)} tasks"))
     if not judged:
-        alike = groups(comparison, "pretrain")
-        by_loss = [_by_loss(group, alone=len(alike) == 1) for group in alike]
+        loss_groups = groups(comparison, "pretrain")
+        by_loss = [_by_loss(group, alone=len(loss_groups) == 1) for group in loss_groups]
         paragraphs = [text for text in by_loss if text]
-    paragraphs += beyond_frequencies({v.name: v.records("pretrain") for v in comparison.variations})
+    paragraphs += compare_with_unigram_baseline({v.name: v.records("pretrain") for v in comparison.variants})
     return paragraphs or ["No trial is done yet."]
 
 
-def _over_all(tasks: Sequence[Task], which: str) -> str:
-    first, *others = [[c.name for c in task.alike if c.kind == "model"] for task in tasks]
+def _over_all(tasks: Sequence[TaskComparison], which: str) -> str:
+    first, *others = [[c.name for c in task.among_best if c.kind == "model"] for task in tasks]
     everywhere = [name for name in first if all(name in names for names in others)]
     if everywhere:
         be = "is" if len(everywhere) == 1 else "are"
@@ -47,21 +47,23 @@ def _over_all(tasks: Sequence[Task], which: str) -> str:
     return f"No variation is among the best in {which}: choose by task."
 
 
-def _task(task: Task, seconds: Mapping[str, float]) -> str:
+def _task(task: TaskComparison, seconds: Mapping[str, float]) -> str:
     best = task.best
     assert best is not None
-    told = formats.spread(best.spread)
+    score = formats.spread(best.spread)
     about = [f"{len(best.values)} trainings"] if len(best.values) > 1 else ["one training"] * (best.kind == "model")
-    about += [f"{formats.whole(best.texts)} {task.part} texts"] if best.texts else []
-    figures = f"{task.title} {told}" + (f" ({', '.join(about)})" if about else "")
-    models = [c for c in task.alike if c.kind == "model"]
-    same = always_the_same({c.name: c.repeated for c in task.trained})
+    about += [f"{formats.integer(best.texts)} {task.part} texts"] if best.texts else []
+    figures = f"{task.title} {score}" + (f" ({', '.join(about)})" if about else "")
+    models = [c for c in task.among_best if c.kind == "model"]
+    same = constant_output_warning({c.name: c.repeated for c in task.trained})
     if not task.trained:
         return f"{task.name}: no model has a result. Best baseline: {best.name}, {figures}."
     if best.kind == "baseline":
-        what = _alike_words(task, models) if models else "all models are below it"
+        what = _not_significantly_worse(task, models) if models else "all models are below it"
         shown = f"{task.name}: no model beats {best.name} ({figures}); {what}."
-        return " ".join([shown, *_beside_others(task, best), *_by_other_measures(task), *([same] if same else [])])
+        return " ".join(
+            [shown, *_against_other_baselines(task, best), *_by_other_measures(task), *([same] if same else [])]
+        )
     sentences = [f"{task.name}: train {_choice(models, seconds)}."]
     others = [c for c in models if c is not best]
     if others:
@@ -74,17 +76,19 @@ def _task(task: Task, seconds: Mapping[str, float]) -> str:
         sentences.append(f"Score: {figures}.")
     below = [c for c in task.trained if c not in models]
     if below:
-        listed = formats.listed([f"{c.name} ({formats.points(task.verdicts[c.name].gap)} points)" for c in below])
+        listed = formats.listed([f"{c.name} ({formats.points(task.against_best[c.name].gap)} points)" for c in below])
         sentences.append(f"Significantly worse: {listed}.")
-    baselines = [c for c in task.contenders if c.kind == "baseline" and c.values and c.beside == best.beside]
-    sentences += [_against("It", baseline, task.verdicts[baseline.name]) for baseline in baselines]
-    sentences += _beside_others(task, best)
+    baselines = [
+        c for c in task.candidates if c.kind == "baseline" and c.values and c.baseline_set == best.baseline_set
+    ]
+    sentences += [_against("It", baseline, task.against_best[baseline.name]) for baseline in baselines]
+    sentences += _against_other_baselines(task, best)
     sentences += _by_other_measures(task)
     sentences += [same] if same else []
     return " ".join(sentences)
 
 
-def _choice(models: Sequence[Contender], seconds: Mapping[str, float]) -> str:
+def _choice(models: Sequence[Candidate], seconds: Mapping[str, float]) -> str:
     if len(models) == 1:
         return models[0].name
     if (cheapest := _cheapest(models, seconds)) is not None:
@@ -92,65 +96,65 @@ def _choice(models: Sequence[Contender], seconds: Mapping[str, float]) -> str:
     return f"any of {formats.listed([c.name for c in models])}"
 
 
-def _cheapest(models: Sequence[Contender], seconds: Mapping[str, float]) -> str | None:
+def _cheapest(models: Sequence[Candidate], seconds: Mapping[str, float]) -> str | None:
     names = [c.name for c in models]
     if len(names) < 2 or not all(name in seconds for name in names):
         return None
     return min(names, key=lambda name: seconds[name])
 
 
-def _alike_words(task: Task, models: Sequence[Contender]) -> str:
+def _not_significantly_worse(task: TaskComparison, models: Sequence[Candidate]) -> str:
     return f"not significantly worse: {formats.listed([f'{c.name} ({formats.spread(c.spread)})' for c in models])}"
 
 
-def _beside_others(task: Task, best: Contender) -> list[str]:
+def _against_other_baselines(task: TaskComparison, best: Candidate) -> list[str]:
     """Of models that have other baselines than the best has, the highest against these."""
-    highest: dict[str, Contender] = {}
+    highest: dict[str, Candidate] = {}
     for model in task.trained:
-        highest.setdefault(model.beside, model)
+        highest.setdefault(model.baseline_set, model)
     return [
         _against(model.name, baseline, task.own[model.name][baseline.name])
         for model in highest.values()
-        if model.beside != best.beside
-        for baseline in task.contenders
+        if model.baseline_set != best.baseline_set
+        for baseline in task.candidates
         if baseline.name in task.own.get(model.name, {})
     ]
 
 
-def _by_other_measures(task: Task) -> list[str]:
+def _by_other_measures(task: TaskComparison) -> list[str]:
     """Where another measure has somebody highest who is not among the best: that is not tested, and told."""
-    said = []
-    for other in BESIDE:
-        levels = [(fmean(values), c) for c in task.contenders if (values := c.others.get(other))]
-        names = {c.name for c in task.alike}
+    sentences = []
+    for other in FURTHER_MEASURES:
+        levels = [(fmean(values), c) for c in task.candidates if (values := c.others.get(other))]
+        names = {c.name for c in task.among_best}
         among = [level for level in levels if level[1].name in names]
         if not among:
             continue
-        (_, highest), (_, ours) = (max(some, key=lambda level: level[0]) for some in (levels, among))
+        (_, highest), (_, ours) = (max(candidates, key=lambda level: level[0]) for candidates in (levels, among))
         if highest.name not in names:
-            told = [formats.share_spread(mean_and_deviation(c.others[other])) for c in (highest, ours)]
-            said.append(
+            scores = [formats.share_spread(mean_and_deviation(c.others[other])) for c in (highest, ours)]
+            sentences.append(
                 f"By {MEASURES[other]} (significance not tested) {highest.name} is best: "
-                f"{told[0]}, {ours.name} has {told[1]}."
+                f"{scores[0]}, {ours.name} has {scores[1]}."
             )
-    return said
+    return sentences
 
 
-def _against(who: str, baseline: Contender, verdict: Verdict) -> str:
+def _against(who: str, baseline: Candidate, test: SignificanceTest) -> str:
     level = f"{baseline.name} ({formats.spread(baseline.spread)})"
-    assert verdict.gap is not None
-    if verdict.alike:
+    assert test.gap is not None
+    if test.alike:
         return f"{who} does not beat {level}: the difference is not significant."
-    if verdict.gap > 0:
+    if test.gap > 0:
         return f"{who} is below {level}."
     interval = " (means only)"
-    if verdict.interval is not None:
-        low, high = verdict.interval
+    if test.interval is not None:
+        low, high = test.interval
         interval = f" (95 % interval: {100 * -high:.1f} to {100 * -low:.1f})"
-    return f"{who} beats {level} by {100 * -verdict.gap:.1f} points{interval}."
+    return f"{who} beats {level} by {100 * -test.gap:.1f} points{interval}."
 
 
-def _by_loss(group: Sequence[Variation], *, alone: bool) -> str:
+def _by_loss(group: Sequence[Variant], *, alone: bool) -> str:
     """Where there is no task: the validation losses, told apart over trainings alone.
 
     Args:
@@ -169,19 +173,19 @@ def _by_loss(group: Sequence[Variation], *, alone: bool) -> str:
         other = "" if alone else " (not comparable with the others)"
         return f"Validation loss of {best}: {_loss(found[best])}{other}."
     among = "Lowest" if alone else f"Among {formats.listed(list(found))} (same data and objective), lowest"
-    said = f"{among} validation loss: {best}, {_loss(found[best])}."
+    text = f"{among} validation loss: {best}, {_loss(found[best])}."
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
-    luck = [significance.seed_test(found[a], found[b], pooled) for a, b in pairs]
-    if any(p is None for p in luck):
+    p_values = [significance.seed_test(found[a], found[b], pooled) for a, b in pairs]
+    if any(p is None for p in p_values):
         rest = formats.listed([f"{name} ({_loss(found[name])})" for name in order[1:]])
-        return f"{said} Others: {rest}. One seed each: significance unknown."
-    adjusted = dict(zip(pairs, significance.holm([p for p in luck if p is not None]), strict=True))
-    alike = [name for name in order[1:] if adjusted[best, name] > significance.LEVEL]
-    above = [name for name in order[1:] if name not in alike]
-    for names, words in ((alike, "Not significantly worse over seeds"), (above, "Significantly worse")):
+        return f"{text} Others: {rest}. One seed each: significance unknown."
+    adjusted = dict(zip(pairs, significance.holm([p for p in p_values if p is not None]), strict=True))
+    not_worse = [name for name in order[1:] if adjusted[best, name] > significance.LEVEL]
+    above = [name for name in order[1:] if name not in not_worse]
+    for names, words in ((not_worse, "Not significantly worse over seeds"), (above, "Significantly worse")):
         if names:
-            said += f" {words}: {formats.listed([f'{name} ({_loss(found[name])})' for name in names])}."
-    return said
+            text += f" {words}: {formats.listed([f'{name} ({_loss(found[name])})' for name in names])}."
+    return text
 
 
 def _loss(values: Sequence[float]) -> str:
@@ -191,22 +195,22 @@ def _loss(values: Sequence[float]) -> str:
     return formats.loss(mean) if deviation is None else f"{formats.loss(mean)}{formats.NB}±{formats.NB}{deviation:.2g}"
 
 
-def certainty(comparison: Comparison, tasks: Sequence[Task]) -> str:
+def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
     """How significance was tested."""
     judged = [task for task in tasks if task.best is not None]
-    counts = sorted({len(v.done) for v in comparison.variations if v.done})
+    counts = sorted({len(v.done) for v in comparison.variants if v.done})
     if not counts:
         return ""
     many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     sentences = [f"Each variation was trained {many} {'time' if counts == [1] else 'times'}."]
-    tested = [task for task in judged if any(v.texts is not None for v in task.verdicts.values())]
+    tested = [task for task in judged if any(v.texts is not None for v in task.against_best.values())]
     if tested:
-        luck = " and over seeds" if all(task.luck for task in tested) else " (seeds partly unknown)"
+        seeds = " and over seeds" if all(task.seed_variance for task in tested) else " (seeds partly unknown)"
         sentences.append(
-            f"Significant: p < 0.05 over test examples{luck}, Holm-corrected for all pairs. Not significant does not "
+            f"Significant: p < 0.05 over test examples{seeds}, Holm-corrected for all pairs. Not significant does not "
             f"mean equal."
         )
-    alone = [task for task in judged if len(task.verdicts) > 1 and all(c.rows is None for c in task.contenders)]
+    alone = [task for task in judged if len(task.against_best) > 1 and all(c.rows is None for c in task.candidates)]
     sentences += [_by_means(task) for task in alone]
     few = [task.name for task in judged if task.best and task.best.texts and task.best.texts < 500]
     if few:
@@ -217,20 +221,20 @@ def certainty(comparison: Comparison, tasks: Sequence[Task]) -> str:
     return " ".join(sentences)
 
 
-def _by_means(task: Task) -> str:
+def _by_means(task: TaskComparison) -> str:
     """How sure it is of a task of whose measure single rows have none."""
-    test = "tested over seeds only (p < 0.05, Holm)" if task.luck else "not tested for significance"
+    test = "tested over seeds only (p < 0.05, Holm)" if task.seed_variance else "not tested for significance"
     return f"{task.name}: single rows have no {task.title}, so differences are of means and {test}."
 
 
-def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
+def limits(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
     """Limits of the comparison."""
     missing: list[str] = []
-    lost = {v.name: v for v in comparison.variations if len(v.done) < len(v.trials)}
+    lost = {v.name: v for v in comparison.variants if len(v.done) < len(v.trials)}
     if lost:
         missing.append(f"what is missing of {formats.listed([f'{name} ({v.state})' for name, v in lost.items()])}")
     asked = number(comparison.recipe.get("seeds"))
-    if asked is not None and any(len(v.trials) < asked for v in comparison.variations):
+    if asked is not None and any(len(v.trials) < asked for v in comparison.variants):
         missing.append(f"all {asked:.0f} seeds of every variation")
     empty = [task.name for task in tasks if task.best is None]
     missing += [f"the task {name}, of which there are no results" for name in empty]
@@ -242,7 +246,7 @@ def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
         if task.best and task.part == "validation"
     ]
     missing += [f"{bare} against a baseline" for task in tasks for bare in _without_baselines(task)]
-    if comparison.variations and all(len(v.done) <= 1 for v in comparison.variations):
+    if comparison.variants and all(len(v.done) <= 1 for v in comparison.variants):
         missing.append("other seeds")
     measured = {number(row.get("length")) for trial in comparison.trials for row in trial.inference} - {None}
     missing += ["latency and memory in inference"] if not measured else []
@@ -253,13 +257,13 @@ def untested(comparison: Comparison, tasks: Sequence[Task]) -> str:
     return f"Not tested: {'; '.join(missing)}."
 
 
-def _without_baselines(task: Task) -> list[str]:
+def _without_baselines(task: TaskComparison) -> list[str]:
     """What of a task stands beside no baseline: all of it, or some variations."""
-    beside = {c.beside for c in task.contenders if c.kind == "baseline"}
-    bare = [c.name for c in task.trained if c.beside not in beside]
+    baseline_sets = {c.baseline_set for c in task.candidates if c.kind == "baseline"}
+    bare = [c.name for c in task.trained if c.baseline_set not in baseline_sets]
     if not bare:
         return []
-    return [f"{task.name} of {formats.listed(bare)}" if beside else task.name]
+    return [f"{task.name} of {formats.listed(bare)}" if baseline_sets else task.name]
 
 
 def _searched(comparison: Comparison) -> str | None:
@@ -282,6 +286,6 @@ def progress(comparison: Comparison) -> str | None:
     total = len(comparison.trials)
     if counts["done"] == total and total:
         return None
-    told = {**STATES, "unreadable": "cannot be read"}
-    parts = [f"{count} {told[status]}" for status, count in counts.items() if count]
+    labels = {**STATES, "unreadable": "cannot be read"}
+    parts = [f"{count} {labels[status]}" for status, count in counts.items() if count]
     return f"Of {total} trials {', '.join(parts) or 'none is there yet'}."

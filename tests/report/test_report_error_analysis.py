@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from homespun.report.doubts import notices, reliability_plot, tuning_table
-from homespun.report.read import RunRecord, read_run
+from homespun.report.error_analysis import calibration_table, notices, reliability_plot
+from homespun.report.records import RunRecord, read_run
 
 Make = Callable[..., Any]
 
@@ -19,7 +19,7 @@ def notice(path: Path, finetuning: Make, **figures: float) -> str:
     return words.replace("\u00a0", " ")
 
 
-def test_the_words_on_near_duplicates_are_those_of_the_figures(tmp_path: Path, finetuning: Make) -> None:
+def test_near_duplicate_notice_matches_the_numbers(tmp_path: Path, finetuning: Make) -> None:
     better = notice(tmp_path / "a", finetuning, all=0.95, unseen=0.93)
     assert better.startswith("10 of 50 test examples of a (20.0 %)")
     assert "with them 0.950, without them 0.930." in better
@@ -34,7 +34,7 @@ def off(before: float, after: float) -> dict[str, Any]:
     return {"calibration": {name: {"ece": ece, "log_loss": 2 * ece, "bins": []} for name, ece in parts.items()}}
 
 
-def told(path: Path, finetuning: Make, tests: list[dict[str, Any]], **result: Any) -> RunRecord:
+def run_with(path: Path, finetuning: Make, tests: list[dict[str, Any]], **result: Any) -> RunRecord:
     tests = [{"accuracy": 0.9, "rows": 50, **test} for test in tests]
     seeds = tests if len(tests) > 1 else []
     file = finetuning(path, tuning={"temperature": 1.7}, test=tests[0], **result) / "result.json"
@@ -43,15 +43,15 @@ def told(path: Path, finetuning: Make, tests: list[dict[str, Any]], **result: An
 
 
 @pytest.mark.parametrize("others", [[], [off(0.3, 0.3)]])
-def test_a_temperature_stands_beside_what_it_does(tmp_path: Path, finetuning: Make, others: list[Any]) -> None:
+def test_temperature_is_shown_with_its_effect(tmp_path: Path, finetuning: Make, others: list[Any]) -> None:
     """Of several trainings beside that of the one it was found for, which need not be the first."""
     kept = off(0.2, 0.1)
-    table = tuning_table(told(tmp_path / "a", finetuning, [*others, kept], **kept), "calibration")
+    table = calibration_table(run_with(tmp_path / "a", finetuning, [*others, kept], **kept), "calibration")
     assert table is not None
     assert table.rows == (("as trained", 1.0, 0.2, 0.4), ("with temperature", 1.7, 0.1, 0.2))
 
 
-def test_a_result_of_before_that_does_not_say_of_which_training_has_no_table(tmp_path: Path, finetuning: Make) -> None:
-    run = told(tmp_path / "a", finetuning, [off(0.3, 0.3), off(0.2, 0.1)])
-    assert tuning_table(run, "calibration") is None
+def test_result_without_training_has_no_table(tmp_path: Path, finetuning: Make) -> None:
+    run = run_with(tmp_path / "a", finetuning, [off(0.3, 0.3), off(0.2, 0.1)])
+    assert calibration_table(run, "calibration") is None
     assert reliability_plot(run, "reliability") is None

@@ -26,32 +26,34 @@ _DISTANCES = (4, 10, 18, 28)  # points
 _POINT = 2.0  # pixels from its middle that a point is kept free
 
 
-def draw_words(name: str, words: Sequence[str], places: np.ndarray, *, axes_names: tuple[str, str], title: str) -> Plot:
-    """The picture of ``words`` at ``places``, (words, 2); the larger, the more words there are."""
+def draw_embeddings(
+    name: str, words: Sequence[str], positions: np.ndarray, *, axes_names: tuple[str, str], title: str
+) -> Plot:
+    """The picture of ``words`` at ``positions``, (words, 2); the larger, the more words there are."""
     from matplotlib.figure import Figure
 
     side = min(max(5.0, _INCHES * math.sqrt(len(words)) * 1.6), 24.0)
     with style(**{"axes.grid.axis": "both"}):
         figure = Figure(figsize=(side, 0.8 * side), layout="constrained")
         axes = figure.subplots()
-        axes.scatter(places[:, 0], places[:, 1], s=9, color=PALETTE[0], zorder=3)
+        axes.scatter(positions[:, 0], positions[:, 1], s=9, color=PALETTE[0], zorder=3)
         axes.margins(0.12)
         axes.set_xlabel(axes_names[0])
         axes.set_ylabel(axes_names[1])
         axes.set_title(title, loc="left", fontsize=9.5)
         figure.draw_without_rendering()
-        _name(axes, words, places)
+        _name(axes, words, positions)
         caption = f"A map of {len(words)} words: {', '.join(words[:12])}{' ...' if len(words) > 12 else ''}."
         return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
 
 
-def _name(axes: Axes, words: Sequence[str], places: np.ndarray) -> None:
+def _name(axes: Axes, words: Sequence[str], positions: np.ndarray) -> None:
     from matplotlib.transforms import Bbox
 
-    points = axes.transData.transform(places)
+    points = axes.transData.transform(positions)
     taken = [Bbox.from_bounds(x - _POINT, y - _POINT, 2 * _POINT, 2 * _POINT) for x, y in points]
-    for word, place in zip(words, places, strict=True):
-        point = (float(place[0]), float(place[1]))
+    for word, position in zip(words, positions, strict=True):
+        point = (float(position[0]), float(position[1]))
         note = axes.annotate(word, point, xytext=(0, 0), textcoords="offset points", color=INK)
         for distance, (right, up, horizontal, vertical) in product(_DISTANCES, _SIDES):
             note.set_position((right * distance, up * distance))

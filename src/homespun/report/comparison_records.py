@@ -15,18 +15,18 @@ from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.io.json import read_object
 from homespun.report.formats import number
-from homespun.report.read import RunRecord, Series, Tree, as_tree, final_losses, read_run
+from homespun.report.records import RunRecord, Series, Tree, as_tree, final_losses, read_run
 from homespun.results import Validation
 
 VERSION = 1
 """Of ``trial.json``; others are shown as trials that cannot be read."""
 
-_BEGINS = ("recipe", "start_from", "vectors")
+_START_KEYS = ("recipe", "start_from", "vectors")
 STATES = {"waiting": "not begun", "running": "still running", "done": "done", "failed": "failed"}
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageRecord:
     """One stage of a trial: pretraining, or one task by its name."""
 
     name: str
@@ -34,12 +34,12 @@ class Stage:
     record: RunRecord | None  # None: nothing there yet
     seconds: float | None  # of its process, from start to end
     processor_seconds: float = 0.0
-    begins: Tree = field(default_factory=dict)  # what of _BEGINS it was given
+    start_settings: Tree = field(default_factory=dict)  # what of _START_KEYS it was given
     baselines: str = ""  # of a task: the folder below baselines/ of those that its model is set beside
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialRecord:
     """One variation under one seed."""
 
     name: str
@@ -50,29 +50,29 @@ class Trial:
     seconds: float | None  # of the whole
     settings: Tree  # {stage: {KEY: VALUE}}
     plan: Tree
-    stages: Mapping[str, Stage]
+    stages: Mapping[str, StageRecord]
     inference: Sequence[Tree]
     notes: Sequence[str] = ()
     overhead: float = 0.0  # seconds of processor time beside the stages
 
 
 @dataclass(frozen=True)
-class Variation:
+class Variant:
     """What is compared: the trials that differ in nothing but their seed."""
 
     name: str
-    trials: Sequence[Trial]
+    trials: Sequence[TrialRecord]
 
     @property
-    def done(self) -> list[Trial]:
+    def done(self) -> list[TrialRecord]:
         """Those that ran to their end."""
         return [trial for trial in self.trials if trial.status == "done"]
 
     @property
     def state(self) -> str:
         """``3 done``, ``2 done, 1 failed``."""
-        told = {**STATES, "unreadable": "unreadable"}
-        counts = {told[status]: sum(t.status == status for t in self.trials) for status in told}
+        labels = {**STATES, "unreadable": "unreadable"}
+        counts = {labels[status]: sum(t.status == status for t in self.trials) for status in labels}
         return ", ".join(f"{count} {words}" for words, count in counts.items() if count)
 
     @property
@@ -91,7 +91,7 @@ class Variation:
         records = self.records(stage)
         return average(records, self.name) if records else None
 
-    def beside(self, task: str) -> str | None:
+    def baseline_set(self, task: str) -> str | None:
         """The folder of the baselines that its models of a task are set beside; None: nothing is known of them yet."""
         found = [trial.stages[task].baselines for trial in self.trials if task in trial.stages]
         return found[0] if found else None
@@ -109,28 +109,28 @@ class Comparison:
 
     path: Path
     recipe: Tree
-    variations: Sequence[Variation]
+    variants: Sequence[Variant]
     tasks: Sequence[str]
     baselines: Mapping[str, Path]  # folders with the baselines' result and predictions, by name
-    troubles: Sequence[str]  # what could not be read, a sentence each
+    warnings: Sequence[str]  # what could not be read, a sentence each
 
     @property
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TrialRecord]:
         """All trials, by variation and seed."""
-        return [trial for variation in self.variations for trial in variation.trials]
+        return [trial for variant in self.variants for trial in variant.trials]
 
     def sharing(self, stage: str) -> list[list[str]]:
         """The variations whose trials have runs of a stage in common, together; those that have none are left out."""
         found: list[tuple[set[Path], list[str]]] = []
-        for variation in self.variations:
-            records = [trial.stages[stage].record for trial in variation.trials if stage in trial.stages]
+        for variant in self.variants:
+            records = [trial.stages[stage].record for trial in variant.trials if stage in trial.stages]
             runs = {record.path.resolve() for record in records if record is not None}
             same = next((group for group in found if group[0] & runs), None)
             if same is None:
-                found.append((runs, [variation.name]))
+                found.append((runs, [variant.name]))
             else:
                 same[0].update(runs)
-                same[1].append(variation.name)
+                same[1].append(variant.name)
         return [names for _, names in found if len(names) > 1]
 
     @property
@@ -154,23 +154,23 @@ def read_comparison(folder: Path) -> Comparison:
         state = "holds no comparison" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {state}: it has neither comparison.yaml nor trials/NAME/seed-K/trial.json")
     recipe = read_yaml(folder / "comparison.yaml") if (folder / "comparison.yaml").is_file() else {}
-    troubles = [] if recipe else ["comparison.yaml is missing: what was asked for is known from the trials alone."]
+    warnings = [] if recipe else ["comparison.yaml is missing: what was asked for is known from the trials alone."]
     named = [str(name) for name in as_tree(recipe.get("variations"))]
-    found: dict[str, list[Trial]] = {}
+    found: dict[str, list[TrialRecord]] = {}
     for path in sorted(folder.glob("trials/*/seed-*"), key=lambda path: _natural(path.name)):
         if path.is_dir():
-            trial = _trial(folder, path, troubles)
+            trial = _trial(folder, path, warnings)
             found.setdefault(path.parent.name, []).append(trial)
-    order = sorted(found, key=lambda name: (_place(name, named), _natural(name)))
-    variations = [Variation(found[name][0].name, found[name]) for name in order]
-    present = [s.name for v in variations for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
+    order = sorted(found, key=lambda name: (_recipe_order(name, named), _natural(name)))
+    variants = [Variant(found[name][0].name, found[name]) for name in order]
+    present = [s.name for v in variants for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
     tasks = list(dict.fromkeys([*map(str, as_tree(recipe.get("finetune"))), *present]))
-    beside = [s.baselines for v in variations for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
-    baselines = {name: path for name in [*tasks, *beside] if (path := folder / "baselines" / name).is_dir()}
-    return Comparison(folder, recipe, variations, tasks, baselines, troubles)
+    baseline_sets = [s.baselines for v in variants for t in v.trials for s in t.stages.values() if s.kind == "finetune"]
+    baselines = {name: path for name in [*tasks, *baseline_sets] if (path := folder / "baselines" / name).is_dir()}
+    return Comparison(folder, recipe, variants, tasks, baselines, warnings)
 
 
-def _place(name: str, named: Sequence[str]) -> int:
+def _recipe_order(name: str, named: Sequence[str]) -> int:
     """Variations stand in the order of the recipe; with a grid their names go on behind the recipe's."""
     fitting = [i for i, known in enumerate(named) if name.startswith(known)]
     return max(fitting, key=lambda i: len(named[i])) if fitting else len(named)
@@ -181,41 +181,41 @@ def _natural(name: str) -> list[tuple[bool, float, str]]:
     return [(True, float(p), "") if p[0].isdigit() else (False, 0.0, p) for p in parts]
 
 
-def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
+def _trial(folder: Path, path: Path, warnings: list[str]) -> TrialRecord:
     where = f"trials/{path.parent.name}/{path.name}"
     seed = int(digits) if (digits := path.name.removeprefix("seed-")).isdigit() else 0
-    lost = Trial(path.parent.name, seed, "unreadable", "", "", None, {}, {}, {}, [])
+    lost = TrialRecord(path.parent.name, seed, "unreadable", "", "", None, {}, {}, {}, [])
     if not (path / "trial.json").is_file():
-        troubles.append(f"{where} has no trial.json.")
+        warnings.append(f"{where} has no trial.json.")
         return replace(lost, why="trial.json is missing")
     try:
         tree = read_object(path / "trial.json")
     except UserError as error:
-        troubles.append(f"{where}: {str(error).replace(str(path), '').lstrip('/')}.")
+        warnings.append(f"{where}: {str(error).replace(str(path), '').lstrip('/')}.")
         return replace(lost, why="trial.json is damaged")
     if tree.get("version") != VERSION:
         why = f"trial.json is of version {tree.get('version')!r}, which this homespun (version {VERSION}) does not read"
-        troubles.append(f"{where}: {why}.")
+        warnings.append(f"{where}: {why}.")
         return replace(lost, why=why)
     status = str(tree.get("status"))
-    stages: dict[str, Stage] = {}
+    stages: dict[str, StageRecord] = {}
     why = str(tree.get("why") or "")
-    for name, told in as_tree(tree.get("stages")).items():
-        told = as_tree(told)
+    for name, values in as_tree(tree.get("stages")).items():
+        values = as_tree(values)
         record = None
         try:
-            record = _record(folder, path, str(name), told)
+            record = _record(folder, path, str(name), values)
         except UserError as error:
-            said = str(error).replace(f"{path}/", "")
-            troubles.append(f"{where}: {said}.")
-            status, why = "unreadable", said
-        kind = str(told.get("kind") or ("pretrain" if name == "pretrain" else "finetune"))
-        seconds = number(told.get("seconds"))
-        begins = {key: given for key in _BEGINS if (given := told.get(key)) is not None}
-        spent = number(told.get("processor_seconds")) or 0.0
-        beside = str(told.get("baselines") or name)
-        stages[str(name)] = Stage(str(name), kind, record, seconds, spent, begins, beside)
-    return Trial(
+            message = str(error).replace(f"{path}/", "")
+            warnings.append(f"{where}: {message}.")
+            status, why = "unreadable", message
+        kind = str(values.get("kind") or ("pretrain" if name == "pretrain" else "finetune"))
+        seconds = number(values.get("seconds"))
+        start_settings = {key: given for key in _START_KEYS if (given := values.get(key)) is not None}
+        spent = number(values.get("processor_seconds")) or 0.0
+        baseline_set = str(values.get("baselines") or name)
+        stages[str(name)] = StageRecord(str(name), kind, record, seconds, spent, start_settings, baseline_set)
+    return TrialRecord(
         name=str(tree.get("name") or path.parent.name),
         seed=int(number(tree.get("seed")) or seed),
         status=status if status in STATES else "unreadable",
@@ -232,13 +232,13 @@ def _trial(folder: Path, path: Path, troubles: list[str]) -> Trial:
     )
 
 
-def _record(folder: Path, trial: Path, name: str, told: Tree) -> RunRecord | None:
+def _record(folder: Path, trial: Path, name: str, values: Tree) -> RunRecord | None:
     """The run of a stage: where ``path`` says, from the trial or from the comparison, else under its name."""
-    given = told.get("path")
-    places = [trial / given, folder / given] if isinstance(given, str) and given else []
-    for place in (*places, trial / name):
-        if (place / "config.yaml").is_file() or (place / "result.json").is_file():
-            return read_run(place)
+    given = values.get("path")
+    folders = [trial / given, folder / given] if isinstance(given, str) and given else []
+    for run in (*folders, trial / name):
+        if (run / "config.yaml").is_file() or (run / "result.json").is_file():
+            return read_run(run)
     return None
 
 

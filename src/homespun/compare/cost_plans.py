@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from homespun.compare.recipe import CompareRecipe
-from homespun.compare.trials import Trial, each_line
+from homespun.compare.trials import Trial, first_trials
 from homespun.errors import UserError
 from homespun.jobs.adapt import changes_in
 from homespun.jobs.recipe import load_recipe
 from homespun.planning.predict import NothingFits
 
 
-def plans(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, Any], list[str]]:
+def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, Any], list[str]]:
     """By variation, the plan of the stage that the budget is of; and a note for each that does not fit.
 
     Only a limit on memory is planned for: how large micro-batches may be. A variation that does not fit into it fails
@@ -28,7 +28,7 @@ def plans(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[str, Any
         return {}, []
     from homespun.jobs.plan import plan
 
-    for trial in each_line(trials):
+    for trial in first_trials(trials):
         stage = trial.stages[0]
         try:
             settings, changes = (stage.settings, None) if stage.start_from is None else changes_in(stage.settings)

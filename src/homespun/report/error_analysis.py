@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from homespun.report import formats
 from homespun.report.plots import CARD, INK, PALETTE, End, Plot, label_ends, render, style
-from homespun.report.read import RunRecord
+from homespun.report.records import RunRecord
 from homespun.report.table import Column, Table
 from homespun.results import Calibration
 
@@ -16,7 +16,7 @@ _HEIGHT = 3.6  # inches
 
 def notices(records: Sequence[RunRecord]) -> list[str]:
     """A sentence for every run that was measured on examples that it learned from, or nearly."""
-    return [told for record in records if (told := _overlap(record))]
+    return [text for record in records if (text := _overlap(record))]
 
 
 def _overlap(record: RunRecord) -> str:
@@ -24,22 +24,22 @@ def _overlap(record: RunRecord) -> str:
     if found is None or not found.near or not found.rows:
         return ""
     near, rows = found.near, found.rows
-    told = (
-        f"{formats.whole(near)} of {formats.whole(rows)} test examples of {record.name} "
+    text = (
+        f"{formats.integer(near)} of {formats.integer(rows)} test examples of {record.name} "
         f"({formats.percent(near / rows)}) are near-duplicates of training examples "
-        f"({formats.whole(found.same)} identical)"
+        f"({formats.integer(found.same)} identical)"
     )
     everything, unseen = found.all, found.unseen
     if everything is None or unseen is None:
-        return f"{told}; the scores may be too high."
-    return f"{told}. Mean score with them {formats.share(everything)}, without them {formats.share(unseen)}."
+        return f"{text}; the scores may be too high."
+    return f"{text}. Mean score with them {formats.share(everything)}, without them {formats.share(unseen)}."
 
 
 def overlap_table(record: RunRecord, name: str) -> Table | None:
     """Examples of near-duplicates."""
     pairs = record.result.overlap.pairs if record.result.overlap else []
     columns = (
-        Column("row", formats.whole),
+        Column("row", formats.integer),
         Column("test example", numeric=False),
         Column("training example", numeric=False),
         Column("similarity", formats.percent),
@@ -56,7 +56,7 @@ def _calibration(record: RunRecord) -> Calibration | None:
     return found if found and found.before.ece is not None and found.after.ece is not None else None
 
 
-def tuning_table(record: RunRecord, name: str) -> Table | None:
+def calibration_table(record: RunRecord, name: str) -> Table | None:
     """What was found on the validation examples, and what the test says before and after."""
     found = _calibration(record)
     if not found:
@@ -84,10 +84,10 @@ def thresholds_table(record: RunRecord, name: str) -> Table | None:
         return None
     labels = [formats.text(label) for label in record.result.labels or ()]
     measure = formats.text(tuning.thresholds_for)
-    told = [tuning.number(key) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
+    text = [tuning.number(key) for key in (f"{measure}_before", measure, f"{measure}_held_up")]
     note = (
-        f"{measure.replace('_', ' ').replace('f1', 'F1')} on the validation examples: {formats.share(told[0])} with "
-        f"0.5, {formats.share(told[1])} with these thresholds, {formats.share(told[2])} cross-validated."
+        f"{measure.replace('_', ' ').replace('f1', 'F1')} on the validation examples: {formats.share(text[0])} with "
+        f"0.5, {formats.share(text[1])} with these thresholds, {formats.share(text[2])} cross-validated."
     )
     if why := tuning.thresholds_why:
         note += f" {_sentence(why)}"
@@ -98,8 +98,8 @@ def thresholds_table(record: RunRecord, name: str) -> Table | None:
 
 
 def _sentence(words: object) -> str:
-    told = formats.text(words)
-    return f"{told[:1].upper()}{told[1:]}."
+    text = formats.text(words)
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def reliability_plot(record: RunRecord, name: str) -> Plot | None:
@@ -137,13 +137,13 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
         return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
 
 
-def most_wrong_table(record: RunRecord, name: str) -> Table | None:
+def top_errors_table(record: RunRecord, name: str) -> Table | None:
     """The examples with the greatest loss, or the lowest score."""
     wrong = record.result.most_wrong
     if not wrong:
         return None
     columns = (
-        Column("row", formats.whole),
+        Column("row", formats.integer),
         Column("text", numeric=False),
         Column("truth", _shown, numeric=False),
         Column("predicted", _shown, numeric=False),

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from homespun.report import formats
-from homespun.report.read import RunRecord, final_losses
+from homespun.report.records import RunRecord, final_losses
 
-_ALIKE = 0.97  # of the baseline: the topic of a text alone gives less
-_HARDLY = 0.01  # of the replaced tokens
+_MAX_RATIO = 0.97  # of the baseline: the topic of a text alone gives less
+_MIN_RECALL = 0.01  # of the replaced tokens
 _TOKENS = {"mlm": "masked tokens", "generator": "tokens of the generator", "causal": "the next token"}
 
 
-def beyond_frequencies(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     """One paragraph for each unigram baseline, with the runs that beat it and those that do not; one for ELECTRA
     discriminators that predict only the rate of replaced tokens.
 
@@ -25,15 +25,15 @@ def beyond_frequencies(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     for name, records in runs.items():
         for term, what in _TOKENS.items():
             pairs = [
-                (loss, guess)
+                (loss, baseline)
                 for record in records
-                if (guess := record.result.frequencies.get(term)) is not None
+                if (baseline := record.result.frequencies.get(term)) is not None
                 and (loss := final_losses(record)[1].get(term)) is not None
             ]
             if pairs:
-                loss, guess = (fmean(values) for values in zip(*pairs, strict=True))
-                losses.setdefault((what, formats.loss(guess)), {})[name] = loss, guess
-    paragraphs = [_paragraph(what, told, named) for (what, told), named in losses.items()]
+                loss, baseline = (fmean(values) for values in zip(*pairs, strict=True))
+                losses.setdefault((what, formats.loss(baseline)), {})[name] = loss, baseline
+    paragraphs = [_paragraph(what, level, named) for (what, level), named in losses.items()]
     if blind := [name for name, records in runs.items() if records and all(_finds_none(r) for r in records)]:
         paragraphs.append(
             f"The discriminator of {formats.listed(blind)} finds under 1 % of the replaced tokens and predicts only "
@@ -45,19 +45,19 @@ def beyond_frequencies(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
 def _finds_none(record: RunRecord) -> bool:
     losses = final_losses(record)[1]
     loss, right, found = (losses.get(term) for term in ("discriminator", "discriminator_accuracy", "replaced_recall"))
-    if loss is None or right is None or found is None or found >= _HARDLY or not 0.0 < right < 1.0:
+    if loss is None or right is None or found is None or found >= _MIN_RECALL or not 0.0 < right < 1.0:
         return False
     # of who calls every token an original, what is not right is the share of the replaced ones
-    return loss >= -_ALIKE * (right * math.log(right) + (1.0 - right) * math.log(1.0 - right))
+    return loss >= -_MAX_RATIO * (right * math.log(right) + (1.0 - right) * math.log(1.0 - right))
 
 
-def _paragraph(what: str, told: str, named: Mapping[str, tuple[float, float]]) -> str:
-    more = {name: loss <= _ALIKE * guess for name, (loss, guess) in named.items()}
-    words = f"Unigram baseline for {what}: {told} nats on held-out text."
-    for learned, said in (
+def _paragraph(what: str, level: str, named: Mapping[str, tuple[float, float]]) -> str:
+    more = {name: loss <= _MAX_RATIO * baseline for name, (loss, baseline) in named.items()}
+    words = f"Unigram baseline for {what}: {level} nats on held-out text."
+    for learned, label in (
         (True, "Better:"),
         (False, "Not better (within 3 %):"),
     ):
         if names := [f"{name} ({formats.loss(named[name][0])})" for name in named if more[name] is learned]:
-            words += f" {said} {formats.listed(names)}."
+            words += f" {label} {formats.listed(names)}."
     return words

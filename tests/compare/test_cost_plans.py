@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from comparing import comparison
 
-from homespun.compare.plans import plans
+from homespun.compare.cost_plans import plan_variants
 from homespun.compare.trials import trials
 from homespun.errors import UserError
 from homespun.planning.predict import Memory, NothingFits, Prediction, Workload, choose
@@ -37,7 +37,7 @@ def planned(memory: str | None, **more: Any) -> tuple[dict[str, Any], list[str]]
         budget={"steps": 3} | ({} if memory is None else {"memory": memory}),
         **more,
     )
-    return plans(recipe, trials(recipe))
+    return plan_variants(recipe, trials(recipe))
 
 
 def test_every_variation_is_planned_once(planner: list[Any]) -> None:
@@ -52,12 +52,12 @@ def test_one_that_does_not_fit_is_a_note(planner: list[Any]) -> None:
     assert notes == ["large does not fit into the budget: nothing fits into it: this recipe takes at least 3.00 GB"]
 
 
-def test_a_budget_that_none_fits_says_the_least_that_each_would() -> None:
+def test_too_small_budget_reports_least_memory_of_each() -> None:
     with pytest.raises(UserError, match=r"no variation fits.*\(1\) small: .* 1\.00 GB \(2\) large: .* 3\.00 GB"):
         planned("200MB")
 
 
-def test_the_planner_tells_what_does_not_fit_from_other_mistakes() -> None:
+def test_planner_separates_misfits_from_other_mistakes() -> None:
     train = TrainConfig(budget=Budget(steps=1), batch_size=5)
     work = Workload(build=lambda: pytest.fail("not built"), batches=lambda rows, count: [], train=train)
     with pytest.raises(NothingFits):
@@ -66,7 +66,7 @@ def test_the_planner_tells_what_does_not_fit_from_other_mistakes() -> None:
         )
 
 
-def test_what_cannot_be_planned_is_not_said_to_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_errors_are_not_reported_as_misfits(monkeypatch: pytest.MonkeyPatch) -> None:
     def plan(recipe: Any, **_: Any) -> dict[str, Any]:
         raise UserError("corpus x has one document")
 
@@ -81,7 +81,7 @@ def test_changes_to_a_checkpoint_are_planned_with_it(planner: list[Any]) -> None
         variations={"same": {}, "deeper": {"pretrain": {"model.num_hidden_layers": 3}}},
         budget={"steps": 3, "memory": "5GB"},
     )
-    found, _ = plans(recipe, trials(recipe))
+    found, _ = plan_variants(recipe, trials(recipe))
     assert list(found) == ["same", "deeper"]
     assert [(start_from, changes) for _, start_from, changes in planner] == [
         ("runs/base", {}),

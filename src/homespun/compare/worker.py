@@ -1,4 +1,4 @@
-"""``python -m homespun.compare.child VERB ...``: the command homespun, in a process that ends when its starter does.
+"""``python -m homespun.compare.worker VERB ...``: the command homespun, in a process that ends when its starter does.
 
 Whoever starts it keeps the other end of its standard input open, and writes nothing: the end of that input is the end
 of its starter, however that came. A process that outlives its runner would go on writing where the next runner works.
