@@ -31,7 +31,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.attention_peers import ALONE, PEERS
-from benchmarks.measure import Apart, as_trainings, by_turns, peak_bytes, peak_memory, seconds
+from benchmarks.measure import (
+    ContestantProcess,
+    measure_interleaved,
+    peak_bytes,
+    peak_memory,
+    seconds,
+    training_allocator,
+)
 from homespun.models.encoder import EncoderConfig
 from homespun.nn.masks import Mask
 from homespun.training.malloc import disable_malloc_trim
@@ -105,7 +112,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
     settings = Settings(
         options.length, options.device, options.precision, options.threads, options.hidden, options.layers
     )
-    told = {
+    result = {
         "unit": "seconds a step, bytes",
         "device": settings.device,
         "precision": settings.precision,
@@ -114,8 +121,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "layers": settings.layers,
     }
     if options.by_length:
-        return told | _ours_by_length(options, settings)
-    return told | {"length": settings.length, "alone": options.alone} | _against_peers(options, settings)
+        return result | _ours_by_length(options, settings)
+    return result | {"length": settings.length, "alone": options.alone} | _against_peers(options, settings)
 
 
 def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str, Any]:
@@ -124,18 +131,18 @@ def _against_peers(options: argparse.Namespace, settings: Settings) -> dict[str,
     sides = {"ours": (ours, True), "peer": (peer, False), "careful_peer": (peer, True)}
     results: dict[str, dict[str, Any]] = {side: {} for side in (*sides, "ratios")}
     for name in [options.only] if options.only else [*ALONE] if options.alone else NAMES:
-        there = {side: of for side, of in sides.items() if (name, side) != ("full", "careful_peer")}
+        contenders = {side: of for side, of in sides.items() if (name, side) != ("full", "careful_peer")}
         contestants = {}
-        for side, (make, keep) in there.items():
-            with as_trainings() if keep else contextlib.nullcontext():
-                contestants[side] = Apart(_seconds, make, name, settings, keep)
-        times = by_turns(contestants, options.rounds)
+        for side, (make, keep) in contenders.items():
+            with training_allocator() if keep else contextlib.nullcontext():
+                contestants[side] = ContestantProcess(_seconds, make, name, settings, keep)
+        times = measure_interleaved(contestants, options.rounds)
         for side, contestant in contestants.items():
             contestant.close()
             results[side][name] = {"seconds": round(times[side], 4), "peak_bytes": contestant.peak}
         results["ratios"][name] = {}
         for side, suffix in (("peer", ""), ("careful_peer", "_careful")):
-            if side in there:
+            if side in contenders:
                 ratio = contestants["ours"].peak / contestants[side].peak
                 results["ratios"][name] |= {
                     f"times_faster{suffix}": round(times[side] / times["ours"], 3),
@@ -317,9 +324,9 @@ def _by_length(name: str, lengths: Sequence[int], settings: Settings, rounds: in
     """Seconds, peak memory, and how much of it the text adds, of ours at each length."""
     found: dict[str, list[float]] = {"seconds": [], "peak_bytes": [], "added_bytes": []}
     for length in lengths:
-        there = replace(settings, length=length)
-        with as_trainings():
-            seconds_a_step, short, peak = peak_memory(_at_length, name, there, rounds).result
+        contenders = replace(settings, length=length)
+        with training_allocator():
+            seconds_a_step, short, peak = peak_memory(_at_length, name, contenders, rounds).result
         print(f"{name} {length}: {seconds_a_step:.4g} s, {peak / 1e9:.3g} GB", file=sys.stderr, flush=True)
         for values, value in zip(found.values(), (round(seconds_a_step, 5), peak, peak - short), strict=True):
             values.append(value)
@@ -341,7 +348,7 @@ def _crossovers(
 
     def first(values: Sequence[float], full: Sequence[float]) -> int | None:
         wins = [value < CLEARLY * other for value, other in zip(values, full, strict=False)]
-        return next((lengths[place] for place in range(len(wins)) if all(wins[place:])), None)
+        return next((lengths[index] for index in range(len(wins)) if all(wins[index:])), None)
 
     return {
         name: {key: first(values[key], found["full"][key]) for key in ("seconds", "peak_bytes")}

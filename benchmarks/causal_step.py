@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import Apart, as_trainings, by_turns
+from benchmarks.measure import ContestantProcess, measure_interleaved, training_allocator
 from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
@@ -47,14 +47,14 @@ def run(arguments: list[str]) -> dict[str, Any]:
     settings = vars(parser.parse_args(arguments))
     contestants = {}
     for name in CONTESTANTS:
-        with as_trainings() if name == "ours" else contextlib.nullcontext():
-            contestants[name] = Apart(turns, name, settings)
+        with training_allocator() if name == "ours" else contextlib.nullcontext():
+            contestants[name] = ContestantProcess(turns, name, settings)
     try:
-        rates = by_turns(contestants, settings["rounds"])
-        peaks = {name: apart.peak for name, apart in contestants.items()}
+        rates = measure_interleaved(contestants, settings["rounds"])
+        peaks = {name: contestant.peak for name, contestant in contestants.items()}
     finally:
-        for apart in contestants.values():
-            apart.close()
+        for contestant in contestants.values():
+            contestant.close()
     return {
         "unit": "tokens/s, bytes",
         **settings,

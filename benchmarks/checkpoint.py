@@ -213,15 +213,15 @@ def _plain(source: Path, copy: Path) -> Path:
     if not source.is_file():
         raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
     if not copy.is_file():
-        beside = copy.with_suffix(".tmp")
+        temporary = copy.with_suffix(".tmp")
         with (
             gzip.open(source, "rt", encoding="utf-8", newline="") as rows,
-            beside.open("w", encoding="utf-8", newline="") as file,
+            temporary.open("w", encoding="utf-8", newline="") as file,
         ):
             writer = csv.writer(file)
             writer.writerow(FIELDS)
             writer.writerows(row[: len(FIELDS)] for row in csv.reader(rows))
-        beside.replace(copy)
+        temporary.replace(copy)
     return copy
 
 
@@ -252,9 +252,9 @@ def write(path: Path, measured: dict[str, Any]) -> None:
     about = {name: variant.about for name, variant in VARIANTS.items()}
     page = checkpoint_page.page(measured, about)
     for target, text in ((path, json.dumps(measured, indent=1) + "\n"), (path.with_suffix(".md"), page)):
-        beside = target.with_suffix(".tmp")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(target)
+        temporary = target.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
 
 
 def _processor_seconds() -> float:

@@ -114,11 +114,11 @@ def _precisions(trials: Trials, name: str) -> str:
 
 def _reached(trials: Trials) -> str:
     means = {name: row for name, row in summary(trials).items() if name.startswith("full")}
-    told = ", ".join(
+    listed = ", ".join(
         f"`{name}` {100 * row['accuracy']:.2f} ({row['seeds']} seed{'s' * (row['seeds'] > 1)})"
         for name, row in means.items()
     )
-    return f"The reach of full fine-tuning is {100 * REACH:.1f} %: {told or 'not measured yet'}."
+    return f"The reach of full fine-tuning is {100 * REACH:.1f} %: {listed or 'not measured yet'}."
 
 
 def _adapting(cost: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
-from benchmarks.measure import by_turns, peak_memory, seconds
+from benchmarks.measure import measure_interleaved, peak_memory, seconds
 from homespun.data.corpus import build_corpus
 from homespun.text.pydocs import python_documentation
 from homespun.text.sources import Document, read_documents
@@ -48,7 +48,7 @@ def _compare(folder: Path, megabytes: float, vocab_size: int, rounds: int) -> di
         engine = Engine.from_file(str(folder / "tokenizer" / "tokenizer.json"))  # anew: it remembers words
         return num_bytes / seconds(lambda: _encode(engine, texts))
 
-    rates = by_turns({"ours": ours, "peer": peer}, rounds)
+    rates = measure_interleaved({"ours": ours, "peer": peer}, rounds)
     peak = peak_memory(build, file, folder / "tokenizer", folder / "corpus")
     store = sum(path.stat().st_size for path in (folder / "corpus").glob("*.arrow"))
     return {

@@ -91,8 +91,8 @@ def _trial(folder: Path, teacher: Path, settings: list[str], *, alone: bool) -> 
     if not finished:
         where = ["--out", str(folder), *(["--resume"] if folder.is_dir() else [])]
         if alone:
-            begun = _begun(teacher, folder.parent / "begun")
-            _homespun("finetune", "classify", *settings, "objective.head.kind=mean", "--from", str(begun), *where)
+            start = _save_start(teacher, folder.parent / "begun")
+            _homespun("finetune", "classify", *settings, "objective.head.kind=mean", "--from", str(start), *where)
         else:
             _homespun(
                 *("distill", "finetune", "distil-classify", *settings, "--layers", ",".join(map(str, LAYERS))),
@@ -115,7 +115,7 @@ def _trial(folder: Path, teacher: Path, settings: list[str], *, alone: bool) -> 
     }
 
 
-def _begun(teacher: Path, folder: Path) -> Path:
+def _save_start(teacher: Path, folder: Path) -> Path:
     """The teacher's layers, before the student learned anything."""
     from homespun.hf.open import open_model
     from homespun.models.bundle import save_model
@@ -139,14 +139,14 @@ def _speed(teacher: Any, student: Any) -> list[dict[str, Any]]:
 
 def _summary(trials: dict[str, Any]) -> dict[str, Any]:
     """Means over the seeds: of each variant the accuracy and its share of the teacher's; the speed of all students."""
-    taught = [trial["teacher"]["accuracy"]["teacher"] for trial in trials.values() if trial["teacher"]]
-    found: dict[str, Any] = {"teacher": sum(taught) / len(taught)} if taught else {}
+    teacher_accuracies = [trial["teacher"]["accuracy"]["teacher"] for trial in trials.values() if trial["teacher"]]
+    found: dict[str, Any] = {"teacher": sum(teacher_accuracies) / len(teacher_accuracies)} if teacher_accuracies else {}
     for name in VARIANTS:
         accuracies = [trial["accuracy"] for key, trial in trials.items() if key.rpartition("-")[0] == name]
         if accuracies:
             mean = sum(accuracies) / len(accuracies)
             found[name] = {"seeds": len(accuracies), "accuracy": mean, "lowest": min(accuracies)}
-            found[name] |= {"kept": mean / found["teacher"]} if taught else {}
+            found[name] |= {"kept": mean / found["teacher"]} if teacher_accuracies else {}
     turns: dict[str, list[float]] = {}
     for trial in trials.values():
         for row in trial["speed"]:
@@ -157,9 +157,9 @@ def _summary(trials: dict[str, Any]) -> dict[str, Any]:
 
 def _page(measured: dict[str, Any]) -> str:
     """The results in words and tables."""
-    trials, told = measured["trials"], _summary(measured["trials"])
-    some = next(iter(trials.values()))
-    sizes = some["parameters"]
+    trials, summary = measured["trials"], _summary(measured["trials"])
+    first = next(iter(trials.values()))
+    sizes = first["parameters"]
     precisions = " and ".join(sorted({trial["precision"] for trial in trials.values()}))
     lines = [
         "# A student of MiniLM on AG News",
@@ -167,10 +167,10 @@ def _page(measured: dict[str, Any]) -> str:
         "Made by `python -m benchmarks distill`; every trial is in `distill.json` beside this page.",
         "",
     ]
-    if some["rows_asked"]:
-        lines += [f"**A rehearsal on {some['rows_asked']:,} training rows, not the figure.**", ""]
+    if first["rows_asked"]:
+        lines += [f"**A rehearsal on {first['rows_asked']:,} training rows, not the figure.**", ""]
     lines += [
-        f"The teacher is MiniLM (6 layers of 384) with all weights tuned: {told['teacher']:.2%} of the test rows.",
+        f"The teacher is MiniLM (6 layers of 384) with all weights tuned: {summary['teacher']:.2%} of the test rows.",
         f"A student has 3 of its layers and no segments: {sizes['student'] / 1e6:.1f} M parameters for the teacher's "
         f"{sizes['teacher'] / 1e6:.1f} M, {1 - sizes['student'] / sizes['teacher']:.0%} fewer.",
         f"Trained in {precisions}.",
@@ -179,8 +179,8 @@ def _page(measured: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     for name, about in VARIANTS.items():
-        if name in told:
-            row = told[name]
+        if name in summary:
+            row = summary[name]
             cells = (about, row["seeds"], f"{row['accuracy']:.2%}", f"{row['lowest']:.2%}", f"{row['kept']:.1%}")
             lines.append(f"| {' | '.join(map(str, cells))} |")
     lines += [
@@ -189,7 +189,7 @@ def _page(measured: dict[str, Any]) -> str:
         "",
         "| texts | times as fast as the teacher |",
         "|---|---|",
-        *(f"| {key} | {ratio:.2f} |" for key, ratio in told["faster"].items()),
+        *(f"| {key} | {ratio:.2f} |" for key, ratio in summary["faster"].items()),
         "",
         f"To reach: {REACH['kept']:.0%} of the teacher's accuracy at {REACH['faster']} times its speed.",
         "",
@@ -202,16 +202,16 @@ def _table(source: Path, copy: Path, rows: int | None) -> Path:
     if not source.is_file():
         raise SystemExit(f"no {source}: give --data FOLDER with ag_news/train.csv.gz and ag_news/test.csv.gz")
     if not copy.is_file():
-        beside = copy.with_suffix(".tmp")
+        temporary = copy.with_suffix(".tmp")
         with (
             gzip.open(source, "rt", encoding="utf-8", newline="") as given,
-            beside.open("w", encoding="utf-8", newline="") as file,
+            temporary.open("w", encoding="utf-8", newline="") as file,
         ):
             writer = csv.writer(file)
             writer.writerow(FIELDS)
             table = [row[: len(FIELDS)] for row in csv.reader(given)]
             writer.writerows(table if rows is None else random.Random(0).sample(table, rows))
-        beside.replace(copy)
+        temporary.replace(copy)
     return copy
 
 
@@ -237,6 +237,6 @@ def _write(path: Path, measured: dict[str, Any]) -> None:
     """The results and the page made of them, each whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for target, text in ((path, json.dumps(measured, indent=1) + "\n"), (path.with_suffix(".md"), _page(measured))):
-        beside = target.with_suffix(".tmp")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(target)
+        temporary = target.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)

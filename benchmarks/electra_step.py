@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.measure import by_turns, peak_bytes, peak_memory, seconds
+from benchmarks.measure import measure_interleaved, peak_bytes, peak_memory, seconds
 from homespun.batch import Batch, RowSeed
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
         "threads": options.threads,
     }
     peaks = {name: peak_memory(peak, name, settings).result for name in CONTESTANTS}
-    rates = by_turns({name: rate(name, settings, options.steps) for name in CONTESTANTS}, options.rounds)
+    rates = measure_interleaved({name: rate(name, settings, options.steps) for name in CONTESTANTS}, options.rounds)
     return {
         "unit": "tokens/s, bytes",
         **settings,

@@ -172,10 +172,10 @@ def peer(
     while True:
         order = torch.randperm(len(rows)).tolist()
         for start in range(0, len(order), BATCH_SIZE):
-            some = [rows[index] for index in order[start : start + BATCH_SIZE]]
-            batch = pad(some, tokenizer.pad_id)
+            chunk = [rows[index] for index in order[start : start + BATCH_SIZE]]
+            batch = pad(chunk, tokenizer.pad_id)
             mask = torch.ones_like(batch.input_ids) if batch.attention_mask is None else batch.attention_mask.long()
-            classes = torch.tensor([row.label for row in some])
+            classes = torch.tensor([row.label for row in chunk])
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                 loss = model(input_ids=batch.input_ids, attention_mask=mask, labels=classes).loss
             loss.backward()

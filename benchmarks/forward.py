@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.bert_base import VOCAB_SIZE, write_bert_base
-from benchmarks.measure import Apart, by_turns
+from benchmarks.measure import ContestantProcess, measure_interleaved
 from homespun.hf.open import open_huggingface
 
 WARMUP = 3
@@ -37,8 +37,8 @@ def run(arguments: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_bert_base(Path(folder))
         settings = (folder, options.length, options.passes, options.threads, options.clock)
-        contestants = {name: Apart(partial(turn, name), *settings) for name in CONTESTANTS}
-        seconds = by_turns(contestants, options.rounds)
+        contestants = {name: ContestantProcess(partial(turn, name), *settings) for name in CONTESTANTS}
+        seconds = measure_interleaved(contestants, options.rounds)
         for contestant in contestants.values():
             contestant.close()
     milliseconds = {name: round(1000 * value, 1) for name, value in seconds.items()}

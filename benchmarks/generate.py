@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure import by_turns
+from benchmarks.measure import measure_interleaved
 from homespun.hf.open import open_huggingface
 from homespun.text.tokenizer import Tokenizer
 
@@ -69,7 +69,7 @@ def _measure(theirs: Any, ours: Any, beams: int, options: argparse.Namespace) ->
     }
     for contestant in contestants.values():
         contestant()  # to warm up
-    seconds = by_turns(contestants, options.rounds)
+    seconds = measure_interleaved(contestants, options.rounds)
     if not torch.equal(written["ours"], written["peer"]):
         raise RuntimeError("the two write different tokens, so their times say nothing of each other")
     if len({*written["ours"].flatten().tolist()}) < 3:

@@ -48,7 +48,7 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def by_turns(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
+def measure_interleaved(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:
     """The median of what each contestant's call returns, over ``rounds``.
 
     They take turns, so that whatever else the machine does falls on all of them; each round begins with another one,
@@ -99,7 +99,7 @@ def _measured(pipe: Connection, function: Callable[..., Any], arguments: tuple[A
 
 
 @contextmanager
-def as_trainings() -> Iterator[None]:
+def training_allocator() -> Iterator[None]:
     """What is begun in here gets the heap that trainings have, who begin anew for it."""
     before = dict(os.environ)
     os.environ.update(training_environment(before))
@@ -111,7 +111,7 @@ def as_trainings() -> Iterator[None]:
         os.environ.update(before)
 
 
-class Apart:
+class ContestantProcess:
     """A contestant in a process of its own, where nothing of another reaches it: its heap, its settings, its peak.
 
     Args:

@@ -72,8 +72,8 @@ class KneserNey:
         """(length + 1,) the gram that ends in each symbol, and in the 0 behind the text."""
         padded = np.concatenate([np.zeros(self.order - 1, np.int64), text, np.zeros(1, np.int64)])
         grams = np.zeros(len(text) + 1, np.int64)
-        for place in range(self.order):
-            grams = grams * self.base + padded[place : place + len(grams)]
+        for position in range(self.order):
+            grams = grams * self.base + padded[position : position + len(grams)]
         return grams
 
     def _order(self, grams: Symbols, counts: Symbols) -> _Order:
@@ -88,8 +88,8 @@ class KneserNey:
 
 def _looked_up(keys: Symbols, values: Symbols, wanted: Symbols) -> Symbols:
     """The values of the wanted keys; 0 where there is no such key."""
-    places = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
-    found: Symbols = np.where(keys[places] == wanted, values[places], 0)
+    positions = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    found: Symbols = np.where(keys[positions] == wanted, values[positions], 0)
     return found
 
 

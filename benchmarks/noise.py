@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.corpus import _texts
-from benchmarks.measure import by_turns
+from benchmarks.measure import measure_interleaved
 from benchmarks.sentence_scoring import sentence_scoring
 from homespun.batch import RowSeed
 from homespun.data.corpus import Corpus, build_corpus
@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
             key: _Turn(_loader(corpus, contestant, options.length, options.batch_size), options.batches)
             for key, contestant in CONTESTANTS.items()
         }
-        made = by_turns(turns, options.rounds)
+        made = measure_interleaved(turns, options.rounds)
         scored = sentence_scoring(corpus, length=options.length, rows=400, rounds=options.rounds)  # reach: 2 MB/s
         torch.set_num_threads(options.threads)
         taken: dict[str, float] = {}
@@ -152,8 +152,8 @@ def _step_rate(corpus: Corpus, contestant: Contestant, options: argparse.Namespa
     longest = np.argsort(rows.lengths)[::-1]
     rates: list[float] = []
     for number in range(1 + options.steps):
-        some = longest[number * options.step_rows : (number + 1) * options.step_rows].tolist()
-        batch = collate([rows[index] for index in some], [RowSeed(1, 0, index) for index in some])
+        chosen = longest[number * options.step_rows : (number + 1) * options.step_rows].tolist()
+        batch = collate([rows[index] for index in chosen], [RowSeed(1, 0, index) for index in chosen])
         start = time.process_time()
         model(batch).total(batch.targets).backward()
         spent = (time.process_time() - start) / options.threads

@@ -50,10 +50,10 @@ def _write(parts: Mapping[str, Rows], name: str, out: Path, most: int | None) ->
     files = {}
     for part, rows in parts.items():
         path = out / f"{name}-{part}.csv"
-        beside = path.with_suffix(".tmp")
-        with beside.open("w", encoding="utf-8", newline="") as stream:
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w", encoding="utf-8", newline="") as stream:
             csv.writer(stream).writerows([HEADER, *rows[:most]])
-        beside.replace(path)
+        temporary.replace(path)
         files[part] = path
     return files
 
@@ -70,8 +70,8 @@ def peer_of_numbers(model: Path, files: Mapping[str, Path], training: Any) -> fl
     """Spearman's correlation."""
     from scipy.stats import spearmanr
 
-    told, truth = _trained(model, files, training, num_labels=1, read=float)
-    return float(spearmanr(told[:, 0], truth).statistic)
+    predicted, truth = _trained(model, files, training, num_labels=1, read=float)
+    return float(spearmanr(predicted[:, 0], truth).statistic)
 
 
 def _trained(

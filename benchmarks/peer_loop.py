@@ -14,7 +14,7 @@ def fit(network: Any, rows: Sequence[Any], loss: Callable[[Sequence[Any]], torch
     Args:
         network: of `transformers`; in evaluation mode afterwards.
         rows: what is learned from.
-        loss: some of the rows -> their mean loss.
+        loss: rows of a batch -> their mean loss.
         training: see `benchmarks.tasks.Training`.
     """
     import transformers
@@ -32,9 +32,9 @@ def fit(network: Any, rows: Sequence[Any], loss: Callable[[Sequence[Any]], torch
     while done < steps:
         order = torch.randperm(len(rows)).tolist()
         for start in range(0, len(order), training.batch_size):
-            some = [rows[index] for index in order[start : start + training.batch_size]]
+            batch = [rows[index] for index in order[start : start + training.batch_size]]
             with torch.autocast("cpu", torch.bfloat16, enabled=training.precision == "bf16"):
-                value = loss(some)
+                value = loss(batch)
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimizer.step()

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import torch
 
-from benchmarks.measure import by_turns
+from benchmarks.measure import measure_interleaved
 from homespun.data.corpus import Corpus
 from homespun.data.rows import Row
 from homespun.objectives.gap_selection import PrincipalSelector
@@ -24,11 +24,11 @@ def sentence_scoring(corpus: Corpus, *, length: int, rows: int, rounds: int) -> 
     """Megabytes a second of each of the four principal ways, 30 % of the sentences of rows of ``length`` tokens."""
     documents, _ = corpus.split(0.02, 1)
     given = GapSentenceGeneration().rows(corpus, documents, length=length, seed=1)
-    some = [given[number] for number in range(min(rows, len(given)))]
-    text = sum(len(corpus.tokenizer.decode(row.input_ids).encode()) for row in some)
+    selected = [given[number] for number in range(min(rows, len(given)))]
+    text = sum(len(corpus.tokenizer.decode(row.input_ids).encode()) for row in selected)
     torch.set_num_threads(1)
-    turns = {name: _Turn(way.collate(corpus.tokenizer).select, some, text) for name, way in WAYS.items()}
-    return {name: round(rate / 1e6, 1) for name, rate in by_turns(turns, rounds).items()}
+    turns = {name: _Turn(way.collate(corpus.tokenizer).select, selected, text) for name, way in WAYS.items()}
+    return {name: round(rate / 1e6, 1) for name, rate in measure_interleaved(turns, rounds).items()}
 
 
 class _Turn:

@@ -112,13 +112,13 @@ def items(data: Path, out: Path) -> None:
     seen: set[str] = set()
     for number, filing in enumerate(filings):
         for label, text in filing.items():
-            told = " ".join(html.unescape(str(text)).split())
+            cleaned = " ".join(html.unescape(str(text)).split())
             # without its heading, of capitals, which would give the item away
-            told = re.sub(r"^item\s+\d+[ab]?\b[.:\s]*", "", told, flags=re.IGNORECASE)
-            told = re.sub(r"^(?:[^a-z\s]+\s+)*(?=\S*[a-z])", "", told)
-            if label.startswith("item_") and len(told) > 400 and told not in seen:
-                seen.add(told)
-                rows["test" if number % 5 == 4 else "train"].append({"text": told, "label": label})
+            cleaned = re.sub(r"^item\s+\d+[ab]?\b[.:\s]*", "", cleaned, flags=re.IGNORECASE)
+            cleaned = re.sub(r"^(?:[^a-z\s]+\s+)*(?=\S*[a-z])", "", cleaned)
+            if label.startswith("item_") and len(cleaned) > 400 and cleaned not in seen:
+                seen.add(cleaned)
+                rows["test" if number % 5 == 4 else "train"].append({"text": cleaned, "label": label})
     counts = Counter(row["label"] for row in rows["train"])
     for split, part in rows.items():
         _table(out / f"items-{split}.csv", (row for row in part if counts[row["label"]] >= _FEWEST))
@@ -169,8 +169,8 @@ def tweets(data: Path, out: Path) -> None:
 
 def _once(made: Path, rows: Iterable[tuple[str, str]]) -> None:
     """``MADE-train.csv`` and ``MADE-test.csv``: every text once, in the one or the other by what it says."""
-    told = ((" ".join(text.split()), label) for text, label in rows)
-    once = {text.casefold(): (text, label) for text, label in told if text}
+    cleaned = ((" ".join(text.split()), label) for text, label in rows)
+    once = {text.casefold(): (text, label) for text, label in cleaned if text}
     parts: dict[str, list[dict[str, str]]] = {"train": [], "test": []}
     for key, (text, label) in once.items():
         part = "test" if hashlib.blake2b(key.encode(), digest_size=8).digest()[0] % 5 == 0 else "train"
@@ -244,9 +244,9 @@ def _table(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".tmp-{path.name}")
-    beside.write_text(text, encoding="utf-8", newline="")
-    beside.replace(path)
+    temporary = path.with_name(f".tmp-{path.name}")
+    temporary.write_text(text, encoding="utf-8", newline="")
+    temporary.replace(path)
 
 
 def _homespun(*words: str) -> None:

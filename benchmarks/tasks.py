@@ -223,9 +223,9 @@ def write(path: Path, trials: Mapping[str, Any]) -> None:
         (path, json.dumps({"trials": trials}, indent=1) + "\n"),
         (path.with_suffix(".md"), page(trials)),
     ):
-        beside = target.with_suffix(".tmp")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(target)
+        temporary = target.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
 
 
 def summary(trials: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,11 +235,11 @@ def summary(trials: Mapping[str, Any]) -> dict[str, Any]:
         sides = {side: [t["score"] for key, t in trials.items() if key.startswith(f"{name}-{side}-")] for side in SIDES}
         if not all(sides.values()):
             continue
-        told: dict[str, Any] = {side: _spread(values) for side, values in sides.items()}
-        gap = told["ours"]["mean"] - told["peer"]["mean"]
-        deviation = max(told[side]["std"] or 0.0 for side in SIDES)
+        row: dict[str, Any] = {side: _spread(values) for side, values in sides.items()}
+        gap = row["ours"]["mean"] - row["peer"]["mean"]
+        deviation = max(row[side]["std"] or 0.0 for side in SIDES)
         known = min(len(values) for values in sides.values()) > 1
-        found[name] = told | {"difference": gap, "reached": gap >= -deviation if known else None}
+        found[name] = row | {"difference": gap, "reached": gap >= -deviation if known else None}
     return found
 
 
@@ -259,15 +259,15 @@ def page(trials: Mapping[str, Any]) -> str:
         "| task | measure | homespun | transformers | difference | seeds | reached | baseline |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for name, told in summary(trials).items():
-        reached = {True: "yes", False: "no", None: "one seed does not say"}[told["reached"]]
+    for name, row in summary(trials).items():
+        reached = {True: "yes", False: "no", None: "one seed does not say"}[row["reached"]]
         line = next(
             (t["baselines"].get(CONTESTS[name].baseline) for k, t in trials.items() if k.startswith(f"{name}-ours")),
             None,
         )
         lines.append(
-            f"| {name} | {CONTESTS[name].measure} | {_shown(told['ours'])} | {_shown(told['peer'])} "
-            f"| {100 * told['difference']:+.2f} | {told['ours']['seeds']} and {told['peer']['seeds']} | {reached} "
+            f"| {name} | {CONTESTS[name].measure} | {_shown(row['ours'])} | {_shown(row['peer'])} "
+            f"| {100 * row['difference']:+.2f} | {row['ours']['seeds']} and {row['peer']['seeds']} | {reached} "
             f"| {'–' if line is None else f'{100 * line:.2f}'} |"
         )
     training = sorted({json.dumps({k: v for k, v in t["training"].items() if k != "seed"}) for t in trials.values()})

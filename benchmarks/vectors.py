@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.measure import by_turns
+from benchmarks.measure import measure_interleaved
 from homespun.data.corpus import build_corpus
 from homespun.jobs.prepare import reading
 from homespun.text.sources import Document
@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> dict[str, Any]:
 
             return once
 
-        seconds = by_turns({method: timed(method) for method in trainings}, options.rounds)
+        seconds = measure_interleaved({method: timed(method) for method in trainings}, options.rounds)
         for method, trained in vectors.items():
             while len(trained) < options.seeds:
                 trained.append(trainings[method](len(trained)))

@@ -59,9 +59,9 @@ def _check(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> Path:
-    beside = path.with_suffix(".tmp")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
     return path
 
 
@@ -79,7 +79,7 @@ def peer_of_tags(model: Path, files: Mapping[str, Path], training: Any) -> float
     network = automatic.from_pretrained(str(model), num_labels=len(names))
 
     def batch(rows: Sequence[Sentence]) -> Any:
-        told = tokenizer(
+        encoded = tokenizer(
             [words for words, _ in rows],
             is_split_into_words=True,
             truncation=True,
@@ -87,30 +87,30 @@ def peer_of_tags(model: Path, files: Mapping[str, Path], training: Any) -> float
             padding=True,
             return_tensors="pt",
         )
-        labels = torch.full(told["input_ids"].shape, _IGNORED)
+        labels = torch.full(encoded["input_ids"].shape, _IGNORED)
         for row, (_, tags) in enumerate(rows):
-            for place, word in _first_pieces(told.word_ids(row)):
-                labels[row, place] = names.index(tags[word])
-        return told, labels
+            for position, word in _first_pieces(encoded.word_ids(row)):
+                labels[row, position] = names.index(tags[word])
+        return encoded, labels
 
     def loss(rows: Sequence[Sentence]) -> torch.Tensor:
-        told, labels = batch(rows)
-        found: torch.Tensor = network(**told, labels=labels).loss
+        encoded, labels = batch(rows)
+        found: torch.Tensor = network(**encoded, labels=labels).loss
         return found
 
     fit(network, parts["train"], loss, training)
-    said = []
+    predicted = []
     for start in range(0, len(parts["test"]), 64):
-        some = parts["test"][start : start + 64]
-        told, _ = batch(some)
+        chunk = parts["test"][start : start + 64]
+        encoded, _ = batch(chunk)
         with torch.no_grad():
-            numbers = network(**told).logits.argmax(dim=-1)
-        for row, (words, _) in enumerate(some):
+            numbers = network(**encoded).logits.argmax(dim=-1)
+        for row, (words, _) in enumerate(chunk):
             tags = ["O"] * len(words)  # of a word beyond the length
-            for place, word in _first_pieces(told.word_ids(row)):
-                tags[word] = names[int(numbers[row, place])]
-            said.append(tags)
-    return float(f1_score([tags for _, tags in parts["test"]], said))
+            for position, word in _first_pieces(encoded.word_ids(row)):
+                tags[word] = names[int(numbers[row, position])]
+            predicted.append(tags)
+    return float(f1_score([tags for _, tags in parts["test"]], predicted))
 
 
 def _sentences(path: Path) -> list[Sentence]:
@@ -122,8 +122,8 @@ def _sentences(path: Path) -> list[Sentence]:
 def _first_pieces(words: Sequence[int | None]) -> list[tuple[int, int]]:
     before = [None, *words[:-1]]
     return [
-        (place, word)
-        for place, (word, last) in enumerate(zip(words, before, strict=True))
+        (position, word)
+        for position, (word, last) in enumerate(zip(words, before, strict=True))
         if word is not None and word != last
     ]
 
@@ -149,10 +149,10 @@ def peer_of_answers(model: Path, files: Mapping[str, Path], training: Any) -> fl
     best: dict[int, tuple[float, str]] = {}
     tested = _windows(tokenizer, asked, training.length)
     for begin in range(0, len(tested), 32):
-        some = tested[begin : begin + 32]
+        chunk = tested[begin : begin + 32]
         with torch.no_grad():
-            told = network(**_padded(tokenizer, some))
-        for row, starts, ends in zip(some, told.start_logits.numpy(), told.end_logits.numpy(), strict=True):
+            output = network(**_padded(tokenizer, chunk))
+        for row, starts, ends in zip(chunk, output.start_logits.numpy(), output.end_logits.numpy(), strict=True):
             for first in np.argsort(-starts)[:_N_BEST].tolist():
                 for last in np.argsort(-ends)[:_N_BEST].tolist():
                     spans = row["spans"]
@@ -183,7 +183,7 @@ def _questions(path: Path) -> list[dict[str, Any]]:
 
 
 def _windows(tokenizer: Any, questions: Sequence[Mapping[str, Any]], length: int) -> list[dict[str, Any]]:
-    told = tokenizer(
+    encoded = tokenizer(
         [one["question"] for one in questions],
         [one["context"] for one in questions],
         truncation="only_second",
@@ -193,21 +193,21 @@ def _windows(tokenizer: Any, questions: Sequence[Mapping[str, Any]], length: int
         return_offsets_mapping=True,
     )
     windows = []
-    for index, number in enumerate(told["overflow_to_sample_mapping"]):
-        sides, offsets = told.sequence_ids(index), told["offset_mapping"][index]
+    for index, number in enumerate(encoded["overflow_to_sample_mapping"]):
+        sides, offsets = encoded.sequence_ids(index), encoded["offset_mapping"][index]
         spans = [offset if side == 1 else None for side, offset in zip(sides, offsets, strict=True)]
         text, start = questions[number]["answers"][0]
         inside = [
-            place
-            for place, span in enumerate(spans)
+            position
+            for position, span in enumerate(spans)
             if span is not None and span[1] > start and span[0] < start + len(text)
         ]
         shown = [span for span in spans if span is not None]
-        whole = inside and shown[0][0] <= start and shown[-1][1] >= start + len(text)
+        contained = inside and shown[0][0] <= start and shown[-1][1] >= start + len(text)
         windows.append(
-            {name: told[name][index] for name in ("input_ids", "token_type_ids", "attention_mask")}
+            {name: encoded[name][index] for name in ("input_ids", "token_type_ids", "attention_mask")}
             | {"question": number, "spans": spans}
-            | {"start_positions": inside[0] if whole else 0, "end_positions": inside[-1] if whole else 0}
+            | {"start_positions": inside[0] if contained else 0, "end_positions": inside[-1] if contained else 0}
         )
     return windows
 

@@ -156,7 +156,7 @@ def test_files_stay_small() -> None:
     assert not long
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [
         where(path, 1)
         for path in CODE

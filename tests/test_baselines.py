@@ -86,9 +86,11 @@ def test_of_pairs_what_both_have_is_seen() -> None:
     generator = np.random.default_rng(1)
     words = [word for several in WORDS.values() for word in several.split()]
     first = [" ".join(generator.permutation(words)[:4]) for _ in range(157)]
-    alike = generator.random(157) < 0.5
-    second = [t if same else " ".join(generator.permutation(words)[:4]) for t, same in zip(first, alike, strict=True)]
-    labels, classes = Labels(("no", "yes")), alike.astype(np.int64)
+    same_text = generator.random(157) < 0.5
+    second = [
+        t if same else " ".join(generator.permutation(words)[:4]) for t, same in zip(first, same_text, strict=True)
+    ]
+    labels, classes = Labels(("no", "yes")), same_text.astype(np.int64)
     sides = (second[:120], second[120:])
     seen = tfidf(first[:120], classes[:120], first[120:], classes[120:], labels, seconds=sides).metrics["accuracy"]
     joined = [f"{a} {b}" for a, b in zip(first, second, strict=True)]
@@ -96,11 +98,11 @@ def test_of_pairs_what_both_have_is_seen() -> None:
     assert seen > 0.95 > unseen
     features, others = text_features(first[:7], first[7:9], seconds=(second[:7], second[7:9]))
     assert features.shape == (7, others.shape[1])
-    numbers = np.where(alike, 5.0, 1.0)
-    told = tfidf_regression(first[:120], numbers[:120], first[120:], seconds=sides)
-    assert np.corrcoef(told, numbers[120:])[0, 1] > 0.9
-    assert told.min() >= 1
-    assert told.max() <= 5
+    numbers = np.where(same_text, 5.0, 1.0)
+    predicted = tfidf_regression(first[:120], numbers[:120], first[120:], seconds=sides)
+    assert np.corrcoef(predicted, numbers[120:])[0, 1] > 0.9
+    assert predicted.min() >= 1
+    assert predicted.max() <= 5
 
 
 def test_pairs_without_a_word_are_refused_and_empty_sides_are_not() -> None:

@@ -121,7 +121,7 @@ def test_gradients_add_up_whatever_the_split(sizes: list[int]) -> None:
         return parameter.grad
 
     torch.testing.assert_close(gradient(sizes), gradient([13]), rtol=1e-5, atol=1e-6)
-    whole = weight.clone().requires_grad_()
-    scores = hidden @ whole
+    full_weight = weight.clone().requires_grad_()
+    scores = hidden @ full_weight
     (scores[masked].square().mean() + 50 * torch.sigmoid(scores).mean()).backward()
-    torch.testing.assert_close(gradient(sizes), whole.grad, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gradient(sizes), full_weight.grad, rtol=1e-5, atol=1e-6)

@@ -42,9 +42,9 @@ def test_means_and_deviations_over_the_seeds() -> None:
 
 
 @pytest.mark.slow
-def test_a_finding_is_said_to_hold_only_where_it_was_seen() -> None:
-    said = page({"full-0": trial(0.93)})
-    assert "cannot be said yet: no trial of `frozen-cnn` and `frozen-ffn`." in said
+def test_findings_need_all_trials() -> None:
+    markdown = page({"full-0": trial(0.93)})
+    assert "cannot be said yet: no trial of `frozen-cnn` and `frozen-ffn`." in markdown
     few = {"frozen-cnn-0": trial(0.9, "frozen-cnn"), "frozen-ffn-0": trial(0.88, "frozen-ffn")}
     assert "seen: `frozen-cnn` 90.00, `frozen-ffn` 88.00, a difference of +2.00" in page(few)
     assert "1 and 1 seeds so far" in page(few)
@@ -78,9 +78,9 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pyt
         folder = Path(words[words.index("--out") + 1])
         folder.mkdir(parents=True)
         test = {"accuracy": 0.92, "macro_f1": 0.92, "log_loss": 0.2, "rows": 7600}
-        told = {"test": test, "validation_metrics": {"accuracy": 0.91}, "rows": {"validation": 5}}
-        told |= {"seconds": 1.0, "peak_bytes": 2, "steps": 3}
-        (folder / "result.json").write_text(json.dumps(told), encoding="utf-8")
+        result = {"test": test, "validation_metrics": {"accuracy": 0.91}, "rows": {"validation": 5}}
+        result |= {"seconds": 1.0, "peak_bytes": 2, "steps": 3}
+        (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
 
     monkeypatch.setattr(checkpoint, "_homespun", homespun)
     words = ["--only", "full", "--seeds", "0", "1", "--out", str(tmp_path / "runs"), "--results", str(results)]

@@ -75,9 +75,9 @@ def test_no_function_has_the_name_of_a_room(name: str) -> None:
 
 @pytest.mark.parametrize("group", ["", *(name for name in COMMANDS if name not in VERBS)])
 def test_no_description_is_cut(group: str) -> None:
-    told = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "80"})
-    assert told.exit_code == 0
-    listed = told.output.partition("--help ")[2].partition("\n\n")[2]
+    result = CliRunner().invoke(app, [*group.split(), "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    listed = result.output.partition("--help ")[2].partition("\n\n")[2]
     assert listed
     assert "..." not in listed
 
@@ -92,14 +92,14 @@ def test_help_lists_every_command_in_one_section() -> None:
     assert all(f"\n  {name} " in output for name in listed)
 
 
-def test_the_version_is_told() -> None:
-    told = CliRunner().invoke(app, ["--version"])
-    assert (told.exit_code, told.output) == (0, f"homespun {version('homespun')}\n")
+def test_version_is_printed() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"homespun {version('homespun')}\n")
     assert version("homespun") == homespun.__version__
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["pretain"], "has no command 'pretain'; did you mean 'pretrain'?"),
         (["corpus", "bild"], "corpus has no command 'bild'; did you mean 'build'?"),
@@ -109,7 +109,7 @@ def test_the_version_is_told() -> None:
         (["senses"], "senses was removed"),
     ],
 )
-def test_a_command_that_there_is_not(words: list[str], said: str) -> None:
-    told = CliRunner().invoke(app, words)
-    assert isinstance(told.exception, UserError)
-    assert str(told.exception).endswith(said)
+def test_unknown_command(words: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).endswith(message)

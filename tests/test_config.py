@@ -198,11 +198,11 @@ def test_wrong_keys_name_the_nearest_right_one(tree: dict, message: str) -> None
         ({1: 2}, "1: Keys should be strings (given 1)"),
     ],
 )
-def test_wrong_values_say_what_is_allowed(tree: dict, message: str) -> None:
+def test_errors_of_values_list_what_is_allowed(tree: dict, message: str) -> None:
     assert wrong(tree) == message
 
 
-def test_wrong_durations_say_how_to_write_one() -> None:
+def test_errors_of_durations_show_the_format() -> None:
     assert "'soon' is not a duration; write seconds or 90s" in wrong({"train": {"budget": {"time": "soon"}}})
 
 

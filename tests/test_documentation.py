@@ -94,7 +94,7 @@ def test_keys_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("name", homespun.__all__)
-def test_public_names_are_there(name: str) -> None:
+def test_public_names_can_be_imported(name: str) -> None:
     assert getattr(homespun, name).__doc__
 
 
@@ -118,18 +118,18 @@ def defaults(text: str) -> dict[str, str]:
     ],
 )
 def test_defaults_are_those_of_the_code(name: str, stage: str, config: type[Config]) -> None:
-    told = {key: value for key, value in defaults(read_page(name)).items() if key.startswith(f"{stage}.")}
-    assert len(told) >= 4
-    for key, value in told.items():
+    documented = {key: value for key, value in defaults(read_page(name)).items() if key.startswith(f"{stage}.")}
+    assert len(documented) >= 4
+    for key, value in documented.items():
         changed = override({stage: config().model_dump(mode="json")}, [f"{key}={value}"])
         assert config.model_validate(changed[stage]) == config(), f"{name}: {key} is not {value}"
 
 
-def test_every_setting_of_a_training_is_told() -> None:
-    told = defaults(read_page("pretraining.md")).keys()
+def test_every_setting_of_a_training_is_documented() -> None:
+    documented = defaults(read_page("pretraining.md")).keys()
     parts = {"train.": TrainConfig, "train.optimizer.": AdamW, "train.schedule.": LinearSchedule}
     every = {prefix + name for prefix, config in parts.items() for name in config.model_fields}
-    assert every - told == {"train.budget", "train.optimizer", "train.schedule"}
+    assert every - documented == {"train.budget", "train.optimizer", "train.schedule"}
 
 
 def kinds(union: object) -> set[str]:
@@ -145,7 +145,7 @@ def kinds(union: object) -> set[str]:
         ("comparing.md", set(comparison_names())),
     ],
 )
-def test_a_page_has_all_there_are(name: str, every: set[str]) -> None:
+def test_a_page_lists_all(name: str, every: set[str]) -> None:
     assert {kind for kind in every if f"`{kind}`" not in read_page(name)} == set()
 
 
@@ -163,20 +163,20 @@ VERBS = dict(leaves(typer.main.get_command(app)))
 
 
 def test_the_first_page_has_every_verb() -> None:
-    told = set()
+    documented = set()
     for row in re.findall(r"^\| `homespun (.+?) \|", read_page("index.md"), re.M):
         first, *others = row.replace("`", "").split(", ")
-        told |= {first, *(" ".join([*first.split()[:-1], other]) for other in others)}
-    assert told == VERBS.keys()
+        documented |= {first, *(" ".join([*first.split()[:-1], other]) for other in others)}
+    assert documented == VERBS.keys()
 
 
 def test_the_first_page_leads_to_every_page() -> None:
-    told = set(re.findall(r"\]\((\w+\.md)\)", read_page("index.md")))
-    assert told | {"index.md"} == {path.name for path in (ROOT / "docs").glob("*.md")}
+    documented = set(re.findall(r"\]\((\w+\.md)\)", read_page("index.md")))
+    assert documented | {"index.md"} == {path.name for path in (ROOT / "docs").glob("*.md")}
 
 
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_option_is_on_some_page(verb: str) -> None:
+def test_every_option_is_documented(verb: str) -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in PAGES)
     for parameter in VERBS[verb].params:
         names = [name for name in (*parameter.opts, *parameter.secondary_opts) if name.startswith("--")]
@@ -185,6 +185,6 @@ def test_every_option_is_on_some_page(verb: str) -> None:
 
 @pytest.mark.parametrize("name", homespun.__all__)
 def test_the_page_on_python_has_every_public_name(name: str) -> None:
-    there = getattr(homespun, name)
-    assert f"::: {there.__module__}.{there.__qualname__}\n" in read_page("python.md")
+    public = getattr(homespun, name)
+    assert f"::: {public.__module__}.{public.__qualname__}\n" in read_page("python.md")
     assert f"`{name}`" in read_page("python.md")

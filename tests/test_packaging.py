@@ -57,7 +57,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+def test_the_metadata_of_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = Parser().parsestr(archive.read(name).decode())

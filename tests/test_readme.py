@@ -75,8 +75,8 @@ def test_the_commands_of_models_that_write_run(files: Path) -> None:
     pytest.importorskip("rouge_score")
     for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
         run(*shlex.split(line)[1:])
-    told = [{"document": f"The {word} won. It was late.", "summary": f"The {word} won."} for word in WORDS]
-    pairs = "".join(json.dumps(row) + "\n" for row in told)
+    content = [{"document": f"The {word} won. It was late.", "summary": f"The {word} won."} for word in WORDS]
+    pairs = "".join(json.dumps(row) + "\n" for row in content)
     (files / "pairs.jsonl").write_text(pairs, encoding="utf-8")
     (files / "reports.jsonl").write_text(pairs.splitlines()[0] + "\n", encoding="utf-8")
     for line in smaller(block("sh", "summarize")).splitlines():
@@ -90,17 +90,17 @@ def test_a_plan_runs(files: Path) -> None:
     for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
         run(*shlex.split(line)[1:])
     line = smaller(block("sh", "homespun plan")).splitlines()[0]
-    told = run(*shlex.split(line)[1:])
-    assert 0 < told["memory"]["peak"] < 12e9
-    assert told["expected"]["seconds"] <= 36_000 * 1.01
-    assert told["expected"]["epochs"] > 1
+    content = run(*shlex.split(line)[1:])
+    assert 0 < content["memory"]["peak"] < 12e9
+    assert content["expected"]["seconds"] <= 36_000 * 1.01
+    assert content["expected"]["epochs"] > 1
 
 
 def test_what_is_compared_can_be_built(files: Path) -> None:
     for line in smaller(block("sh", "tokenizer train")).splitlines()[:2]:
         run(*shlex.split(line)[1:])
-    told = block("sh", "homespun compare").replace("\\\n", "")
-    name, *settings, out, _ = shlex.split(told[told.index("homespun compare") :])[2:]
+    content = block("sh", "homespun compare").replace("\\\n", "")
+    name, *settings, out, _ = shlex.split(content[content.index("homespun compare") :])[2:]
     assert out == "--out"
     recipe = compare_recipe(name, settings)
     check(recipe, trials(recipe))  # raises, naming what cannot be built or read
@@ -120,8 +120,8 @@ def test_the_python_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_tree_has_every_room_and_no_other() -> None:
     tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## The files")[1]
-    told = {name.rstrip("/") for name in re.findall(r"^  (\S+)", tree, re.MULTILINE)}
+    content = {name.rstrip("/") for name in re.findall(r"^  (\S+)", tree, re.MULTILINE)}
     package = ROOT / "src" / "homespun"
     rooms = {path.parent.name for path in package.glob("*/__init__.py")}
-    assert rooms <= told
-    assert all((package / name).exists() for name in told), told
+    assert rooms <= content
+    assert all((package / name).exists() for name in content), content

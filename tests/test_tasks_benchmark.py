@@ -31,14 +31,14 @@ def both(ours: list[float], peer: list[float]) -> dict[str, Any]:
     [([0.90, 0.92], [0.91, 0.93], True), ([0.80, 0.801], [0.9, 0.902], False), ([0.95, 0.96], [0.9, 0.902], True)],
 )
 def test_a_figure_is_reached_within_a_deviation(ours: list[float], peer: list[float], reached: bool) -> None:
-    told = tasks.summary(both(ours, peer))
-    assert told["mrpc"]["reached"] is reached
-    assert told["mrpc"]["difference"] == pytest.approx(sum(ours) / 2 - sum(peer) / 2)
+    given = tasks.summary(both(ours, peer))
+    assert given["mrpc"]["reached"] is reached
+    assert given["mrpc"]["difference"] == pytest.approx(sum(ours) / 2 - sum(peer) / 2)
     assert f"| 2 and 2 | {'yes' if reached else 'no'} | 80.00 |" in tasks.page(both(ours, peer))
 
 
 @pytest.mark.slow
-def test_one_seed_says_nothing_and_a_missing_side_is_left_out(tmp_path: Path) -> None:
+def test_one_seed_is_no_result_and_a_missing_side_is_skipped(tmp_path: Path) -> None:
     assert "one seed does not say" in tasks.page(both([0.9], [0.9]))
     assert "one seed does not say" in tasks.page(both([0.9, 0.91], [0.95]))
     assert tasks.summary({"mrpc-ours-0": trial(0.9)}) == {}
@@ -48,7 +48,7 @@ def test_one_seed_says_nothing_and_a_missing_side_is_left_out(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_the_time_of_a_trial_that_was_stopped_is_not_told(tmp_path: Path) -> None:
+def test_the_time_of_a_stopped_trial_is_none(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"test": {"f1": 0.9}}', encoding="utf-8")
     found = tasks._ours(tmp_path, tmp_path, tasks.CONTESTS["mrpc"], {}, tasks.Training())
     assert found == {"score": 0.9, "baselines": {}, "processor_seconds": None}
@@ -78,17 +78,17 @@ def test_files_have_one_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_both_sides_are_told_the_same() -> None:
-    told = tasks.Training(seed=7, epochs=2.0, precision="bf16").settings
-    assert "train.seed=7" in told
-    assert "train.precision=bf16" in told
-    assert "train.budget.epochs=2.0" in told
-    assert "train.optimizer.layer_decay=1.0" in told
+def test_both_sides_have_the_same_settings() -> None:
+    given = tasks.Training(seed=7, epochs=2.0, precision="bf16").settings
+    assert "train.seed=7" in given
+    assert "train.precision=bf16" in given
+    assert "train.budget.epochs=2.0" in given
+    assert "train.optimizer.layer_decay=1.0" in given
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "kind"), [("float32", torch.float32), ("bf16", torch.bfloat16)])
-def test_the_loop_beside_ours_learns_in_the_precision_that_it_is_told(precision: str, kind: torch.dtype) -> None:
+def test_the_peer_loop_trains_in_the_given_precision(precision: str, kind: torch.dtype) -> None:
     pytest.importorskip("transformers")
     network, seen = nn.Linear(3, 1), []
 

@@ -142,6 +142,6 @@ def _by_split(folder: Path) -> dict[Split, list[Path]]:
             found.setdefault(split, []).append(entry)
     for split in ("train", "test"):
         if split not in found:
-            there = ", ".join(entry.name for entry in entries[:8]) or "nothing"
-            raise UserError(f"{folder} has no file or folder with {split!r} in its name; there is: {there}")
+            listing = ", ".join(entry.name for entry in entries[:8]) or "nothing"
+            raise UserError(f"{folder} has no file or folder with {split!r} in its name; there is: {listing}")
     return found

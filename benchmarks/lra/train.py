@@ -322,7 +322,7 @@ def _measure(model: Model, rows: LRARows, collate: Collate, labels: Labels, *, b
     """
     assert rows.targets is not None
     logits = np.empty((len(rows), len(labels)), dtype=np.float32)
-    for indices, part in forward_logits(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
+    for indices, part in forward_logits(model, rows, lambda selected: collate(selected, ()), batch_size=batch_size):
         logits[indices] = part
     table = probabilities(logits, labels)
     return classification_metrics(labels, rows.targets, classify(table, labels), probabilities=table)

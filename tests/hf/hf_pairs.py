@@ -12,11 +12,11 @@ from hf_peers import fix_random_blocks
 
 from homespun.attention.blocked import Blocked
 from homespun.attention.lsh import LSH, draw_rotations
-from homespun.hf.convert import to_ours
+from homespun.hf.engine import to_ours
 from homespun.hf.export import export_huggingface
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED, Architecture, Family
-from homespun.hf.open import Opened, open_huggingface
+from homespun.hf.open import OpenedModel, open_huggingface
 from homespun.models.backbone import EncoderDecoder
 from homespun.nn.patterns import RandomBlocks, Sparse
 from homespun.text.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ class Pair:
 
     cls: Any
     theirs: Any
-    ours: Opened
+    ours: OpenedModel
     folder: Path
     tokenizer: Tokenizer
     lengths: tuple[int, ...]
@@ -94,10 +94,10 @@ class Pair:
                 heads, size, rounds, _ = kernel.rotations.shape
                 kernel.rotations = draw_rotations(heads, size, rounds, kernel.num_buckets, seed=seed)
 
-    def place(self) -> tuple[Family, Architecture]:
+    def architecture(self) -> tuple[Family, Architecture]:
         """The class, of those of its name the one that says most of our model."""
         named = [(f, a) for f in FAMILIES for a in f.architectures if a.name == self.cls.__name__]
-        return min(named, key=lambda place: len(place[0].differences(place[1], self.ours.stored.config)))
+        return min(named, key=lambda candidate: len(candidate[0].differences(candidate[1], self.ours.stored.config)))
 
     @property
     def head(self) -> str | None:
@@ -147,7 +147,7 @@ def check_gradients(pair: Pair) -> None:
     for output in outputs:
         (output * direction).sum().backward()
     given = {name: p.grad for name, p in pair.theirs.named_parameters() if p.grad is not None}
-    family, architecture = pair.place()
+    family, architecture = pair.architecture()
     if architecture.bare:
         given = {family.prefix + name: gradient for name, gradient in given.items()}
     table = family.table + architecture.table  # what holds of the weights holds of their gradients
@@ -193,7 +193,7 @@ def check_way_back(pair: Pair, tmp_path: Path) -> None:
 
 def check_left_out(pair: Pair) -> None:
     """Every tensor of the files is taken along, or its reason is given."""
-    prefix = pair.place()[0].prefix
-    reasons = {leftover.name.removeprefix(prefix): leftover.reason for leftover in pair.ours.leftovers}
+    prefix = pair.architecture()[0].prefix
+    reasons = {unused.name.removeprefix(prefix): unused.reason for unused in pair.ours.unused_tensors}
     assert reasons.keys() == (set() if pair.head == "pooler" else LEFT_OUT.get(pair.cls.__name__, set()))
     assert all(reasons.values())

@@ -149,5 +149,5 @@ def decoder_inputs(*, pad_id: int, vocab_size: int = 89, lengths: tuple[int, ...
 def chosen(given: dict[str, torch.Tensor]) -> torch.Tensor:
     """(batch, seq) 0/1: some real tokens of each text, more of one than of another."""
     generator = torch.Generator().manual_seed(17)
-    some = torch.rand(given["attention_mask"].shape, generator=generator) < 0.2
-    return some.long() * given["attention_mask"]
+    chosen = torch.rand(given["attention_mask"].shape, generator=generator) < 0.2
+    return chosen.long() * given["attention_mask"]

@@ -56,7 +56,7 @@ def test_without_its_head_and_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("head", [None, {"kind": "causal_lm"}], ids=["none", "no-class"])
-def test_a_causal_encoder_of_ours_is_one_there(head: Any, tmp_path: Path) -> None:
+def test_causal_encoders_are_causal_in_transformers(head: Any, tmp_path: Path) -> None:
     config = ModelConfig.model_validate({"backbone": SIZES | {"causal": True}, "head": head})
     model = config.build().eval()
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)

@@ -47,7 +47,7 @@ def test_what_was_only_for_pretraining_is_left_out_with_a_reason(tmp_path: Path)
     (tmp_path / "config.json").write_text(json.dumps(tree))
     bert_tokenizer().save(tmp_path)
     opened = open_huggingface(tmp_path)
-    assert {leftover.name for leftover in opened.leftovers if "tied" not in leftover.reason} == extra.keys()
+    assert {unused.name for unused in opened.unused_tensors if "tied" not in unused.reason} == extra.keys()
     given = inputs(pad_id=0, segments=0)
     with torch.no_grad():
         keep = given["attention_mask"].bool()

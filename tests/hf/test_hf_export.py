@@ -39,7 +39,7 @@ def blocks(size: int, **window: Any) -> dict[str, Any]:
 
 
 # backbone, head, and the class that it is exported as
-PLACES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any] | None, str]] = {
     "bert": ({}, None, "BertModel"),
     "bert-mlm": ({}, {"kind": "masked_lm"}, "BertForMaskedLM"),
     "bert-mlm-relu": ({"hidden_act": "relu"}, {"kind": "masked_lm", "hidden_act": "relu"}, "BertForMaskedLM"),
@@ -106,15 +106,15 @@ def build(backbone: dict[str, Any], head: dict[str, Any] | None = None) -> tuple
     return config.build().eval(), config
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_ours_there_and_back(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_export_round_trip(case: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    backbone, head, name = PLACES[place]
+    backbone, head, name = CASES[case]
     model, config = build(backbone, head)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert report.architecture == name
     pooler = head is None and name in ("BertModel", "RobertaModel", "LongformerModel", "BigBirdModel", "AlbertModel")
-    graph = place.startswith("big_bird") and place != "big_bird-full"
+    graph = case.startswith("big_bird") and case != "big_bird-full"
     assert [("pooler" in note) for note in report.notes] == [True] * pooler + [False, False] * graph
     theirs, info = getattr(transformers, name).from_pretrained(
         tmp_path / "hf", output_loading_info=True, **({"add_pooling_layer": False} if pooler else {})
@@ -142,7 +142,7 @@ def test_ours_there_and_back(place: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["linear", "mean", "cnn", "bilstm"])
-def test_a_head_that_has_no_class_is_left_out_and_said(kind: str, tmp_path: Path) -> None:
+def test_a_head_without_a_class_is_dropped_with_a_note(kind: str, tmp_path: Path) -> None:
     model, config = build({"embedding_size": 21}, {"kind": kind})
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert report.architecture == "ElectraModel"
@@ -159,7 +159,7 @@ def test_a_head_that_has_no_class_is_left_out_and_said(kind: str, tmp_path: Path
     ("first", "head"),
     [(1, None), (2, {"kind": "masked_lm"}), (0, {"kind": "pooled"}), (3, {"kind": "pooled"})],
 )
-def test_tokens_that_are_global_here_and_not_there_are_said(first: int, head: Any, tmp_path: Path) -> None:
+def test_different_global_tokens_are_noted(first: int, head: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model, config = build(windows(first), head)
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
@@ -227,11 +227,11 @@ def test_reformers(backbone: Any, head: Any, name: str, words: list[str], tmp_pa
             torch.testing.assert_close(again.model(**given), model(**given), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("place", ["gpt2-lm", "gpt-lm", "reformer"])
-def test_texts_end_there_where_they_end_here(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["gpt2-lm", "gpt-lm", "reformer"])
+def test_generation_ends_at_the_same_token(case: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     backbone, head, name = (
-        (reformer("local", causal=True), UNTIED, "ReformerModelWithLMHead") if place == "reformer" else PLACES[place]
+        (reformer("local", causal=True), UNTIED, "ReformerModelWithLMHead") if case == "reformer" else CASES[case]
     )
     model, config = build(backbone, head)
     given = inputs(pad_id=TOKENIZER.pad_id, segments=0, lengths=(7,))
@@ -280,7 +280,7 @@ def test_random_blocks_are_the_same_when_what_was_written_is_read(name: str, see
         torch.testing.assert_close(open_model(tmp_path / "hf").model(**given), model(**given), atol=0, rtol=0)
 
 
-def test_a_head_whose_activation_differs_there_is_left_out_and_said(tmp_path: Path) -> None:
+def test_a_head_of_another_activation_is_dropped_with_a_note(tmp_path: Path) -> None:
     model, config = build({"hidden_act": "relu"}, {"kind": "discriminator"})
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert report.architecture == "BertModel"
@@ -355,7 +355,7 @@ def test_labels_travel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "roberta"])
-def test_the_tokenizer_there_gives_our_ids(kind: Any, tmp_path: Path) -> None:
+def test_the_exported_tokenizer_gives_our_ids(kind: Any, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     if kind == "roberta":
         tokenizer = roberta_tokenizer(tmp_path / "tokenizer.json")
@@ -377,7 +377,7 @@ def test_the_tokenizer_there_gives_our_ids(kind: Any, tmp_path: Path) -> None:
     torch.testing.assert_close(hidden[0], model(**batch)[0], atol=1e-5, rtol=1e-5)
 
 
-def test_an_export_is_replaced_whole_and_nothing_else_ever(tmp_path: Path) -> None:
+def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:
     model, config = build({})
     other, _ = build({})
     with torch.no_grad():
@@ -431,7 +431,7 @@ def test_a_folder_that_holds_more_than_a_model_is_not_replaced(
 
 
 @pytest.mark.parametrize("segments", [0, 1, 2, 3])
-def test_a_pair_is_told_apart_there_where_the_model_has_segments(segments: int, tmp_path: Path) -> None:
+def test_the_exported_tokenizer_writes_segments(segments: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model, config = build({"type_vocab_size": segments}, {"kind": "pooled", "num_labels": 3})
     export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
@@ -443,7 +443,7 @@ def test_a_pair_is_told_apart_there_where_the_model_has_segments(segments: int, 
     for row, (text, other) in enumerate(zip(texts, others, strict=True)):
         first, second = (ids.tolist() for ids in TOKENIZER.encode_batch([text, other]))
         ids = [TOKENIZER.cls_id, *first, TOKENIZER.sep_id, *second, TOKENIZER.sep_id]
-        types = torch.tensor([[place >= len(first) + 2 for place in range(len(ids))]]).long()
+        types = torch.tensor([[position >= len(first) + 2 for position in range(len(ids))]]).long()
         with torch.no_grad():
             expected = model(torch.tensor([ids]), token_type_ids=types if segments > 1 else None)[0]
             found = theirs(**given).logits[row]
@@ -459,8 +459,8 @@ def test_the_card_names_what_was_gone_on_from(tmp_path: Path, monkeypatch: pytes
         card = (tmp_path / "hf" / "README.md").read_text()
         front = card.split("---\n")[1]
         assert (f"base_model: {name}\n" in front, "base_model" in front) == (in_front, in_front)
-        told = name if name != tmp_path / "base" else "base"  # nothing of this machine
-        assert (f"Its training went on from `{told}`." in card) == (name is not None)
+        base = name if name != tmp_path / "base" else "base"  # nothing of this machine
+        assert (f"Its training went on from `{base}`." in card) == (name is not None)
         assert str(tmp_path) not in card
 
 

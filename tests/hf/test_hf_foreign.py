@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from homespun.errors import UserError
 from homespun.hf import open as opening
-from homespun.hf.convert import to_theirs
+from homespun.hf.engine import to_theirs
 from homespun.hf.families import FAMILIES
 from homespun.hf.open import open_any, open_huggingface, open_model
 from homespun.models.bundle import weights_of
@@ -96,8 +96,8 @@ def test_a_tensor_in_two_shards(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
     save_file(tensors, folder / "model-1.safetensors")
     save_file({name: torch.full((97,), 7.0)}, folder / "model-2.safetensors")
-    places = dict.fromkeys(tensors, "model-1.safetensors") | {name: "model-2.safetensors"}
-    (folder / INDEX).write_text(json.dumps({"weight_map": places}))
+    weight_map = dict.fromkeys(tensors, "model-1.safetensors") | {name: "model-2.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
     assert f"{name!r} is in two shards" in refused(folder)
 
 
@@ -223,7 +223,7 @@ def test_weights_of_another_type_are_noted(folder: Path, dtype: torch.dtype, nam
         ("ReformerForMaskedLM", REFORMER, "lsh_attention_probs_dropout_prob", 0.0),
     ],
 )
-def test_a_dropout_that_is_one_number_here_and_several_there_is_noted(
+def test_dropouts_that_ours_has_not_are_noted(
     tmp_path: Path, name: str, sizes: dict[str, Any], key: str, kept: float
 ) -> None:
     folder = save(tmp_path / "hf", name, **sizes)

@@ -9,7 +9,7 @@ import pytest
 from hf_peers import SIZES, bert_tokenizer
 
 from homespun.hf.export import export_huggingface
-from homespun.hf.heads import head_left_out, heads_kept
+from homespun.hf.heads import dropped_head_warning, exportable_heads
 from homespun.models.config import ModelConfig
 
 GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "type_vocab_size": 0}
@@ -64,17 +64,17 @@ def test_what_is_named_goes_along(
     backbone: dict[str, Any], head: dict[str, Any], kept: dict[str, Any], tmp_path: Path
 ) -> None:
     config, tokenizer = config_of(backbone, head), bert_tokenizer()
-    assert heads_kept(config) == kept
-    told = head_left_out(config)
-    assert told is not None
+    assert exportable_heads(config) == kept
+    message = dropped_head_warning(config)
+    assert message is not None
     bare = export_huggingface(tmp_path / "bare", config.build(), config, tokenizer).architecture
-    assert told.startswith(f"hf/ will hold {bare} without the head '{head['kind']}'; for one that goes along set ")
+    assert message.startswith(f"hf/ will hold {bare} without the head '{head['kind']}'; for one that goes along set ")
     for name, settings in kept.items():
-        assert f"{' '.join(f'objective.head.{key}={value}' for key, value in settings.items())} ({name})" in told
+        assert f"{' '.join(f'objective.head.{key}={value}' for key, value in settings.items())} ({name})" in message
         own = {"num_labels": head["num_labels"]} if "num_labels" in head else {}
-        whole = config_of(backbone, settings | own)
-        assert head_left_out(whole) is None
-        assert export_huggingface(tmp_path / name, whole.build(), whole, tokenizer).architecture == name
+        completed = config_of(backbone, settings | own)
+        assert dropped_head_warning(completed) is None
+        assert export_huggingface(tmp_path / name, completed.build(), completed, tokenizer).architecture == name
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_what_is_named_goes_along(
 )
 def test_where_none_goes_along(backbone: dict[str, Any], head: dict[str, Any], name: str) -> None:
     sizes = {"intermediate_size": 4 * SIZES["hidden_size"], "layer_norm_eps": 1e-5}
-    told = head_left_out(config_of(sizes | backbone, head))
-    assert told == (
+    message = dropped_head_warning(config_of(sizes | backbone, head))
+    assert message == (
         f"hf/ will hold {name}Model without the head {head['kind']!r}: "
         f"no class of transformers with this backbone has it, or another in its place"
     )
@@ -104,5 +104,5 @@ def test_where_none_goes_along(backbone: dict[str, Any], head: dict[str, Any], n
         ({"attention": {"kind": "linformer"}}, {"kind": "ffn"}),  # of no family: nothing is written
     ],
 )
-def test_nothing_to_tell(backbone: dict[str, Any], head: dict[str, Any] | None) -> None:
-    assert head_left_out(config_of(backbone, head)) is None
+def test_no_warning(backbone: dict[str, Any], head: dict[str, Any] | None) -> None:
+    assert dropped_head_warning(config_of(backbone, head)) is None

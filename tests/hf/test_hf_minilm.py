@@ -11,7 +11,7 @@ from benchmarks.checkpoint import minilm
 from safetensors import safe_open
 
 from homespun.hf.export import export_huggingface
-from homespun.hf.open import Opened, open_any, open_huggingface
+from homespun.hf.open import OpenedModel, open_any, open_huggingface
 from homespun.models.bundle import weights_of
 
 transformers = pytest.importorskip("transformers")
@@ -32,7 +32,7 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def opened() -> Opened:
+def opened() -> OpenedModel:
     return open_any(FOLDER, head=None)
 
 
@@ -49,11 +49,11 @@ def batch() -> dict[str, torch.Tensor]:
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
-def test_every_tensor_of_its_file_is_accounted_for(opened: Opened) -> None:
+def test_every_tensor_of_its_file_is_accounted_for(opened: OpenedModel) -> None:
     assert FOLDER is not None
     with safe_open(FOLDER / "model.safetensors", "pt") as file:
         names = set(file.keys())
-    left = {leftover.name for leftover in opened.leftovers}
+    left = {unused.name for unused in opened.unused_tensors}
     assert opened.mapped.keys() | left == names
     assert not opened.mapped.keys() & left
     assert left == {"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"} & names
@@ -63,7 +63,9 @@ def test_every_tensor_of_its_file_is_accounted_for(opened: Opened) -> None:
     assert sum(tensor.numel() for tensor in weights_of(opened.stored.model).values()) == 22_565_376
 
 
-def test_hidden_states_are_those_of_transformers(opened: Opened, peer: Any, batch: dict[str, torch.Tensor]) -> None:
+def test_hidden_states_are_those_of_transformers(
+    opened: OpenedModel, peer: Any, batch: dict[str, torch.Tensor]
+) -> None:
     keep = batch["attention_mask"].bool()
     with torch.no_grad():
         expected = peer(**batch, output_hidden_states=True)
@@ -75,7 +77,7 @@ def test_hidden_states_are_those_of_transformers(opened: Opened, peer: Any, batc
         torch.testing.assert_close(ours[keep], theirs[keep], atol=1e-5, rtol=0)
 
 
-def test_its_tokenizer_is_that_of_transformers(opened: Opened) -> None:
+def test_its_tokenizer_is_that_of_transformers(opened: OpenedModel) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(FOLDER)
     ours = opened.stored.tokenizer
     assert (ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id) == (0, 101, 102, 103)
@@ -83,7 +85,7 @@ def test_its_tokenizer_is_that_of_transformers(opened: Opened) -> None:
         assert ids.tolist() == theirs(text, add_special_tokens=False)["input_ids"], text
 
 
-def test_sentences_of_like_meaning_are_near(opened: Opened, batch: dict[str, torch.Tensor]) -> None:
+def test_sentences_of_like_meaning_are_near(opened: OpenedModel, batch: dict[str, torch.Tensor]) -> None:
     keep = batch["attention_mask"][:4, :, None]
     with torch.no_grad():
         hidden = opened.stored.model(**batch)[:4]
@@ -94,7 +96,7 @@ def test_sentences_of_like_meaning_are_near(opened: Opened, batch: dict[str, tor
 
 
 def test_it_is_written_as_it_was_read(
-    opened: Opened, peer: Any, batch: dict[str, torch.Tensor], tmp_path: Path
+    opened: OpenedModel, peer: Any, batch: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     stored = opened.stored
     report = export_huggingface(tmp_path, stored.model, stored.config, stored.tokenizer)
@@ -109,7 +111,7 @@ def test_it_is_written_as_it_was_read(
     assert first == second
 
 
-def test_opened_once_more_it_is_the_same(opened: Opened, tmp_path: Path) -> None:
+def test_opened_once_more_it_is_the_same(opened: OpenedModel, tmp_path: Path) -> None:
     stored = opened.stored
     export_huggingface(tmp_path, stored.model, stored.config, stored.tokenizer)
     again = open_huggingface(tmp_path, head=None).stored

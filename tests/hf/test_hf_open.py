@@ -17,7 +17,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf import open as opening
 from homespun.hf.export import export_huggingface
-from homespun.hf.open import open_any, open_huggingface, open_model, open_to_go_on
+from homespun.hf.open import open_any, open_for_training, open_huggingface, open_model
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig
 
@@ -75,8 +75,8 @@ def test_a_run_and_its_model_folder(tmp_path: Path) -> None:
     (run / "config.yaml").write_text("kind: finetune\n")
     assert "no model/ yet" in refused(run)
     save_model(run / "model", config.build(), config, TOKENIZER, labels=labels)
-    for place in (run, str(run), run / "model"):
-        stored = open_model(place)
+    for folder in (run, str(run), run / "model"):
+        stored = open_model(folder)
         assert stored.labels == labels
         assert not stored.model.training
     assert f"give the run, {run}," in refused(run / "checkpoints" / "step-3")
@@ -106,16 +106,16 @@ def test_a_path_is_not_looked_for_on_the_hub(name: str, tmp_path: Path, monkeypa
     assert refused("runs/bse").endswith("and runs is a folder here, so it is not looked for on the Hugging Face hub")
 
 
-def test_what_differs_is_said_where_training_goes_on(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_differences_are_logged_when_training_continues(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     edit_weights(folder, lambda tensors: tensors.update({name: t.half() for name, t in tensors.items()}))
-    stored = open_to_go_on(folder)
+    stored = open_for_training(folder)
     note = f"{folder}: weights are float16 in the files, and float32 here and in what is written"
     assert [record.getMessage() for record in caplog.records] == [note]
     open_model(folder)
     assert len(caplog.records) == 1
     caplog.clear()
     edit_config(folder, architectures=["BertModel"])
-    assert open_to_go_on(folder).config.head is None
+    assert open_for_training(folder).config.head is None
     assert [record.getMessage() for record in caplog.records] == [note]  # and nothing of a pooler that is not written
     assert stored.config.head is not None
 
@@ -149,31 +149,31 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 # the forms of the weights
 
 
-def shard(folder: Path, whole: str = WEIGHTS, save: Callable[[Any, Path], None] = save_file) -> dict[str, str]:
+def shard(folder: Path, complete: str = WEIGHTS, save: Callable[[Any, Path], None] = save_file) -> dict[str, str]:
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
-    name, _, suffix = whole.partition(".")
-    places = {key: f"{name}-{1 + n % 2:05}-of-00002.{suffix}" for n, key in enumerate(sorted(tensors))}
-    for file in set(places.values()):
-        save({key: tensors[key] for key in tensors if places[key] == file}, folder / file)
-    write_index(folder, places, whole)
-    return places
+    name, _, suffix = complete.partition(".")
+    weight_map = {key: f"{name}-{1 + n % 2:05}-of-00002.{suffix}" for n, key in enumerate(sorted(tensors))}
+    for file in set(weight_map.values()):
+        save({key: tensors[key] for key in tensors if weight_map[key] == file}, folder / file)
+    write_index(folder, weight_map, complete)
+    return weight_map
 
 
-def write_index(folder: Path, places: Any, whole: str = WEIGHTS) -> None:
-    (folder / f"{whole}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+def write_index(folder: Path, weight_map: Any, complete: str = WEIGHTS) -> None:
+    (folder / f"{complete}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
 def test_shards_of_torch_files_stay_in_their_folder_and_hold_no_code(folder: Path, tmp_path: Path) -> None:
     expected = logits(folder)
     shutil.copy(folder / WEIGHTS, folder.parent / "outside.bin")
-    places = shard(folder, TORCH, torch.save)
+    weight_map = shard(folder, TORCH, torch.save)
     torch.testing.assert_close(logits(folder), expected, atol=0, rtol=0)
     for name in ("../outside.bin", "/etc/passwd.bin", "sub/x.bin", "model.safetensors"):
-        write_index(folder, dict.fromkeys(places, name), TORCH)
+        write_index(folder, dict.fromkeys(weight_map, name), TORCH)
         assert "in the same folder" in refused(folder)
-    write_index(folder, places, TORCH)
-    torch.save({"bert.x": Malicious(tmp_path / "ran")}, folder / min(places.values()))
+    write_index(folder, weight_map, TORCH)
+    torch.save({"bert.x": Malicious(tmp_path / "ran")}, folder / min(weight_map.values()))
     assert "holds code" in refused(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -208,7 +208,7 @@ def test_old_names_tied_copies_and_buffers(folder: Path) -> None:
     edit_weights(folder, age)
     torch.testing.assert_close(logits(folder), expected, atol=0, rtol=0)
     opened = open_huggingface(folder)
-    left = {leftover.name: leftover.reason for leftover in opened.leftovers}
+    left = {unused.name: unused.reason for unused in opened.unused_tensors}
     assert left.keys() == {
         "cls.predictions.decoder.weight",
         "bert.embeddings.position_ids",
@@ -230,8 +230,8 @@ def test_the_model_without_its_head(folder: Path) -> None:
         edit_config(folder, architectures=names)
         opened = open_huggingface(folder)
         assert opened.architecture == "BertModel"
-        assert len(opened.leftovers) == 5
-        assert all(leftover.name.startswith("cls.predictions.") for leftover in opened.leftovers)
+        assert len(opened.unused_tensors) == 5
+        assert all(unused.name.startswith("cls.predictions.") for unused in opened.unused_tensors)
         found = opened.stored.model(**inputs(pad_id=0))
         torch.testing.assert_close(found, expected(**inputs(pad_id=0)), atol=0, rtol=0)
 
@@ -240,7 +240,7 @@ def test_the_head_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
     opened = open_huggingface(folder, head=None)
     assert opened.architecture == "BertModel"
     assert opened.stored.config.head is None
-    assert all(leftover.name.startswith("cls.predictions.") for leftover in opened.leftovers)
+    assert all(unused.name.startswith("cls.predictions.") for unused in opened.unused_tensors)
     assert open_huggingface(folder, head="masked_lm").architecture == "BertForMaskedLM"
     with pytest.raises(UserError, match=r"bert has no head 'lstm'; there are .*masked_lm.*, and none"):
         open_huggingface(folder, head="lstm")
@@ -250,12 +250,12 @@ def test_the_head_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
     save_model(tmp_path / "model", opened.stored.model, opened.stored.config, TOKENIZER)
     with pytest.raises(UserError, match="has no head, and not the head 'masked_lm'"):
         open_model(tmp_path / "model", head="masked_lm")
-    whole = open_model(folder)
-    save_model(tmp_path / "model", whole.model, whole.config, TOKENIZER)
+    complete = open_model(folder)
+    save_model(tmp_path / "model", complete.model, complete.config, TOKENIZER)
     assert open_model(tmp_path / "model", head="masked_lm").config.head is not None
     bare = open_any(tmp_path / "model", head=None)
     assert bare.stored.config.head is None
-    assert {leftover.name.partition(".")[0] for leftover in bare.leftovers} == {"head"}
+    assert {unused.name.partition(".")[0] for unused in bare.unused_tensors} == {"head"}
     given = inputs(pad_id=0)
     with torch.no_grad():
         torch.testing.assert_close(bare.stored.model(**given), opened.stored.model(**given), atol=0, rtol=0)
@@ -285,7 +285,7 @@ def test_a_tokenizer_in_the_files_of_before(folder: Path) -> None:
     assert "twice" in refused(folder)
 
 
-def test_a_config_that_says_little_is_read_as_transformers_does(tmp_path: Path) -> None:
+def test_missing_settings_are_those_of_transformers(tmp_path: Path) -> None:
     assumed = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}
     save_hub_folder(tmp_path / "hf", **assumed)
     before = open_model(tmp_path / "hf").config
@@ -317,10 +317,10 @@ def test_a_torch_file_with_code_is_refused_and_not_run(folder: Path, tmp_path: P
 
 
 def test_weights_cut_short(folder: Path) -> None:
-    whole = (folder / WEIGHTS).read_bytes()
-    (folder / WEIGHTS).write_bytes(whole[:-100])
+    complete = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(complete[:-100])
     assert "cut short" in refused(folder)
-    torch.save(load_file_of(whole, folder), folder / "pytorch_model.bin")
+    torch.save(load_file_of(complete, folder), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
     (folder / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:-300])
     assert "cut short" in refused(folder)
@@ -336,22 +336,22 @@ def load_file_of(content: bytes, folder: Path) -> dict[str, torch.Tensor]:
 )
 def test_an_index_stays_in_its_folder(folder: Path, name: str) -> None:
     shutil.copy(folder / WEIGHTS, folder.parent / "outside.safetensors")
-    places = shard(folder)
-    write_index(folder, dict.fromkeys(places, name))
+    weight_map = shard(folder)
+    write_index(folder, dict.fromkeys(weight_map, name))
     assert "in the same folder" in refused(folder)
 
 
 def test_an_index_that_does_not_fit_its_shards(folder: Path) -> None:
-    places = shard(folder)
-    first = min(places)
-    write_index(folder, places | {"bert.more": places[first]})
+    weight_map = shard(folder)
+    first = min(weight_map)
+    write_index(folder, weight_map | {"bert.more": weight_map[first]})
     assert "differ on which tensors there are" in refused(folder)
-    write_index(folder, {name: file for name, file in places.items() if name != first})
+    write_index(folder, {name: file for name, file in weight_map.items() if name != first})
     assert repr(first) in refused(folder)
     write_index(folder, [1, 2])
     assert "no weight_map" in refused(folder)
-    write_index(folder, places)
-    (folder / places[first]).unlink()
+    write_index(folder, weight_map)
+    (folder / weight_map[first]).unlink()
     assert "which is not there" in refused(folder)
 
 
@@ -536,7 +536,7 @@ def test_classifiers_that_are_refused(tmp_path: Path, values: dict[str, Any], wo
 
 
 def test_tensors_that_are_refused(folder: Path) -> None:
-    whole = (folder / WEIGHTS).read_bytes()
+    complete = (folder / WEIGHTS).read_bytes()
     cases: list[tuple[Callable[[dict[str, torch.Tensor]], Any], str]] = [
         (lambda t: t.update({"bert.encoder.layer.0.adapter.weight": torch.zeros(3)}), "adapter.weight' has no place"),
         (lambda t: t.update(a=torch.zeros(3), b=torch.zeros(3)), "'a' and 1 more tensors have no place"),
@@ -547,12 +547,12 @@ def test_tensors_that_are_refused(folder: Path) -> None:
         (lambda t: t.clear(), "there are weights of at most 0"),
     ]
     for edit, words in cases:
-        (folder / WEIGHTS).write_bytes(whole)
+        (folder / WEIGHTS).write_bytes(complete)
         edit_weights(folder, edit)
         assert words in refused(folder)
 
 
-def test_a_tokenizer_that_is_not_there_or_too_large(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_or_too_large_tokenizer(folder: Path, tmp_path: Path) -> None:
     tokenizer = (folder / "tokenizer.json").read_text()
     (folder / "tokenizer.json").unlink()
     assert "tokenizer.json" in refused(folder)

@@ -201,8 +201,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # long enough that blocks are gathered, and no multiples of anything
 LONG = (131, 23, 87)
-WHOLE = (24, 23, 22)  # one of whole chunks, and two that end in the last one
-ALIKE = (131, 129, 130)  # as long, of the same number of blocks of 4
+FULL_CHUNKS = (24, 23, 22)  # one of whole chunks, and two that end in the last one
+SAME_BLOCKS = (131, 129, 130)  # as long, of the same number of blocks of 4
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -217,9 +217,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     tokenizer.save(folder)
     lengths = LONG if request.param.endswith("-long") else LENGTHS
     if "num_random_blocks" in settings:
-        lengths = ALIKE
+        lengths = SAME_BLOCKS
     if "hash_seed" in settings:
-        lengths = WHOLE
+        lengths = FULL_CHUNKS
     given = inputs(
         pad_id=theirs.config.pad_token_id, segments=getattr(theirs.config, "type_vocab_size", 0), lengths=lengths
     )
@@ -243,7 +243,7 @@ def test_gradients_are_theirs(pair: Pair) -> None:
     check_gradients(pair)
 
 
-def test_a_text_alone_is_as_in_the_batch_there(pair: Pair) -> None:
+def test_one_text_gives_the_outputs_of_the_batch(pair: Pair) -> None:
     # in float64, as products of other shapes round otherwise, by how much depends on the machine; but not where hashes
     # or blocks are drawn, which in float64 are other ones
     draws = pair.theirs.config.model_type in ("reformer", "big_bird")
@@ -264,7 +264,7 @@ def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
     check_way_back(pair, tmp_path)
 
 
-def test_what_was_left_out_is_said(pair: Pair) -> None:
+def test_dropped_tensors_are_reported(pair: Pair) -> None:
     check_left_out(pair)
 
 
@@ -293,7 +293,7 @@ def test_texts_that_are_padded_on_the_left(name: str, settings: dict[str, Any], 
     torch.testing.assert_close(found[keep.bool()], expected[keep.bool()], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("question", [(5,), (2, 7, 4)], ids=["alike", "different"])
+@pytest.mark.parametrize("question", [(5,), (2, 7, 4)], ids=["same", "different"])
 def test_answers_of_bigbird_are_sought_beyond_the_question(question: tuple[int, ...], tmp_path: Path) -> None:
     """Their logits of the question are lowered, but for the first token's; all others are ours."""
     theirs = their_model(transformers.BigBirdForQuestionAnswering, attention_type="original_full", sep_token_id=3)
@@ -303,8 +303,8 @@ def test_answers_of_bigbird_are_sought_beyond_the_question(question: tuple[int, 
     given = inputs(pad_id=0)
     ends = torch.tensor(question).expand(len(LENGTHS))[:, None]
     given["input_ids"].scatter_(1, ends, 3)
-    places = torch.arange(given["input_ids"].shape[1])
-    asked = (places <= ends) & (places > 0)
+    positions = torch.arange(given["input_ids"].shape[1])
+    asked = (positions <= ends) & (positions > 0)
     with torch.no_grad():
         output = theirs(**given)
         expected = torch.stack([output.start_logits, output.end_logits], dim=-1)
@@ -320,9 +320,9 @@ def test_what_labels_tokens_tags_words(name: str, tmp_path: Path) -> None:
     assert open_huggingface(tmp_path / "theirs").stored.labels == Labels(("LABEL_0", "LABEL_1", "LABEL_2"))
     (tmp_path / "new.jsonl").write_text('{"words": ["a", "b", "c"]}\n')
     predict(str(tmp_path / "theirs"), [str(tmp_path / "new.jsonl")], tmp_path / "out.jsonl")
-    told = json.loads((tmp_path / "out.jsonl").read_text())
-    assert len(told["tags"]) == 3
-    assert set(told["tags"]) <= {"LABEL_0", "LABEL_1", "LABEL_2"}
+    line = json.loads((tmp_path / "out.jsonl").read_text())
+    assert len(line["tags"]) == 3
+    assert set(line["tags"]) <= {"LABEL_0", "LABEL_1", "LABEL_2"}
 
 
 def test_embeddings_of_albert_as_wide_as_its_layers(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_the_way_back(pair: Prophets, tmp_path: Path) -> None:
         assert open_huggingface(tmp_path / "hf").stored.config == stored.config
 
 
-def test_what_was_left_out_is_said(pair: Prophets) -> None:
+def test_dropped_tensors_are_reported(pair: Prophets) -> None:
     check_left_out(pair)
 
 
@@ -184,15 +184,15 @@ def test_token_by_token_is_theirs(case: str, tmp_path: Path) -> None:
     cache, expected, found = Cache(), [], []
     with torch.no_grad():
         source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
-        for place in range(targets.shape[1]):
-            token = targets[:, place : place + 1]
+        for position in range(targets.shape[1]):
+            token = targets[:, position : position + 1]
             result = theirs(**given, decoder_input_ids=token, past_key_values=caches, use_cache=True)
             expected.append(result.logits)
             found.append(model.head(model.backbone.decode(token, source, cache=cache)))
-        whole = model(**given, decoder_input_ids=targets)
+        full_logits = model(**given, decoder_input_ids=targets)
         mixed = theirs(**given, decoder_input_ids=targets, use_cache=False).logits
     torch.testing.assert_close(torch.cat(found, 1), torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(whole, torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(full_logits, torch.cat(expected, 1), atol=1e-5, rtol=1e-5)
     # were it in order there, `ordered` and the note of the family would have to go
     assert (mixed - torch.cat(expected, 1)).abs().max() > 0.1
 

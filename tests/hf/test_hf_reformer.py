@@ -78,6 +78,6 @@ def test_causal_rounds_of_hashing(tmp_path: Path) -> None:
 
 
 def test_a_causal_model_that_begins_here_stays_in_its_buckets() -> None:
-    begun, opened = LSHAttentionConfig(chunk_length=4), LSHAttentionConfig(chunk_length=4, across_buckets=True)
-    kernels = [config.build(KERNEL_SHAPE).get_submodule("kernel") for config in (begun, opened)]
+    plain, opened = LSHAttentionConfig(chunk_length=4), LSHAttentionConfig(chunk_length=4, across_buckets=True)
+    kernels = [config.build(KERNEL_SHAPE).get_submodule("kernel") for config in (plain, opened)]
     assert [kernel.attend_across_buckets for kernel in kernels] == [False, True]

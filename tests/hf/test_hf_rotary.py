@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.families.llama import LLAMA as LLAMA_FAMILY
+from homespun.hf.match import match_architecture
 from homespun.hf.open import open_any, open_huggingface
-from homespun.hf.place import find_place
 from homespun.models.config import ModelConfig
 from homespun.models.presets import PRESETS
 from homespun.objectives.clm import build_clm_head_config
@@ -137,7 +137,7 @@ def test_older_config_of_llama(tmp_path: Path) -> None:
     path.write_text(json.dumps(tree | {"rope_theta": 70.0, "rope_scaling": None}))
     opened = open_huggingface(tmp_path)
     assert opened.stored.config.backbone.positions.theta == 70.0
-    assert [leftover.name for leftover in opened.leftovers] == [name]
+    assert [unused.name for unused in opened.unused_tensors] == [name]
     path.write_text(json.dumps(tree | {"rope_theta": 70.0, "rope_scaling": {"type": "linear", "factor": 2.0}}))
     with pytest.raises(UserError, match="rope_type='linear'"):
         open_huggingface(tmp_path)
@@ -157,10 +157,10 @@ def test_our_presets_are_written_with_their_heads(preset: str) -> None:
     config = ModelConfig.model_validate({"backbone": {"preset": preset, "vocab_size": 97}})
     stack = config.one_stack("a test")
     head = build_clm_head_config(stack) if stack.causal else build_mlm_head_config(stack)
-    place, notes = find_place(config.model_copy(update={"head": head}))
+    match, notes = match_architecture(config.model_copy(update={"head": head}))
     assert not notes
-    assert place is not None
-    assert place.architecture.name == ("NanoChatForCausalLM" if stack.causal else "ModernBertForMaskedLM")
+    assert match is not None
+    assert match.architecture.name == ("NanoChatForCausalLM" if stack.causal else "ModernBertForMaskedLM")
 
 
 @pytest.mark.parametrize(

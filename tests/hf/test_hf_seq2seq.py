@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 # classes whose decoder reads what the encoder reads, if it is given nothing else
 OVER_TEXTS = ("ForSequenceClassification", "ForQuestionAnswering")
 # as long, of the same number of blocks of 4
-ALIKE = (131, 129, 130)
+SAME_BLOCKS = (131, 129, 130)
 # beyond what a small window or a few blocks reach
 LONG = (131, 23, 87)
 
@@ -74,7 +74,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     theirs.save_pretrained(folder)
     tokenizer = bert_tokenizer()
     tokenizer.save(folder)
-    lengths = LONG if "long" in request.param else ALIKE if "random" in request.param else LENGTHS
+    lengths = LONG if "long" in request.param else SAME_BLOCKS if "random" in request.param else LENGTHS
     pad = theirs.config.pad_token_id
     given = inputs(pad_id=pad, segments=0, lengths=lengths)
     if not name.endswith(OVER_TEXTS):
@@ -98,7 +98,7 @@ def test_gradients_are_theirs(pair: Pair) -> None:
     check_gradients(pair)
 
 
-def test_a_text_alone_is_as_in_the_batch_there(pair: Pair) -> None:
+def test_one_text_gives_the_outputs_of_the_batch(pair: Pair) -> None:
     # in float64, as products of other shapes round otherwise
     model = copy.deepcopy(pair.ours.stored.model).double().eval()
     given = pair.inputs
@@ -127,19 +127,19 @@ def test_token_by_token_from_a_cache_is_theirs(pair: Pair) -> None:
         context = {name: given[name] for name in ("attention_mask", "global_attention_mask") if name in given}
         source = model.backbone.encode(given["input_ids"], **context)
         cache, keep = Cache(), given["decoder_attention_mask"]
-        for place in range(keep.shape[1]):
-            token = given["decoder_input_ids"][:, place : place + 1]
-            hidden = model.backbone.decode(token, source, decoder_attention_mask=keep[:, : place + 1], cache=cache)
+        for position in range(keep.shape[1]):
+            token = given["decoder_input_ids"][:, position : position + 1]
+            hidden = model.backbone.decode(token, source, decoder_attention_mask=keep[:, : position + 1], cache=cache)
             found = hidden if model.head is None else model.head(hidden)
-            real = keep[:, place].bool()
-            torch.testing.assert_close(found[real, 0], expected[real, place], atol=1e-5, rtol=1e-5)
+            real = keep[:, position].bool()
+            torch.testing.assert_close(found[real, 0], expected[real, position], atol=1e-5, rtol=1e-5)
 
 
 def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
     check_way_back(pair, tmp_path)
 
 
-def test_what_was_left_out_is_said(pair: Pair) -> None:
+def test_dropped_tensors_are_reported(pair: Pair) -> None:
     check_left_out(pair)
 
 

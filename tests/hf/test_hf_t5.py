@@ -113,7 +113,7 @@ def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
     check_way_back(pair, tmp_path)
 
 
-def test_what_was_left_out_is_said(pair: Pair) -> None:
+def test_dropped_tensors_are_reported(pair: Pair) -> None:
     check_left_out(pair)
 
 
@@ -127,12 +127,12 @@ def test_token_by_token_from_a_cache_is_theirs(pair: Pair) -> None:
         expected = pair.their_output(pair.theirs.eval())
         source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
         cache, keep = Cache(), given["decoder_attention_mask"]
-        for place in range(keep.shape[1]):
-            token = given["decoder_input_ids"][:, place : place + 1]
-            hidden = model.backbone.decode(token, source, decoder_attention_mask=keep[:, : place + 1], cache=cache)
+        for position in range(keep.shape[1]):
+            token = given["decoder_input_ids"][:, position : position + 1]
+            hidden = model.backbone.decode(token, source, decoder_attention_mask=keep[:, : position + 1], cache=cache)
             found = hidden if model.head is None else model.head(hidden)
-            real = keep[:, place].bool()
-            torch.testing.assert_close(found[real, 0], expected[real, place], atol=1e-5, rtol=1e-5)
+            real = keep[:, position].bool()
+            torch.testing.assert_close(found[real, 0], expected[real, position], atol=1e-5, rtol=1e-5)
 
 
 def saved(folder: Path, name: str, settings: dict[str, Any], **changes: Any) -> Any:
@@ -174,11 +174,11 @@ def test_tied_words_may_have_any_of_their_names(kept: str, tmp_path: Path) -> No
     torch.testing.assert_close(words, theirs.shared.weight)
 
 
-def test_the_encoder_of_a_whole_model(tmp_path: Path) -> None:
+def test_the_encoder_of_an_encoder_decoder_model(tmp_path: Path) -> None:
     theirs = saved(tmp_path, "T5ForConditionalGeneration", T5, architectures=["T5EncoderModel"])
     untie(tmp_path)
     opened = open_huggingface(tmp_path)
-    reasons = {left.name.split(".")[0]: left.reason for left in opened.leftovers}
+    reasons = {left.name.split(".")[0]: left.reason for left in opened.unused_tensors}
     assert reasons == {
         "decoder": "of the decoder, and the model is opened without",
         "lm_head": "of a head, and the model is opened without",

@@ -33,7 +33,7 @@ READ = table_reader(["text"], "label", None, characters=100)
         ("data.csv", "valid.csv", "test_data.csv"),
     ],
 )
-def test_parts_are_told_by_name(tmp_path: Path, train: str, validation: str, test: str) -> None:
+def test_splits_are_found_by_name(tmp_path: Path, train: str, validation: str, test: str) -> None:
     for name, rows in ((train, 41), (validation, 11), (test, 13)):
         table(tmp_path / name, rows)
     (tmp_path / "README.md").write_text("of no part")

@@ -119,7 +119,7 @@ def test_no_expression_comes_twice() -> None:
     assert len(set(texts)) == 211
 
 
-def test_a_stream_that_is_exhausted_says_so() -> None:
+def test_an_exhausted_stream_is_an_error() -> None:
     stream = ListOps(seed=0, max_depth=2, max_arguments=2, min_length=0, max_length=3).distinct()  # ten digits
     with pytest.raises(UserError, match="after 10 expressions hardly any are new; ask for fewer rows"):
         list(islice(stream, 11))
@@ -161,7 +161,7 @@ def test_sizes_without_an_expression(sizes: dict[str, int]) -> None:
         ListOps(seed=0, **sizes)
 
 
-def test_the_arenas_brackets_say_nothing_more() -> None:
+def test_the_round_brackets_are_redundant() -> None:
     tokenizer = word_tokenizer(SYMBOLS, ignored="()")
     tokens = ListOps(seed=1, min_length=30, max_length=90).expression(0)
     tree = parse(iter(tokens))

@@ -76,14 +76,14 @@ def test_both_documents_and_their_order_matter(objective: RetrievalObjective) ->
 
 
 def test_micro_batches_add_up_and_all_parts_learn(objective: RetrievalObjective) -> None:
-    whole = collated(ROWS)
-    objective(whole).total(whole.targets).backward()
+    full = collated(ROWS)
+    objective(full).total(full.targets).backward()
     expected = {name: parameter.grad.clone() for name, parameter in objective.named_parameters() if _learns(parameter)}
     assert any(name.startswith("model.head") for name in expected)
     assert any(name.startswith("model.backbone.layers") for name in expected)
     objective.zero_grad()
     for rows in (ROWS[:2], ROWS[2:]):
-        objective(collated(rows)).total(whole.targets).backward()
+        objective(collated(rows)).total(full.targets).backward()
     for name, gradient in expected.items():
         torch.testing.assert_close(objective.get_parameter(name).grad, gradient)
 

@@ -184,7 +184,7 @@ def test_pixels(tmp_path: Path) -> None:
         lra("pixels", tmp_path / "short", models=["full"], data=data, overrides=[*SMALL, "task.length=36"])
 
 
-def test_something_is_learnt(tmp_path: Path) -> None:
+def test_training_beats_the_majority_class(tmp_path: Path) -> None:
     rows = texts(200, random.Random(1))
     data = tmp_path / "data"
     data.mkdir()
@@ -196,7 +196,7 @@ def test_something_is_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_settings_are_whole_and_ready_for_the_task(task: str) -> None:
+def test_settings_are_complete(task: str) -> None:
     recipe = lra_recipe(task)
     assert recipe.task.kind == task
     assert recipe.model.max_position_embeddings == recipe.task.length
@@ -228,7 +228,7 @@ def test_an_override_for_one_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("listop",), "unknown task 'listop'; did you mean 'listops'?"),
         (("listops", "--models", "ful"), "unknown model 'ful'; did you mean 'full'?"),
@@ -247,10 +247,10 @@ def test_an_override_for_one_model() -> None:
         ),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserError) as caught:
         run(*words, "--out", tmp_path / "out")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()  # nothing is in the way of the right command
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
-from homespun.hf.place import find_place
+from homespun.hf.match import match_architecture
 from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
@@ -78,7 +78,7 @@ def test_it_is_what_the_authors_run() -> None:
     """Their code, over a layer of transformers, which takes queries of its own: MIT, DeBERTa, `EnhancedMaskDecoder`."""
     theirs_module = pytest.importorskip("transformers.models.deberta_v2.modeling_deberta_v2")
     transformers = pytest.importorskip("transformers")
-    from homespun.hf.convert import to_theirs
+    from homespun.hf.engine import to_theirs
     from homespun.hf.families.deberta_v2 import DEBERTA_V2
     from homespun.models.bundle import weights_of
 
@@ -137,9 +137,9 @@ def test_it_is_written_for_transformers_but_for_the_head_of_masked_words(tmp_pat
     tokenizer = Tokenizer.train(["a few words to be told from their places"] * 3, kind="wordpiece", vocab_size=61)
     for head, written in (("pooled", "DebertaV2ForSequenceClassification"), ("masked_lm", "DebertaV2Model")):
         config = ModelConfig.model_validate({"backbone": SIZES, "head": HEADS[head]})
-        place, notes = find_place(config)
-        assert place is not None
-        assert place.architecture.name == written
+        match, notes = match_architecture(config)
+        assert match is not None
+        assert match.architecture.name == written
         assert any("position_embeddings" in note for note in notes)
         report = export_huggingface(tmp_path / head, config.build(), config, tokenizer)
         assert report.architecture == written

@@ -16,7 +16,7 @@ from torch import nn
 from homespun.attention.additive import AdditiveAttention, AlignedLayer
 from homespun.config import validate
 from homespun.errors import UserError
-from homespun.hf.place import find_place
+from homespun.hf.match import match_architecture
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig, TokenHeadConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -325,8 +325,8 @@ def test_stacks_of_either_kind_go_together() -> None:
         model = config.build().eval()
         assert model(some_ids(2, SEQ), decoder_input_ids=some_ids(2, 5)).shape == (2, 5, 22)
         assert EncoderDecoderConfig.model_validate(config.model_dump()) == config
-        place, notes = find_place(ModelConfig(backbone=config))
-        assert place is None
+        match, notes = match_architecture(ModelConfig(backbone=config))
+        assert match is None
         assert "recurrent" in notes[0]
 
 
@@ -338,8 +338,8 @@ def test_words_are_tied_through_a_projection_where_the_widths_differ() -> None:
     assert (head.transform.in_features, head.transform.out_features) == (22, 17)
     narrow = config.model_copy(update={"backbone": STACKS["lstm-2"].model_copy(update={"embedding_size": 0})}).build()
     assert isinstance(narrow.head.transform, nn.Identity)  # type: ignore[union-attr]
-    place, notes = find_place(config)
-    assert place is None
+    match, notes = match_architecture(config)
+    assert match is None
     assert "recurrent" in notes[0]
 
 

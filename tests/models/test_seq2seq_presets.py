@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from homespun.attention.relative_bias import BiasedDotProduct
 from homespun.errors import UserError
-from homespun.hf.place import find_place
+from homespun.hf.match import match_architecture
 from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
@@ -69,9 +69,9 @@ def test_the_transformer_is_as_large_as_in_its_paper() -> None:
 )
 def test_each_has_a_class_of_transformers(name: str) -> None:
     config, _ = build(name, 331)
-    place, notes = find_place(config)
-    assert place is not None, notes
-    assert place.architecture.name.endswith("ForConditionalGeneration")
+    match, notes = match_architecture(config)
+    assert match is not None, notes
+    assert match.architecture.name.endswith("ForConditionalGeneration")
 
 
 def test_a_decoder_with_neighbour_heads_is_built() -> None:
@@ -86,8 +86,10 @@ def test_recipes_with_scales_are_t5s(name: str) -> None:
     recipe = pretrain_recipe(name)
     assert recipe.model.encoder.scale_attn_weights
     assert recipe.model.decoder.scale_attn_weights
-    place, notes = find_place(ModelConfig(backbone=recipe.model.with_tokens(331, 0), head=recipe.objective.head))
-    assert (place.architecture.name, notes) == ("T5ForConditionalGeneration", ())
+    match, notes = match_architecture(
+        ModelConfig(backbone=recipe.model.with_tokens(331, 0), head=recipe.objective.head)
+    )
+    assert (match.architecture.name, notes) == ("T5ForConditionalGeneration", ())
 
 
 def test_fields_of_a_stack_win_over_the_presets_one_by_one() -> None:

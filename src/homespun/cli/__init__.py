@@ -17,6 +17,7 @@ from homespun.cli.distill import distill_app
 from homespun.cli.generate import generate, summarize
 from homespun.cli.options import (
     Columns,
+    CommandGroup,
     DataSet,
     Encoding,
     Input,
@@ -25,12 +26,11 @@ from homespun.cli.options import (
     Overrides,
     Resume,
     StartingVectors,
-    Verbs,
     Writing,
-    assigned,
-    parts,
-    tell,
-    tell_run,
+    parse_overrides,
+    print_result,
+    print_run_result,
+    split_list,
 )
 from homespun.cli.plan import plan
 from homespun.cli.prompt import prompt
@@ -45,7 +45,7 @@ _TRAINING = ("pretrain", "finetune", "distill", "quickstart")  # verbs
 
 app = typer.Typer(
     name="homespun",
-    cls=Verbs,
+    cls=CommandGroup,
     help="Spin small language models from your own text, on your own machine, and see the evidence.",
     no_args_is_help=True,
     add_completion=False,
@@ -73,7 +73,7 @@ Model = Annotated[
 ]
 
 
-def _tell_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         typer.echo(f"homespun {version('homespun')}")
         raise typer.Exit
@@ -82,7 +82,7 @@ def _tell_version(asked: bool) -> None:
 @app.callback()
 def homespun(
     asked: Annotated[
-        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """What stands before a verb."""
@@ -121,7 +121,7 @@ def pretrain(
             resume=resume,
             display=display,
         )
-    tell_run(result, out, as_json)
+    print_run_result(result, out, as_json)
 
 
 @app.command(short_help="Fine-tune a pretrained model on labelled texts.")
@@ -144,7 +144,7 @@ def finetune(
     loaded = finetune_recipe(recipe, overrides or ())
     with Display(json=as_json) as display:
         result = job(loaded, out, start_from=start_from, vectors=vectors, resume=resume, display=display)
-    tell_run(result, out, as_json)
+    print_run_result(result, out, as_json)
 
 
 @app.command()
@@ -162,10 +162,10 @@ def evaluate(
     """Measure a fine-tuned model on labelled texts."""
     from homespun.jobs.use import evaluate as job
 
-    given: dict[str, Any] = {"encoding": encoding, "columns": parts(columns), "data_set": data_set}
-    metrics = job(run, data, text=text, label=label, **given, writing=assigned(writing))
+    given: dict[str, Any] = {"encoding": encoding, "columns": split_list(columns), "data_set": data_set}
+    metrics = job(run, data, text=text, label=label, **given, writing=parse_overrides(writing))
     if as_json:
-        tell(metrics, as_json)
+        print_result(metrics, as_json)
         return
     from homespun.report.terminal import print_metrics
 
@@ -198,13 +198,13 @@ def predict(
             out,
             text=text,
             encoding=encoding,
-            columns=parts(columns),
+            columns=split_list(columns),
             data_set=data_set,
-            writing=assigned(writing),
+            writing=parse_overrides(writing),
             progress=counter(display, "predicting", read_progress),
             read_progress=read_progress,
         )
-    tell(result, as_json)
+    print_result(result, as_json)
 
 
 @app.command()
@@ -227,9 +227,9 @@ def report(
                 f"the report of a comparison is written to {runs[0] / 'report'} and has its name; leave out --out and "
                 f"--title"
             )
-        tell({"report": str(write_comparison(runs[0]))}, as_json)
+        print_result({"report": str(write_comparison(runs[0]))}, as_json)
         return
-    tell({"report": str(write_report(runs, out or Path("report"), title=title or "Report"))}, as_json)
+    print_result({"report": str(write_report(runs, out or Path("report"), title=title or "Report"))}, as_json)
 
 
 @app.command(short_help="The whole job, on documentation that is installed here.")
@@ -245,7 +245,7 @@ def quickstart(
     with Display(json=as_json) as display:
         result = job(out, seconds=60 * minutes, display=display)
     if as_json:
-        tell(result, as_json)
+        print_result(result, as_json)
         return
     from homespun.report.terminal import print_run
 
@@ -262,7 +262,7 @@ def doctor(as_json: Json = False) -> None:
 
     checks = examine()
     if as_json:
-        tell({"checks": [asdict(check) for check in checks]}, as_json)
+        print_result({"checks": [asdict(check) for check in checks]}, as_json)
     else:
         from homespun.report.terminal import print_checks
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Out, Overrides, Resume, parts, tell
+from homespun.cli.options import Json, Out, Overrides, Resume, print_result, split_list
 from homespun.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ def compare(
             display=display,
         )
     if as_json:
-        tell(result, as_json)
+        print_result(result, as_json)
     else:
         for failed in result["failed"]:
             typer.echo(f"failed: {failed['name']}, seed {failed['seed']}: {failed['why']}")
         for note in result["notes"]:
             typer.echo(f"note: {note}")
-        tell({"trials done": f"{result['done']} of {result['trials']}", "report": result["page"]}, as_json)
+        print_result({"trials done": f"{result['done']} of {result['trials']}", "report": result["page"]}, as_json)
     if not result["done"]:
         raise typer.Exit(1)
 
@@ -62,12 +62,12 @@ def measure(
     """Measure what a model costs in use: seconds and memory by length."""
     from homespun.jobs.measure import measure as job
 
-    words = parts(lengths) or []
+    words = split_list(lengths) or []
     if not all(word.isdecimal() for word in words):
         raise UserError(f"--lengths takes whole numbers, such as 128,512, not {lengths!r}")
     result = job(run, lengths=[int(word) for word in words], batch_size=batch_size)
     if as_json:
-        tell(result, as_json)
+        print_result(result, as_json)
         return
     from homespun.report import formats
     from homespun.report.console import print_tables
@@ -98,15 +98,15 @@ def baselines(
         raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")
     result = job(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume)
     if as_json:
-        tell(result, as_json)
+        print_result(result, as_json)
         return
     from homespun.report.console import print_tables
 
-    print_tables(_lines(result))
+    print_tables(_baselines_table(result))
     typer.echo(f"written: {out / 'result.json'}")
 
 
-def _lines(result: Mapping[str, Any]) -> Table:
+def _baselines_table(result: Mapping[str, Any]) -> Table:
     """The measures of each baseline; over folds their means, with deviations."""
     from homespun.report import formats
     from homespun.report.table import Column, Table

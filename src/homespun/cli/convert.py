@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Json, Out, choice, tell
+from homespun.cli.options import Json, Out, check_choice, print_result
 
 Source = Annotated[
     str, typer.Argument(metavar="NAME_OR_FOLDER", help="Hugging Face folder or hub name, a run or a model folder.")
@@ -31,9 +31,9 @@ def convert(
     from homespun.jobs.convert import FORMS
     from homespun.jobs.convert import convert as job
 
-    result = job(source, out, to=choice(to, FORMS, "--to"), head=_kind(head, STORED))
+    result = job(source, out, to=check_choice(to, FORMS, "--to"), head=_head_kind(head, STORED))
     if as_json:
-        tell(result, as_json)
+        print_result(result, as_json)
         return
     from homespun.report.console import print_tables
     from homespun.report.conversion import conversion_tables
@@ -42,14 +42,14 @@ def convert(
     for note in result["notes"]:
         typer.echo(f"note: {note}")
     check = result["check"]
-    there = result["architecture"]["to"] or "homespun"
+    target = result["architecture"]["to"] or "homespun"
     facts = {
         "written": result["out"],
-        "model": there,
+        "model": target,
         "parameters": f"{result['parameters']:,}",
         "checked": f"{check['compared']} of {len(check['lengths'])} texts differ by {check['largest_difference']:.1g}",
     }
-    tell(facts, as_json)
+    print_result(facts, as_json)
 
 
 def export(
@@ -63,10 +63,10 @@ def export(
     from homespun.hf.family import STORED
     from homespun.jobs.convert import export as job
 
-    choice(to, ("onnx",), "--to")
-    result = job(source, out, head=_kind(head, STORED))
+    check_choice(to, ("onnx",), "--to")
+    result = job(source, out, head=_head_kind(head, STORED))
     if as_json:
-        tell(result, as_json)
+        print_result(result, as_json)
         return
     largest = max(check["largest_difference"] for check in result["checked"])
     facts = {
@@ -78,8 +78,8 @@ def export(
     }
     for note in result["notes"]:
         typer.echo(f"note: {note}")
-    tell(facts, as_json)
+    print_result(facts, as_json)
 
 
-def _kind(head: str | None, stored: str) -> str | None:
+def _head_kind(head: str | None, stored: str) -> str | None:
     return stored if head is None else None if head == "none" else head

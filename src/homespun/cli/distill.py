@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Json, Out, Overrides, Resume, Verbs, parts, tell_run
+from homespun.cli.options import CommandGroup, Json, Out, Overrides, Resume, print_run_result, split_list
 from homespun.errors import UserError
 
 distill_app = typer.Typer(
-    cls=Verbs, help="Teach a smaller model what a larger one knows.", no_args_is_help=True, rich_markup_mode=None
+    cls=CommandGroup, help="Teach a smaller model what a larger one knows.", no_args_is_help=True, rich_markup_mode=None
 )
-Taught = Annotated[str, typer.Option("--teacher", help="Run or model to learn from, of the student's tokenizer.")]
+Teacher = Annotated[str, typer.Option("--teacher", help="Run or model to learn from, of the student's tokenizer.")]
 Student = Annotated[
     str | None, typer.Option("--from", help="The student; made of the teacher's layers where not given.")
 ]
@@ -25,7 +25,7 @@ Layers = Annotated[
 @distill_app.command("pretrain", short_help="On a corpus, as DistilBERT was.")
 def distill_pretrain(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe such as distil-mini, or a .yaml file.")],
-    teacher: Taught,
+    teacher: Teacher,
     overrides: Overrides = None,
     start_from: Student = None,
     layers: Layers = None,
@@ -49,19 +49,19 @@ def distill_pretrain(
             out,
             teacher=teacher,
             start_from=start_from,
-            layers=_numbers(layers),
+            layers=_parse_layers(layers),
             changes=changes,
             fresh=fresh,
             resume=resume,
             display=display,
         )
-    tell_run(result, out, as_json)
+    print_run_result(result, out, as_json)
 
 
 @distill_app.command("finetune", short_help="On labelled texts, with what a teacher says of each.")
 def distill_finetune(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe such as distil-classify, or a .yaml file.")],
-    teacher: Taught,
+    teacher: Teacher,
     overrides: Overrides = None,
     start_from: Student = None,
     layers: Layers = None,
@@ -82,16 +82,16 @@ def distill_finetune(
             out,
             teacher=teacher,
             start_from=start_from,
-            layers=_numbers(layers),
+            layers=_parse_layers(layers),
             changes=changes,
             resume=resume,
             display=display,
         )
-    tell_run(result, out, as_json)
+    print_run_result(result, out, as_json)
 
 
-def _numbers(given: str | None) -> list[int] | None:
-    found = parts(given)
+def _parse_layers(given: str | None) -> list[int] | None:
+    found = split_list(given)
     if found is None:
         return None
     try:

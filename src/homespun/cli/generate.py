@@ -7,7 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Columns, DataSet, Encoding, Input, Json, Writing, assigned, parts, tell
+from homespun.cli.options import (
+    Columns,
+    DataSet,
+    Encoding,
+    Input,
+    Json,
+    Writing,
+    parse_overrides,
+    print_result,
+    split_list,
+)
 from homespun.errors import UserError
 
 
@@ -64,7 +74,7 @@ def generate(
     if inputs:
         if out is None:
             raise UserError("--input needs --out: a .jsonl file to write")
-        _file(run, inputs, out, text, stop, arguments, batch_size, encoding, columns, as_json)
+        _generate_file(run, inputs, out, text, stop, arguments, batch_size, encoding, columns, as_json)
         return
     if out is not None:
         raise UserError("--out is for --input; what is written of --prompt is printed")
@@ -76,7 +86,7 @@ def generate(
     if as_json or several:
         (written,) = writer.generate([prompt], **arguments)
         if as_json:
-            tell(
+            print_result(
                 {"prompt": prompt, "generated": [w.text for w in written], "tokens": [w.tokens for w in written]}, True
             )
             return
@@ -88,7 +98,7 @@ def generate(
     typer.echo()
 
 
-def _file(
+def _generate_file(
     run: str,
     inputs: list[str],
     out: Path,
@@ -116,11 +126,11 @@ def _file(
             arguments=arguments,
             batch_size=batch_size,
             encoding=encoding,
-            columns=parts(columns),
+            columns=split_list(columns),
             progress=counter(display, "writing", read_progress),
             read_progress=read_progress,
         )
-    tell(result, as_json)
+    print_result(result, as_json)
 
 
 def summarize(
@@ -143,12 +153,12 @@ def summarize(
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
-    given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": parts(columns), "data_set": data_set}
-    given["writing"] = assigned(writing)
+    given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": split_list(columns), "data_set": data_set}
+    given["writing"] = parse_overrides(writing)
     if out is None:
         written = summaries(run, inputs, **given)
         if as_json:
-            tell({"texts": list(written)}, as_json)
+            print_result({"texts": list(written)}, as_json)
             return
         for each in written:
             typer.echo(" ".join(each.split()))
@@ -158,4 +168,4 @@ def summarize(
         result = job(
             run, inputs, out, **given, progress=counter(display, "writing", read_progress), read_progress=read_progress
         )
-    tell(result, as_json)
+    print_result(result, as_json)

@@ -52,7 +52,7 @@ SECTIONS = {
 """Commands of ``homespun --help``, by section and in this order."""
 
 
-class Verbs(TyperGroup):
+class CommandGroup(TyperGroup):
     """Command group that rejects unknown and removed commands in one line."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -79,26 +79,26 @@ class Verbs(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-def parts(value: str | None) -> list[str] | None:
+def split_list(value: str | None) -> list[str] | None:
     """``a,b,c`` as a list."""
     return None if value is None else [part.strip() for part in value.split(",")]
 
 
-def assigned(values: list[str] | None) -> dict[str, Any]:
+def parse_overrides(values: list[str] | None) -> dict[str, Any]:
     """``KEY=VALUE`` and more of them as a mapping, values read as YAML."""
     from homespun.config import override
 
     return override({}, values or ())
 
 
-def choice(value: str, allowed: Any, option: str) -> Any:
+def check_choice(value: str, allowed: Any, option: str) -> Any:
     """``value``, if it is one of those allowed for ``option``."""
     if value not in allowed:
         raise UserError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
     return value
 
 
-def tell(values: Mapping[str, Any], as_json: bool) -> None:
+def print_result(values: Mapping[str, Any], as_json: bool) -> None:
     """A name and a value a line, or one JSON object."""
     if as_json:
         typer.echo(json.dumps(values, ensure_ascii=False, default=str))
@@ -108,10 +108,10 @@ def tell(values: Mapping[str, Any], as_json: bool) -> None:
     print_facts(values)
 
 
-def tell_run(result: Mapping[str, Any], out: Path, as_json: bool) -> None:
+def print_run_result(result: Mapping[str, Any], out: Path, as_json: bool) -> None:
     """What a run came to, or its result as one JSON object."""
     if as_json:
-        tell({"run": str(out), **result}, as_json)
+        print_result({"run": str(out), **result}, as_json)
         return
     from homespun.report.terminal import print_run
 

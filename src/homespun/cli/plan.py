@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Overrides, tell
+from homespun.cli.options import Json, Overrides, print_result
 
 
 def plan(
@@ -41,7 +41,7 @@ def plan(
             changes=changes,
             display=display,
         )
-    tell(result if as_json else _facts(result), as_json)
+    print_result(result if as_json else _facts(result), as_json)
 
 
 def _facts(result: dict[str, Any]) -> dict[str, str]:
@@ -53,7 +53,7 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     rows = f"{chosen['micro_batch_size']} rows, {chosen['accumulation']} a step of {chosen['batch_size']}"
     again = ", layers computed again" if chosen["gradient_checkpointing"] else ""
     trainings = result["trainings"]
-    epochs = "" if expected["epochs"] is None else f", {_some(formats.count(expected['epochs']), 'epoch')}"
+    epochs = "" if expected["epochs"] is None else f", {_pluralize(formats.count(expected['epochs']), 'epoch')}"
     size, forecast = result["size"], result["forecast"]
     facts = {} if size is None else {"model": size["reason"]}
     facts |= {
@@ -64,11 +64,11 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
         "FLOPs a token": f"{formats.count(round(flops['forward']))} forward, "
         f"{formats.count(round(flops['backward']))} backward",
         "step": formats.duration(result["seconds_per_step"]),
-        "expected": f"{_reach(expected)}{epochs}; {expected['limit']} ends it",
+        "expected": f"{_format_budget(expected)}{epochs}; {expected['limit']} ends it",
     }
     if trainings["count"] > 1:
         facts["expected"] += "; of one training"
-        facts[f"all {trainings['count']} trainings"] = _reach(trainings)
+        facts[f"all {trainings['count']} trainings"] = _format_budget(trainings)
     if forecast is not None and forecast["summary"] is not None:
         facts["forecast"] = forecast["summary"]
     if probe is not None:
@@ -81,14 +81,14 @@ def _facts(result: dict[str, Any]) -> dict[str, str]:
     return facts
 
 
-def _reach(found: dict[str, Any]) -> str:
+def _format_budget(found: dict[str, Any]) -> str:
     from homespun.report import formats
 
-    steps, tokens = _some(f"{found['steps']:,}", "step"), _some(formats.count(found["tokens"]), "token")
+    steps, tokens = _pluralize(f"{found['steps']:,}", "step"), _pluralize(formats.count(found["tokens"]), "token")
     return f"{steps}, {tokens} in {formats.duration(found['seconds'])}"
 
 
-def _some(number: str, what: str) -> str:
+def _pluralize(number: str, what: str) -> str:
     return f"{number} {what}" if number == "1" else f"{number} {what}s"
 
 

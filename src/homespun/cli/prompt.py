@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Columns, Encoding, Json, Out, parts, tell
+from homespun.cli.options import Columns, Encoding, Json, Out, print_result, split_list
 from homespun.errors import UserError
 
 
@@ -60,7 +60,7 @@ def prompt(
                 "separator": separator.replace("\\n", "\n"),
             },
             "answers": {name: word for name, _, word in pairs},
-            "shots": parts(shots),
+            "shots": split_list(shots),
             "draws": draws,
             "balanced": balanced,
             "score": score,
@@ -80,12 +80,12 @@ def prompt(
             label=label,
             test=test,
             encoding=encoding,
-            columns=parts(columns),
+            columns=split_list(columns),
             prompting=prompting,
             display=display,
         )
     if as_json:
-        tell(result, as_json)
+        print_result(result, as_json)
         return
     print_tables(in_context_table(result))
     typer.echo(f"report: {result['page']}")

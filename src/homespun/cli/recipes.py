@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Json, Overrides, Verbs, tell
+from homespun.cli.options import CommandGroup, Json, Overrides, print_result
 
-recipes_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="The shipped recipes.")
+recipes_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="The shipped recipes.")
 
 
 @recipes_app.command("list")
@@ -21,7 +21,7 @@ def recipes_list(as_json: Json = False) -> None:
         {name: str(recipe_tree(name).get("about", "")) for name in names}
         for names in (recipe_names(), comparison_names())
     )
-    tell({"recipes": rows, "comparisons": comparisons} if as_json else rows | comparisons, as_json)
+    print_result({"recipes": rows, "comparisons": comparisons} if as_json else rows | comparisons, as_json)
 
 
 @recipes_app.command("show")
@@ -38,7 +38,7 @@ def recipes_show(
     load = compare_recipe if recipe_tree(name).get("kind") == "compare" else load_recipe
     recipe = load(name, overrides or ())
     if as_json:
-        tell(recipe.model_dump(mode="json"), as_json)
+        print_result(recipe.model_dump(mode="json"), as_json)
     else:
         typer.echo(dump(recipe), nl=False)
 

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from homespun.cli.options import Verbs
+from homespun.cli.options import CommandGroup
 from homespun.errors import UserError
 
-show_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Draw what a model does.")
+show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Draw what a model does.")
 
 
 @show_app.command("attention", short_help="Draw which token sees which, in each layer and head.")
@@ -31,7 +31,7 @@ def show_attention(
     """Draw which token sees which, in each layer and head, and how far that reaches through depth."""
     from homespun.jobs.show import show_attention as job
 
-    numbers = None if layers is None else _whole_numbers(layers, "--layers")
+    numbers = None if layers is None else _parse_integers(layers, "--layers")
     path = out if as_json or out is not None else Path("attention.svg")
     result = job(recipe, overrides or (), length=length, layers=numbers, stack=stack, out=path)
     if as_json:
@@ -75,7 +75,7 @@ def show_alignment(
     print_facts({"picture": result["out"], "tokens": tokens} | written)
 
 
-def _whole_numbers(text: str, option: str) -> list[int]:
+def _parse_integers(text: str, option: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise UserError(f"{option} takes whole numbers, such as 1,2, not {text!r}")

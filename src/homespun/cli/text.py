@@ -9,6 +9,7 @@ import typer
 
 from homespun.cli.options import (
     Columns,
+    CommandGroup,
     Duplicates,
     Encoding,
     Input,
@@ -17,15 +18,14 @@ from homespun.cli.options import (
     Normalise,
     Out,
     TextFields,
-    Verbs,
-    choice,
-    parts,
-    tell,
+    check_choice,
+    print_result,
+    split_list,
 )
 from homespun.errors import UserError
 
-tokenizer_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Train a tokenizer, or extend one.")
-corpus_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Build a corpus of tokens, and look at it.")
+tokenizer_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train a tokenizer, or extend one.")
+corpus_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Build a corpus of tokens, and look at it.")
 
 
 @tokenizer_app.command("train")
@@ -53,7 +53,7 @@ def tokenizer_train(
         inputs,
         text_fields=text_fields or ("text",),
         encoding=encoding,
-        columns=parts(columns),
+        columns=split_list(columns),
         normalise=normalise,
         duplicates="keep",
     )
@@ -62,14 +62,14 @@ def tokenizer_train(
         tokenizer = train_tokenizer(
             what,
             out,
-            kind=choice(kind, KINDS, "--kind"),
+            kind=check_choice(kind, KINDS, "--kind"),
             vocab_size=vocab_size,
             lowercase=lowercase,
             sentinels=sentinels,
             progress=counter(display, "reading for the tokenizer", read_progress),
             read_progress=read_progress,
         )
-    tell(
+    print_result(
         {
             "tokenizer": str(out),
             "kind": tokenizer.kind,
@@ -108,7 +108,7 @@ def tokenizer_extend(
             inputs or [],
             text_fields=text_fields or ("text",),
             encoding=encoding,
-            columns=parts(columns),
+            columns=split_list(columns),
             normalise=normalise,
             duplicates="keep",
         )
@@ -125,7 +125,7 @@ def tokenizer_extend(
         )
     first = tokenizer.vocab_size - sentinels - len(words)
     shown = [tokenizer.decode([first + number]).strip() for number in range(len(words))]
-    tell(
+    print_result(
         {
             "tokenizer": str(out),
             "vocab_size": tokenizer.vocab_size,
@@ -165,9 +165,9 @@ def corpus_build(
         text_fields=text_fields or ("text",),
         label_field=label_field,
         encoding=encoding,
-        columns=parts(columns),
+        columns=split_list(columns),
         normalise=normalise,
-        duplicates=choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
+        duplicates=check_choice(duplicates, ("keep", "exact", "near"), "--duplicates"),
     )
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
@@ -180,7 +180,7 @@ def corpus_build(
             progress=counter(display, "building the corpus", read_progress),
             read_progress=read_progress,
         )
-    tell(describe_corpus(corpus, out), as_json)
+    print_result(describe_corpus(corpus, out), as_json)
 
 
 @corpus_app.command("lengths", short_help="Lengths in tokens by class and split.")
@@ -210,10 +210,10 @@ def corpus_lengths(
             text_fields=text_fields or ("text",),
             label_field=label_field,
             encoding=encoding,
-            columns=parts(columns),
+            columns=split_list(columns),
         )
     if as_json:
-        tell({"lengths": rows}, as_json)
+        print_result({"lengths": rows}, as_json)
         return
     from homespun.report.terminal import print_lengths
 

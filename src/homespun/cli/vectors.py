@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import Json, Out, Overrides, Verbs, parts, tell
+from homespun.cli.options import CommandGroup, Json, Out, Overrides, print_result, split_list
 
 vectors_app = typer.Typer(
-    cls=Verbs, no_args_is_help=True, help="Train word vectors, ask them, measure them, draw them."
+    cls=CommandGroup, no_args_is_help=True, help="Train word vectors, ask them, measure them, draw them."
 )
 Vectors = Annotated[Path, typer.Argument(help="Folder of word vectors, or a .txt, .vec or .bin file of word2vec.")]
 Count = Annotated[int, typer.Option("--count", help="How many words to show.")]
@@ -31,7 +31,7 @@ def vectors_train(
     config = vectors_config(method, overrides or ())
     with Display(json=as_json) as display:
         result = train_vectors(corpus, config, out, display=display)
-    tell(result, as_json)
+    print_result(result, as_json)
 
 
 @vectors_app.command("similar", short_help="The words nearest to a word, with their cosines.")
@@ -44,7 +44,7 @@ def vectors_similar(
     """The words whose vectors are nearest to a word's, with their cosines."""
     from homespun.vectors.store import open_vectors
 
-    _tell_words(open_vectors(vectors).similar(word, count), as_json)
+    _print_words(open_vectors(vectors).similar(word, count), as_json)
 
 
 @vectors_app.command("analogy")
@@ -59,7 +59,7 @@ def vectors_analogy(
     """What is to C as B is to A: the words nearest to B - A + C."""
     from homespun.vectors.store import open_vectors
 
-    _tell_words(open_vectors(vectors).analogy(a, b, c, count), as_json)
+    _print_words(open_vectors(vectors).analogy(a, b, c, count), as_json)
 
 
 @vectors_app.command("evaluate", short_help="Measure them by analogies and similarities.")
@@ -73,17 +73,17 @@ def vectors_evaluate(
 
     found = measure_vectors(vectors, data)
     if as_json:
-        tell(found, as_json)
+        print_result(found, as_json)
         return
     facts: dict[str, Any] = {}
     for name, list_ in found["analogies"].items():
         for section, score in list_["sections"].items():
-            facts[f"{name}: {section}"] = _scored(score)
-        facts[name] = _scored(list_)
+            facts[f"{name}: {section}"] = _format_accuracy(score)
+        facts[name] = _format_accuracy(list_)
     for name, list_ in found["similarities"].items():
         measured = "-" if list_["spearman"] is None else f"{list_['spearman']:.3f}"
         facts[name] = f"Spearman {measured} on {list_['covered']:,} of {list_['pairs']:,} pairs"
-    tell(facts, as_json)
+    print_result(facts, as_json)
 
 
 @vectors_app.command("map")
@@ -97,12 +97,14 @@ def vectors_map(
     as_json: Json = False,
 ) -> None:
     """A picture of words in a plane."""
-    from homespun.cli.options import choice
+    from homespun.cli.options import check_choice
     from homespun.jobs.vectors import map_vectors
     from homespun.vectors.projection import PROJECTIONS
 
-    tell(
-        map_vectors(vectors, out, words=parts(words), top=top, how=choice(how, PROJECTIONS, "--how"), seed=seed),
+    print_result(
+        map_vectors(
+            vectors, out, words=split_list(words), top=top, how=check_choice(how, PROJECTIONS, "--how"), seed=seed
+        ),
         as_json,
     )
 
@@ -118,7 +120,7 @@ def vectors_convert(
 
     opened = open_vectors(vectors)
     save_vectors(opened, out)
-    tell({"vectors": str(out), "words": len(opened), "size": opened.size}, as_json)
+    print_result({"vectors": str(out), "words": len(opened), "size": opened.size}, as_json)
 
 
 @vectors_app.command("begin", short_help="Write an untrained model that begins with word vectors.")
@@ -133,16 +135,16 @@ def vectors_begin(
     """Write an untrained model that begins with word vectors, for `finetune --from`."""
     from homespun.jobs.vectors import begin_model
 
-    tell(begin_model(recipe, overrides or (), out, tokenizer=tokenizer, vectors=vectors), as_json)
+    print_result(begin_model(recipe, overrides or (), out, tokenizer=tokenizer, vectors=vectors), as_json)
 
 
-def _tell_words(words: list[tuple[str, float]], as_json: bool) -> None:
+def _print_words(words: list[tuple[str, float]], as_json: bool) -> None:
     if as_json:
-        tell({"words": [{"word": word, "cosine": cosine} for word, cosine in words]}, as_json)
+        print_result({"words": [{"word": word, "cosine": cosine} for word, cosine in words]}, as_json)
     else:
-        tell({word: f"{cosine:.3f}" for word, cosine in words}, as_json)
+        print_result({word: f"{cosine:.3f}" for word, cosine in words}, as_json)
 
 
-def _scored(score: dict[str, Any]) -> str:
+def _format_accuracy(score: dict[str, Any]) -> str:
     accuracy = "-" if score["accuracy"] is None else f"{100 * score['accuracy']:.1f} %"
     return f"{accuracy} of {score['covered']:,} answered, of {score['questions']:,} questions"

@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from homespun.config import Tree
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.hf.convert import to_theirs
+from homespun.hf.engine import to_theirs
 from homespun.hf.family import Architecture
-from homespun.hf.fold import fold_weights
+from homespun.hf.folding import fold_weights
+from homespun.hf.match import match_architecture
 from homespun.hf.open import is_hub_name
-from homespun.hf.place import find_place
 from homespun.io.atomic import atomic_path
 from homespun.models.bundle import weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
@@ -25,7 +25,7 @@ from homespun.text.tokenizer import Tokenizer
 CONFIG, CARD = "config.json", "README.md"
 REPORT = "conversion.json"  # beside a model that `homespun convert` wrote, in any form
 _WEIGHTS = "model.safetensors"
-_BESIDE = frozenset({_WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
+_REPLACEABLE = frozenset({_WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def export_huggingface(
     """Write ``folder`` whole or not at all: weights, config.json, tokenizer, model card. It replaces an older export.
 
     A model that no family has, such as one with Linformer's attention, is not written; a head that none has is left
-    out, and the backbone written alone; narrow embeddings that none has are folded (`homespun.hf.fold`). The report
+    out, and the backbone written alone; narrow embeddings that none has are folded (`homespun.hf.folding`). The report
     says so. The card names the ``base_model`` that was gone on from.
 
     Raises:
@@ -72,14 +72,14 @@ def export_huggingface(
     config = config.model_copy(
         update={"backbone": config.backbone.with_tokens(config.backbone.vocab_size, tokenizer.pad_id)}
     )
-    place, notes = find_place(config)
-    if place is None:
+    match, notes = match_architecture(config)
+    if match is None:
         return ExportReport(None, None, notes)
-    family, architecture, weights = place.family, place.architecture, weights_of(model)
-    if place.config.backbone != config.backbone:
+    family, architecture, weights = match.family, match.architecture, weights_of(model)
+    if match.config.backbone != config.backbone:
         headless = config.model_copy(update={"head": None})
         weights = fold_weights(weights, headless if architecture.kind is None else config)
-    config = place.config
+    config = match.config
     num_labels = config.head.model_dump()["num_labels"] if config.head is not None and architecture.classifies else 0
     if labels is not None and num_labels not in (0, len(labels)):
         raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
@@ -127,7 +127,7 @@ def check_replaceable(folder: Path, description: str, *others: str) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give a new or empty folder")
     found = sorted(folder.iterdir())
-    known = {description, *others, *_BESIDE}
+    known = {description, *others, *_REPLACEABLE}
     foreign = [path for path in found if path.name not in known or not path.is_file()]
     if not {description, _WEIGHTS} <= {path.name for path in found}:  # a few files of such names are no model
         foreign = foreign or found
@@ -175,8 +175,8 @@ def _card(
     ]
     if base_model is not None:
         # the card may be read elsewhere: not by whom or where on this machine it was made
-        told = Path(base_model).name if Path(base_model).is_absolute() else base_model
-        body += ["", f"Its training went on from `{told}`."]
+        base = Path(base_model).name if Path(base_model).is_absolute() else base_model
+        body += ["", f"Its training went on from `{base}`."]
     body += ["", "What to know:", "", *(f"- {note}" for note in notes)] if notes else []
     body += ["", "Its training data and its quality are not recorded in this folder."]
     return "\n".join([*front, "", *body]) + "\n"

@@ -16,8 +16,8 @@ from torch import Tensor
 from homespun.config import Tree, validate
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.hf.convert import Drop, Table
-from homespun.hf.labels import unnamed, write_labels
+from homespun.hf.engine import Drop, Table
+from homespun.hf.labels import default_labels, write_labels
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import NAMED_TOKENS
@@ -71,7 +71,7 @@ class Architecture:
         table: the head's tensors.
         head: our head's settings from config.json, completed by what transformers assumes.
         pipeline: the hub's word for what it does.
-        unsaid: settings of ours, by their path, that config.json has no place for and ``notes`` speaks of.
+        unsupported_fields: settings of ours, by path, that config.json has no place for and ``notes`` speaks of.
         notes: what its user should know, of a backbone.
         dropout: what config.json calls the dropout of its head.
         write: what else of our head's settings config.json has a place for.
@@ -83,7 +83,7 @@ class Architecture:
     table: Table
     head: Callable[[Tree], Tree | None]
     pipeline: str | None = None
-    unsaid: frozenset[str] = frozenset()
+    unsupported_fields: frozenset[str] = frozenset()
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()
     dropout: str = "classifier_dropout"
     fits: Callable[[Tree], bool] = lambda tree: True
@@ -119,7 +119,7 @@ class Family:
         write: the same, the other way; what it cannot say it leaves as assumed.
         fixed: settings that change what a model computes, with the values that ours has, the last one to be named.
         offset: how many rows of the position table come before position 0, from the padding id.
-        told: settings that the tensors of the files tell better than their config.json.
+        infer_from_tensors: settings that the tensors of the files tell better than their config.json.
         dropouts: settings, from those of a config.json, that are numbers of their own there and not here.
     """
 
@@ -134,7 +134,7 @@ class Family:
     write: Callable[[Any], Tree] = lambda backbone: {}
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     offset: Callable[[int], int] = lambda pad_token_id: 0
-    told: Callable[[Tree, Mapping[str, Tensor]], Tree] = lambda tree, weights: {}
+    infer_from_tensors: Callable[[Tree, Mapping[str, Tensor]], Tree] = lambda tree, weights: {}
     dropouts: Callable[[Tree], Sequence[str]] = lambda settings: ()
 
     @property
@@ -230,19 +230,19 @@ class Family:
             settings[self.key(architecture.dropout)] = head["dropout"]
         settings |= architecture.write(head)
         if architecture.classifies:
-            settings |= write_labels(labels or unnamed(head["num_labels"]))
+            settings |= write_labels(labels or default_labels(head["num_labels"]))
         return {"architectures": [architecture.name], "model_type": self.model_type} | settings
 
     def differences(self, architecture: Architecture, config: ModelConfig) -> list[str]:
         """What of our model its config.json would not say, in words; empty where it is the same model."""
         try:
-            there = self.read_as(architecture, self.write_config(architecture, config), source=self.model_type)
+            theirs = self.read_as(architecture, self.write_config(architecture, config), source=self.model_type)
         except UserError as error:  # such as a head of one class, which there is a regression
             return [str(error)]
         return [
             f"{path.removeprefix('backbone.')}={other} where this model has {own}"
-            for path, own, other in _differences(_comparable(config), _comparable(there), "")
-            if path not in _FREE | architecture.unsaid
+            for path, own, other in _differences(_comparable(config), _comparable(theirs), "")
+            if path not in _FREE | architecture.unsupported_fields
             # a table of one segment, of zeros, is the same model as none
             and not (path == "backbone.type_vocab_size" and (own, other) == (0, 1))
         ]
@@ -250,10 +250,10 @@ class Family:
     def dropout_notes(self, architecture: Architecture, config: ModelConfig, tree: Tree) -> tuple[str, ...]:
         """Notes on what a model, read from a config.json, drops out otherwise in training: ours has fewer numbers."""
         here = self.write_config(architecture, config)
-        there = {key: self.defaults[key] if tree.get(key) is None else tree[key] for key in self.dropouts(here)}
+        theirs = {key: self.defaults[key] if tree.get(key) is None else tree[key] for key in self.dropouts(here)}
         return tuple(
             f"{key} is {value} in config.json, and {here[key]} here and in what is written; it is of training alone"
-            for key, value in there.items()
+            for key, value in theirs.items()
             if value != here[key]
         )
 
@@ -285,7 +285,7 @@ def headless(
     name: str,
     prefix: str,
     *drops: Drop,
-    unsaid: frozenset[str] = frozenset(),
+    unsupported_fields: frozenset[str] = frozenset(),
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
 ) -> Architecture:
     """The class without a head: the tensors of heads in its files, and ``drops`` before them, are left out."""
@@ -296,7 +296,7 @@ def headless(
         table=Table(drops=(*drops, heads)),
         head=lambda settings: None,
         pipeline="feature-extraction",
-        unsaid=unsaid,
+        unsupported_fields=unsupported_fields,
         notes=notes,
     )
 

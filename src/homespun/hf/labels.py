@@ -31,7 +31,7 @@ def label_names(tree: Tree) -> list[str]:
         UserError: ``id2label`` is not a numbered list of different names, or of several names for a regression.
     """
     count, table = _count(tree), tree.get("id2label")
-    return [*unnamed(count).names] if table is None else _listed(table)
+    return [*default_labels(count).names] if table is None else _listed(table)
 
 
 def _count(tree: Tree) -> int:
@@ -85,6 +85,6 @@ def _problem(labels: Labels) -> str:
     return "single_label_classification" if len(labels) > 1 else "regression"
 
 
-def unnamed(num_labels: int) -> Labels:
+def default_labels(num_labels: int) -> Labels:
     """Names for the classes of a head that came without, as transformers makes them up."""
     return Labels(tuple(f"LABEL_{index}" for index in range(num_labels)))

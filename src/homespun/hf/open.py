@@ -11,12 +11,12 @@ from huggingface_hub import snapshot_download
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Leftover, Table, Weights, their_name, to_ours
+from homespun.hf.engine import Table, UnusedTensor, Weights, their_name, to_ours
 from homespun.hf.families import FAMILIES
-from homespun.hf.families.bert import no_pooler
+from homespun.hf.families.bert import pooler_notes
 from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.labels import read_labels
-from homespun.hf.weights import FILES, has_weights, modern, read_weights
+from homespun.hf.weights import FILES, has_weights, modernize_name, read_weights
 from homespun.io.json import read_object
 from homespun.models.bundle import ModelBundle, assign_weights, build_uninitialized, load_model, weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
@@ -29,49 +29,49 @@ from homespun.text.vocabulary_files import VOCABULARIES
 logger = logging.getLogger(__name__)
 
 _NATIVE, _FOREIGN = "homespun.json", "config.json"
-_OF_A_HEAD = "of a head, and the model is opened without"
+_DROPPED_HEAD = "of a head, and the model is opened without"
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedModel:
     """A model, and what became of the tensors of its files.
 
     Args:
         stored: the model.
         architecture: its class in transformers; None: it is a model of our own.
         mapped: names in the files, and our names of what each holds.
-        leftovers: the tensors of the files that were not taken along, each with a reason.
+        unused_tensors: the tensors of the files that were not taken along, each with a reason.
         notes: in what the model differs from the one in the files.
     """
 
     stored: ModelBundle
     architecture: str | None
     mapped: dict[str, tuple[str, ...]]
-    leftovers: tuple[Leftover, ...]
+    unused_tensors: tuple[UnusedTensor, ...]
     notes: tuple[str, ...]
 
 
 def open_model(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
     """The model in ``source``, in evaluation mode, on the CPU; see `open_any`."""
-    return _with_end(open_any(source, head=head).stored)
+    return _with_eos_token(open_any(source, head=head).stored)
 
 
-def open_to_go_on(source: str | Path) -> ModelBundle:
+def open_for_training(source: str | Path) -> ModelBundle:
     """`open_model`, to be trained further: what differs from the model in the files is said, in a warning each."""
     opened = open_any(source)
     for note in opened.notes:
         logger.warning("%s: %s", source, note)
-    return _with_end(opened.stored)
+    return _with_eos_token(opened.stored)
 
 
-def _with_end(stored: ModelBundle) -> ModelBundle:
+def _with_eos_token(stored: ModelBundle) -> ModelBundle:
     tokens, roles = stored.model.special_tokens, stored.tokenizer.roles
     if tokens.eos_token_id is None and ("sep" in roles or "eos" in roles):  # what the config leaves to the tokenizer
         stored.model.special_tokens = replace(tokens, eos_token_id=stored.tokenizer.sep_id)
     return stored
 
 
-def open_any(source: str | Path, *, head: str | None = STORED) -> Opened:
+def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
     """The model in ``source``, in evaluation mode, on the CPU, and what became of its tensors.
 
     Args:
@@ -88,9 +88,9 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> Opened:
         return open_huggingface(_download(str(source)), head=head)
     if not folder.is_dir():
         raise UserError(f"{folder} is a file; give the folder of the model or of the run")
-    for place in (folder, folder / "model"):
-        if (place / _NATIVE).is_file():
-            return _open_native(place, head)
+    for candidate in (folder, folder / "model"):
+        if (candidate / _NATIVE).is_file():
+            return _open_native(candidate, head)
     if (folder / _FOREIGN).is_file():
         return open_huggingface(folder, head=head)
     if (folder / "config.yaml").is_file():
@@ -105,23 +105,23 @@ def open_any(source: str | Path, *, head: str | None = STORED) -> Opened:
     raise UserError(f"{folder} holds no model: neither model/, nor {_NATIVE}, nor {_FOREIGN} of Hugging Face")
 
 
-def _open_native(folder: Path, head: str | None) -> Opened:
+def _open_native(folder: Path, head: str | None) -> OpenedModel:
     stored = load_model(folder)
     names = list(weights_of(stored.model))
     kind = None if stored.config.head is None else stored.config.head.kind
-    left: tuple[Leftover, ...] = ()
+    left: tuple[UnusedTensor, ...] = ()
     if head is None and kind is not None:
         bare = Model(stored.model.backbone).eval()
         stored = ModelBundle(bare, stored.config.model_copy(update={"head": None}), stored.tokenizer, None, stored.task)
         kept = weights_of(bare).keys()
-        left = tuple(Leftover(name, _OF_A_HEAD) for name in names if name not in kept)
+        left = tuple(UnusedTensor(name, _DROPPED_HEAD) for name in names if name not in kept)
         names = [name for name in names if name in kept]
     elif head not in (STORED, kind):
         raise UserError(f"{folder} has {f'a head {kind!r}' if kind else 'no head'}, and not the head {head!r}")
-    return Opened(stored, None, {name: (name,) for name in names}, left, ())
+    return OpenedModel(stored, None, {name: (name,) for name in names}, left, ())
 
 
-def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened:
+def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> OpenedModel:
     """The model in a Hugging Face folder: ``config.json``, weights, tokenizer. No code of it is ever run.
 
     No weight is drawn at random beforehand, and tensors are mapped from the disk: they take memory when they are first
@@ -141,23 +141,23 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     family = _family_of(tree, source=str(path))
     architecture, config = family.read_config(tree, source=str(path), head=head)
     written = read_weights(folder)
-    if told := family.told(tree, written):
-        architecture, config = family.read_config(tree | told, source=str(path), head=head)
+    if inferred := family.infer_from_tensors(tree, written):
+        architecture, config = family.read_config(tree | inferred, source=str(path), head=head)
     table = family.table + architecture.table
     # files of the class without a head name their tensors from the inside
-    prefix = "" if any(modern(name).startswith(family.prefix) for name in written) else family.prefix
-    there: dict[str, str] = {}
+    prefix = "" if any(modernize_name(name).startswith(family.prefix) for name in written) else family.prefix
+    original_names: dict[str, str] = {}
     for name in written:
-        today = prefix + modern(name)
-        if today in there:
-            raise UserError(f"{folder}: {there[today]!r} and {name!r} are the same tensor; leave one out")
-        there[today] = name
-    theirs = {name: written[original] for name, original in there.items()}
-    converted, leftovers = to_ours(table, theirs, config.backbone, source=str(folder))
+        today = prefix + modernize_name(name)
+        if today in original_names:
+            raise UserError(f"{folder}: {original_names[today]!r} and {name!r} are the same tensor; leave one out")
+        original_names[today] = name
+    theirs = {name: written[original] for name, original in original_names.items()}
+    converted, unused_tensors = to_ours(table, theirs, config.backbone, source=str(folder))
     _check(table, converted, config, source=str(folder))
     tokenizer = Tokenizer.load(folder)
     if isinstance(config.backbone, EncoderConfig) and config.backbone.causal:
-        tokenizer = _with_named_ends(tokenizer, tree)
+        tokenizer = _with_config_end_tokens(tokenizer, tree)
     if tokenizer.vocab_size > config.backbone.vocab_size:
         raise UserError(
             f"{folder}: the tokenizer has {tokenizer.vocab_size} tokens and the model embeds "
@@ -168,26 +168,26 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     labels = read_labels(tree) if architecture.classifies else None
     # where texts and labels stand is not written there: the plain names of the columns, unless others are given
     task = {"length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}
-    return Opened(
+    return OpenedModel(
         ModelBundle(model.eval(), config, tokenizer, labels, task),
         architecture.name,
-        _mapped(table, converted, there, config),
-        tuple(Leftover(there[left.name], left.reason) for left in leftovers),
+        _map_names(table, converted, original_names, config),
+        tuple(UnusedTensor(original_names[left.name], left.reason) for left in unused_tensors),
         (
-            *_of_files(architecture, config.backbone),
+            *_file_notes(architecture, config.backbone),
             *family.dropout_notes(architecture, config, tree),
-            *_widened(converted),
+            *_dtype_notes(converted),
         ),
     )
 
 
-def _of_files(architecture: Architecture, backbone: BackboneConfig) -> tuple[str, ...]:
+def _file_notes(architecture: Architecture, backbone: BackboneConfig) -> tuple[str, ...]:
     """The notes on a class, without those on what transformers adds to it when it is opened there."""
-    added = no_pooler(backbone) if isinstance(backbone, EncoderConfig) else ()
+    added = pooler_notes(backbone) if isinstance(backbone, EncoderConfig) else ()
     return tuple(note for note in architecture.notes(backbone) if note not in added)
 
 
-def _widened(weights: Weights) -> tuple[str, ...]:
+def _dtype_notes(weights: Weights) -> tuple[str, ...]:
     """A note on weights that are of another type here."""
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()} - {"float32"}
     if not types:
@@ -195,7 +195,7 @@ def _widened(weights: Weights) -> tuple[str, ...]:
     return (f"weights are {' and '.join(sorted(types))} in the files, and float32 here and in what is written",)
 
 
-def _with_named_ends(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
+def _with_config_end_tokens(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
     """The tokenizer, with the special tokens that config.json names to begin and end a text: some have several."""
     roles = tokenizer.roles
     for role, stand_in in (("cls", "bos"), ("sep", "eos")):
@@ -210,14 +210,16 @@ def _with_named_ends(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
     return tokenizer if roles == tokenizer.roles else Tokenizer(tokenizer.content, roles)
 
 
-def _mapped(table: Table, converted: Weights, there: dict[str, str], config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Our names of what each tensor of the files holds; ``there`` are the names in the files, by those of today."""
+def _map_names(
+    table: Table, converted: Weights, original_names: dict[str, str], config: ModelConfig
+) -> dict[str, tuple[str, ...]]:
+    """Our names of what each tensor of the files holds; ``original_names`` are those in the files, by today's."""
     mapped: dict[str, tuple[str, ...]] = {}
     for ours in converted:
         name = their_name(table, ours, config.backbone)
         # a tied tensor may be there as one of its copies alone
         names = [name, *(copy.name for copy in table.copies if copy.of == name)]
-        original = next(there[name] for name in names if name in there)
+        original = next(original_names[name] for name in names if name in original_names)
         mapped[original] = (*mapped.get(original, ()), ours)
     return mapped
 
@@ -258,10 +260,10 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
 
 def is_hub_name(source: str) -> bool:
     """Whether it may name a model of the hub: it is of its form, and does not begin with a folder that is here."""
-    return _reads_as_name(source) and not Path(source.partition("/")[0]).is_dir()
+    return _has_form_of_hub_name(source) and not Path(source.partition("/")[0]).is_dir()
 
 
-def _reads_as_name(source: str) -> bool:
+def _has_form_of_hub_name(source: str) -> bool:
     return bool(re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", source)) and ".." not in source
 
 
@@ -269,7 +271,7 @@ def _download(name: str) -> Path:
     """The folder of a model of the hub, fetched or found in the cache."""
     if not is_hub_name(name):
         why = "it is not a name on the Hugging Face hub either"
-        if _reads_as_name(name):
+        if _has_form_of_hub_name(name):
             why = f"{Path(name).parent} is a folder here, so it is not looked for on the Hugging Face hub"
         raise UserError(f"there is no folder {name}, and {why}")
     try:

@@ -11,20 +11,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from homespun.errors import UserError, first_line
-from homespun.hf.convert import Weights
+from homespun.hf.engine import Weights
 from homespun.io.json import read_object
 
-WHOLE, TORCH = "model.safetensors", "pytorch_model.bin"
+SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 _INDEX = ".index.json"
 _LONGEST_NAME = 200  # of a shard; none that is written has more than 60
-_SAFE_FILES = ("model*.safetensors", WHOLE + _INDEX)
+_SAFE_FILES = ("model*.safetensors", SAFETENSORS + _INDEX)
 _TORCH_FILES = ("pytorch_model*.bin", TORCH + _INDEX)
 FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of the files of each form, the better form first
 
 
 def has_weights(folder: Path) -> bool:
     """Whether one of the files that `read_weights` reads is there."""
-    return any((folder / name).is_file() for name in (WHOLE, WHOLE + _INDEX, TORCH, TORCH + _INDEX))
+    return any((folder / name).is_file() for name in (SAFETENSORS, SAFETENSORS + _INDEX, TORCH, TORCH + _INDEX))
 
 
 def read_weights(folder: Path) -> Weights:
@@ -34,12 +34,12 @@ def read_weights(folder: Path) -> Weights:
         UserError: there are no weights; a file is cut short or holds more than plain tensors; the index of the shards
             names a file elsewhere, or one that lacks what the index says; two shards have the same tensor.
     """
-    for name, read in ((WHOLE, _read_safetensors), (TORCH, _read_torch)):
+    for name, read in ((SAFETENSORS, _read_safetensors), (TORCH, _read_torch)):
         if (folder / name).is_file():
             return read(folder / name)
         if (folder / (name + _INDEX)).is_file():
             return _read_shards(folder / (name + _INDEX), Path(name).suffix, read)
-    raise UserError(f"{folder} has no weights: neither {WHOLE} nor {TORCH}, whole or as {_INDEX} with its shards")
+    raise UserError(f"{folder} has no weights: neither {SAFETENSORS} nor {TORCH}, whole or as {_INDEX} with its shards")
 
 
 def _read_safetensors(path: Path) -> Weights:
@@ -50,11 +50,11 @@ def _read_safetensors(path: Path) -> Weights:
 
 
 def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> Weights:
-    places = read_object(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise UserError(f"{index} has no weight_map from tensors to files")
     weights: Weights = {}
-    for name in sorted(set(places.values())):
+    for name in sorted(set(weight_map.values())):
         # a plain name only: an index may come from anyone, and must not reach out of its folder
         if Path(name).name != name or "\\" in name or not name.endswith(suffix) or len(name) > _LONGEST_NAME:
             raise UserError(f"{index} names the file {name[:80]!r}; shards are {suffix} files in the same folder")
@@ -64,8 +64,8 @@ def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> W
         if twice := weights.keys() & shard.keys():
             raise UserError(f"{index}: {min(twice)!r} is in two shards, {name!r} and one before it; leave one out")
         weights |= shard
-    if weights.keys() != places.keys():
-        first = min(weights.keys() ^ places.keys())
+    if weights.keys() != weight_map.keys():
+        first = min(weights.keys() ^ weight_map.keys())
         raise UserError(f"{index} and its shards differ on which tensors there are, the first {first!r}")
     return weights
 
@@ -99,7 +99,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
-def modern(name: str) -> str:
+def modernize_name(name: str) -> str:
     """What a tensor is called today: the first BERT checkpoints name the parts of a norm as TensorFlow did."""
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         if name.endswith(old):

@@ -21,7 +21,7 @@ from homespun.data.corpus import Corpus, Progress
 from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
-from homespun.hf.open import open_model, open_to_go_on
+from homespun.hf.open import open_for_training, open_model
 from homespun.io.atomic import write_text
 from homespun.jobs.prepare import Reading, tokenizer_folder
 from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
@@ -105,13 +105,13 @@ def start(
         UserError: no checkpoint; a tokenizer that is neither its own nor an extension of it;
             changes that cannot be made.
     """
-    stored = open_to_go_on(source)
+    stored = open_for_training(source)
     words = _beyond(stored, tokenizer, source, corpus)
     backbone = change_stacks(stored.config.backbone, changes or {})
     backbone = backbone.with_tokens(max(backbone.vocab_size, tokenizer.vocab_size), tokenizer.pad_id)
     given = None
     if generator is not None:
-        given = open_to_go_on(generator)
+        given = open_for_training(generator)
         given.config.one_stack("a generator")
         if given.tokenizer.fingerprint != stored.tokenizer.fingerprint:
             raise UserError(f"{generator} has another tokenizer than {source}; a generator shares the words")

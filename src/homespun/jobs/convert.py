@@ -15,7 +15,7 @@ from homespun.attention.sparse import GlobalConfig, SparseAttentionConfig
 from homespun.errors import UserError
 from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface
 from homespun.hf.family import STORED
-from homespun.hf.open import Opened, open_any
+from homespun.hf.open import OpenedModel, open_any
 from homespun.inference.checks import make_small_batch, select_real_tokens
 from homespun.inference.onnx_export import export_onnx
 from homespun.io.atomic import atomic_path
@@ -163,14 +163,14 @@ def _refuse_other_things(out: Path, source: Path, to: Form) -> None:
     check_replaceable(out, *_FILES[to])
 
 
-def _tensors(opened: Opened, back: Opened) -> dict[str, Any]:
+def _tensors(opened: OpenedModel, back: OpenedModel) -> dict[str, Any]:
     """What became of the tensors of the source, and which of the result are not from it."""
-    dropped = {left.name: left.reason for left in opened.leftovers}
+    dropped = {left.name: left.reason for left in opened.unused_tensors}
     kept = {name for names in back.mapped.values() for name in names}
     here = {name: names for name, names in opened.mapped.items() if kept.issuperset(names)}
     lost = dict.fromkeys(opened.mapped.keys() - here.keys(), "of a head that the result has no place for")
     # in a folder for transformers stands what its classes must have, and what reading it again leaves out
-    new = {left.name: f"{left.reason}; constant, for transformers" for left in back.leftovers}
+    new = {left.name: f"{left.reason}; constant, for transformers" for left in back.unused_tensors}
     written = {ours: name for name, names in back.mapped.items() for ours in names}
     mapped = {
         name: list(names) if back.architecture is None else sorted({written[ours] for ours in names})

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from homespun.data.loader import Loader
-from homespun.hf.heads import head_left_out
-from homespun.hf.open import open_to_go_on
+from homespun.hf.heads import dropped_head_warning
+from homespun.hf.open import open_for_training
 from homespun.jobs.begun import as_begun, begin_run, given_model, given_vectors
 from homespun.jobs.beside import export_beside
 from homespun.jobs.doubts import most_wrong, shared, told_of, warning
@@ -74,7 +74,7 @@ def finetune(
     data = recipe.data
     everything = data.read("train")
     assert everything is not None
-    stored = open_to_go_on(start_from)
+    stored = open_for_training(start_from)
     opened = None if vectors is None else open_vectors(vectors)
     beginning = {"--from": given_model(start_from, stored), "--vectors": given_vectors(vectors, opened)}
     begun = None
@@ -90,7 +90,7 @@ def finetune(
     if told := warning(found):
         logger.warning("%s", told)
     ready = None if resume else _ready(recipe, trials[0], task, stored, display)  # or a mistake leaves a run behind
-    if ready is not None and place.is_main and (left := head_left_out(ready.lesson.export_model()[1])):
+    if ready is not None and place.is_main and (left := dropped_head_warning(ready.lesson.export_model()[1])):
         logger.warning("%s", left)
     run = begin_run(out, recipe, beginning, resume=resume, main=place.is_main)
     results: list[dict[str, Any]] = []

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from homespun.errors import UserError
-from homespun.hf.place import find_place
+from homespun.hf.match import match_architecture
 from homespun.jobs.memory import Machine
 from homespun.jobs.recipe import PretrainRecipe
 from homespun.jobs.size import Works, size_for
@@ -134,10 +134,10 @@ def export_warning(config: ModelConfig) -> str | None:
     Args:
         config: of the model that is left after training; its weights are not needed.
     """
-    place, notes = find_place(config)
-    if place is not None and (config.head is None or place.architecture.kind is not None):
+    match, notes = match_architecture(config)
+    if match is not None and (config.head is None or match.architecture.kind is not None):
         return None
-    left = "no hf/ will be written" if place is None else "hf/ will be written without the head"
+    left = "no hf/ will be written" if match is None else "hf/ will be written without the head"
     return f"{left}: {notes[0]}"
 
 

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from homespun.config import Tree
-from homespun.hf.convert import Copy, Drop, Fill, Rule, Table
+from homespun.hf.engine import Copy, DefaultTensor, Drop, Rule, Table
 from homespun.hf.families.bert import (
     DEFAULTS,
     drop_pooler,
     learned_positions,
     masked_lm,
-    no_pooler,
-    no_segments,
     pooler,
+    pooler_notes,
     question_answering,
     token_classification,
+    zero_segments,
 )
 from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
@@ -47,20 +47,20 @@ def _narrow(backbone: EncoderConfig) -> bool:
     return backbone.embedding_size not in (0, backbone.hidden_size)
 
 
-def _unchanging(dimensions: int, backbone: EncoderConfig) -> Tensor:
+def _identity(dimensions: int, backbone: EncoderConfig) -> Tensor:
     """The matrix, or the bias, by which nothing is changed."""
     size = backbone.hidden_size
     return torch.eye(size) if dimensions == 2 else torch.zeros(size)
 
 
-def _idle(tensor: Tensor, backbone: EncoderConfig) -> bool:
-    return torch.equal(tensor, _unchanging(tensor.dim(), backbone).to(tensor.dtype))
+def _is_identity(tensor: Tensor, backbone: EncoderConfig) -> bool:
+    return torch.equal(tensor, _identity(tensor.dim(), backbone).to(tensor.dtype))
 
 
-def _projection(part: str, dimensions: int) -> Fill:
-    return Fill(
+def _projection(part: str, dimensions: int) -> DefaultTensor:
+    return DefaultTensor(
         f"{_PROJECTION}.{part}",
-        lambda backbone: None if _narrow(backbone) else _unchanging(dimensions, backbone),
+        lambda backbone: None if _narrow(backbone) else _identity(dimensions, backbone),
     )
 
 
@@ -113,16 +113,16 @@ ALBERT = Family(
         ),
         drops=(
             Drop(r"albert\.embeddings\.(position|token_type)_ids", "a constant, not a weight"),
-            Drop(rf"{re.escape(_PROJECTION)}\.(weight|bias)", "it changes nothing", only=_idle),
+            Drop(rf"{re.escape(_PROJECTION)}\.(weight|bias)", "it changes nothing", only=_is_identity),
         ),
-        fills=(
-            Fill("albert.embeddings.token_type_embeddings.weight", no_segments),
+        default_tensors=(
+            DefaultTensor("albert.embeddings.token_type_embeddings.weight", zero_segments),
             _projection("weight", 2),
             _projection("bias", 1),
         ),
     ),
     architectures=(
-        headless("AlbertModel", "albert.", drop_pooler("albert"), notes=no_pooler),
+        headless("AlbertModel", "albert.", drop_pooler("albert"), notes=pooler_notes),
         pooler("AlbertModel", "albert.pooler"),
         _masked_lm("AlbertForMaskedLM"),
         _masked_lm("AlbertForPreTraining"),

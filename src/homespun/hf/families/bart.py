@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from homespun.config import Tree
-from homespun.hf.convert import Copy, Fill, Rule, Table, in_stack
+from homespun.hf.engine import Copy, DefaultTensor, Rule, Table, in_stack
 from homespun.hf.families.bert import learned_positions, question_answering
 from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
@@ -142,7 +142,7 @@ def conditional_lm(
     architecture: str,
     name: str,
     *,
-    unsaid: frozenset[str] = frozenset(),
+    unsupported_fields: frozenset[str] = frozenset(),
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
 ) -> Architecture:
     """The class that writes: a tied head, and a number that is added to each logit."""
@@ -159,12 +159,12 @@ def conditional_lm(
                 ),
             ),
             copies=(Copy("lm_head.weight", of=f"{name}.shared.weight"),),
-            fills=(Fill("final_logits_bias", _no_bias),),
+            default_tensors=(DefaultTensor("final_logits_bias", _no_bias),),
         ),
         head=lambda settings: {"kind": "causal_lm", "final_logits_bias": True},
         pipeline="text2text-generation",
         # a model without it has zeros there
-        unsaid=unsaid | {"head.final_logits_bias"},
+        unsupported_fields=unsupported_fields | {"head.final_logits_bias"},
         notes=notes,
     )
 
@@ -172,7 +172,7 @@ def conditional_lm(
 def classifier(
     architecture: str,
     *,
-    unsaid: frozenset[str] = frozenset(),
+    unsupported_fields: frozenset[str] = frozenset(),
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
 ) -> Architecture:
     """The class that classifies a text, by what the decoder makes of its last token when it reads the same text.
@@ -195,7 +195,7 @@ def classifier(
         ),
         head=head,
         pipeline="text-classification",
-        unsaid=unsaid,
+        unsupported_fields=unsupported_fields,
         notes=lambda backbone: (_ENDS, *notes(backbone)),
     )
 

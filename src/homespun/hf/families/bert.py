@@ -10,7 +10,7 @@ from torch import Tensor
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Copy, Drop, Fill, Rule, Table
+from homespun.hf.engine import Copy, DefaultTensor, Drop, Rule, Table
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
@@ -50,11 +50,11 @@ def encoder_table(name: str, *, offset: Callable[[int], int] = lambda pad_token_
             Rule(f"{layer}.output.LayerNorm.{{p}}", f"{own}.feedforward.norm.{{p}}"),
         ),
         drops=(Drop(rf"{name}\.embeddings\.(position|token_type)_ids", "a constant, not a weight"),),
-        fills=(Fill(f"{name}.embeddings.token_type_embeddings.weight", no_segments),),
+        default_tensors=(DefaultTensor(f"{name}.embeddings.token_type_embeddings.weight", zero_segments),),
     )
 
 
-def no_segments(backbone: EncoderConfig) -> Tensor | None:
+def zero_segments(backbone: EncoderConfig) -> Tensor | None:
     """A table of one segment, of zeros, where ours has none: it is the same model."""
     if backbone.type_vocab_size:
         return None
@@ -86,7 +86,7 @@ CAUSAL_FIXED = {"is_decoder": (None, True, False)}
 _NO_POOLER = "transformers adds a pooler of random weights (pooler_output); last_hidden_state is this model's"
 
 
-def no_pooler(backbone: EncoderConfig) -> tuple[str, ...]:
+def pooler_notes(backbone: EncoderConfig) -> tuple[str, ...]:
     """What is to be known of a class that has a pooler of its own."""
     return (_NO_POOLER,)
 
@@ -101,7 +101,7 @@ def gelu_masked_lm(settings: Tree) -> Tree:
     return {"kind": "masked_lm"}
 
 
-def in_order(name: str, head: Callable[[Tree], Tree], *, causal: bool) -> Callable[[Tree], Tree]:
+def require_is_decoder(name: str, head: Callable[[Tree], Tree], *, causal: bool) -> Callable[[Tree], Tree]:
     """The settings of a head that has one class over a causal model, and another over one that is not."""
 
     def read(settings: Tree) -> Tree:
@@ -125,7 +125,7 @@ def language_model(
         name,
         kind="masked_lm",
         table=table,
-        head=in_order(name, head, causal=causal),
+        head=require_is_decoder(name, head, causal=causal),
         pipeline="text-generation" if causal else "fill-mask",
         notes=notes,
     )
@@ -140,7 +140,7 @@ def pooler(
     name: str,
     dense: str,
     *,
-    unsaid: frozenset[str] = frozenset(),
+    unsupported_fields: frozenset[str] = frozenset(),
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
 ) -> Architecture:
     """The class without a head, opened with its pooler, whose dense layer is called ``dense``.
@@ -155,7 +155,7 @@ def pooler(
         table=Table(rules=(Rule(f"{dense}.{{p}}", "head.dense.{p}"),), drops=(heads,)),
         head=lambda settings: {"kind": "pooler"},
         pipeline="feature-extraction",
-        unsaid=unsaid,
+        unsupported_fields=unsupported_fields,
         notes=notes,
     )
 
@@ -167,7 +167,7 @@ def token_classification(
     name: str,
     *tables: Table,
     head: Callable[[Tree], Tree | None] = _labels,
-    unsaid: frozenset[str] = frozenset(),
+    unsupported_fields: frozenset[str] = frozenset(),
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
 ) -> Architecture:
     """Dropout and a linear layer over every token; ``tables`` say what else the class has."""
@@ -177,7 +177,7 @@ def token_classification(
         table=sum(tables, Table(rules=(Rule("classifier.{p}", "head.classifier.{p}"),))),
         head=head,
         pipeline="token-classification",
-        unsaid=unsaid,
+        unsupported_fields=unsupported_fields,
         notes=notes,
     )
 
@@ -186,7 +186,7 @@ def question_answering(
     name: str,
     *tables: Table,
     dropout: float = 0.0,
-    unsaid: frozenset[str] = frozenset(),
+    unsupported_fields: frozenset[str] = frozenset(),
     notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
 ) -> Architecture:
     """A linear layer over every token, to start and end; ``tables`` say what else the class has.
@@ -199,7 +199,7 @@ def question_answering(
         table=sum(tables, Table(rules=(Rule("qa_outputs.{p}", "head.classifier.{p}"),))),
         head=lambda settings: {"kind": "question_answering", "dropout": settings.get("qa_dropout", dropout)},
         pipeline="question-answering",
-        unsaid=unsaid,
+        unsupported_fields=unsupported_fields,
         notes=notes,
         dropout="qa_dropout",
     )
@@ -225,7 +225,7 @@ BERT = Family(
     prefix="bert.",
     table=encoder_table("bert"),
     architectures=(
-        headless("BertModel", "bert.", drop_pooler("bert"), notes=no_pooler),
+        headless("BertModel", "bert.", drop_pooler("bert"), notes=pooler_notes),
         pooler("BertModel", "bert.pooler.dense"),
         language_model("BertForMaskedLM", MASKED_LM),
         language_model("BertForPreTraining", MASKED_LM),

@@ -25,7 +25,7 @@ from homespun.attention.full import FullAttentionConfig
 from homespun.attention.sparse import BlocksConfig, RandomBlocksConfig, SparseAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Fill, Rule, Table
+from homespun.hf.engine import DefaultTensor, Rule, Table
 from homespun.hf.families.bert import (
     CAUSAL,
     CAUSAL_FIXED,
@@ -35,8 +35,8 @@ from homespun.hf.families.bert import (
     drop_pooler,
     encoder_table,
     language_model,
-    no_pooler,
     pooler,
+    pooler_notes,
     token_classification,
 )
 from homespun.hf.family import Architecture, Family, activation, headless
@@ -46,14 +46,14 @@ from homespun.models.encoder import EncoderConfig
 # classes that have a pooler and do not use it
 _POOLER = Table(
     drops=(drop_pooler("bert"),),
-    fills=(
-        Fill("bert.pooler.weight", lambda backbone: torch.zeros(backbone.hidden_size, backbone.hidden_size)),
-        Fill("bert.pooler.bias", lambda backbone: torch.zeros(backbone.hidden_size)),
+    default_tensors=(
+        DefaultTensor("bert.pooler.weight", lambda backbone: torch.zeros(backbone.hidden_size, backbone.hidden_size)),
+        DefaultTensor("bert.pooler.bias", lambda backbone: torch.zeros(backbone.hidden_size)),
     ),
 )
 
 
-_LM = MASKED_LM + Table(fills=_POOLER.fills)
+_LM = MASKED_LM + Table(default_tensors=_POOLER.default_tensors)
 
 
 def read_blocks(settings: Tree) -> Tree:
@@ -113,7 +113,7 @@ def _answers(settings: Tree) -> Tree:
     }
 
 
-def _question(backbone: EncoderConfig) -> tuple[str, ...]:
+def _question_notes(backbone: EncoderConfig) -> tuple[str, ...]:
     return (
         "transformers lowers the logits of the question, up to the first separator, by a million, and makes the text "
         "after it segment 1 where no token_type_ids are given; this model does neither by itself",
@@ -142,7 +142,7 @@ BIG_BIRD = Family(
             "BigBirdModel",
             "bert.",
             drop_pooler("bert"),
-            notes=lambda backbone: no_pooler(backbone) + _graph(backbone),
+            notes=lambda backbone: pooler_notes(backbone) + _graph(backbone),
         ),
         pooler("BigBirdModel", "bert.pooler", notes=_graph),
         language_model("BigBirdForMaskedLM", _LM, notes=_graph),
@@ -177,7 +177,7 @@ BIG_BIRD = Family(
             ),
             head=_answers,
             pipeline="question-answering",
-            notes=lambda backbone: _graph(backbone) + _question(backbone),
+            notes=lambda backbone: _graph(backbone) + _question_notes(backbone),
             dropout="qa_dropout",
         ),
     ),

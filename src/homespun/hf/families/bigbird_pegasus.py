@@ -6,7 +6,7 @@ In what the blocks of transformers differ is said in `homespun.hf.families.big_b
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.hf.convert import Rule, Table, in_stack
+from homespun.hf.engine import Rule, Table, in_stack
 from homespun.hf.families import bart
 from homespun.hf.families.bert import question_answering
 from homespun.hf.families.big_bird import block_notes, read_blocks, write_blocks

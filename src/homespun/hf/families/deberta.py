@@ -15,7 +15,7 @@ from torch import Tensor
 from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Copy, Drop, Rule, Table
+from homespun.hf.engine import Copy, Drop, Rule, Table
 from homespun.hf.families.bert import learned_positions, masked_lm, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification
@@ -109,7 +109,7 @@ def _write_pooled(head: Tree) -> Tree:
 def architectures(name: str) -> tuple[Architecture, ...]:
     """The classes of a version of this ``name``."""
     return (
-        headless(f"{name}Model", "deberta.", unsaid=_LATE, notes=_notes),
+        headless(f"{name}Model", "deberta.", unsupported_fields=_LATE, notes=_notes),
         Architecture(f"{name}ForMaskedLM", kind="masked_lm", table=_MASKED_LM, head=masked_lm, pipeline="fill-mask"),
         Architecture(
             f"{name}ForSequenceClassification",
@@ -122,12 +122,12 @@ def architectures(name: str) -> tuple[Architecture, ...]:
             ),
             head=_pooled,
             write=_write_pooled,
-            unsaid=_LATE,
+            unsupported_fields=_LATE,
             notes=_notes,
             pipeline="text-classification",
         ),
-        token_classification(f"{name}ForTokenClassification", head=_labels, unsaid=_LATE, notes=_notes),
-        question_answering(f"{name}ForQuestionAnswering", unsaid=_LATE, notes=_notes),
+        token_classification(f"{name}ForTokenClassification", head=_labels, unsupported_fields=_LATE, notes=_notes),
+        question_answering(f"{name}ForQuestionAnswering", unsupported_fields=_LATE, notes=_notes),
     )
 
 

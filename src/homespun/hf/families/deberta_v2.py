@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Tree
-from homespun.hf.convert import Rule, Table
+from homespun.hf.engine import Rule, Table
 from homespun.hf.families import deberta
 from homespun.hf.families.deberta import ATTENTION, DEFAULTS, NAMES, RELATIVE, SELF, TABLE, architectures, count
 from homespun.hf.family import Family

@@ -7,7 +7,7 @@ learned ones here, whatever it says.
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.hf.convert import Copy, Drop, Rule, Table
+from homespun.hf.engine import Copy, Drop, Rule, Table
 from homespun.hf.families.bert import learned_positions, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification

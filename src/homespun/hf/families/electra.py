@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from homespun.hf.convert import Copy, Rule, Table
+from homespun.hf.engine import Copy, Rule, Table
 from homespun.hf.families.bert import (
     CAUSAL,
     CAUSAL_FIXED,

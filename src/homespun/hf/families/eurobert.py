@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Rule, Table
+from homespun.hf.engine import Rule, Table
 from homespun.hf.families.bert import token_classification
 from homespun.hf.families.gpt2 import causal_lm
 from homespun.hf.families.llama import (

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from homespun.config import Tree
-from homespun.hf.convert import Copy, Drop, Rule, Table
+from homespun.hf.engine import Copy, Drop, Rule, Table
 from homespun.hf.families.bert import learned_positions, question_answering, token_classification
 from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
@@ -47,7 +47,7 @@ NAMES = {
 }
 
 
-def turned(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
+def transpose(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
     """A matrix there is (in, out), and (out, in) here; a bias is the same."""
     return tensor.T if tensor.dim() == 2 else tensor
 
@@ -57,7 +57,7 @@ def layer_rules(words: str, positions: str) -> tuple[Rule, ...]:
 
     def matrix(theirs: str, *ours: str) -> Rule:
         names = tuple(f"{_OWN}.{name}.{{p}}" for name in ours)
-        return Rule(f"transformer.h.{{i}}.{theirs}.{{p}}", names, turned, turned)
+        return Rule(f"transformer.h.{{i}}.{theirs}.{{p}}", names, transpose, transpose)
 
     return (
         Rule(f"transformer.{words}.weight", "backbone.embeddings.words.weight"),

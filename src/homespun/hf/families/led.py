@@ -7,10 +7,10 @@ begin with position 0. What is dropped out in training alone is read as BART's i
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.hf.convert import Rule, Table, in_stack
+from homespun.hf.engine import Rule, Table, in_stack
 from homespun.hf.families import bart
 from homespun.hf.families.bert import question_answering
-from homespun.hf.families.longformer import first_tokens, read_windows, write_windows
+from homespun.hf.families.longformer import global_token_notes, read_windows, write_windows
 from homespun.hf.family import Family, headless
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -26,8 +26,8 @@ def _read(settings: Tree, kind: str | None) -> Tree:
     return {"encoder": stack | {"attention": read_windows(settings, first=0)}, "decoder": stack}
 
 
-def _first_tokens(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
-    return first_tokens(backbone.encoder.attention, 0) if isinstance(backbone.encoder, EncoderConfig) else ()
+def _global_token_notes(backbone: EncoderDecoderConfig) -> tuple[str, ...]:
+    return global_token_notes(backbone.encoder.attention, 0) if isinstance(backbone.encoder, EncoderConfig) else ()
 
 
 LED = Family(
@@ -52,9 +52,9 @@ LED = Family(
         )
     ),
     architectures=(
-        headless("LEDModel", "led.", unsaid=_FIRST, notes=_first_tokens),
-        bart.conditional_lm("LEDForConditionalGeneration", "led", unsaid=_FIRST, notes=_first_tokens),
-        question_answering("LEDForQuestionAnswering", unsaid=_FIRST, notes=_first_tokens),
+        headless("LEDModel", "led.", unsupported_fields=_FIRST, notes=_global_token_notes),
+        bart.conditional_lm("LEDForConditionalGeneration", "led", unsupported_fields=_FIRST, notes=_global_token_notes),
+        question_answering("LEDForQuestionAnswering", unsupported_fields=_FIRST, notes=_global_token_notes),
     ),
     defaults={
         **{

@@ -10,7 +10,7 @@ import math
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Change, Drop, Rule, Table, unchanged
+from homespun.hf.engine import Change, Drop, Rule, Table, unchanged
 from homespun.hf.families.gpt2 import causal_lm, last_token, padding
 from homespun.hf.family import Architecture, Family, headless
 from homespun.models.encoder import EncoderConfig

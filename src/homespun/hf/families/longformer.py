@@ -13,14 +13,14 @@ from homespun.attention import AttentionConfig
 from homespun.attention.sparse import GlobalConfig, SparseAttentionConfig, WindowConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Rule, Table
+from homespun.hf.engine import Rule, Table
 from homespun.hf.families.bert import (
     DEFAULTS,
     drop_pooler,
     encoder_table,
     gelu_masked_lm,
-    no_pooler,
     pooler,
+    pooler_notes,
     question_answering,
     token_classification,
 )
@@ -69,27 +69,27 @@ def _read(settings: Tree, kind: str | None) -> Tree:
     return {"attention": read_windows(settings, first=1 if kind == "pooled" else 0)}
 
 
-def first_tokens(attention: AttentionConfig, own: int) -> tuple[str, ...]:
+def global_token_notes(attention: AttentionConfig, own: int) -> tuple[str, ...]:
     """What is to be said where a model makes other tokens global by itself than the ``own`` first ones of its class."""
     match attention:
         case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first != own:
             mask = f"with 1 at the first {first} and 0 at the others" if first else "that is all 0"
             return (
-                f"of the tokens of a text transformers makes {_so_many(own)} global by itself and this model "
-                f"{_so_many(first)}: give it a global_attention_mask {mask}",
+                f"of the tokens of a text transformers makes {_describe_count(own)} global by itself and this model "
+                f"{_describe_count(first)}: give it a global_attention_mask {mask}",
             )
     return ()
 
 
-def _so_many(first: int) -> str:
+def _describe_count(first: int) -> str:
     return f"the first {first}" if first else "none"
 
 
-def _with_first(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
-    return lambda backbone: first_tokens(backbone.attention, own)
+def _note_global_tokens(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
+    return lambda backbone: global_token_notes(backbone.attention, own)
 
 
-def _question(backbone: EncoderConfig) -> tuple[str, ...]:
+def _question_notes(backbone: EncoderConfig) -> tuple[str, ...]:
     return (
         "transformers makes the tokens of a question global by itself, up to the first of three separators, where no "
         "global_attention_mask is given, and this model does not: give both of them the same",
@@ -110,18 +110,18 @@ LONGFORMER = Family(
             "LongformerModel",
             "longformer.",
             drop_pooler("longformer"),
-            unsaid=_FIRST,
-            notes=lambda backbone: no_pooler(backbone) + _with_first(0)(backbone),
+            unsupported_fields=_FIRST,
+            notes=lambda backbone: pooler_notes(backbone) + _note_global_tokens(0)(backbone),
         ),
-        pooler("LongformerModel", "longformer.pooler.dense", unsaid=_FIRST, notes=_with_first(0)),
+        pooler("LongformerModel", "longformer.pooler.dense", unsupported_fields=_FIRST, notes=_note_global_tokens(0)),
         Architecture(
             "LongformerForMaskedLM",
             kind="masked_lm",
             table=masked_lm_table("longformer"),
             head=gelu_masked_lm,
             pipeline="fill-mask",
-            unsaid=_FIRST,
-            notes=_with_first(0),
+            unsupported_fields=_FIRST,
+            notes=_note_global_tokens(0),
         ),
         Architecture(
             "LongformerForSequenceClassification",
@@ -129,20 +129,20 @@ LONGFORMER = Family(
             table=classification_table("longformer"),
             head=pooled_classification,
             pipeline="text-classification",
-            unsaid=_FIRST,
-            notes=_with_first(1),
+            unsupported_fields=_FIRST,
+            notes=_note_global_tokens(1),
         ),
         token_classification(
             "LongformerForTokenClassification",
             Table(drops=(drop_pooler("longformer"),)),
-            unsaid=_FIRST,
-            notes=_with_first(0),
+            unsupported_fields=_FIRST,
+            notes=_note_global_tokens(0),
         ),
         question_answering(
             "LongformerForQuestionAnswering",
             Table(drops=(drop_pooler("longformer"),)),
-            unsaid=_FIRST,
-            notes=_question,
+            unsupported_fields=_FIRST,
+            notes=_question_notes,
         ),
     ),
     defaults=DEFAULTS | {"attention_window": 512, "pad_token_id": 1},

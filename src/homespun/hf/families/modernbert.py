@@ -11,7 +11,7 @@ from homespun.attention.full import FullAttentionConfig
 from homespun.attention.sparse import SparseAttentionConfig, WindowConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Copy, Rule, Table
+from homespun.hf.engine import Copy, Rule, Table
 from homespun.hf.families.llama import rope_theta
 from homespun.hf.family import Architecture, Family, activation, headless
 from homespun.hf.labels import classification

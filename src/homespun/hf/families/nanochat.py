@@ -10,7 +10,7 @@ from torch import Tensor
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Rule, Table
+from homespun.hf.engine import Rule, Table
 from homespun.hf.families.gpt2 import causal_lm
 from homespun.hf.families.llama import (
     DEFAULTS,

@@ -6,7 +6,7 @@ Its own tokenizer names no end of text either: it pads with what is unknown.
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.hf.convert import Table
+from homespun.hf.engine import Table
 from homespun.hf.families.gpt2 import CAUSAL_MASK, DEFAULTS, NAMES, causal_lm, decoder, last_token, layer_rules
 from homespun.hf.family import Family, headless
 from homespun.models.encoder import EncoderConfig

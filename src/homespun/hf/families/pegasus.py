@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from homespun.config import Tree
-from homespun.hf.convert import Drop, Fill, Table
+from homespun.hf.engine import DefaultTensor, Drop, Table
 from homespun.hf.families import bart
 from homespun.hf.family import Family, headless
 from homespun.models.encoder_decoder import EncoderDecoderConfig
@@ -50,8 +50,9 @@ PEGASUS = Family(
             *bart.norm_rules("model", "layer_norm", "final_norm"),
         ),
         drops=(Drop(r"model\.(en|de)coder\.embed_positions\.weight", "sines and cosines, which are computed"),),
-        fills=tuple(
-            Fill(f"model.{stack}.embed_positions.weight", _positions(stack)) for stack in ("encoder", "decoder")
+        default_tensors=tuple(
+            DefaultTensor(f"model.{stack}.embed_positions.weight", _positions(stack))
+            for stack in ("encoder", "decoder")
         ),
     ),
     architectures=(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from homespun.attention.ngram import NgramAttentionConfig
 from homespun.config import Tree
-from homespun.hf.convert import Copy, Rule, Table, in_stack
+from homespun.hf.engine import Copy, Rule, Table, in_stack
 from homespun.hf.families.bert import learned_positions
 from homespun.hf.family import Architecture, Family, headless
 from homespun.models.config import BackboneConfig
@@ -28,11 +28,11 @@ def _after_padding(pad_token_id: int) -> int:
     return pad_token_id + 1
 
 
-def _first_first(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
+def _move_last_first(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
     return tensor.roll(1, 0)
 
 
-def _first_last(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
+def _move_first_last(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
     return tensor.roll(-1, 0)
 
 
@@ -115,8 +115,8 @@ PROPHETNET = Family(
             Rule(
                 "prophetnet.decoder.ngram_embeddings.weight",
                 "backbone.predicting.embedding.weight",
-                _first_first,
-                _first_last,
+                _move_last_first,
+                _move_first_last,
             ),
             *_stack("encoder"),
             *_stack(

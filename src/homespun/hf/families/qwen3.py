@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Rule, Table
+from homespun.hf.engine import Rule, Table
 from homespun.hf.families.llama import (
     DEFAULTS,
     EMBEDDINGS,

@@ -20,8 +20,8 @@ from homespun.attention.local import LocalAttentionConfig
 from homespun.attention.lsh import LSHAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Drop, Fill, Rule, Table
-from homespun.hf.families.bert import CAUSAL_FIXED, in_order, learned_positions, question_answering
+from homespun.hf.engine import DefaultTensor, Drop, Rule, Table
+from homespun.hf.families.bert import CAUSAL_FIXED, learned_positions, question_answering, require_is_decoder
 from homespun.hf.family import Architecture, Family, headless
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
@@ -109,9 +109,11 @@ def _lm_head(name: str, pipeline: str, *, causal: bool) -> Architecture:
         table=Table(
             rules=(Rule("lm_head.decoder.weight", "head.words.weight"),),
             drops=(Drop(r"lm_head\.(decoder\.)?bias", "transformers does not add it"),),
-            fills=(Fill("lm_head.bias", lambda backbone: torch.zeros(backbone.vocab_size)),),
+            default_tensors=(DefaultTensor("lm_head.bias", lambda backbone: torch.zeros(backbone.vocab_size)),),
         ),
-        head=in_order(name, lambda settings: {"kind": "causal_lm", "tie_word_embeddings": False}, causal=causal),
+        head=require_is_decoder(
+            name, lambda settings: {"kind": "causal_lm", "tie_word_embeddings": False}, causal=causal
+        ),
         pipeline=pipeline,
         notes=_graph,
     )

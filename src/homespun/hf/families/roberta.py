@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.hf.convert import Copy, Rule, Table
+from homespun.hf.engine import Copy, Rule, Table
 from homespun.hf.families.bert import (
     CAUSAL,
     CAUSAL_FIXED,
@@ -13,8 +13,8 @@ from homespun.hf.families.bert import (
     encoder_table,
     gelu_masked_lm,
     language_model,
-    no_pooler,
     pooler,
+    pooler_notes,
     question_answering,
     token_classification,
 )
@@ -65,7 +65,7 @@ ROBERTA = Family(
     prefix="roberta.",
     table=encoder_table("roberta", offset=count_from_padding),
     architectures=(
-        headless("RobertaModel", "roberta.", drop_pooler("roberta"), notes=no_pooler),
+        headless("RobertaModel", "roberta.", drop_pooler("roberta"), notes=pooler_notes),
         pooler("RobertaModel", "roberta.pooler.dense"),
         language_model("RobertaForMaskedLM", masked_lm_table("roberta"), gelu_masked_lm),
         language_model("RobertaForCausalLM", masked_lm_table("roberta"), gelu_masked_lm, causal=True),

@@ -23,7 +23,7 @@ from torch import Tensor
 from homespun.attention.relative_bias import RelativeBiasAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.convert import Copy, Drop, Rule, Table, in_stack
+from homespun.hf.engine import Copy, Drop, Rule, Table, in_stack
 from homespun.hf.families.bart import classifier
 from homespun.hf.families.bert import question_answering, token_classification
 from homespun.hf.family import Architecture, Family, activation, headless
@@ -34,7 +34,7 @@ _WORDS, _OUTPUT = "shared.weight", "lm_head.weight"
 _HEAD = Drop(r"lm_head\.weight", "of a head, and the model is opened without")
 _OWN = "backbone.layers.{i}"
 # what our stacks may have otherwise, and what config.json has no word for; `_notes` speaks of what matters
-_UNSAID = ("attention_probs_dropout_prob", "initializer_range")
+_UNSUPPORTED_FIELDS = ("attention_probs_dropout_prob", "initializer_range")
 
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 32128,
@@ -175,7 +175,7 @@ def _scaled(tree: Tree) -> bool:
     return _tied(tree) if scale is None else bool(scale)
 
 
-def _told(tree: Tree, weights: Mapping[str, Tensor]) -> Tree:
+def _infer_tying(tree: Tree, weights: Mapping[str, Tensor]) -> Tree:
     """Transformers 5 says of every T5 that its embeddings are tied, and takes those of the files where they are not."""
     words, output = weights.get(_WORDS), weights.get(_OUTPUT)
     if not _tied(tree) or words is None or output is None:
@@ -193,24 +193,24 @@ def _conditional_lm(*, tied: bool, scaled: bool) -> Architecture:
         table=table,
         head=lambda settings: {"kind": "causal_lm", "tie_word_embeddings": tied, "scaled": scaled},
         pipeline="text2text-generation",
-        unsaid=_UNSAID_OF_TWO,
+        unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO,
         notes=_notes,
         write=lambda head: {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled},
         fits=lambda tree: (_tied(tree), _scaled(tree)) == (tied, scaled),
     )
 
 
-_UNSAID_OF_ONE = frozenset(f"backbone.{name}" for name in _UNSAID)
-_UNSAID_OF_TWO = frozenset(
+_UNSUPPORTED_FIELDS_OF_ONE = frozenset(f"backbone.{name}" for name in _UNSUPPORTED_FIELDS)
+_UNSUPPORTED_FIELDS_OF_TWO = frozenset(
     {
         "backbone.learned_padding",
         "backbone.decoder.max_position_embeddings",
-        *(f"backbone.{stack}.{name}" for stack in ("encoder", "decoder") for name in _UNSAID),
+        *(f"backbone.{stack}.{name}" for stack in ("encoder", "decoder") for name in _UNSUPPORTED_FIELDS),
     }
 )
 
 
-def _both(prefix: str) -> Table:
+def _both_stacks(prefix: str) -> Table:
     """Both stacks over their words, under ``prefix``."""
     words = f"{prefix}{_WORDS}"
     unused = rf"{prefix}decoder\..*\.EncDecAttention\.relative_attention_bias\.weight"
@@ -240,21 +240,21 @@ _NAMES_OF_DECODER = _NAMES | {"num_hidden_layers": "num_decoder_layers"}
 T5 = Family(
     model_type="t5",
     prefix="",
-    table=_both(""),
+    table=_both_stacks(""),
     architectures=(
-        headless("T5Model", "", _HEAD, unsaid=_UNSAID_OF_TWO, notes=_notes),
+        headless("T5Model", "", _HEAD, unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO, notes=_notes),
         _conditional_lm(tied=True, scaled=True),
         _conditional_lm(tied=False, scaled=False),
         _conditional_lm(tied=True, scaled=False),
         _conditional_lm(tied=False, scaled=True),
-        question_answering("T5ForQuestionAnswering", unsaid=_UNSAID_OF_TWO, notes=_notes),
+        question_answering("T5ForQuestionAnswering", unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO, notes=_notes),
     ),
     defaults=_DEFAULTS_OF_TWO,
     names=_NAMES,
     decoder_names=_NAMES_OF_DECODER,
     read=_read,
     write=lambda backbone: _write_stack(backbone.encoder),
-    told=_told,
+    infer_from_tensors=_infer_tying,
 )
 
 _INSIDE = "transformer."  # classes with a head hold the encoder under this name
@@ -262,10 +262,10 @@ _INSIDE = "transformer."  # classes with a head hold the encoder under this name
 T5_CLASSIFIER = Family(
     model_type="t5",
     prefix=_INSIDE,
-    table=_both(_INSIDE),
+    table=_both_stacks(_INSIDE),
     architectures=(
-        headless("T5Model", _INSIDE, unsaid=_UNSAID_OF_TWO, notes=_notes),
-        classifier("T5ForSequenceClassification", unsaid=_UNSAID_OF_TWO, notes=_notes),
+        headless("T5Model", _INSIDE, unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO, notes=_notes),
+        classifier("T5ForSequenceClassification", unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO, notes=_notes),
     ),
     defaults=_DEFAULTS_OF_TWO | {"classifier_dropout": 0.0},
     names=_NAMES,
@@ -287,10 +287,10 @@ T5_ENCODER = Family(
             _INSIDE,
             Drop(r"transformer\.decoder\..*", "of the decoder, and the model is opened without"),
             Drop(r"transformer\.lm_head\.weight", "of a head, and the model is opened without"),
-            unsaid=_UNSAID_OF_ONE,
+            unsupported_fields=_UNSUPPORTED_FIELDS_OF_ONE,
             notes=_notes,
         ),
-        token_classification("T5ForTokenClassification", unsaid=_UNSAID_OF_ONE, notes=_notes),
+        token_classification("T5ForTokenClassification", unsupported_fields=_UNSUPPORTED_FIELDS_OF_ONE, notes=_notes),
     ),
     defaults={**_DEFAULTS, "classifier_dropout": 0.0},
     names=_NAMES,

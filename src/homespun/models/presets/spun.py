@@ -4,7 +4,7 @@ All have norms before the sublayers, no dropout, matrices drawn by their width a
 zero. The decoder is the block of NanoChat: rotary positions, norms after the embeddings and without weights, normalised
 queries and keys, ReLU squared. The encoder is the block of ModernBERT with biases in its attention, whose heads start
 at neighbouring tokens. The encoder-decoder is the block of T5 1.1, whose heads start there too, with scaled scores and
-embeddings, which `homespun.hf.fold` makes T5's on export, and one table of embeddings for both stacks and the head.
+embeddings, which `homespun.hf.folding` makes T5's on export, and one table of embeddings for both stacks and the head.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hf_peers import DECODER, PROPHETNET, REFORMER, SIZES
 
-from homespun.hf.convert import Rule, Table, Weights, their_name, to_ours, to_theirs
+from homespun.hf.engine import Rule, Table, Weights, their_name, to_ours, to_theirs
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
 from homespun.models.bundle import weights_of
@@ -65,10 +65,12 @@ def test_a_table_is_its_own_inverse(family: Family, architecture: Architecture) 
     table = family.table + architecture.table
     for config, ours, theirs in converted(family, architecture):
         ruled = {their_name(table, name, config.backbone) for name in ours}
-        filled = {fill.name for fill in table.fills if fill.make(config.backbone) is not None} - ruled
+        filled = {
+            default.name for default in table.default_tensors if default.make(config.backbone) is not None
+        } - ruled
         assert theirs.keys() == ruled | filled
-        again, leftovers = to_ours(table, theirs, config.backbone, source="test")
-        assert {leftover.name for leftover in leftovers} == filled
+        again, unused_tensors = to_ours(table, theirs, config.backbone, source="test")
+        assert {unused.name for unused in unused_tensors} == filled
         assert again.keys() == ours.keys()
         assert all(torch.equal(again[name], tensor) for name, tensor in ours.items())
 
@@ -105,7 +107,7 @@ def test_positions_that_begin_elsewhere_are_moved() -> None:
     assert not table[:5].any()
 
 
-def test_a_table_that_says_two_things_of_one_tensor_is_a_bug() -> None:
+def test_a_tensor_that_matches_two_rules_is_a_bug() -> None:
     table = Table(rules=(Rule("a.{i}.{p}", "b.{i}.{p}"), Rule("a.1.weight", "c")))
     config = EncoderConfig(vocab_size=7)
     with pytest.raises(RuntimeError, match="2 rules"):

@@ -30,7 +30,7 @@ def unchanged(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
     return tensor
 
 
-def one_by_one(backbone: BackboneConfig) -> int:
+def same_number(backbone: BackboneConfig) -> int:
     """Layers have the same numbers on both sides."""
     return 1
 
@@ -54,7 +54,7 @@ class Rule:
     ours: str | tuple[str, ...]
     to_ours: Change = unchanged
     to_theirs: Change = unchanged
-    stride: Callable[[Any], int] = one_by_one
+    stride: Callable[[Any], int] = same_number
     when: Callable[[Any], bool] = always
 
     @property
@@ -62,21 +62,21 @@ class Rule:
         """The names here."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
-    def place_here(self, match: re.Match[str], backbone: BackboneConfig) -> dict[str, str]:
+    def our_placeholders(self, match: re.Match[str], backbone: BackboneConfig) -> dict[str, str]:
         """What the placeholders of a name there stand for here."""
-        place = match.groupdict()
-        return place | {"i": str(int(place["i"]) * self.stride(backbone))} if "i" in place else place
+        values = match.groupdict()
+        return values | {"i": str(int(values["i"]) * self.stride(backbone))} if "i" in values else values
 
-    def place_there(self, match: re.Match[str], backbone: BackboneConfig) -> dict[str, str]:
+    def their_placeholders(self, match: re.Match[str], backbone: BackboneConfig) -> dict[str, str]:
         """What the placeholders of a name here stand for there."""
-        place = match.groupdict()
-        return place | {"i": str(int(place["i"]) // self.stride(backbone))} if "i" in place else place
+        values = match.groupdict()
+        return values | {"i": str(int(values["i"]) // self.stride(backbone))} if "i" in values else values
 
 
 def in_stack(stack: str, *rules: Rule) -> tuple[Rule, ...]:
     """Rules of one stack, for that of a backbone of two which is called so: their names there as they are given."""
 
-    def placed(name: str) -> str:
+    def qualified(name: str) -> str:
         return name.replace("backbone.", f"backbone.{stack}.", 1)
 
     def inside(change: Change) -> Change:
@@ -91,7 +91,7 @@ def in_stack(stack: str, *rules: Rule) -> tuple[Rule, ...]:
     return tuple(
         Rule(
             rule.theirs,
-            placed(rule.ours) if isinstance(rule.ours, str) else tuple(placed(part) for part in rule.ours),
+            qualified(rule.ours) if isinstance(rule.ours, str) else tuple(qualified(part) for part in rule.ours),
             inside(rule.to_ours),
             inside(rule.to_theirs),
             counted(rule.stride),
@@ -119,7 +119,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class Fill:
+class DefaultTensor:
     """A tensor that theirs must have and ours may lack: one that changes nothing, made where no rule gives it.
 
     ``None`` is no tensor.
@@ -136,19 +136,19 @@ class Table:
     rules: tuple[Rule, ...] = ()
     copies: tuple[Copy, ...] = ()
     drops: tuple[Drop, ...] = ()
-    fills: tuple[Fill, ...] = ()
+    default_tensors: tuple[DefaultTensor, ...] = ()
 
     def __add__(self, other: Table) -> Table:
         return Table(
             self.rules + other.rules,
             self.copies + other.copies,
             self.drops + other.drops,
-            self.fills + other.fills,
+            self.default_tensors + other.default_tensors,
         )
 
 
 @dataclass(frozen=True)
-class Leftover:
+class UnusedTensor:
     """A tensor that was not taken along, and why."""
 
     name: str
@@ -157,7 +157,7 @@ class Leftover:
 
 def to_ours(
     table: Table, theirs: Mapping[str, Tensor], backbone: BackboneConfig, *, source: str
-) -> tuple[Weights, tuple[Leftover, ...]]:
+) -> tuple[Weights, tuple[UnusedTensor, ...]]:
     """Their tensors under our names, and those that were left out.
 
     Raises:
@@ -178,7 +178,7 @@ def to_ours(
                 f"{source}: {copy.name} differs from {copy.of}; models whose output embeddings are not tied to the "
                 f"input embeddings cannot be opened"
             )
-        left.append(Leftover(copy.name, f"tied to {copy.of}"))
+        left.append(UnusedTensor(copy.name, f"tied to {copy.of}"))
     weights: Weights = {}
     origins: dict[str, str] = {}
     unknown = []
@@ -194,19 +194,19 @@ def to_ours(
             rule, match = rules[0]
             if not tensor.is_floating_point():
                 raise UserError(f"{source}: {name} is {tensor.dtype}; quantised weights cannot be opened")
-            place = rule.place_here(match, backbone)
+            values = rule.our_placeholders(match, backbone)
             changed, count = rule.to_ours(tensor, backbone), len(rule.parts)
             # a number has no parts; that its shape is wrong is said where all shapes are looked at
             parts = changed.tensor_split(count) if changed.dim() else (changed,) * count
             for part, piece in zip(rule.parts, parts, strict=True):
-                ours = part.format(**place)
+                ours = part.format(**values)
                 if ours in weights:
                     raise UserError(f"{source}: {origins[ours]!r} and {name!r} are the same tensor here; leave one out")
                 weights[ours], origins[ours] = piece, name
         elif reasons := [
             drop.reason for drop in table.drops if re.fullmatch(drop.pattern, name) and drop.only(tensor, backbone)
         ]:
-            left.append(Leftover(name, reasons[0]))
+            left.append(UnusedTensor(name, reasons[0]))
         else:
             unknown.append(name)
     if unknown:
@@ -219,21 +219,21 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig
     weights: Weights = {}
     for name in ours:
         rule, match = _their_rule(table, name, backbone)
-        theirs = rule.theirs.format(**rule.place_there(match, backbone))
+        theirs = rule.theirs.format(**rule.their_placeholders(match, backbone))
         if theirs not in weights:  # else it was made with the first of its parts
             pieces = [ours[part.format(**match.groupdict())] for part in rule.parts]
             weights[theirs] = rule.to_theirs(torch.cat(pieces) if len(pieces) > 1 else pieces[0], backbone)
-    for fill in table.fills:
-        made = None if fill.name in weights else fill.make(backbone)
+    for default in table.default_tensors:
+        made = None if default.name in weights else default.make(backbone)
         if made is not None:
-            weights[fill.name] = made
+            weights[default.name] = made
     return weights
 
 
 def their_name(table: Table, name: str, backbone: BackboneConfig) -> str:
     """What our tensor ``name`` is called on their side."""
     rule, match = _their_rule(table, name, backbone)
-    return rule.theirs.format(**rule.place_there(match, backbone))
+    return rule.theirs.format(**rule.their_placeholders(match, backbone))
 
 
 def _their_rule(table: Table, name: str, backbone: BackboneConfig) -> tuple[Rule, re.Match[str]]:

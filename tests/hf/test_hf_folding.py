@@ -10,8 +10,8 @@ import torch
 from hf_peers import SIZES, bert_tokenizer, inputs
 
 from homespun.hf.export import export_huggingface
-from homespun.hf.fold import fold_config, fold_weights
-from homespun.hf.heads import head_left_out
+from homespun.hf.folding import fold_config, fold_weights
+from homespun.hf.heads import dropped_head_warning
 from homespun.hf.open import open_huggingface
 from homespun.jobs.convert import convert
 from homespun.jobs.recipe import pretrain_recipe
@@ -115,7 +115,7 @@ def test_segments_are_folded() -> None:
 def test_causal_mini_is_written_with_its_head(tmp_path: Path) -> None:
     backbone = pretrain_recipe("causal-mini", []).model.model_copy(update={"vocab_size": TOKENIZER.vocab_size})
     model, config = build(backbone.model_dump(), LM)
-    assert head_left_out(config) is None
+    assert dropped_head_warning(config) is None
     save_model(tmp_path / "model", model, config, TOKENIZER, labels=None, task={})
     report = convert(tmp_path / "model", tmp_path / "hf", to="hf")
     assert report["architecture"]["to"] == "GPT2LMHeadModel"
@@ -124,4 +124,4 @@ def test_causal_mini_is_written_with_its_head(tmp_path: Path) -> None:
 
 def test_a_head_that_goes_along_is_named_for_folded_models() -> None:
     _, config = build(GPT2, {"kind": "mean", "num_labels": 5})
-    assert "objective.head.kind=last (GPT2ForSequenceClassification)" in str(head_left_out(config))
+    assert "objective.head.kind=last (GPT2ForSequenceClassification)" in str(dropped_head_warning(config))

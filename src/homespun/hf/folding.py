@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from homespun.attention.multi_head import inner_size
-from homespun.hf.convert import Weights
+from homespun.hf.engine import Weights
 from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
