@@ -23,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.ngrams import KneserNey, bits_per_symbol
+from homespun.commands.pretrain import pretrain
+from homespun.commands.recipe import pretrain_recipe
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.hf.open import open_model
 from homespun.io.atomic import write_bytes
-from homespun.jobs.pretrain import pretrain
-from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.backbone import Encoder
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model

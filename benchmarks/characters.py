@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from benchmarks.time_to_loss import Stopwatch
+from homespun.commands.pretrain import with_backbone
+from homespun.commands.recipe import pretrain_recipe
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Loader
 from homespun.data.rows import PackedRows
-from homespun.jobs.pretrain import with_backbone
-from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model

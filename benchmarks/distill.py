@@ -129,11 +129,11 @@ def _save_start(teacher: Path, folder: Path) -> Path:
 
 def _speed(teacher: Any, student: Any) -> list[dict[str, Any]]:
     """Processor seconds a text, in turns: others may use the machine too."""
-    from homespun.jobs.distill import side_by_side
+    from homespun.commands.distill import compare_speed
 
     rows = []
     for length in _LENGTHS:
-        rows += side_by_side(teacher, student, length=length, device=torch.device("cpu"), clock=time.process_time)
+        rows += compare_speed(teacher, student, length=length, device=torch.device("cpu"), clock=time.process_time)
     return rows
 
 

@@ -26,9 +26,9 @@ from benchmarks.corpus import _texts
 from benchmarks.measure import measure_interleaved
 from benchmarks.sentence_scoring import sentence_scoring
 from homespun.batch import RowSeed
+from homespun.commands.pretrain import with_vocabulary
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Loader
-from homespun.jobs.pretrain import fitted
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.objectives.denoising import Denoising
@@ -143,7 +143,9 @@ def _step_rate(corpus: Corpus, contestant: Contestant, options: argparse.Namespa
     torch.manual_seed(1)
     model = objective.build(
         ModelConfig(
-            backbone=fitted(backbone, tokenizer, options.length, target_length=objective.target_length(options.length))
+            backbone=with_vocabulary(
+                backbone, tokenizer, options.length, target_length=objective.target_length(options.length)
+            )
         ),
         tokenizer,
     ).train()

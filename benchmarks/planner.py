@@ -16,10 +16,10 @@ import statistics
 import sys
 from typing import Any
 
+from homespun.commands.plan import plan
+from homespun.commands.probe import Clock, ProbeJob, run_probe
+from homespun.commands.recipe import PretrainRecipe
 from homespun.config import validate
-from homespun.jobs.plan import plan
-from homespun.jobs.probe import Clock, ProbeJob, run_probe
-from homespun.jobs.recipe import PretrainRecipe
 
 _MLM: dict[str, Any] = {"kind": "mlm"}
 _ELECTRA: dict[str, Any] = {"kind": "electra"}

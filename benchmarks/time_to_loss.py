@@ -32,12 +32,12 @@ from torch import Tensor, nn
 
 from benchmarks.sources import SHARED, financial, financial_sentinels, reviews
 from homespun.batch import Batch
+from homespun.commands.pretrain import pretraining_rows, start_embeddings, with_backbone
+from homespun.commands.recipe import PretrainRecipe, pretrain_recipe
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader, Order
 from homespun.errors import UserError
 from homespun.io.atomic import write_bytes
-from homespun.jobs.pretrain import pretraining_rows, start_embeddings, with_backbone
-from homespun.jobs.recipe import PretrainRecipe, pretrain_recipe
 from homespun.models.config import ModelConfig
 from homespun.objectives.mlm import MaskedLM
 from homespun.objectives.unigram_baseline import unigram_losses

@@ -29,7 +29,7 @@ FUNCTIONS = {
     "show attention": "show_attention",
     "tokenizer extend": "extend_tokenizer",
     "tokenizer train": "train_tokenizer",
-    "vectors begin": "begin_model",
+    "vectors begin": "init_model",
     "vectors convert": "save_vectors",
     "vectors evaluate": "measure_vectors",
     "vectors map": "map_vectors",

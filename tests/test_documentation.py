@@ -13,9 +13,7 @@ from typer.core import TyperGroup
 
 import homespun
 from homespun.cli import app
-from homespun.compare.recipe import compare_recipe
-from homespun.config import Config, override
-from homespun.jobs.recipe import (
+from homespun.commands.recipe import (
     CorpusData,
     FinetuneRecipe,
     PretrainRecipe,
@@ -23,6 +21,8 @@ from homespun.jobs.recipe import (
     load_recipe,
     recipe_names,
 )
+from homespun.compare.recipe import compare_recipe
+from homespun.config import Config, override
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.tasks.classification import LabelledData

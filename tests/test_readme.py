@@ -16,9 +16,9 @@ from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import trials
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(Path(__file__).parent / "jobs"))
+sys.path.insert(0, str(Path(__file__).parent / "commands"))
 
-from jobs_world import run, sentence, write_table  # noqa: E402
+from commands_world import run, sentence, write_table  # noqa: E402
 
 WORDS = ["team", "bank", "league", "market", "player", "trader", "coach", "broker", "goal", "share", "cup"]
 SMALL = {

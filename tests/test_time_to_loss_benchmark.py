@@ -10,8 +10,8 @@ import pytest
 import torch
 from benchmarks import time_to_loss
 
+from homespun.commands.recipe import pretrain_recipe
 from homespun.data.corpus import build_corpus
-from homespun.jobs.recipe import pretrain_recipe
 from homespun.objectives.mlm import MaskedLM
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document

@@ -17,13 +17,13 @@ from benchmarks.lra.examples import Parts
 from benchmarks.lra.retrieval import Retrieval
 from benchmarks.lra.settings import MODELS, PUBLISHED, SETTINGS, TASKS
 from benchmarks.lra.tasks import LRARows, LRATask
+from homespun.commands.result import summarise, watch
 from homespun.config import Config, override, read_yaml, validate
 from homespun.data.labels import Labels
 from homespun.data.loader import Collate, Loader
 from homespun.errors import NotFinite, UserError, nearest
 from homespun.inference.logits import forward_logits
 from homespun.inference.predict import probabilities
-from homespun.jobs.result import summarise, watch
 from homespun.metrics.classification import Metrics, classification_metrics, classify
 from homespun.models.bundle import load_weights, save_model
 from homespun.models.config import ModelConfig

@@ -9,29 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from homespun.commands.adaptation import extend_tokenizer
+    from homespun.commands.alignment import show_alignment
+    from homespun.commands.attention_plot import show_attention
+    from homespun.commands.baselines import measure_baselines
+    from homespun.commands.convert import convert, export
+    from homespun.commands.distill import distill
+    from homespun.commands.doctor import examine as doctor
+    from homespun.commands.finetune import finetune
+    from homespun.commands.generate import generate, generator, summaries, summarize
+    from homespun.commands.in_context import Prompting
+    from homespun.commands.in_context import in_context as prompt
+    from homespun.commands.lengths import corpus_lengths, file_lengths
+    from homespun.commands.measure import measure
+    from homespun.commands.plan import plan
+    from homespun.commands.predict import evaluate, predict
+    from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+    from homespun.commands.pretrain import pretrain
+    from homespun.commands.quickstart import quickstart
+    from homespun.commands.recipe import finetune_recipe, load_recipe, pretrain_recipe
+    from homespun.commands.vectors import init_model, map_vectors, measure_vectors, train_vectors, vectors_config
     from homespun.compare.recipe import compare_recipe
     from homespun.compare.runner import run_comparison
     from homespun.hf.open import load
-    from homespun.jobs.adapt import extend_tokenizer
-    from homespun.jobs.alignment import show_alignment
-    from homespun.jobs.baselines import baselines as measure_baselines
-    from homespun.jobs.convert import convert, export
-    from homespun.jobs.distill import distill
-    from homespun.jobs.doctor import examine as doctor
-    from homespun.jobs.finetune import finetune
-    from homespun.jobs.generate import generate, generator, summaries, summarize
-    from homespun.jobs.in_context import Prompting
-    from homespun.jobs.in_context import in_context as prompt
-    from homespun.jobs.lengths import corpus_lengths, file_lengths
-    from homespun.jobs.measure import measure
-    from homespun.jobs.plan import plan
-    from homespun.jobs.prepare import make_corpus, reading, train_tokenizer
-    from homespun.jobs.pretrain import pretrain
-    from homespun.jobs.quickstart import quickstart
-    from homespun.jobs.recipe import finetune_recipe, load_recipe, pretrain_recipe
-    from homespun.jobs.show import show_attention
-    from homespun.jobs.use import evaluate, predict
-    from homespun.jobs.vectors import begin_model, map_vectors, measure_vectors, train_vectors, vectors_config
     from homespun.report.comparison import write_comparison
     from homespun.report.page import write_report
     from homespun.vectors.store import open_vectors, save_vectors
@@ -39,52 +39,51 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY_IMPORTS = {
-    "Prompting": "homespun.jobs.in_context.Prompting",
-    "begin_model": "homespun.jobs.vectors.begin_model",
+    "Prompting": "homespun.commands.in_context.Prompting",
+    "init_model": "homespun.commands.vectors.init_model",
     "compare_recipe": "homespun.compare.recipe.compare_recipe",
-    "convert": "homespun.jobs.convert.convert",
-    "corpus_lengths": "homespun.jobs.lengths.corpus_lengths",
-    "distill": "homespun.jobs.distill.distill",
-    "doctor": "homespun.jobs.doctor.examine",
-    "evaluate": "homespun.jobs.use.evaluate",
-    "export": "homespun.jobs.convert.export",
-    "extend_tokenizer": "homespun.jobs.adapt.extend_tokenizer",
-    "file_lengths": "homespun.jobs.lengths.file_lengths",
-    "finetune": "homespun.jobs.finetune.finetune",
-    "finetune_recipe": "homespun.jobs.recipe.finetune_recipe",
-    "generate": "homespun.jobs.generate.generate",
-    "generator": "homespun.jobs.generate.generator",
+    "convert": "homespun.commands.convert.convert",
+    "corpus_lengths": "homespun.commands.lengths.corpus_lengths",
+    "distill": "homespun.commands.distill.distill",
+    "doctor": "homespun.commands.doctor.examine",
+    "evaluate": "homespun.commands.predict.evaluate",
+    "export": "homespun.commands.convert.export",
+    "extend_tokenizer": "homespun.commands.adaptation.extend_tokenizer",
+    "file_lengths": "homespun.commands.lengths.file_lengths",
+    "finetune": "homespun.commands.finetune.finetune",
+    "finetune_recipe": "homespun.commands.recipe.finetune_recipe",
+    "generate": "homespun.commands.generate.generate",
+    "generator": "homespun.commands.generate.generator",
     "load": "homespun.hf.open.load",
-    "load_recipe": "homespun.jobs.recipe.load_recipe",
-    "make_corpus": "homespun.jobs.prepare.make_corpus",
-    "map_vectors": "homespun.jobs.vectors.map_vectors",
-    "measure": "homespun.jobs.measure.measure",
-    "measure_baselines": "homespun.jobs.baselines.baselines",
-    "measure_vectors": "homespun.jobs.vectors.measure_vectors",
+    "load_recipe": "homespun.commands.recipe.load_recipe",
+    "make_corpus": "homespun.commands.preparation.make_corpus",
+    "map_vectors": "homespun.commands.vectors.map_vectors",
+    "measure": "homespun.commands.measure.measure",
+    "measure_baselines": "homespun.commands.baselines.measure_baselines",
+    "measure_vectors": "homespun.commands.vectors.measure_vectors",
     "open_vectors": "homespun.vectors.store.open_vectors",
-    "plan": "homespun.jobs.plan.plan",
-    "predict": "homespun.jobs.use.predict",
-    "pretrain": "homespun.jobs.pretrain.pretrain",
-    "pretrain_recipe": "homespun.jobs.recipe.pretrain_recipe",
-    "prompt": "homespun.jobs.in_context.in_context",
-    "quickstart": "homespun.jobs.quickstart.quickstart",
-    "reading": "homespun.jobs.prepare.reading",
+    "plan": "homespun.commands.plan.plan",
+    "predict": "homespun.commands.predict.predict",
+    "pretrain": "homespun.commands.pretrain.pretrain",
+    "pretrain_recipe": "homespun.commands.recipe.pretrain_recipe",
+    "prompt": "homespun.commands.in_context.in_context",
+    "quickstart": "homespun.commands.quickstart.quickstart",
+    "reading": "homespun.commands.preparation.reading",
     "run_comparison": "homespun.compare.runner.run_comparison",
     "save_vectors": "homespun.vectors.store.save_vectors",
-    "show_alignment": "homespun.jobs.alignment.show_alignment",
-    "show_attention": "homespun.jobs.show.show_attention",
-    "summaries": "homespun.jobs.generate.summaries",
-    "summarize": "homespun.jobs.generate.summarize",
-    "train_tokenizer": "homespun.jobs.prepare.train_tokenizer",
-    "train_vectors": "homespun.jobs.vectors.train_vectors",
-    "vectors_config": "homespun.jobs.vectors.vectors_config",
+    "show_alignment": "homespun.commands.alignment.show_alignment",
+    "show_attention": "homespun.commands.attention_plot.show_attention",
+    "summaries": "homespun.commands.generate.summaries",
+    "summarize": "homespun.commands.generate.summarize",
+    "train_tokenizer": "homespun.commands.preparation.train_tokenizer",
+    "train_vectors": "homespun.commands.vectors.train_vectors",
+    "vectors_config": "homespun.commands.vectors.vectors_config",
     "write_comparison": "homespun.report.comparison.write_comparison",
     "write_report": "homespun.report.page.write_report",
 }
 
 __all__ = [
     "Prompting",
-    "begin_model",
     "compare_recipe",
     "convert",
     "corpus_lengths",
@@ -98,6 +97,7 @@ __all__ = [
     "finetune_recipe",
     "generate",
     "generator",
+    "init_model",
     "load",
     "load_recipe",
     "make_corpus",

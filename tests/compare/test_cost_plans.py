@@ -26,7 +26,7 @@ def planner(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             raise NothingFits(f"nothing fits into it: this recipe takes at least {least / 1e9:.2f} GB")
         return {"memory": {"peak": least}}
 
-    monkeypatch.setitem(sys.modules, "homespun.jobs.plan", SimpleNamespace(plan=plan))
+    monkeypatch.setitem(sys.modules, "homespun.commands.plan", SimpleNamespace(plan=plan))
     return asked
 
 
@@ -70,7 +70,7 @@ def test_planning_errors_are_not_reported_as_misfits(monkeypatch: pytest.MonkeyP
     def plan(recipe: Any, **_: Any) -> dict[str, Any]:
         raise UserError("corpus x has one document")
 
-    monkeypatch.setitem(sys.modules, "homespun.jobs.plan", SimpleNamespace(plan=plan))
+    monkeypatch.setitem(sys.modules, "homespun.commands.plan", SimpleNamespace(plan=plan))
     with pytest.raises(UserError, match=r"^variation small: corpus x has one document$"):
         planned("50MB")
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from comparing import FAKE, calls, comparison, records, run, runner_of
 
+from homespun.commands.baselines import baseline_settings
+from homespun.commands.recipe import finetune_recipe
 from homespun.compare import folder
 from homespun.compare import runner as runner_module
 from homespun.compare.executor import Command, LocalExecutor, Process, reason, shares
@@ -21,8 +23,6 @@ from homespun.compare.runner import run_comparison
 from homespun.compare.sharing import Baselines
 from homespun.compare.trials import trials
 from homespun.errors import UserError
-from homespun.jobs.baselines import given_to
-from homespun.jobs.recipe import finetune_recipe
 
 TASK = {"topics": {"recipe": "classify"}}
 
@@ -212,7 +212,7 @@ def test_baselines_stay_those_of_what_they_were_measured_of(tmp_path: Path) -> N
     recipe = of(variations={"whole": {}, "small": OTHER_ROWS})
     found = open_records(tmp_path / "out", recipe, trials(recipe))
     stages = [record.trial.stages[-1] for record in found]
-    expected = [given_to(finetune_recipe(stage.recipe, stage.settings)) for stage in stages]
+    expected = [baseline_settings(finetune_recipe(stage.recipe, stage.settings)) for stage in stages]
 
     def names() -> list[str]:
         Baselines(tmp_path).add(found)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from homespun.commands.adaptation import split_overrides
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, comparison_names, load_recipe
 from homespun.compare.recipe import compare_recipe
 from homespun.compare.trials import trials
-from homespun.jobs.adapt import changes_in
-from homespun.jobs.recipe import FinetuneRecipe, PretrainRecipe, comparison_names, load_recipe
 
 MEASURED = Path(__file__).resolve().parents[2] / "benchmarks" / "comparisons"
 EVERY = [*comparison_names(), *map(str, sorted(MEASURED.glob("*.yaml")))]
@@ -25,7 +25,7 @@ def test_a_comparison_is_made_of_recipes(name: str) -> None:
         for stage in trial.stages:
             settings, changes = list(stage.settings), {}
             if stage.kind == "pretrain" and stage.start_from is not None:
-                settings, changes = changes_in(settings)
+                settings, changes = split_overrides(settings)
             recipe = load_recipe(stage.recipe, settings)
             assert recipe.kind == stage.kind
             if isinstance(recipe, PretrainRecipe) and stage.start_from is None:

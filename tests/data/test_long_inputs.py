@@ -10,6 +10,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from homespun.batch import Batch, RowSeed
+from homespun.commands.recipe import load_recipe
 from homespun.data.labels import LabelledRows
 from homespun.data.loader import Loader
 from homespun.data.long_inputs import (
@@ -23,7 +24,6 @@ from homespun.data.long_inputs import (
 )
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.jobs.recipe import load_recipe
 
 KINDS = get_args(get_args(LongInputs)[0])
 EXAMPLES = [*(kind() for kind in KINDS), HeadTail(head=0.0), HeadTail(head=0.99), ChunkMean(chunks=1)]

@@ -11,11 +11,11 @@ import torch
 from hf_peers import SIZES, TEXTS, bert_tokenizer, inputs, roberta_tokenizer
 from safetensors.torch import load_file
 
+from homespun.commands.convert import convert
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
-from homespun.jobs.convert import convert
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.text.tokenizer import KINDS, Tokenizer

@@ -20,11 +20,11 @@ from hf_peers import (
     their_model,
 )
 
+from homespun.commands.predict import predict
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.family import STORED
 from homespun.hf.open import open_huggingface
-from homespun.jobs.use import predict
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,12 +11,12 @@ import torch
 from typer.testing import CliRunner
 
 from homespun.cli import app
+from homespun.commands.generate import generator
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.hf.open import load, open_model
 from homespun.inference.batch_generation import TextGenerationConfig, generate_batch
 from homespun.inference.text_generator import TextGenerator
-from homespun.jobs.generate import generator
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.text.tokenizer import Tokenizer

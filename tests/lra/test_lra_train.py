@@ -18,8 +18,8 @@ from benchmarks.lra import run as run_lra
 from benchmarks.lra.settings import MODELS, PUBLISHED, SETTINGS, TASKS
 from benchmarks.lra.train import lra, lra_recipe, scoreboard
 
+from homespun.commands.predict import evaluate
 from homespun.errors import NotFinite, UserError
-from homespun.jobs.use import evaluate
 
 SMALL = (
     *("model.num_hidden_layers=1", "model.hidden_size=16", "model.num_attention_heads=2"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from homespun.commands.recipe import PretrainRecipe, as_recipe, load_recipe
 from homespun.errors import UserError
-from homespun.jobs.recipe import PretrainRecipe, as_recipe, load_recipe
 from homespun.models.auto_size import FAMILIES, FROM_TRAINING, AutoSizeConfig, is_of_family, same_model
 from homespun.models.presets import PRESETS, family_of, preset_name, sizes_of
 

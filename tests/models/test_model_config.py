@@ -11,9 +11,9 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from homespun.commands.recipe import pretrain_recipe
 from homespun.config import dump, json_schema, validate
 from homespun.errors import UserError
-from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.presets import PRESETS, family_of

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from homespun.attention.relative_bias import BiasedDotProduct
+from homespun.commands.recipe import pretrain_recipe
 from homespun.errors import UserError
 from homespun.hf.match import match_architecture
-from homespun.jobs.recipe import pretrain_recipe
 from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig

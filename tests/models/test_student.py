@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from homespun.commands.workload import made_up_tokenizer
 from homespun.errors import UserError
-from homespun.jobs.workload import made_up_tokenizer
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_language import UNIGRAM_ENTROPY, batches, fit
 
-from homespun.jobs.recipe import PretrainRecipe, load_recipe
+from homespun.commands.recipe import PretrainRecipe, load_recipe
 from homespun.models.config import ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from homespun.jobs.recipe import PretrainRecipe, load_recipe
+from homespun.commands.recipe import PretrainRecipe, load_recipe
 from homespun.models.config import BackboneConfig
 from homespun.planning.forecast import CLASSIFIERS, CURVES, LearningCurve, LossForecast, forecast_loss
 

@@ -10,10 +10,18 @@ import torch
 from typer.testing import CliRunner
 
 from homespun.cli import app
+from homespun.commands import attention_plot
+from homespun.commands.attention_map import (
+    build_attentions,
+    cell_size,
+    compute_attention_map,
+    pool_depth,
+    probe_attention,
+    receptive_field,
+    shows_structure,
+)
+from homespun.commands.attention_plot import show_attention
 from homespun.errors import UserError
-from homespun.jobs import show
-from homespun.jobs.seen import attentions_of, cell_size, look, reach, shallowest, shows, tried_out
-from homespun.jobs.show import show_attention
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -45,7 +53,7 @@ def dense(config: EncoderConfig, layer: int, length: int) -> np.ndarray:
     """(heads, length, length) bool: the reference table of one layer."""
     import dataclasses
 
-    sparse = attentions_of(config)[layer].kernel.sparse
+    sparse = build_attentions(config)[layer].kernel.sparse
     if sparse.global_tokens is not None:
         sparse = dataclasses.replace(sparse, global_tokens=dataclasses.replace(sparse.global_tokens, queries=True))
     table = Mask(causal=config.causal).dense(sparse, length, length, torch.device("cpu"))
@@ -57,8 +65,8 @@ def dense(config: EncoderConfig, layer: int, length: int) -> np.ndarray:
 @pytest.mark.parametrize("length", [37, 263, 607])
 def test_exact_attention_is_drawn_as_its_table_has_it(attention: dict[str, Any], causal: bool, length: int) -> None:
     config = config_of(attention, causal=causal)
-    for layer, module in enumerate(attentions_of(config)):
-        seen, table = look(module, length, config), dense(config, layer, length)
+    for layer, module in enumerate(build_attentions(config)):
+        seen, table = compute_attention_map(module, length, config), dense(config, layer, length)
         union = np.unpackbits(seen.union, axis=1, count=length).astype(bool)
         assert np.array_equal(union, table.any(0))
         assert seen.shares * (HEADS // len(seen.shares)) == pytest.approx(table.mean((1, 2)))
@@ -76,7 +84,7 @@ def test_exact_attention_is_drawn_as_its_table_has_it(attention: dict[str, Any],
 
 def test_parts_are_distinguished() -> None:
     config = config_of(ATTENTIONS["blocks"])
-    parts = look(attentions_of(config)[0], 128, config).parts[1]
+    parts = compute_attention_map(build_attentions(config)[0], 128, config).parts[1]
     assert parts.keys() == {"near", "random", "global"}
     assert parts["global"][:16].all()
     assert parts["global"][:, -16:].all()
@@ -84,7 +92,7 @@ def test_parts_are_distinguished() -> None:
     assert not parts["near"][40, 64:].any()
     assert parts["random"].any()
     config = config_of(ATTENTIONS["full"])
-    assert look(attentions_of(config)[0], 13, config).parts[0].keys() == {"full"}
+    assert compute_attention_map(build_attentions(config)[0], 13, config).parts[0].keys() == {"full"}
 
 
 @EXACT
@@ -93,20 +101,22 @@ def test_trying_an_attention_out_finds_what_it_sees(attention: dict[str, Any], c
     if "everywhere" in attention and attention["everywhere"].get("projections"):
         pytest.skip("global tokens are computed outside of the kernel")
     config = config_of(attention, causal=causal)
-    for layer, module in enumerate(attentions_of(config)):
-        assert np.array_equal(tried_out(module, 29, config).expand(HEADS, -1, -1).numpy(), dense(config, layer, 29))
+    for layer, module in enumerate(build_attentions(config)):
+        assert np.array_equal(
+            probe_attention(module, 29, config).expand(HEADS, -1, -1).numpy(), dense(config, layer, 29)
+        )
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_hashed_attention_is_tried_out(causal: bool) -> None:
     config = config_of({"kind": "lsh", "chunk_length": 8, "num_hashes": 1}, causal=causal)
-    table = tried_out(attentions_of(config)[0], 61, config)
+    table = probe_attention(build_attentions(config)[0], 61, config)
     assert table.shape == (HEADS, 61, 61)
     assert int(table.sum(-1).max()) <= 2 * 8
     assert bool((table.sum(-1) > 0).all())
     assert not causal or not table.triu(1).any()
     assert not torch.equal(table[0], table[1])
-    seen = look(attentions_of(config)[0], 61, config)
+    seen = compute_attention_map(build_attentions(config)[0], 61, config)
     assert [part.keys() for part in seen.parts] == [{"content"}] * HEADS
     assert np.array_equal(np.unpackbits(seen.union, axis=1, count=61).astype(bool), table.any(0).numpy())
     assert [part["content"].sum() for part in seen.parts] == table.sum((1, 2)).tolist()
@@ -115,7 +125,7 @@ def test_hashed_attention_is_tried_out(causal: bool) -> None:
 
 def test_hashed_attention_is_drawn_in_the_order_of_its_buckets() -> None:
     config = config_of({"kind": "lsh", "chunk_length": 8, "num_hashes": 1})
-    one, other = (part["content"] for part in look(attentions_of(config)[0], 64, config).parts)
+    one, other = (part["content"] for part in compute_attention_map(build_attentions(config)[0], 64, config).parts)
     query, key = np.ogrid[:64, :64]
     assert np.array_equal(one > 0, ((query // 8 - key // 8) % 8 <= 1) & (query != key))
     assert np.array_equal(one, other)
@@ -123,7 +133,7 @@ def test_hashed_attention_is_drawn_in_the_order_of_its_buckets() -> None:
 
 def test_local_attention_is_no_matter_of_content() -> None:
     config = config_of({"kind": "local", "chunk_length": 8}, causal=True)
-    (part,) = look(attentions_of(config)[0], 31, config).parts[0].items()
+    (part,) = compute_attention_map(build_attentions(config)[0], 31, config).parts[0].items()
     assert part[0] == "near"
     query, key = np.ogrid[:31, :31]
     assert np.array_equal(part[1] > 0, (key <= query) & (query // 8 - key // 8 <= 1))
@@ -138,7 +148,7 @@ def test_local_attention_is_no_matter_of_content() -> None:
 )
 def test_low_rank_attention_sees_all_through_few(attention: dict[str, Any], through: str) -> None:
     config = config_of(attention)
-    seen = look(attentions_of(config)[0], 23, config)
+    seen = compute_attention_map(build_attentions(config)[0], 23, config)
     assert (seen.through, seen.shares) == (through, [1.0])
     assert seen.parts[0].keys() == {"compressed"}
 
@@ -147,32 +157,32 @@ def test_low_rank_attention_sees_all_through_few(attention: dict[str, Any], thro
 @pytest.mark.parametrize("size", [7, 17])
 def test_heads_of_another_size_are_tried_out(kind: str, size: int) -> None:
     config = config_of({"kind": kind, "chunk_length": 4}, head_size=size)
-    table = tried_out(attentions_of(config)[0], 19, config)
+    table = probe_attention(build_attentions(config)[0], 19, config)
     assert table.shape == (HEADS, 19, 19)
     assert 0 < int(table.sum(-1).min()) <= int(table.sum(-1).max()) <= 2 * 4
     assert kind == "lsh" or torch.equal(
-        table[0], tried_out(attentions_of(config_of(config.attention))[0], 19, config)[0]
+        table[0], probe_attention(build_attentions(config_of(config.attention))[0], 19, config)[0]
     )
 
 
 def test_ngram_attention_sees_all_that_is_earlier() -> None:
     config = config_of({"kind": "ngram"}, causal=True, head_size=7)
-    (part,) = look(attentions_of(config)[0], 23, config).parts[0].items()
+    (part,) = compute_attention_map(build_attentions(config)[0], 23, config).parts[0].items()
     assert part[0] == "full"
     assert np.array_equal(part[1], np.tri(23))
 
 
 def test_attention_between_paragraphs_sees_all_through_a_vector_of_each() -> None:
     config = config_of({"kind": "paragraphs"})
-    seen = look(attentions_of(config)[0], 23, config)
+    seen = compute_attention_map(build_attentions(config)[0], 23, config)
     assert (seen.through, seen.shares) == ("a vector a head\nand paragraph", [1.0])
 
 
 @EXACT
 def test_reach_is_the_product_of_the_tables(attention: dict[str, Any]) -> None:
     config, length = config_of(attention), 59
-    unions = [look(module, length, config).union for module in attentions_of(config)]
-    reached, depth = reach(unions, length)
+    unions = [compute_attention_map(module, length, config).union for module in build_attentions(config)]
+    reached, depth = receptive_field(unions, length)
     expected, before = np.zeros((length, length), int), np.eye(length)
     for number in (1, 2, 3):
         before = ((dense(config, number - 1, length).any(0) + np.eye(length)) @ before > 0).astype(float)
@@ -186,7 +196,7 @@ def test_a_cell_of_the_reach_has_its_least_depth() -> None:
     depth[:3, :3] = 3
     depth[1, 1] = 2
     depth[520, 520] = 5
-    cells = shallowest(depth)
+    cells = pool_depth(depth)
     assert cells.shape == (105, 105)
     assert (cells[0, 0], cells[1, 1], cells[-1, -1]) == (2, 0, 5)
 
@@ -222,15 +232,15 @@ def test_result_has_share_of_pairs_and_depth() -> None:
 )
 def test_the_length_is_the_shortest_that_shows_the_pattern(attention: dict[str, Any], length: int) -> None:
     config = config_of(attention)
-    attentions = attentions_of(config)
-    assert show._checked_length(None, config, attentions) == length
-    assert length in (32, MAXIMUM) or not shows(attentions[0], length // 2, config)
+    attentions = build_attentions(config)
+    assert attention_plot._checked_length(None, config, attentions) == length
+    assert length in (32, MAXIMUM) or not shows_structure(attentions[0], length // 2, config)
 
 
 def test_equal_layers_and_heads_share_a_panel() -> None:
     config = config_of(ATTENTIONS["dilated"], num_hidden_layers=3)
-    seen = [look(module, 41, config) for module in attentions_of(config)]
-    groups = show._panels([*seen, seen[1], seen[1]], [1, 2, 3, 4, 5], HEADS)
+    seen = [compute_attention_map(module, 41, config) for module in build_attentions(config)]
+    groups = attention_plot._panels([*seen, seen[1], seen[1]], [1, 2, 3, 4, 5], HEADS)
     assert [[panel.title for panel in group] for group in groups] == [
         ["layer 1 · head 1", "layer 1 · head 2"],
         ["layers 2, 4, 5 · all heads"],

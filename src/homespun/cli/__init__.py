@@ -104,12 +104,12 @@ def pretrain(
     as_json: Json = False,
 ) -> None:
     """Pretrain a model on a corpus, or go on with one."""
-    from homespun.jobs.adapt import changes_in
-    from homespun.jobs.pretrain import pretrain as job
-    from homespun.jobs.recipe import pretrain_recipe
+    from homespun.commands.adaptation import split_overrides
+    from homespun.commands.pretrain import pretrain as job
+    from homespun.commands.recipe import pretrain_recipe
     from homespun.report.console import Display
 
-    of_recipe, changes = (overrides or [], {}) if start_from is None else changes_in(overrides or [])
+    of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
     with Display(json=as_json) as display:
         result = job(
             pretrain_recipe(recipe, of_recipe),
@@ -135,8 +135,8 @@ def finetune(
     as_json: Json = False,
 ) -> None:
     """Fine-tune a pretrained model on labelled texts, and measure it beside the baselines."""
-    from homespun.jobs.finetune import finetune as job
-    from homespun.jobs.recipe import finetune_recipe
+    from homespun.commands.finetune import finetune as job
+    from homespun.commands.recipe import finetune_recipe
     from homespun.report.console import Display
 
     if start_from is None:
@@ -160,7 +160,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure a fine-tuned model on labelled texts."""
-    from homespun.jobs.use import evaluate as job
+    from homespun.commands.predict import evaluate as job
 
     given: dict[str, Any] = {"encoding": encoding, "columns": split_list(columns), "data_set": data_set}
     metrics = job(run, data, text=text, label=label, **given, writing=parse_overrides(writing))
@@ -185,7 +185,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Label new texts: one line each, in their order."""
-    from homespun.jobs.use import predict as job
+    from homespun.commands.predict import predict as job
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
@@ -239,7 +239,7 @@ def quickstart(
     as_json: Json = False,
 ) -> None:
     """The whole job on the documentation of the Python packages that are installed here."""
-    from homespun.jobs.quickstart import quickstart as job
+    from homespun.commands.quickstart import quickstart as job
     from homespun.report.console import Display
 
     with Display(json=as_json) as display:
@@ -258,7 +258,7 @@ def doctor(as_json: Json = False) -> None:
     """Look at this machine and this installation."""
     from dataclasses import asdict
 
-    from homespun.jobs.doctor import examine
+    from homespun.commands.doctor import examine
 
     checks = examine()
     if as_json:

@@ -60,7 +60,7 @@ def measure(
     as_json: Json = False,
 ) -> None:
     """Measure what a model costs in use: seconds and memory by length."""
-    from homespun.jobs.measure import measure as job
+    from homespun.commands.measure import measure as job
 
     words = split_list(lengths) or []
     if not all(word.isdecimal() for word in words):
@@ -91,8 +91,8 @@ def baselines(
     as_json: Json = False,
 ) -> None:
     """Measure what a fine-tuned model must beat, without one."""
-    from homespun.jobs.baselines import baselines as job
-    from homespun.jobs.recipe import finetune_recipe
+    from homespun.commands.baselines import measure_baselines as job
+    from homespun.commands.recipe import finetune_recipe
 
     if not start_from:
         raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")

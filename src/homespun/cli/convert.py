@@ -27,9 +27,9 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Write a model in another form, check it, and say where every tensor went."""
+    from homespun.commands.convert import FORMS
+    from homespun.commands.convert import convert as job
     from homespun.hf.family import STORED
-    from homespun.jobs.convert import FORMS
-    from homespun.jobs.convert import convert as job
 
     result = job(source, out, to=check_choice(to, FORMS, "--to"), head=_head_kind(head, STORED))
     if as_json:
@@ -60,8 +60,8 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write a model for programs that have neither homespun nor transformers, and check the file."""
+    from homespun.commands.convert import export as job
     from homespun.hf.family import STORED
-    from homespun.jobs.convert import export as job
 
     check_choice(to, ("onnx",), "--to")
     result = job(source, out, head=_head_kind(head, STORED))

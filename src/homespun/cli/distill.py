@@ -37,12 +37,12 @@ def distill_pretrain(
     as_json: Json = False,
 ) -> None:
     """On a corpus: masked words, the teacher's distributions over them, and its hidden states (DistilBERT)."""
-    from homespun.jobs.adapt import changes_in
-    from homespun.jobs.distill import distill as job
-    from homespun.jobs.recipe import pretrain_recipe
+    from homespun.commands.adaptation import split_overrides
+    from homespun.commands.distill import distill as job
+    from homespun.commands.recipe import pretrain_recipe
     from homespun.report.console import Display
 
-    of_recipe, changes = (overrides or [], {}) if fresh else changes_in(overrides or [])
+    of_recipe, changes = (overrides or [], {}) if fresh else split_overrides(overrides or [])
     with Display(json=as_json) as display:
         result = job(
             pretrain_recipe(recipe, of_recipe),
@@ -70,12 +70,12 @@ def distill_finetune(
     as_json: Json = False,
 ) -> None:
     """On labelled texts: the labels, and what a fine-tuned teacher says of each text."""
-    from homespun.jobs.adapt import changes_in
-    from homespun.jobs.distill import distill as job
-    from homespun.jobs.recipe import finetune_recipe
+    from homespun.commands.adaptation import split_overrides
+    from homespun.commands.distill import distill as job
+    from homespun.commands.recipe import finetune_recipe
     from homespun.report.console import Display
 
-    of_recipe, changes = changes_in(overrides or [])
+    of_recipe, changes = split_overrides(overrides or [])
     with Display(json=as_json) as display:
         result = job(
             finetune_recipe(recipe, of_recipe),

@@ -79,7 +79,7 @@ def generate(
     if out is not None:
         raise UserError("--out is for --input; what is written of --prompt is printed")
     assert prompt is not None
-    from homespun.jobs.generate import generator
+    from homespun.commands.generate import generator
 
     writer = generator(run, stop=stop or ())
     several = arguments.get("num_beams", 1) > 1 or arguments.get("num_return_sequences", 1) > 1
@@ -110,7 +110,7 @@ def _generate_file(
     columns: str | None,
     as_json: bool,
 ) -> None:
-    from homespun.jobs.generate import generate as job
+    from homespun.commands.generate import generate as job
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
@@ -147,8 +147,8 @@ def summarize(
     as_json: Json = False,
 ) -> None:
     """Summarise texts, read and written as the model was fine-tuned to; printed, each is a line."""
-    from homespun.jobs.generate import summaries
-    from homespun.jobs.generate import summarize as job
+    from homespun.commands.generate import summaries
+    from homespun.commands.generate import summarize as job
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress

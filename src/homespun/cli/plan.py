@@ -23,12 +23,12 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """What a recipe will take in memory and time, how to make its steps, and how far its budget reaches."""
-    from homespun.jobs.adapt import changes_in
-    from homespun.jobs.plan import plan as job
-    from homespun.jobs.recipe import load_recipe
+    from homespun.commands.adaptation import split_overrides
+    from homespun.commands.plan import plan as job
+    from homespun.commands.recipe import load_recipe
     from homespun.report.console import Display
 
-    of_recipe, changes = (overrides or [], {}) if start_from is None else changes_in(overrides or [])
+    of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
     with Display(json=as_json) as display:
         result = job(
             load_recipe(recipe, of_recipe),

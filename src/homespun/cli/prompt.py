@@ -43,8 +43,8 @@ def prompt(
     as_json: Json = False,
 ) -> None:
     """Zero-, one- and few-shot: accuracy against the number of examples in the prompt."""
+    from homespun.commands.in_context import Prompting, in_context
     from homespun.config import validate
-    from homespun.jobs.in_context import Prompting, in_context
     from homespun.report.console import Display, print_tables
     from homespun.report.in_context import in_context_table
 

@@ -15,7 +15,7 @@ recipes_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="The ship
 @recipes_app.command("list")
 def recipes_list(as_json: Json = False) -> None:
     """The shipped recipes, a line each."""
-    from homespun.jobs.recipe import comparison_names, recipe_names, recipe_tree
+    from homespun.commands.recipe import comparison_names, recipe_names, recipe_tree
 
     rows, comparisons = (
         {name: str(recipe_tree(name).get("about", "")) for name in names}
@@ -31,9 +31,9 @@ def recipes_show(
     as_json: Json = False,
 ) -> None:
     """A recipe in full, every default written out."""
+    from homespun.commands.recipe import load_recipe, recipe_tree
     from homespun.compare.recipe import compare_recipe
     from homespun.config import dump
-    from homespun.jobs.recipe import load_recipe, recipe_tree
 
     load = compare_recipe if recipe_tree(name).get("kind") == "compare" else load_recipe
     recipe = load(name, overrides or ())
@@ -46,6 +46,6 @@ def recipes_show(
 @recipes_app.command("schema")
 def recipes_schema(as_json: Json = False) -> None:
     """The JSON schema of recipes, for editors."""
-    from homespun.jobs.recipe import schema
+    from homespun.commands.recipe import schema
 
     typer.echo(json.dumps(schema(), indent=None if as_json else 2))

@@ -29,7 +29,7 @@ def show_attention(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """Draw which token sees which, in each layer and head, and how far that reaches through depth."""
-    from homespun.jobs.show import show_attention as job
+    from homespun.commands.attention_plot import show_attention as job
 
     numbers = None if layers is None else _parse_integers(layers, "--layers")
     path = out if as_json or out is not None else Path("attention.svg")
@@ -61,7 +61,7 @@ def show_alignment(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
     """Draw which tokens of a text are looked at while each token of another is written."""
-    from homespun.jobs.alignment import show_alignment as job
+    from homespun.commands.alignment import show_alignment as job
 
     path = out if as_json or out is not None else Path("alignment.svg")
     result = job(run, source=source, target=target, out=path)

@@ -43,7 +43,7 @@ def tokenizer_train(
     as_json: Json = False,
 ) -> None:
     """Train a tokenizer on your text."""
-    from homespun.jobs.prepare import reading, train_tokenizer
+    from homespun.commands.preparation import reading, train_tokenizer
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
@@ -94,8 +94,8 @@ def tokenizer_extend(
     as_json: Json = False,
 ) -> None:
     """Add words of your text, or sentinels, to a model's tokenizer; `pretrain --from` that model then knows them."""
-    from homespun.jobs.adapt import extend_tokenizer
-    from homespun.jobs.prepare import reading
+    from homespun.commands.adaptation import extend_tokenizer
+    from homespun.commands.preparation import reading
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
@@ -155,7 +155,7 @@ def corpus_build(
     as_json: Json = False,
 ) -> None:
     """Encode your text once, into a memory-mapped token store. A killed build goes on where it was."""
-    from homespun.jobs.prepare import describe_corpus, make_corpus, reading
+    from homespun.commands.preparation import describe_corpus, make_corpus, reading
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
@@ -195,7 +195,7 @@ def corpus_lengths(
     as_json: Json = False,
 ) -> None:
     """Lengths in tokens by class and split: mean, median, minimum, maximum, and a histogram."""
-    from homespun.jobs.lengths import corpus_lengths, file_lengths
+    from homespun.commands.lengths import corpus_lengths, file_lengths
 
     if (corpus is None) == (not inputs):
         raise UserError("give either a corpus folder, or --input files with --tokenizer")

@@ -25,7 +25,7 @@ def vectors_train(
     as_json: Json = False,
 ) -> None:
     """Train word vectors of a corpus."""
-    from homespun.jobs.vectors import train_vectors, vectors_config
+    from homespun.commands.vectors import train_vectors, vectors_config
     from homespun.report.console import Display
 
     config = vectors_config(method, overrides or ())
@@ -69,7 +69,7 @@ def vectors_evaluate(
     as_json: Json = False,
 ) -> None:
     """Accuracy of analogies by section, rank correlation with people's similarities, and how much is covered."""
-    from homespun.jobs.vectors import measure_vectors
+    from homespun.commands.vectors import measure_vectors
 
     found = measure_vectors(vectors, data)
     if as_json:
@@ -98,7 +98,7 @@ def vectors_map(
 ) -> None:
     """A picture of words in a plane."""
     from homespun.cli.options import check_choice
-    from homespun.jobs.vectors import map_vectors
+    from homespun.commands.vectors import map_vectors
     from homespun.vectors.projection import PROJECTIONS
 
     print_result(
@@ -133,9 +133,9 @@ def vectors_begin(
     as_json: Json = False,
 ) -> None:
     """Write an untrained model that begins with word vectors, for `finetune --from`."""
-    from homespun.jobs.vectors import begin_model
+    from homespun.commands.vectors import init_model
 
-    print_result(begin_model(recipe, overrides or (), out, tokenizer=tokenizer, vectors=vectors), as_json)
+    print_result(init_model(recipe, overrides or (), out, tokenizer=tokenizer, vectors=vectors), as_json)
 
 
 def _print_words(words: list[tuple[str, float]], as_json: bool) -> None:

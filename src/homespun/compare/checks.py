@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from homespun.commands.adaptation import open_start, split_overrides
+from homespun.commands.pretrain import with_vocabulary
+from homespun.commands.recipe import CorpusData, FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
+from homespun.commands.trials import plan_trials
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Stage, Trial, first_trials, to_yaml
 from homespun.data.corpus import Corpus
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.hf.open import open_model
-from homespun.jobs.adapt import changes_in, start
-from homespun.jobs.pretrain import fitted
-from homespun.jobs.recipe import CorpusData, FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
-from homespun.jobs.trials import plan
 from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import ModelBundle, SkipInit
 from homespun.models.config import ModelConfig
@@ -166,7 +166,7 @@ def _build(trial: Trial, reader: _Reader) -> None:
 
 def _pretrained(stage: Stage, reader: _Reader, measure: str) -> ModelBundle:
     """The model that pretraining will leave, without its weights; ``measure`` is that of a search."""
-    settings, changes = (stage.settings, None) if stage.start_from is None else changes_in(list(stage.settings))
+    settings, changes = (stage.settings, None) if stage.start_from is None else split_overrides(list(stage.settings))
     recipe = pretrain_recipe(stage.recipe, settings)
     if not recipe.data.corpus:
         raise UserError("which corpus? set data.corpus, made by `homespun corpus build`, in pretrain.settings")
@@ -176,9 +176,11 @@ def _pretrained(stage: Stage, reader: _Reader, measure: str) -> ModelBundle:
     _check_measures(recipe, measure)
     begin = None
     if stage.start_from is not None:
-        begin = start(stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes, generator=None)
+        begin = open_start(
+            stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes, generator=None
+        )
     length = recipe.data.length
-    backbone = fitted(
+    backbone = with_vocabulary(
         recipe.backbone if begin is None else begin.backbone,
         corpus.tokenizer,
         length=length,
@@ -237,7 +239,7 @@ def _finetuned(stage: Stage, begin: ModelBundle, reader: _Reader, measure: str) 
     examples = reader.examples(recipe)
     task = recipe.data.task(recipe.objective, begin, examples.training)
     _check_measures(recipe, measure, task.labels)
-    plan(recipe, task, examples.training, examples.validation, examples.test)
+    plan_trials(recipe, task, examples.training, examples.validation, examples.test)
     _, kinds = np.unique(task.strata(examples.training), axis=0, return_index=True)
     sample = [examples.training[index] for index in np.sort(kinds)[:_EXAMPLES].tolist()]
     with torch.device("meta"), SkipInit():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from homespun.commands.adaptation import split_overrides
+from homespun.commands.recipe import load_recipe
 from homespun.compare.recipe import CompareRecipe
 from homespun.compare.trials import Trial, first_trials
 from homespun.errors import UserError
-from homespun.jobs.adapt import changes_in
-from homespun.jobs.recipe import load_recipe
 from homespun.planning.predict import NothingFits
 
 
@@ -26,12 +26,12 @@ def plan_variants(recipe: CompareRecipe, trials: Sequence[Trial]) -> tuple[dict[
     refused: dict[str, str] = {}
     if recipe.budget is None or recipe.budget.memory is None:
         return {}, []
-    from homespun.jobs.plan import plan
+    from homespun.commands.plan import plan
 
     for trial in first_trials(trials):
         stage = trial.stages[0]
         try:
-            settings, changes = (stage.settings, None) if stage.start_from is None else changes_in(stage.settings)
+            settings, changes = (stage.settings, None) if stage.start_from is None else split_overrides(stage.settings)
             found[trial.name] = plan(load_recipe(stage.recipe, settings), start_from=stage.start_from, changes=changes)
         except NothingFits as error:
             refused[trial.name] = str(error)

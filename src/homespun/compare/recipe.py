@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
+from homespun.commands.recipe import comparison_names, recipe_names, recipe_tree
 from homespun.config import Config, Tree, override, validate
 from homespun.errors import UserError, nearest
-from homespun.jobs.recipe import comparison_names, recipe_names, recipe_tree
 from homespun.training.config import Budget
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+=-]*")

@@ -9,12 +9,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from homespun.commands.baselines import baseline_settings
+from homespun.commands.recipe import finetune_recipe
 from homespun.compare.executor import Command
 from homespun.compare.folder import Record
 from homespun.compare.trials import Stage
 from homespun.io.atomic import write_text
-from homespun.jobs.baselines import given_to
-from homespun.jobs.recipe import finetune_recipe
 from homespun.results import RunResult
 
 _STAGE = "pretrain"
@@ -113,7 +113,7 @@ class Baselines:
         write_text(self._folder / name / "why.txt", why)
 
     def _name(self, stage: Stage) -> str:
-        requested = given_to(finetune_recipe(stage.recipe, stage.settings))
+        requested = baseline_settings(finetune_recipe(stage.recipe, stage.settings))
         names = (stage.name if number == 1 else f"{stage.name}@{number}" for number in count(1))
         return next(name for name in names if self._of(name, requested) == requested)
 

@@ -16,7 +16,7 @@ _HEIGHT = 2.9  # inches
 
 
 def in_context_document(result: Mapping[str, Any]) -> Document:
-    """The page of what `homespun.jobs.in_context` returns."""
+    """The page of what `homespun.commands.in_context` returns."""
     lead = Paragraph(
         f"{result['run']} was asked of {result['rows']:,} texts, with examples in the prompt and none of its weights "
         f"changed. Beside it stand TF-IDF with a linear classifier, learned from the same examples, and the majority "

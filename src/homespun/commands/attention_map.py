@@ -1,0 +1,278 @@
+"""What an attention lets each token see, and what that reaches through depth, as numbers to be drawn.
+
+Exact attention says by its patterns what it sees. Low-rank attention sees everything, through few numbers. Any other
+kernel is tried out: its output is linear in the values, so with the unit vectors as values it is the attention itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from homespun.attention.blocked import Blocked
+from homespun.attention.disentangled import AddedScores
+from homespun.attention.full import DotProduct
+from homespun.attention.linformer import Linformer
+from homespun.attention.lsh import LSH
+from homespun.attention.ngram import NgramAttention
+from homespun.attention.paragraphs import ParagraphAttention
+from homespun.attention.performer import Performer
+from homespun.attention.relative_bias import BiasedDotProduct
+from homespun.models.encoder import EncoderConfig
+from homespun.nn.masks import Mask
+from homespun.nn.patterns import FULL, RandomBlocks, Sparse
+
+CPU = torch.device("cpu")
+_CELLS = 128  # at most so many on a side of a panel
+
+
+class MultiHead(Protocol):
+    """Attention with projections, mostly around a kernel: ``(hidden, mask) -> hidden``."""
+
+    output: nn.Linear
+
+    def __call__(self, hidden: Tensor, mask: Mask) -> Tensor: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionMap:
+    """What one layer sees.
+
+    Args:
+        shares: of all pairs of tokens, for each head; one number where all heads are alike.
+        parts: for each head, or once for all: a name of `homespun.report.attention.PARTS` -> (cells, cells) float, the
+            share of the pairs in each cell.
+        union: (length, length / 8) uint8, packed bits: what some head sees.
+        through: through what low-rank attention sees everything; empty for other attention.
+        order: in which the tokens stand in ``parts``, where it is not that of the text.
+    """
+
+    shares: list[float]
+    parts: list[dict[str, np.ndarray]]
+    union: np.ndarray
+    through: str
+    order: str = ""
+
+
+def build_attentions(config: EncoderConfig) -> list[MultiHead]:
+    """The attention of each layer of a model like this one."""
+    # what a token sees needs no vocabulary and no feed-forward
+    small = {"vocab_size": config.pad_token_id + 1, "intermediate_size": 1}
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed)
+        layers: Any = config.model_copy(update=small).build().eval().layers
+    return [layer.attention.sublayer for layer in layers]
+
+
+def compute_attention_map(attention: MultiHead, length: int, config: EncoderConfig) -> AttentionMap:
+    """What one attention of a model sees in a text of ``length`` tokens."""
+    sparse, through = _sparse(attention), _through(attention, length)
+    if sparse is not None or through:
+        parts = _exact(sparse or FULL, length, causal=config.causal, full="compressed" if through else "full")
+        return _pooled(parts, length, through)
+    kernel, table = _kernel(attention), probe_attention(attention, length, config)
+    if not isinstance(kernel, LSH):
+        return _pooled(_pieces(table, "near"), length)
+    # in the order of the text it would be noise
+    order = _order_by_bucket(attention, kernel, length, config)[..., None]
+    sorted_table = table.gather(1, order.expand_as(table)).gather(2, order.mT.expand_as(table))
+    seen = _pooled(_pieces(sorted_table, "content"), length)
+    union = np.packbits(table.any(0).numpy(), axis=1)
+    return dataclasses.replace(seen, union=union, order="by bucket")
+
+
+def receptive_field(unions: Sequence[np.ndarray], length: int) -> tuple[list[float], np.ndarray]:
+    """How far information has come after each layer, each token's own kept beside it by the residual.
+
+    Args:
+        unions: for each layer (length, length / 8) uint8, packed bits: which keys each query sees.
+
+    Returns:
+        The share of pairs reached after each layer, and (length, length) uint8: after how many; 0 for never.
+    """
+    own = np.packbits(np.eye(length, dtype=bool), axis=1)
+    before, depth, reached = own, np.zeros((length, length), np.uint8), []
+    for number, union in enumerate(unions, start=1):
+        after = np.empty_like(before)
+        for query, row in enumerate(union | own):
+            keys = np.flatnonzero(np.unpackbits(row, count=length))
+            after[query] = np.bitwise_or.reduce(before[keys], axis=0)
+            here = np.unpackbits(after[query], count=length).astype(bool)
+            depth[query][here & (depth[query] == 0)] = number
+        before = after
+        reached.append(float((depth > 0).mean()))
+    return reached, depth
+
+
+def needs_probe(attention: MultiHead) -> bool:
+    """Whether what it sees is found by trying it out."""
+    return _sparse(attention) is None and not _through(attention, 1)
+
+
+def shows_structure(attention: MultiHead, length: int, config: EncoderConfig) -> bool:
+    """Whether in a text of this length a token sees at most a third, though something; or all of it by design."""
+    kernel, sparse = _kernel(attention), _sparse(attention)
+    if isinstance(kernel, LSH):  # its chunks are its structure
+        return length >= 8 * kernel.chunks.length
+    if needs_probe(attention):
+        table = probe_attention(attention, length, config)
+    elif sparse is None or not sparse.patterns:
+        return True
+    else:
+        queries = torch.linspace(0, length - 1, 64).long()
+        allowed = sparse.allowed(queries[None, :, None], torch.arange(length)[None, None, :])
+        assert allowed is not None
+        table = allowed
+    shares = table.float().mean(-1)  # (heads, queries)
+    return bool((shares.mean(-1) <= 1 / 3).all() and (shares > 0).all())
+
+
+def cell_size(length: int) -> int:
+    """Tokens, each way, of what is drawn as one cell."""
+    return -(-length // _CELLS)
+
+
+def pool_depth(depth: np.ndarray) -> np.ndarray:
+    """(length, length) uint8 -> (cells, cells): the least depth at which anything in a cell is reached; 0: never."""
+    starts = np.arange(0, len(depth), cell_size(len(depth)))
+    never = np.where(depth == 0, 255, depth)
+    least = np.minimum.reduceat(np.minimum.reduceat(never, starts, axis=0), starts, axis=1)
+    return np.where(least == 255, 0, least)
+
+
+def _kernel(attention: MultiHead) -> nn.Module:
+    """What mixes the tokens; n-gram attention does so itself."""
+    kernel: Any = getattr(attention, "kernel", attention)
+    assert isinstance(kernel, nn.Module)
+    return kernel
+
+
+def _sparse(attention: MultiHead) -> Sparse | None:
+    """The patterns of exact attention; None of any other."""
+    match kernel := _kernel(attention):
+        case Blocked() | DotProduct() | BiasedDotProduct() | AddedScores() | NgramAttention():
+            return kernel.sparse
+    return None
+
+
+def _through(attention: MultiHead, length: int) -> str:
+    if isinstance(attention, ParagraphAttention):
+        return "a vector a head\nand paragraph"
+    match kernel := _kernel(attention):
+        case Linformer():
+            return f"{kernel.key_projection(torch.zeros(1, 1, length, 1), None).shape[2]} projections"
+        case Performer():
+            return f"{kernel.num_features} random features"
+    return ""
+
+
+def _pooled(tables: Iterable[dict[str, Tensor]], length: int, through: str = "") -> AttentionMap:
+    """A few rows at a time, the tables become cells, shares and bits."""
+    pooled: dict[str, list[np.ndarray]] = {}
+    unions, counts = [], []
+    for parts in tables:
+        together = torch.stack(list(parts.values())).any(0)  # (heads, rows, length)
+        unions.append(np.packbits(together.any(0).numpy(), axis=1))
+        counts.append(together.sum((-1, -2)))
+        for name, part in parts.items():
+            pooled.setdefault(name, []).append(_mean_of_cells(part.numpy(), cell_size(length)))
+    shares = (torch.stack(counts).sum(0) / length**2).tolist()
+    joined = {name: np.concatenate(pieces, axis=1) for name, pieces in pooled.items()}
+    of_heads = [{name: part[head] for name, part in joined.items() if part[head].any()} for head in range(len(shares))]
+    return AttentionMap(shares, of_heads, np.concatenate(unions), through)
+
+
+def _rows(length: int) -> int:
+    """How many rows of the table are worked on at a time: whole cells."""
+    return max(256 // cell_size(length), 1) * cell_size(length)
+
+
+def _pieces(table: Tensor, name: str) -> Iterator[dict[str, Tensor]]:
+    return ({name: piece} for piece in torch.split(table, _rows(table.shape[-1]), dim=1))
+
+
+def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[dict[str, Tensor]]:
+    """A few rows of the dense table at a time, taken apart: a name of a part -> (heads, rows, length) bool."""
+    if sparse.global_tokens is not None:  # what these tokens see may be computed elsewhere; they see it all the same
+        sparse = dataclasses.replace(sparse, global_tokens=dataclasses.replace(sparse.global_tokens, queries=True))
+    key = torch.arange(length)[None, None, :]
+    for start in range(0, length, _rows(length)):
+        query = torch.arange(start, min(start + _rows(length), length))[None, :, None]
+        mask = Mask(causal=causal, start=start)
+        table = mask.dense(sparse, query.shape[1], length, CPU)
+        seen = (torch.ones(1, 1, length, dtype=torch.bool) if table is None else table[0]).expand(
+            -1, query.shape[1], -1
+        )
+        if not sparse.patterns:
+            yield {full: seen}
+            continue
+        parts = {"near": torch.zeros_like(seen), "random": torch.zeros_like(seen)}
+        for pattern in sparse.patterns:
+            name = "random" if isinstance(pattern, RandomBlocks) else "near"
+            parts[name] = parts[name] | (pattern.allowed(query, key) & seen)
+        parts["random"] = parts["random"] & ~parts["near"]
+        if sparse.global_tokens is not None:
+            members = mask.global_mask(sparse.global_tokens, length, CPU)[0]
+            lines = seen & (members | members[query[0]])
+            parts = {name: part & ~lines for name, part in parts.items()} | {"global": lines}
+        yield parts
+
+
+def probe_attention(attention: MultiHead, length: int, config: EncoderConfig) -> Tensor:
+    """(heads, length, length) bool: which keys have a part in the output of each query, for one random text.
+
+    The unit vectors do not all fit into a head: it is called with as many as do, several times.
+    """
+    width = attention.output.in_features // config.num_attention_heads
+    pieces: list[Tensor] = []
+    for start in range(0, length, width):
+        units = torch.zeros(length, width)
+        units.diagonal(-start).fill_(1)
+
+        def put_in(_: nn.Module, given: Any, units: Tensor = units) -> Any:
+            *vectors, value, mask = given  # queries and keys are one, or two
+            return (*vectors, units.expand_as(value), mask)
+
+        def take_out(_: nn.Module, given: Any, values: Tensor) -> None:
+            pieces.append(values[0] != 0)
+
+        kernel = _kernel(attention)
+        hooks = [kernel.register_forward_pre_hook(put_in), kernel.register_forward_hook(take_out)]
+        _attend(attention, length, config, hooks)
+    return torch.cat(pieces, dim=-1)[..., :length]
+
+
+def _order_by_bucket(attention: MultiHead, kernel: LSH, length: int, config: EncoderConfig) -> Tensor:
+    """(heads, length) int64: the tokens in the order in which the first round of hashing cuts them into chunks."""
+    found: list[Tensor] = []
+
+    def note(_: nn.Module, given: Any) -> None:
+        vectors, _, mask = given
+        found.append(kernel.buckets(vectors, mask)[0, 0].argsort(dim=-1, stable=True))
+
+    _attend(attention, length, config, [kernel.register_forward_pre_hook(note)])
+    return found[0]
+
+
+@torch.no_grad()
+def _attend(attention: MultiHead, length: int, config: EncoderConfig, hooks: Sequence[RemovableHandle]) -> None:
+    """Over the vectors of one random text, the same at every call; then the hooks are gone."""
+    hidden = torch.randn(1, length, attention.output.out_features, generator=torch.Generator().manual_seed(0))
+    attention(hidden, Mask(causal=config.causal))
+    for hook in hooks:
+        hook.remove()
+
+
+def _mean_of_cells(table: np.ndarray, cell: int) -> np.ndarray:
+    """(heads, rows, columns) bool -> the share in each cell; cells at the ends may be smaller."""
+    rows, columns = (np.arange(0, size, cell) for size in table.shape[1:])
+    sums = np.add.reduceat(np.add.reduceat(table, rows, axis=1, dtype=np.float32), columns, axis=2)
+    sizes = (np.diff([*starts, size]) for starts, size in zip((rows, columns), table.shape[1:], strict=True))
+    shares: np.ndarray = sums / np.outer(*sizes)
+    return shares

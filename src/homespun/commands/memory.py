@@ -1,0 +1,163 @@
+"""A memory limit kept: the planner's choice, where a recipe has a limit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import BaseModel, JsonValue
+from pydantic_core import to_jsonable_python
+
+from homespun.commands.probe import CLOCKS, Clock, ProbeJob, ProbeResult, run_probe
+from homespun.commands.workload import Work
+from homespun.planning.predict import Choice, Prediction, Workload, choose, predict
+from homespun.planning.rates import Rates, machine_rates, save_rates
+from homespun.planning.tracer import StepTracer
+from homespun.report import formats
+from homespun.report.console import Display
+from homespun.training.budget import Limits
+from homespun.training.config import TrainConfig
+from homespun.training.devices import DistributedContext
+from homespun.training.precision import choose_precision
+
+_SMALL: dict[str, JsonValue] = {
+    "kind": "pretrain",
+    "data": {"length": 32},
+    "model": {"preset": "bert-tiny", "vocab_size": 1000},
+    "objective": {"kind": "mlm"},
+    "train": {"batch_size": 2, "budget": {"steps": 3}},
+}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a recipe would run, and how fast that is."""
+
+    device: torch.device
+    rates: Rates
+
+    @classmethod
+    def here(cls, *, clock: Clock = "wall") -> Machine:
+        """With the process's memory, measured once in some ten seconds and kept in the user's cache folder."""
+        machine = cls.timed(clock=clock)
+        if machine.device.type == "cpu" and not machine.rates.base:
+            # memory of a process besides its tensors: of a model that has almost none
+            small = run_probe(ProbeJob(recipe=_SMALL, rows=2, clock=clock, predict=True))
+            base = float(max(0, small.peak_bytes - (small.predicted_bytes or 0)))
+            machine = cls(machine.device, save_rates(machine.device, dataclasses.replace(machine.rates, base=base)))
+        return machine
+
+    @classmethod
+    def timed(cls, *, clock: Clock = "wall") -> Machine:
+        """With the rates alone, measured in about two seconds, for plans without a memory limit."""
+        device = DistributedContext.join().device
+        return cls(device, machine_rates(device, clock=CLOCKS[clock]))
+
+    def choose(self, workload: Workload, memory: int | None) -> Choice:
+        """See `homespun.planning.predict.choose`."""
+        return choose(workload, memory=memory, predict=self.predict())
+
+    def predict(self) -> Callable[[Workload, int, bool], Prediction]:
+        """The prediction of each workload and size, made once."""
+
+        @functools.cache
+        def cached(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+            return predict(workload, rows, self.rates, device=self.device, accumulate=accumulate)
+
+        return cached
+
+
+def fit_memory(config: TrainConfig, work: Callable[[], Work], display: Display) -> tuple[TrainConfig, dict[str, Any]]:
+    """The config with what was chosen for its memory limit, and what was chosen; as it is where there is no limit.
+
+    Raises:
+        UserError: nothing fits, or not what is given.
+    """
+    memory = config.budget.memory
+    if memory is None:
+        return config, {}
+    line = display.task(f"planning for {formats.memory(memory)}", total=1.0)
+    machine = Machine.here()
+    workload = with_precision(work(), machine.device).workload
+    choice = machine.choose(workload, memory)
+    line.update(1.0, note=describe_choice(choice))
+    planned = choice.workload.train
+    # the trainer chooses what was measured once more, and records why; what was narrowed to fit is set
+    precision = config.precision if planned.precision == workload.train.precision else planned.precision
+    return planned.model_copy(update={"micro_batch_size": choice.rows, "precision": precision}), choice_to_dict(choice)
+
+
+def with_precision(work: Work, device: torch.device) -> Work:
+    """The work in the precision that its training would choose; ``auto`` stays where that is float32.
+
+    `homespun.planning.predict.choose` may then still narrow it to fit a memory limit.
+    """
+    train, dataset = work.workload.train, work.dataset
+    if train.precision != "auto":
+        return work
+    with StepTracer():
+        objective = work.workload.build()
+    found = choose_precision(
+        "auto",
+        device,
+        objective=objective,
+        limits=Limits.of(train.budget, steps_per_epoch=-(-(dataset.rows or 1) // train.batch_size)),
+        batch_size=train.batch_size,
+        row_tokens=work.row_tokens,
+    )
+    if found.name == "float32":
+        return work
+    return dataclasses.replace(work, workload=work.workload.with_train(precision=found.name))
+
+
+def choice_to_dict(choice: Choice) -> dict[str, Any]:
+    """What was chosen, for result files."""
+    train = choice.workload.train
+    return {
+        "micro_batch_size": choice.rows,
+        "accumulation": choice.accumulation,
+        "gradient_checkpointing": train.gradient_checkpointing,
+        "precision": _precision(train),
+    }
+
+
+def _precision(train: TrainConfig) -> str:
+    """The name; what `with_precision` left open is float32."""
+    return "float32" if train.precision == "auto" else train.precision
+
+
+def describe_choice(choice: Choice) -> str:
+    """What was chosen, for a person."""
+    train = choice.workload.train
+    again = ", layers computed again" if train.gradient_checkpointing else ""
+    peak = formats.memory(choice.prediction.memory.peak)
+    rows = f"micro-batches of {choice.rows} rows, {choice.accumulation} a step"
+    return f"{rows}, precision {_precision(train)}{again}: {peak} at the peak"
+
+
+def probe_choice(
+    recipe: BaseModel,
+    choice: Choice,
+    rows: int,
+    *,
+    start_from: str | None,
+    changes: Mapping[str, Any] | None,
+    clock: Clock,
+) -> ProbeResult:
+    """Probe a choice with micro-batches of so many rows."""
+    tree = recipe.model_dump(mode="json")
+    tree["train"] |= {name: choice_to_dict(choice)[name] for name in ("gradient_checkpointing", "precision")}
+    return run_probe(
+        ProbeJob(
+            recipe=tree,
+            rows=rows,
+            start_from=start_from,
+            changes=to_jsonable_python(changes),
+            accumulate=choice.accumulation > 1,
+            clock=clock,
+        )
+    )

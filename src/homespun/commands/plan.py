@@ -1,0 +1,289 @@
+"""What a recipe will take on this machine, and how its budget is best used, before it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from homespun.commands.adaptation import open_start
+from homespun.commands.memory import Machine, choice_to_dict, probe_choice, with_precision
+from homespun.commands.model_size import WorkFactory, size_to_dict, with_size
+from homespun.commands.preflight import check_pretraining, training_warnings
+from homespun.commands.pretrain import pretraining_work
+from homespun.commands.probe import Clock, LinearFit, probe_sizes
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.commands.trials import plan_trials
+from homespun.commands.workload import Work, finetuning_work, made_up_corpus
+from homespun.config import parse_bytes, parse_count, parse_duration
+from homespun.data.corpus import Corpus
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.planning.budget import BudgetForecast, DatasetSize, epochs_warning, forecast_budget, step_warning
+from homespun.planning.predict import Choice, Prediction, Workload, choose
+from homespun.planning.tracer import StepTracer
+from homespun.report.console import Display
+from homespun.training.config import Budget
+
+Recipe = PretrainRecipe | FinetuneRecipe
+
+
+def plan(
+    recipe: Recipe,
+    *,
+    memory: str | int | None = None,
+    time: str | float | None = None,
+    tokens: str | int | None = None,
+    steps: str | int | None = None,
+    probe: bool = False,
+    start_from: str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    display: Display | None = None,
+    clock: Clock = "wall",
+) -> dict[str, Any]:
+    """The plan of a recipe, as plain values; see ``docs/planning.md`` for what each means.
+
+    Args:
+        recipe: see `homespun.commands.recipe.load_recipe`. A pretraining recipe needs no corpus: text is then made up.
+        memory: what the run may take at its peak, such as ``"12GB"``; else what the recipe's budget says.
+        time: seconds, or such as ``"10h"``. Where one of ``time``, ``tokens``, ``steps`` is given, they are the budget.
+        tokens: tokens to see, such as ``"10M"``.
+        steps: optimizer steps.
+        probe: make a few real steps, in processes of their own, and correct the prediction by them.
+        start_from: what to go on from; a fine-tuning needs it.
+        changes: to its backbone, as in `homespun.commands.pretrain.pretrain`.
+        display: where progress is shown.
+        clock: ``wall``, or ``process`` for measurements beside other work, on one thread.
+
+    Raises:
+        UserError: a recipe that cannot be built, nonsense in a limit, a memory limit that nothing fits.
+    """
+    display = display or Display(json=True)
+    budget = _budget(recipe.train.budget, memory=memory, time=time, tokens=tokens, steps=steps)
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
+    machine = Machine.here(clock=clock)
+    line = display.task("planning", total=None, unit="passes")
+    passes = itertools.count(1)
+    with ExitStack() as stack:
+        size = None
+
+        def sized(of: Recipe) -> Work:
+            return stack.enter_context(recipe_work(of, start_from=start_from, changes=changes))
+
+        if isinstance(recipe, PretrainRecipe) and start_from is None:
+            recipe, size = with_size(recipe, lambda: machine, sized, display)
+        work = sized(recipe)
+
+        def on_pass(rows: int) -> None:
+            line.update(next(passes), note=f"of {rows} rows")
+
+        work = dataclasses.replace(work, workload=dataclasses.replace(work.workload, on_pass=on_pass))
+        work = with_precision(work, machine.device)
+        choice = machine.choose(work.workload, budget.memory)
+        found = (
+            _corrected(recipe, work, choice, machine, start_from, changes, clock)
+            if probe
+            else _described(recipe, work, choice, machine)
+        )
+        return (
+            found
+            | _checked(recipe, work, found, sized, machine, from_scratch=start_from is None)
+            | {"size": None if size is None else size_to_dict(size)}
+        )
+
+
+@contextmanager
+def recipe_work(
+    recipe: Recipe, *, start_from: str | None = None, changes: Mapping[str, Any] | None = None
+) -> Iterator[Work]:
+    """What a recipe is to train, on its own data, or on made-up text where a pretraining has none.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    if isinstance(recipe, FinetuneRecipe):
+        if changes:
+            raise UserError("a fine-tuning takes its model as it is; leave out model.KEY=VALUE")
+        if start_from is None:
+            raise UserError("a fine-tuning is planned for a model; give --from: a run, a model folder or a hub name")
+        everything = recipe.data.read("train")
+        assert everything is not None
+        stored = open_model(start_from)
+        task = recipe.data.task(recipe.objective, stored, everything)
+        trials = plan_trials(recipe, task, everything, recipe.data.read("validation"), recipe.data.read("test"))
+        most = max((trial.training for trial in trials), key=len)
+        work = finetuning_work(task, recipe.objective, stored, task.rows(most), recipe.train)
+        yield dataclasses.replace(work, shares=[len(trial.training) / len(most) for trial in trials])
+    elif changes and start_from is None:
+        raise UserError("changes to a checkpoint want --from, the checkpoint")
+    elif recipe.data.corpus:
+        corpus = Corpus.open(recipe.data.corpus)
+        begin = None
+        if start_from is not None:
+            begin = open_start(start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
+        yield pretraining_work(recipe, corpus, begin)
+    else:
+        if start_from is not None:
+            raise UserError("which corpus? with --from give data.corpus=FOLDER, whose tokenizer is the model's")
+        with made_up_corpus(recipe) as corpus:
+            work = pretraining_work(recipe, corpus, None)
+            yield dataclasses.replace(work, made_up=True, dataset=DatasetSize(None, None))
+
+
+def _budget(
+    budget: Budget,
+    *,
+    memory: str | int | None,
+    time: str | float | None,
+    tokens: str | int | None,
+    steps: str | int | None,
+) -> Budget:
+    given: dict[str, Any] = {
+        "time": _parsed(parse_duration, time, "--time"),
+        "tokens": _parsed(parse_count, tokens, "--tokens"),
+        "steps": _parsed(parse_count, steps, "--steps"),
+    }
+    limit = _parsed(parse_bytes, memory, "--memory") or budget.memory
+    if all(value is None for value in given.values()):
+        return budget.model_copy(update={"memory": limit})
+    for name, value in given.items():
+        if value is not None and value <= 0:
+            raise UserError(f"--{name} must be above zero, not {value}")
+    return Budget(**given, memory=limit)
+
+
+def _parsed(parse: Callable[[object], Any], value: object, option: str) -> Any:
+    if value is None:
+        return None
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+
+
+def _described(recipe: Recipe, work: Work, choice: Choice, machine: Machine) -> dict[str, Any]:
+    prediction, budget = choice.prediction, recipe.train.budget
+    memory = prediction.memory
+    tokens = prediction.rows * prediction.tokens
+    names = {"forward": prediction.flops_forward, "backward": prediction.flops_backward}
+    per_token = {name: value / tokens for name, value in names.items()}
+    expected, *others = _expected(budget, work, prediction, choice.step_seconds)
+    warnings = [
+        epochs_warning(budget, work.dataset.with_row_tokens(prediction.tokens)),
+        step_warning(budget, expected),
+        None if recipe.train.processes in (1, "auto") else "planned for one process, whatever train.processes is",
+    ]
+    return {
+        "kind": recipe.kind,
+        "device": machine.device.type,
+        "parameters": prediction.parameters,
+        "chosen": choice_to_dict(choice) | {"batch_size": recipe.train.batch_size},
+        "memory": {
+            "limit": budget.memory,
+            "peak": memory.peak,
+            "weights": memory.weights,
+            "gradients": memory.gradients,
+            "optimizer": memory.optimizer,
+            "activations": memory.activations,
+            "process": memory.process,
+            "by_part": memory.by_part,
+        },
+        "flops_per_token": per_token | {"total": sum(per_token.values())},
+        "tokens_per_row": prediction.tokens,
+        "seconds_per_step": choice.step_seconds,
+        "expected": asdict(expected),
+        "trainings": {"count": len(others)}
+        | {name: sum(getattr(other, name) for other in others) for name in ("steps", "tokens", "seconds")},
+        "made_up_text": work.made_up,
+        "warnings": [warning for warning in warnings if warning is not None],
+        "probe": None,
+    }
+
+
+def _checked(
+    recipe: Recipe,
+    work: Work,
+    planned: dict[str, Any],
+    sized: WorkFactory,
+    machine: Machine,
+    *,
+    from_scratch: bool,
+) -> dict[str, Any]:
+    """The warnings of a plan with those of `homespun.commands.preflight`, and the forecast of a pretraining."""
+    reach = BudgetForecast(**planned["expected"])
+    with StepTracer():
+        objective = work.workload.build()
+    if not isinstance(recipe, PretrainRecipe):
+        found = training_warnings(recipe.train, objective, reach.steps)
+        return {"warnings": [*planned["warnings"], *found], "forecast": None}
+    checked = check_pretraining(recipe, objective, reach, sized, lambda: machine, from_scratch=from_scratch)
+    return {
+        "warnings": [*planned["warnings"], *checked.warnings],
+        "forecast": None if checked.forecast is None else checked.forecast.to_dict(),
+    }
+
+
+def _expected(budget: Budget, work: Work, prediction: Prediction, step_seconds: float) -> list[BudgetForecast]:
+    """Of the training that is planned, and then of each that the recipe asks for."""
+    batch = work.workload.train.batch_size
+    texts = [work.dataset.scaled(part) for part in (1.0, *work.shares)]
+    return [
+        forecast_budget(budget, text, batch_size=batch, row_tokens=prediction.tokens, step_seconds=step_seconds)
+        for text in texts
+    ]
+
+
+def _corrected(
+    recipe: Recipe,
+    work: Work,
+    choice: Choice,
+    machine: Machine,
+    start_from: str | None,
+    changes: Mapping[str, Any] | None,
+    clock: Clock,
+) -> dict[str, Any]:
+    """The plan with memory and time from real steps.
+
+    Memory beside the process grows in the prediction's proportion from what the larger of two probes took: a line
+    through both was measured to be worse, as what two small steps differ by is little beside what the heap happens to
+    keep. Time is the line through the medians.
+    """
+    predicted = machine.predict()
+    accumulate = choice.accumulation > 1
+    points = [
+        probe_choice(recipe, choice, rows, start_from=start_from, changes=changes, clock=clock)
+        for rows in probe_sizes(choice.rows)
+    ]
+    last, expected = points[-1], predicted(choice.workload, points[-1].rows, accumulate)
+    seconds = LinearFit.through([point.rows for point in points], [point.seconds for point in points])
+    process = expected.memory.process
+    grown = max(0, last.peak_bytes - process) / (expected.memory.peak - process)
+
+    def corrected(workload: Workload, rows: int, several: bool) -> Prediction:
+        found = predicted(workload, rows, several)
+        peak = round(process + grown * (found.memory.peak - process))
+        same_checkpointing = workload.train.gradient_checkpointing == choice.workload.train.gradient_checkpointing
+        slower = last.seconds / expected.seconds
+        return dataclasses.replace(
+            found,
+            memory=dataclasses.replace(found.memory, peak=peak),
+            seconds=seconds.at(rows) if same_checkpointing else slower * found.seconds,
+            update_seconds=last.update_seconds,
+        )
+
+    limit = recipe.train.budget.memory
+    prediction = corrected(choice.workload, choice.rows, accumulate)
+    better = Choice(choice.workload, choice.rows, prediction)
+    if limit is not None and prediction.memory.peak > limit:
+        better = choose(work.workload, memory=limit, predict=corrected)
+    before = _described(recipe, work, choice, machine)
+    return _described(recipe, work, better, machine) | {
+        "probe": {
+            "points": [point.model_dump(exclude={"predicted_bytes"}) for point in points],
+            "peak_before": before["memory"]["peak"],
+            "seconds_per_step_before": before["seconds_per_step"],
+        }
+    }

@@ -1,0 +1,166 @@
+"""What is wrong with a training before it starts: a budget, a size or an optimizer that do not suit each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from homespun.commands.memory import Machine
+from homespun.commands.model_size import WorkFactory, size_for
+from homespun.commands.recipe import PretrainRecipe
+from homespun.errors import UserError
+from homespun.hf.match import match_architecture
+from homespun.models.auto_size import FAMILIES, AutoSizeConfig, is_of_family
+from homespun.models.config import ModelConfig
+from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, in_millions
+from homespun.planning.forecast import LossForecast, forecast_loss
+from homespun.training.config import Soap, TrainConfig
+from homespun.training.soap import LAST_EARLY_STEP, MAX_SIDE
+
+_TOO_FEW = 1.0  # tokens a parameter
+_FAR_OFF = 2.0  # a step / the budget of time, from which a prediction of the step is enough to refuse
+
+
+def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list[str]:
+    """Schedules and optimizers that do not suit the budget, one line each.
+
+    Args:
+        train: of the recipe.
+        module: what is trained; tensors without values suffice.
+        steps: that the budget is expected to reach; 0: not known.
+    """
+    found = []
+    warmup: float = getattr(train.schedule, "warmup", 0.0)
+    if steps and 0 < warmup * steps < 1:
+        found.append(
+            f"train.schedule.warmup={warmup:g} is less than one step of a budget of {_steps(steps)}, so the first step "
+            f"has the full learning rate; give at least {math.ceil(1 / warmup):,} steps"
+        )
+    if isinstance(train.optimizer, Soap):
+        shapes = [parameter.shape for parameter in module.parameters() if parameter.requires_grad]
+        if not any(len(shape) == 2 and min(shape) <= MAX_SIDE for shape in shapes):
+            found.append(
+                f"train.optimizer.kind=soap rotates matrices with a side of at most {MAX_SIDE:,}, and this model "
+                f"has none: AdamW trains all of it, at {train.optimizer.others:g} times train.optimizer.learning_rate; "
+                f"set train.optimizer.kind=adamw"
+            )
+        elif 0 < steps < LAST_EARLY_STEP:
+            found.append(
+                f"train.optimizer.kind=soap computes its first eigenvectors in steps 1 to {LAST_EARLY_STEP}, and the "
+                f"budget is {_steps(steps)}; give more, or set train.optimizer.kind=adamw"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What is known of a pretraining before its first step.
+
+    Args:
+        forecast: what it can be expected to reach; None of one that goes on from a checkpoint, of a model with a
+            decoder, or where the reach of the budget is not known.
+        warnings: one line each.
+    """
+
+    forecast: LossForecast | None
+    warnings: tuple[str, ...]
+
+
+def check_pretraining(
+    recipe: PretrainRecipe,
+    objective: Any,
+    reach: BudgetForecast,
+    work: WorkFactory,
+    machine: Callable[[], Machine],
+    *,
+    from_scratch: bool,
+) -> Preflight:
+    """Compare the model, its training and its export with what the budget reaches.
+
+    Args:
+        recipe: of known size where it is trained from scratch.
+        objective: built from it; tensors without values suffice.
+        reach: of its budget; of 0 tokens where it is not known.
+        work: what a recipe trains, and
+        machine: where, to find the size that suits the budget.
+        from_scratch: the model has no weights from a checkpoint.
+    """
+    config: ModelConfig = objective.export_model()[1]
+    found: list[str | None] = [*training_warnings(recipe.train, objective, reach.steps), export_warning(config)]
+    expected = None
+    if from_scratch and reach.tokens:
+        found.append(_size_warning(recipe, objective, reach, work, machine))
+        if not recipe.objective.target_length(recipe.data.length):
+            expected = forecast_loss(
+                config.backbone,
+                objective=recipe.objective.kind,
+                optimizer=recipe.train.optimizer.kind,
+                parameters=_parameters(objective),
+                tokens=reach.tokens,
+                tokens_per_second=reach.tokens / reach.seconds if reach.seconds else None,
+            )
+            found.append(expected.warning())
+    return Preflight(expected, tuple(warning for warning in found if warning is not None))
+
+
+def _size_warning(
+    recipe: PretrainRecipe, objective: Any, reach: BudgetForecast, work: WorkFactory, machine: Callable[[], Machine]
+) -> str | None:
+    parameters = _parameters(objective)
+    ratio = reach.tokens / parameters
+    if ratio >= _TOO_FEW:
+        return None
+    family = next((name for name in FAMILIES if is_of_family(objective.export_model()[1].backbone, name)), None)
+    if family is None:  # with the compute of this budget, C = 6 N D
+        suits = f"about {in_millions(math.sqrt(parameters * reach.tokens / TOKENS_PER_PARAMETER))} parameters suit it"
+    else:
+        chosen = size_for(recipe, AutoSizeConfig(preset=family), machine, work).chosen
+        if chosen.parameters >= parameters:
+            return None
+        suits = f"model.size=auto would choose {chosen.name}, {chosen.shape}"
+    return (
+        f"a model of {in_millions(parameters)} parameters sees {in_millions(reach.tokens)} tokens in this budget, "
+        f"{ratio:.1g} a parameter: {suits}; take a smaller model or give more"
+    )
+
+
+def export_warning(config: ModelConfig) -> str | None:
+    """Which setting of a model no Hugging Face family has, in one line; None where a family has all of them.
+
+    Args:
+        config: of the model that is left after training; its weights are not needed.
+    """
+    match, notes = match_architecture(config)
+    if match is not None and (config.head is None or match.architecture.kind is not None):
+        return None
+    left = "no hf/ will be written" if match is None else "hf/ will be written without the head"
+    return f"{left}: {notes[0]}"
+
+
+def check_first_step(seconds: float, budget: float) -> None:
+    """Refuse a budget of time that does not hold a step.
+
+    Args:
+        seconds: that a step is predicted to take.
+        budget: seconds.
+
+    Raises:
+        UserError: a step is predicted to take twice the budget or more.
+    """
+    if seconds >= _FAR_OFF * budget:
+        raise UserError(
+            f"train.budget.time={budget:g} s is too small for one step, which takes about {seconds:.2g} s; give more, "
+            f"lower train.batch_size, or take a smaller model"
+        )
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
+def _parameters(objective: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)

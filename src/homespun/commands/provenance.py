@@ -1,0 +1,177 @@
+"""Going on with a run as it was begun, where the recipe does not say what has to be as it was."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
+from homespun.config import Config, read_yaml, validate
+from homespun.errors import UserError
+from homespun.io.atomic import write_text
+from homespun.io.json import read_object
+from homespun.models.auto_size import FROM_TRAINING, AutoSizeConfig, same_model
+from homespun.models.bundle import ModelBundle, fingerprint
+from homespun.models.config import BackboneConfig
+from homespun.training.run import Run
+from homespun.vectors.word_vectors import WordVectors
+
+R = TypeVar("R", PretrainRecipe, FinetuneRecipe)
+
+FILE = "begun.json"
+
+
+class InitialWeights(Config):
+    """What a run begins with beside its recipe: how it was named, and what tells it from any other."""
+
+    name: str
+    fingerprint: str
+
+
+RunInputs = Mapping[str, InitialWeights | None]  # by option; None: it was not given
+
+
+def identify_model(name: str | Path | None, stored: ModelBundle | None) -> InitialWeights | None:
+    """A model, wherever it lies: the digest of its weights tells it from another."""
+    if name is None or stored is None:
+        return None
+    return InitialWeights(name=str(name), fingerprint=fingerprint(stored.model))
+
+
+def identify_vectors(name: str | Path | None, vectors: WordVectors | None) -> InitialWeights | None:
+    """Word vectors, in whatever form they lie on disk."""
+    if name is None or vectors is None:
+        return None
+    digest = hashlib.blake2b(json.dumps(list(vectors.words)).encode(), digest_size=16)
+    digest.update(np.ravel(vectors.vectors).data)
+    return InitialWeights(name=str(name), fingerprint=digest.hexdigest())
+
+
+def create_run(
+    out: str | Path,
+    recipe: PretrainRecipe | FinetuneRecipe,
+    inputs: RunInputs,
+    *,
+    resume: bool,
+    main: bool = True,
+) -> Run:
+    """`Run.create`; a run that is there goes on only with what it was begun with.
+
+    A run of before that was written down goes on with what is given, and is held to it from now on.
+
+    Args:
+        out: its folder.
+        recipe: its config.
+        beginning: what it begins with beside that.
+        resume: as in `Run.create`.
+        main: whether this process writes, one of several.
+
+    Raises:
+        UserError: the run was begun with something else, or what `Run.create` raises.
+    """
+    if main and resume:
+        check_inputs(Path(out), inputs)
+    run = Run.create(out, recipe, resume=resume, main=main)
+    if main and not (run.path / FILE).is_file():
+        write_inputs(run.path, inputs)
+    return run
+
+
+def check_inputs(folder: Path, inputs: RunInputs) -> None:
+    """Refuse what ``folder`` was not begun with, where that is written down.
+
+    Raises:
+        UserError: it was begun with something else.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return
+    known = read_object(path)
+    for option in dict.fromkeys([*known, *inputs]):
+        tree, now = known.get(option), inputs.get(option)
+        before = None if tree is None else validate(InitialWeights, tree, source=str(path))
+        if (before and before.fingerprint) != (now and now.fingerprint):
+            altered = before is not None and now is not None and before.name == now.name
+            other = "which is another now" if altered else f"and not {_label(option, now)}"
+            raise UserError(
+                f"{folder} was begun {_label(option, before)}, {other}; go on with the same, or give --out a new folder"
+            )
+
+
+def write_inputs(folder: Path, inputs: RunInputs) -> None:
+    """What ``folder`` was begun with."""
+    tree = {option: None if given is None else given.model_dump() for option, given in inputs.items()}
+    write_text(folder / FILE, json.dumps(tree, indent=1, ensure_ascii=False))
+
+
+def _label(option: str, given: InitialWeights | None) -> str:
+    return f"without {option}" if given is None else f"with {option} {given.name}"
+
+
+def restore_settings(recipe: R, out: str | Path, *, main: bool = True) -> R:
+    """``recipe`` with the ``data.split_seed`` and the chosen size of the run in ``out``, where they are not given.
+
+    A size of ``auto`` becomes the run's size, unless the run's model has no size of that family. Before there was a
+    ``data.split_seed`` rows were divided by ``train.seed``; a run from then goes on with the rows that it has, and its
+    configs say so from now on.
+
+    Args:
+        recipe: what the run is to go on with.
+        out: its folder.
+        main: whether this process writes, one of several.
+
+    Raises:
+        UserError: the run's config is damaged.
+    """
+    path = Path(out) / "config.yaml"
+    if not path.is_file():
+        return recipe
+    tree = read_yaml(path)
+    if isinstance(recipe, PretrainRecipe) and isinstance(recipe.model, AutoSizeConfig):
+        recipe = recipe.model_copy(update={"model": _sized(recipe.model, tree)})
+    if "split_seed" in recipe.data.model_fields_set:
+        return recipe
+    known = _split_seed(tree)
+    seed = _train_seed(tree) if known is None else known
+    if known is None and main:
+        _write_split_seed(Path(out), seed)
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_seed": seed})})
+
+
+def _sized(model: AutoSizeConfig, tree: dict[str, Any]) -> BackboneConfig | AutoSizeConfig:
+    """The size of ``model`` that the config of a run has; ``model`` where it has another model."""
+    try:
+        known = TypeAdapter[BackboneConfig](BackboneConfig).validate_python(tree.get("model"))
+    except ValidationError:
+        return model
+    sizes = model.candidates().values()
+    return next((backbone for backbone in sizes if same_model(backbone, known, FROM_TRAINING)), model)
+
+
+def _split_seed(tree: dict[str, Any]) -> int | None:
+    data = tree.get("data")
+    found = data.get("split_seed") if isinstance(data, dict) else None
+    return found if isinstance(found, int) else None
+
+
+def _train_seed(tree: dict[str, Any]) -> int:
+    train = tree.get("train")
+    found = train.get("seed") if isinstance(train, dict) else None
+    return found if isinstance(found, int) else 0
+
+
+def _write_split_seed(run: Path, seed: int) -> None:
+    """Into the configs of a run and its trainings; its own last, since that is the one that is asked."""
+    for path in (*sorted(run.glob("trials/*/config.yaml")), run / "config.yaml"):
+        tree = read_yaml(path)
+        data = tree.get("data")
+        if isinstance(data, dict):
+            data["split_seed"] = seed
+            write_text(path, str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100)))

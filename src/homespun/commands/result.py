@@ -1,0 +1,61 @@
+"""What every training job does around its trainer: show its steps, sum up its metrics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from homespun.report import formats
+from homespun.report.console import Display
+from homespun.report.records import final_losses, read_run
+from homespun.results import VERSION
+from homespun.training.precision import Precision
+from homespun.training.trainer import Trainer
+
+_INTEGERS = ("steps", "tokens", "peak_bytes")
+_MEASURED = ("seconds", "seconds_per_step", "tokens_per_second")
+
+
+def watch(trainer: Trainer, display: Display, description: str) -> None:
+    """Run ``trainer`` to its end, and show every step: share of the budget, rate, time left, loss."""
+    if trainer.config.precision == "auto":
+        chosen = trainer.precision
+        display.task("precision", total=1.0).update(1.0, note=f"{chosen.name}: {chosen.reason}")
+    task = display.task(description, total=1.0)
+    validated = ""
+    for step in trainer:
+        if step.validation is not None:
+            validated = f", validation {formats.loss(step.validation.loss)}"
+        note = f"step {step.number:,}, loss {formats.loss(step.loss)}{validated}"
+        rate = f"{formats.count(round(step.tokens_per_second))} tokens/s"
+        task.update(step.share, rate=rate, left=step.eta_seconds, note=note)
+
+
+def summarise(
+    path: Path, *, kind: str, parameters: int, precision: Precision | None = None, flops_per_token: float | None = None
+) -> dict[str, Any]:
+    """The part of ``result.json`` that every run has, read off its metrics.
+
+    Args:
+        path: the run directory.
+        kind: of the job.
+        parameters: of the model.
+        precision: of the training, where it came to its end.
+        flops_per_token: of training, forward and backward, where they were counted.
+    """
+    record = read_run(path)
+    train, validation = final_losses(record)
+    return {
+        "version": VERSION,
+        "kind": kind,
+        "name": record.path.name,
+        "parameters": parameters,
+        "flops_per_token": flops_per_token,
+        "precision": None if precision is None else asdict(precision),
+        **{name: None if (n := record.summary.get(name)) is None else int(n) for name in _INTEGERS},
+        **{name: record.summary.get(name) for name in _MEASURED},
+        "end": record.end,
+        "train": train,
+        "validation": {"loss": validation.get("loss"), "losses": validation},
+    }

@@ -1,0 +1,168 @@
+"""Seeds, folds and numbers of examples: which trainings a fine-tuning is made of, and what they come to together."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from homespun.commands.recipe import FinetuneRecipe
+from homespun.data.splits import stratified_folds, stratified_order, stratified_split
+from homespun.errors import UserError
+from homespun.io.atomic import atomic_path, write_text
+from homespun.metrics.classification import Metrics, summarise
+from homespun.tasks.files import prefix_errors
+from homespun.tasks.protocol import Task
+
+PREDICTIONS = "predictions"
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: its seed, what it learns from, what chooses its checkpoint, and what measures it.
+
+    Trials that differ in nothing but their seed are of one ``fold`` and one ``size``. A size is the same in every fold,
+    or ``all`` would be another in each: it is the number of examples of the smallest fold.
+    """
+
+    name: str
+    seed: int
+    fold: int
+    size: int | None  # the number of training examples, where the recipe asks for several; None: all there are
+    training: Sequence[Any]
+    validation: Sequence[Any]
+    test: Sequence[Any] | None
+    measured_rows: Rows  # the numbers, in their file, of the examples that it is measured on
+    baseline_examples: Sequence[Any]  # the validation too, where a test is apart from it: baselines need none
+
+
+def plan_trials(
+    recipe: FinetuneRecipe,
+    task: Task[Any, Any],
+    everything: Sequence[Any],
+    validation: Sequence[Any] | None,
+    test: Sequence[Any] | None,
+) -> list[Trial]:
+    """The trainings that a recipe asks for: of each fold, each number of examples, each seed.
+
+    Args:
+        recipe: the recipe.
+        task: says what a split keeps in proportion, and refuses what it cannot learn or measure.
+        everything: the training examples, of which the validation is taken where there is none.
+        validation: the examples that choose the checkpoint.
+        test: the examples that the result is measured on.
+
+    Raises:
+        UserError: folds and a test, or splits that cannot be made.
+    """
+    if recipe.folds is not None and test is not None:
+        raise UserError("give either folds or data.test: with folds every row is tested once")
+    with prefix_errors(recipe.data.train):
+        strata = task.strata(everything)
+    for given, files in ((validation, recipe.data.validation), (test, recipe.data.test)):
+        if given is not None:
+            with prefix_errors(files):
+                task.strata(given)  # a label unseen in training is said now, not after the training
+    return list(_trials(recipe, strata, everything, validation, test))
+
+
+def _trials(
+    recipe: FinetuneRecipe,
+    strata: Rows,
+    everything: Sequence[Any],
+    validation: Sequence[Any] | None,
+    test: Sequence[Any] | None,
+) -> Iterator[Trial]:
+    first, share, split_seed = recipe.train.seed, recipe.data.share, recipe.data.split_seed
+    everyone = np.arange(len(everything))
+    # folds and validation are the same for every seed, or seeds would measure the split too
+    folds = [(everyone, None)] if recipe.folds is None else list(stratified_folds(strata, recipe.folds, split_seed))
+    own = np.arange(len(validation or ()))
+    divided = [(rows, own) if share is None else _divided(rows, strata, share, split_seed) for rows, _ in folds]
+    sizes = _sizes(recipe, min(len(training) for training, _ in divided))
+    for fold, ((_, held_out), (training, chosen)) in enumerate(zip(folds, divided, strict=True)):
+        choosing = list(validation or ()) if share is None else _take(everything, chosen)
+        measured = chosen if held_out is None and test is None else np.arange(len(test or ()))
+        tested = test if held_out is None else _take(everything, held_out)
+        for size, taken in sizes.items():
+            for seed in range(first, first + recipe.seeds):
+                learned = _subset(training, strata, taken, seed)
+                names = [f"fold-{fold}"] if recipe.folds is not None else []
+                names += [f"examples-{size}"] if size is not None else []
+                complete = len(learned) == len(training) and tested is not None and share is not None
+                yield Trial(
+                    name="-".join([*names, f"seed-{seed}"]),
+                    seed=seed,
+                    fold=fold,
+                    size=size,
+                    training=_take(everything, learned),
+                    validation=choosing,
+                    test=tested,
+                    measured_rows=measured if held_out is None else held_out,
+                    baseline_examples=[*_take(everything, learned), *(choosing if complete else ())],
+                )
+
+
+def _divided(rows: Rows, strata: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    training, chosen = stratified_split(strata[rows], share, seed)
+    return rows[training], rows[chosen]
+
+
+def _take(examples: Sequence[Any], rows: Rows) -> list[Any]:
+    return [examples[row] for row in rows.tolist()]
+
+
+def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int | None, int | None]:
+    """Each size, and how many examples of a fold it takes; ``None``: all of them."""
+    if recipe.examples is None:
+        return {None: None}
+    given = sorted({size for size in recipe.examples if isinstance(size, int)})
+    if given and given[-1] > available:
+        raise UserError(
+            f"examples={given[-1]}, but there are {available} to train with; give that many at most, or write all"
+        )
+    sizes: dict[int | None, int | None] = {size: size for size in given}
+    if "all" in recipe.examples:
+        sizes[available] = None
+    return sizes
+
+
+def _subset(rows: Rows, strata: Rows, size: int | None, seed: int) -> Rows:
+    if size is None or size == len(rows):
+        return rows
+    return np.sort(rows[stratified_order(strata[rows], seed)[:size]])
+
+
+def average_metrics(measured: Sequence[Metrics]) -> Metrics:
+    """The metrics of one trial; of several the means, with the deviations beside them in ``std``."""
+    if len(measured) == 1:
+        return measured[0]
+    over = summarise(measured)
+    means: Metrics = {name: values["mean"] for name, values in over.items()}
+    return means | {"rows": measured[0]["rows"], "std": {name: values["std"] for name, values in over.items()}}
+
+
+def write_run_predictions(run: Path, name: str, rows: Rows, predictions: Sequence[Mapping[str, Any]]) -> None:
+    """``predictions/NAME.jsonl``: a line an example, with its number in its file."""
+    folder = run / PREDICTIONS
+    folder.mkdir(exist_ok=True)
+    lines = (
+        json.dumps({"row": row, **prediction}, ensure_ascii=False, allow_nan=False)
+        for row, prediction in zip(rows.tolist(), predictions, strict=True)
+    )
+    write_text(folder / f"{name}.jsonl", "".join(f"{line}\n" for line in lines))
+
+
+def copy_model(out: Path, trial: Path) -> None:
+    """Copy a trial's model to where a run has its model."""
+    for name in ("model", "hf"):
+        if (trial / name).is_dir():
+            with atomic_path(out / name) as temporary:
+                shutil.copytree(trial / name, temporary)

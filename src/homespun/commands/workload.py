@@ -1,0 +1,148 @@
+"""Recipes as work to be planned: the objective, and micro-batches of real rows, or of made-up text without any."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from homespun.batch import Batch, RowSeed
+from homespun.commands.recipe import PretrainRecipe
+from homespun.data.corpus import Corpus, build_corpus
+from homespun.data.loader import Collate
+from homespun.data.rows import Rows
+from homespun.models.bundle import ModelBundle
+from homespun.planning.budget import DatasetSize
+from homespun.planning.predict import Workload
+from homespun.planning.tracer import StepTracer
+from homespun.tasks.protocol import Task
+from homespun.text.sentinels import with_sentinels
+from homespun.text.sources import Document
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.config import TrainConfig
+
+MADE_UP_VOCABULARY = 30_522  # BERT's, where the recipe has none of its own
+_MADE_UP_TOKENS = 2**19
+_SENTINELS = 100
+_SENTENCE_LENGTH = 23  # words
+
+
+@dataclass(frozen=True)
+class Work:
+    """A workload, and what there is to train on.
+
+    Args:
+        workload: of one training: of several that with the most examples.
+        dataset: training data of that training.
+        row_tokens: mean length of its rows.
+        shares: of the trainings that the recipe asks for, what each has of that.
+        made_up: the text means nothing.
+    """
+
+    workload: Workload
+    dataset: DatasetSize
+    row_tokens: float
+    shares: Sequence[float] = (1.0,)
+    made_up: bool = False
+
+
+def build_work(
+    rows: Rows,
+    collate: Collate,
+    build: Callable[[], nn.Module],
+    train: TrainConfig,
+    *,
+    sorted_: bool,
+    lighter: str = "",
+) -> Work:
+    """The work of training on ``rows``.
+
+    ``sorted_``: rows of like length come together, so that the longest are met in one micro-batch. ``lighter``: a
+    setting that would take less memory.
+    """
+
+    def batches(size: int, count: int) -> list[Batch]:
+        order = np.argsort(-rows.lengths, kind="stable") if sorted_ else np.arange(len(rows))
+        # the heaviest first, then what is met as a rule
+        starts = [0, *[(len(rows) - size) // 2 if sorted_ else size * number for number in range(1, count)]]
+        return [
+            _batch(rows, collate, train.seed, [int(order[(s + i) % len(rows)]) for i in range(size)]) for s in starts
+        ]
+
+    tokens = int(rows.lengths.sum())
+    return Work(Workload(build, batches, train, lighter), DatasetSize(len(rows), tokens), tokens / len(rows))
+
+
+def typical_batch(rows: Rows, collate: Collate, seed: int) -> Batch:
+    """One row of the middle length, as a batch."""
+    return _batch(rows, collate, seed, [int(np.argsort(rows.lengths, kind="stable")[len(rows) // 2])])
+
+
+def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch:
+    return collate([rows[number] for number in numbers], [RowSeed(seed, 0, number) for number in numbers])
+
+
+def finetuning_work(
+    task: Task[Any, Any], objective: Any, stored: ModelBundle, training: Any, train: TrainConfig
+) -> Work:
+    """The work of fine-tuning; its model is built, not copied, so that tracing it takes no memory."""
+
+    def lesson() -> Any:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # fake tensors have no address to copy
+            return task.lesson(objective, dataclasses.replace(stored, model=stored.config.build()), training)
+
+    with StepTracer():
+        first = lesson()
+    return build_work(first.rows, first.collate, lambda: lesson().objective, train, sorted_=True)
+
+
+@contextmanager
+def made_up_corpus(recipe: PretrainRecipe) -> Iterator[Corpus]:
+    """A corpus of the recipe's vocabulary and length, for as long as it is needed."""
+    vocabulary = recipe.model.vocab_size or MADE_UP_VOCABULARY
+    words = max(vocabulary - _SENTINELS, 16)
+    tokenizer = with_sentinels(made_up_tokenizer(words), vocabulary - words)
+    length = recipe.data.length
+    count = min(2 * recipe.train.batch_size + 64, max(64, _MADE_UP_TOKENS // length))
+    texts = itertools.islice(made_up_texts(words, tokens=length), count)
+    with tempfile.TemporaryDirectory(prefix="homespun-plan-") as folder:
+        yield build_corpus((Document(text) for text in texts), tokenizer, Path(folder) / "corpus", sentences=True)
+
+
+def made_up_tokenizer(vocab_size: int) -> Tokenizer:
+    """A tokenizer of ``vocab_size`` tokens, one for each word of `made_up_texts`."""
+    words = (f"w{number}" for number in range(vocab_size))
+    return Tokenizer.train([" ".join([".", *words])], kind="words", vocab_size=vocab_size, lowercase=True)
+
+
+def made_up_texts(vocab_size: int, *, tokens: int, seed: int = 0) -> Iterator[str]:
+    """Endless texts of ``tokens`` uniformly drawn words each, in sentences."""
+    draw = random.Random(seed)
+    highest = max(1, vocab_size - 8)
+    while True:
+        words = [f"w{draw.randrange(highest)}" for _ in range(tokens)]
+        for end in range(_SENTENCE_LENGTH, tokens, _SENTENCE_LENGTH):
+            words[end - 1] = "."
+            words[end] = words[end].capitalize()
+        yield " ".join(words).replace(" .", ".")
+
+
+def seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
+    """``build`` with weights that follow from ``seed``."""
+
+    def built() -> nn.Module:
+        torch.manual_seed(seed)
+        return build()
+
+    return built

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from commands_world import TINY, World, run, write_table
+from filelock import FileLock
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Built once per run of pytest: its workers share the folder, so a test writes only to names of its own in it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    made = World(shared / "world", run)
+    with FileLock(shared / "world.lock"):
+        if not (shared / "world.done").exists():
+            shutil.rmtree(made.folder, ignore_errors=True)  # of a worker that failed
+            build(made)
+            (shared / "world.done").touch()
+    return made
+
+
+def build(made: World) -> None:
+    folder = made.folder
+    folder.mkdir()
+    write_table(made.train, 240, seed=1)
+    write_table(made.test, 61, seed=2)
+    run(
+        *("tokenizer", "train", "--input", made.train, "--text-field", "sentence"),
+        *("--vocab-size", "400", "--out", folder / "tokenizer"),
+    )
+    run(
+        *("corpus", "build", "--input", made.train, "--text-field", "sentence"),
+        *("--tokenizer", folder / "tokenizer", "--out", made.corpus),
+    )
+    run(
+        *("pretrain", "electra-tiny", f"data.corpus={made.corpus}", "data.length=32", *TINY),
+        *("train.budget.steps=12", "train.batch_size=7", "--out", made.base),
+    )
+    run(
+        *("finetune", "classify", f"data.train={made.train}", f"data.test={made.test}", "data.text=sentence"),
+        *("data.length=24", "train.budget.epochs=6", "train.optimizer.learning_rate=5e-3"),
+        *("train.optimizer.layer_decay=1.0", "--from", made.base, "--out", made.classifier),
+    )

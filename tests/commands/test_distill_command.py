@@ -1,0 +1,262 @@
+"""`homespun distill`: the ordinary jobs beside a teacher, from the commands' words to the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands_world import TINY, World, run
+
+from homespun.commands import distill as distillation
+from homespun.commands import pretrain as pretraining
+from homespun.commands.distill import compare_speed, with_teacher
+from homespun.commands.pretrain import pretraining_work
+from homespun.commands.provenance import InitialWeights
+from homespun.commands.recipe import PretrainRecipe, pretrain_recipe
+from homespun.data.corpus import Corpus
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.models.bundle import weights_of
+from homespun.objectives import teacher as objective
+from homespun.planning.tracer import StepTracer
+from homespun.training.devices import DistributedContext
+
+QUICK = ("data.length=32", "train.batch_size=7", "train.validate_every=1.0")
+
+
+@pytest.fixture(autouse=True)
+def a_glance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed is measured by the fewest turns."""
+    monkeypatch.setattr(distillation, "_SECONDS", 0.0)
+
+
+@pytest.fixture(scope="module")
+def teacher(world: World) -> Path:
+    """Four layers that fill places."""
+    out = world.folder / "runs" / "teacher"
+    run(
+        *("pretrain", "bert-mini", f"data.corpus={world.corpus}", *QUICK, *TINY, "model.num_hidden_layers=4"),
+        *("objective.next_sentence=false", "objective.masking=dynamic", "train.budget.steps=30", "--out", out),
+    )
+    return out
+
+
+def distil(world: World, teacher: Path, out: str, *words: str) -> dict[str, Any]:
+    return run(
+        *("distill", "pretrain", "distil-mini", f"data.corpus={world.corpus}", *QUICK),
+        *("--teacher", teacher, "--out", world.folder / "runs" / out, *words),
+    )
+
+
+@pytest.mark.slow
+def test_a_student_of_every_second_layer(world: World, teacher: Path) -> None:
+    result = distil(world, teacher, "half", "train.budget.steps=12")
+    output = result["distillation"]
+    assert output["layers"] == [0, 3]
+    student = open_model(world.folder / "runs" / "half")
+    backbone = student.config.one_stack("a test")
+    assert (backbone.num_hidden_layers, backbone.type_vocab_size) == (2, 0)
+    parameters = output["parameters"]
+    assert parameters["student"] == sum(p.numel() for p in student.model.parameters()) < parameters["teacher"]
+    assert {"mlm", "soft", "cosine"} <= result["validation"]["losses"].keys()
+    assert result["validation"]["losses"]["mlm"] == pytest.approx(output["quality"]["mlm_loss"]["student"], rel=1e-4)
+    assert [row["batch_size"] for row in output["speed"]] == [1, 32]
+    page = (world.folder / "runs" / "half" / "report" / "index.html").read_text(encoding="utf-8")
+    assert "Teacher and student" in page
+    assert "smaller" in page
+    assert (world.folder / "runs" / "half" / "report" / "tables" / "distillation.csv").is_file()
+
+
+@pytest.mark.slow
+def test_given_layers_and_another_attention(world: World, teacher: Path) -> None:
+    words = ("--layers", "3,1", "model.attention.kind=linformer", "model.attention.k=8", "train.budget.steps=3")
+    assert distil(world, teacher, "linformer", *words)["distillation"]["layers"] == [3, 1]
+    student = open_model(world.folder / "runs" / "linformer").config.one_stack("a test")
+    assert student.attention.kind == "linformer"
+
+
+@pytest.mark.slow
+def test_a_student_of_another_width(world: World, teacher: Path) -> None:
+    words = ("--fresh", *TINY, "model.hidden_size=24", "model.num_hidden_layers=1", "train.budget.steps=3")
+    output = distil(world, teacher, "narrow", *words)["distillation"]
+    assert output["layers"] is None
+    assert open_model(world.folder / "runs" / "narrow").config.one_stack("a test").hidden_size == 24
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_to_the_same_weights(world: World, teacher: Path) -> None:
+    runs = world.folder / "runs"
+    uninterrupted = distil(world, teacher, "whole", "train.budget.steps=8", "train.schedule.kind=constant")
+    distil(world, teacher, "parts", "train.budget.steps=5", "train.schedule.kind=constant")
+    student = state_of(runs / "parts-student")
+    parts = distil(world, teacher, "parts", "train.budget.steps=8", "train.schedule.kind=constant", "--resume")
+    assert state_of(runs / "parts-student") == student
+    assert parts["steps"] == uninterrupted["steps"] == 8
+    first, second = (weights_of(open_model(runs / name).model) for name in ("whole", "parts"))
+    for name, tensor in first.items():
+        assert np.array_equal(tensor.numpy(), second[name].numpy()), name
+
+
+def state_of(folder: Path) -> dict[str, tuple[int, int]]:
+    """What a folder that is written anew would not keep."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in sorted(folder.rglob("*"))}
+
+
+def test_a_student_goes_on_as_it_was_made(world: World, teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*given: Any) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(pretraining, "watch", killed)
+    out, folder = (world.folder / "runs" / name for name in ("held", "held-student"))
+    with pytest.raises(InterruptedError):
+        distil(world, teacher, "held", "train.budget.steps=1")
+    before = state_of(out), state_of(folder)
+    with pytest.raises(UserError, match="holds a run; continue it with --resume"):
+        distil(world, teacher, "held", "train.budget.steps=1", "--layers", "1,0")
+    with pytest.raises(UserError, match=r"begun with --layers 0,3, and not with --layers 1,0; go on with the same"):
+        distil(world, teacher, "held", "train.budget.steps=1", "--layers", "1,0", "--resume")
+    with pytest.raises(UserError, match=r"begun without changes, and not with changes .*linformer"):
+        distil(world, teacher, "held", "train.budget.steps=1", "model.attention.kind=linformer", "--resume")
+    assert (state_of(out), state_of(folder)) == before
+    (folder / "begun.json").unlink()  # as students were before
+    del before[1]["begun.json"]
+    other = {"--layers": InitialWeights(name="1,0", fingerprint="1,0")}
+    distillation._save_initial_models(out, {folder: (open_model(teacher), other)}, resume=True)
+    assert state_of(folder) == before[1]
+
+
+def test_what_lies_where_a_student_would_is_never_touched(world: World, teacher: Path) -> None:
+    runs = world.folder / "runs"
+    run, model = runs / "taken-student", runs / "mine-student"
+    shutil.copytree(teacher, run)
+    shutil.copytree(teacher / "model", model)
+    for found, out, given in ((run, "taken", run), (model, "mine", teacher), (model, "mine", model)):
+        before = state_of(found)
+        with pytest.raises(UserError, match=f"{found.name}.*(holds something else|would be kept); give another --out"):
+            distil(world, given, out, "train.budget.steps=1")
+        assert state_of(found) == before
+        assert not (runs / out).exists()
+
+
+def labelled(world: World) -> tuple[str, ...]:
+    return (
+        *(f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=24"),
+        *("train.budget.epochs=3", "train.optimizer.learning_rate=3e-3", "baselines=false"),
+    )
+
+
+@pytest.mark.slow
+def test_a_classifier_of_half_the_depth(world: World) -> None:
+    out = world.folder / "runs" / "small-classifier"
+    cache = world.folder / "logits"
+    result = run(
+        *("distill", "finetune", "distil-classify", *labelled(world), f"objective.teacher.cache={cache}"),
+        *("objective.adversarial.kind=sift", "--teacher", world.classifier, "--out", out),
+    )
+    output = result["distillation"]
+    teacher = json.loads((world.classifier / "result.json").read_text(encoding="utf-8"))
+    assert output["quality"]["accuracy"]["teacher"] == pytest.approx(teacher["test"]["accuracy"])
+    assert output["quality"]["accuracy"]["student"] == pytest.approx(result["test"]["accuracy"])
+    assert result["test"]["accuracy"] > 0.5
+    assert {"loss", "soft", "adversarial"} <= result["train"].keys()
+    kept = [path.stat().st_size for path in cache.rglob("vectors")]
+    assert kept == [result["rows"]["train"] * 3 * 2]  # each text once, three classes, two bytes
+    assert run("predict", out, "--input", world.test, "--out", world.folder / "said.jsonl")["rows"] == 61
+    shutil.rmtree(cache)
+
+
+@pytest.mark.slow
+def test_the_quality_of_several_students_is_their_mean(world: World) -> None:
+    out = world.folder / "runs" / "students"
+    given = (*labelled(world), "seeds=3", "train.optimizer.learning_rate=1e-3", "train.batch_size=90")
+    result = run("distill", "finetune", "distil-classify", *given, "--teacher", world.classifier, "--out", out)
+    for measure, pair in result["distillation"]["quality"].items():
+        values = [seed[measure] for seed in result["seeds"]]
+        assert pair["student"] == pytest.approx(statistics.fmean(values))
+        assert pair["std"] == pytest.approx(statistics.stdev(values))
+    assert result["distillation"]["quality"]["log_loss"]["std"] > 0
+    assert "quality_why" not in result["distillation"]
+    page = (out / "report" / "report.md").read_text(encoding="utf-8")
+    assert " ± " in next(line for line in page.splitlines() if line.startswith("| log loss |"))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("folds=2",), "has seen the labels of every fold, .*give data.test"),
+        ((), "the validation chose the student; give"),
+    ],
+)
+def test_quality_needs_unseen_examples(
+    world: World, more: tuple[str, ...], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = (f"data.train={world.train}", "data.text=sentence", "data.length=24", "baselines=false", *more)
+    words = ("distill", "finetune", "distil-classify", *given, "train.budget.steps=1", "--teacher", world.classifier)
+    output = run(*words, "--out", tmp_path / "run")["distillation"]
+    assert output["quality"] == {}
+    assert re.search(message, output["quality_why"])
+    page = (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
+    assert f"Their quality is not compared: {output['quality_why']}." in page
+    assert f"will not be compared: {output['quality_why']}" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_teacher_in_the_form_of_another_library(world: World, teacher: Path) -> None:
+    output = distil(world, teacher / "hf", "foreign", "train.budget.steps=2")
+    assert output["distillation"]["layers"] == [0, 3]
+    assert (world.folder / "runs" / "foreign-teacher" / "homespun.json").is_file()
+
+
+def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
+    overrides = [f"data.corpus={world.corpus}", *QUICK, *TINY]
+    recipe = with_teacher(pretrain_recipe("distil-mini", overrides), str(teacher))
+    objective._opened.cache_clear()  # also where the plan is the first to open it
+    with StepTracer() as tracer:
+        assert isinstance(recipe, PretrainRecipe)
+        work = pretraining_work(recipe, Corpus.open(world.corpus), None).workload
+        model = work.build()
+        (batch,) = work.batches(7, 1)
+        with tracer.span("step"):
+            model(batch).total(batch.targets).backward()
+    inner = [
+        count for done, count in tracer.spans["step"].items() if done.name == "addmm" and done.outputs[0][-1:] == (48,)
+    ]
+    assert sum(inner) == 1 + 4  # layers of the student and of the teacher
+
+
+def test_what_does_not_go_together(world: World, teacher: Path) -> None:
+    with pytest.raises(UserError, match="--fresh draws"):
+        distil(world, teacher, "no", "--fresh", "--layers", "0")
+    with pytest.raises(UserError, match="are no numbers"):
+        distil(world, teacher, "no", "--layers", "a")
+    with pytest.raises(UserError, match="layers are 0 to 3"):
+        distil(world, teacher, "no", "--layers", "4")
+    with pytest.raises(UserError, match="as it is"):
+        distil(world, teacher, "no", "--from", str(world.base), "--layers", "0")
+    with pytest.raises(UserError, match="has no place for a teacher"):
+        run(
+            *("distill", "pretrain", "electra-tiny", f"data.corpus={world.corpus}", "--teacher", teacher),
+            *("--out", world.folder / "no"),
+        )
+    with pytest.raises(UserError, match="no head that fills places"):
+        distil(world, world.classifier, "no", "train.budget.steps=2")
+
+
+def test_both_take_turns(teacher: Path) -> None:
+    ticks = iter(range(10**6))
+    stored = open_model(teacher)
+    output = compare_speed(
+        stored,
+        stored,
+        length=9,
+        device=DistributedContext.join().device,
+        batch_sizes=(5,),
+        clock=lambda: float(next(ticks)),
+    )
+    assert output == [{"length": 9, "batch_size": 5, "teacher": 0.2, "student": 0.2}]

@@ -1,0 +1,163 @@
+"""ELMo by the commands: pretrained, mixed, tagged, given new words, planned, and refused."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from commands_world import World
+
+from homespun.commands import memory
+from homespun.commands.plan import plan
+from homespun.commands.pretrain import pretraining_work
+from homespun.commands.recipe import pretrain_recipe
+from homespun.data.corpus import Corpus
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.models.characters import CharacterEmbeddings
+from homespun.planning.predict import Memory, Prediction, Workload, choose
+from homespun.planning.rates import Rates
+from homespun.planning.tracer import StepTracer
+
+SIZES = [
+    "model.hidden_size=22",
+    "model.cell_size=17",
+    "model.characters={max_word_length: 11, filters: [[1, 3], [3, 7]]}",
+]
+STEPS = ["train.budget.time=null", "train.budget.steps=7", "train.batch_size=8", "data.length=31"]
+SHORT = ["baselines=false", "train.budget={steps: 5}", "train.batch_size=8", "data.length=31"]
+
+
+@pytest.fixture(scope="module")
+def words(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of words, of which the tokenizer knows the most frequent."""
+    folder = tmp_path_factory.mktemp("words")
+    world.run(
+        *("tokenizer", "train", "--input", world.train, "--text-field", "sentence", "--kind", "words"),
+        *("--vocab-size", "60", "--lowercase", "--out", folder / "tokenizer"),
+    )
+    world.run(
+        *("corpus", "build", "--input", world.train, "--text-field", "sentence"),
+        *("--tokenizer", folder / "tokenizer", "--out", folder / "corpus"),
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def elmo(world: World, words: Path) -> Path:
+    pretrained = [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS]
+    result = world.run("pretrain", "elmo-mini", *pretrained, "--out", words / "elmo")
+    assert set(result["validation"]["losses"]) >= {"forward", "backward", "forward_accuracy", "backward_accuracy"}
+    assert result["export"]["folder"] is None
+    losses = result["validation"]["losses"]
+    assert result["validation"]["loss"] == pytest.approx((losses["forward"] + losses["backward"]) / 2, rel=1e-5)
+    page = (words / "elmo" / "report" / "index.html").read_text(encoding="utf-8")
+    assert "forward" in page
+    return words / "elmo"
+
+
+@pytest.mark.slow
+def test_a_task_mixes_its_layers_and_tells_how(world: World, elmo: Path, tmp_path: Path) -> None:
+    data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", *SHORT]
+    fine = ["finetune", "elmo-classify", *data, "objective.head.lstm_size=7", "--from", elmo]
+    result = world.run(*fine, "--out", tmp_path / "told")
+    assert len(result["layers"]["weights"]) == 3
+    assert sum(result["layers"]["weights"]) == pytest.approx(1, abs=1e-6)
+    assert result["layers"]["gamma"] != 1
+    stored = open_model(tmp_path / "told")
+    for (name, tensor), other in zip(
+        open_model(elmo).model.backbone.state_dict().items(), stored.model.backbone.state_dict().values(), strict=True
+    ):
+        assert torch.equal(tensor, other), name
+    page = (tmp_path / "told" / "report" / "index.html").read_text(encoding="utf-8")
+    assert "Which layers it reads" in page
+    measured = world.run("evaluate", tmp_path / "told", "--data", world.test)
+    assert measured["accuracy"] == pytest.approx(result["test"]["accuracy"])
+    kept = world.run(*fine, f"objective.cache={tmp_path / 'kept'}", "seeds=2", "--out", tmp_path / "seeds")
+    assert len(kept["layers"]["weights"]) == 3
+    # and a model of attention
+    bert = world.run(
+        *("finetune", "classify", *data, "objective.layers=normalised_mix", "--from", world.base),
+        *("--out", tmp_path / "bert"),
+    )
+    assert len(bert["layers"]["weights"]) == 2
+
+
+def test_words_are_tagged_by_a_mix(world: World, elmo: Path, tmp_path: Path) -> None:
+    pytest.importorskip("seqeval")
+    train = tmp_path / "train.txt"
+    train.write_text("the x O\nbank x B-A\n\na x O\nmarket x B-A\n\n" * 20, encoding="utf-8")
+    given = ["finetune", "elmo-tag", f"data.train={train}", f"data.test={train}", "data.stride=7", *SHORT]
+    result = world.run(*given, "--from", elmo, "--out", tmp_path / "tags")
+    assert len(result["layers"]["weights"]) == 3
+    assert world.run("evaluate", tmp_path / "tags", "--data", train)["f1"] == pytest.approx(result["test"]["f1"])
+
+
+def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path: Path) -> None:
+    table = tmp_path / "new.csv"
+    with table.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows(
+            [["sentence"], *[[f"{number} the zebra and the zebras of a bank were very old"] for number in range(40)]]
+        )
+    arguments = ["--input", table, "--text-field", "sentence"]
+    world.run("tokenizer", "extend", elmo, *arguments, "--add", "3", "--out", tmp_path / "more")
+    world.run("corpus", "build", *arguments, "--tokenizer", tmp_path / "more", "--out", tmp_path / "corpus")
+    steps = [f"data.corpus={tmp_path / 'corpus'}", "train.budget={steps: 0}", "train.batch_size=8", "data.length=31"]
+    result = world.run("pretrain", "elmo-mini", *steps, "--from", elmo, "--out", tmp_path / "run")
+    tensors = result["adaptation"]["tensors"]
+    assert tensors["fresh"] == []
+    assert "as the new words are spelled" in tensors["changed"]["backbone.embeddings.characters"]
+    before, after = open_model(elmo), open_model(tmp_path / "run")
+    added = after.tokenizer.tokens[before.tokenizer.vocab_size :]
+    assert {"zebra", "zebras"} <= set(added)
+    ids = torch.tensor([[2, *range(5, 23), 3]])
+    torch.testing.assert_close(after.model.backbone(ids), before.model.backbone(ids), rtol=1e-5, atol=1e-6)
+    words_of = after.model.backbone.embeddings
+    assert isinstance(words_of, CharacterEmbeddings)
+    vectors = words_of(torch.tensor([[after.tokenizer.tokens.index(word) for word in ("zebra", "zebras", "bank")]]))[0]
+    near, far = (torch.cosine_similarity(vectors[0], other, dim=0) for other in vectors[1:])
+    assert near > far
+
+
+def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
+    here = memory.Machine(torch.device("cpu"), rates)
+    monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
+    # short, since the shadow of a network with projections goes from token to token
+    short = ["model.num_hidden_layers=1", "data.length=8", "objective.softmax=adaptive", "objective.cutoffs=[7]"]
+    recipe = pretrain_recipe("elmo-mini", [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, *short])
+    planned = plan(recipe)
+    with StepTracer():
+        built = pretraining_work(recipe, Corpus.open(words / "corpus"), None).workload.build()
+    assert planned["parameters"]["total"] == sum(p.numel() for p in built.parameters())
+    assert planned["flops_per_token"]["forward"] > 0
+
+
+@pytest.mark.parametrize(("softmax", "way_out"), [("full", "set objective.softmax=adaptive"), ("adaptive", "model")])
+def test_a_vocabulary_too_large_for_the_full_softmax_names_the_way_out(words: Path, softmax: str, way_out: str) -> None:
+    changes = [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, f"objective.softmax={softmax}"]
+    work = pretraining_work(pretrain_recipe("elmo-mini", changes), Corpus.open(words / "corpus"), None)
+    large = Memory(0, 0, 0, 0, {}, 0, peak=2**33)
+
+    def predict(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+        return Prediction(rows, {}, large, 1.0, 1.0, 1.0, 1.0, 1.0)
+
+    with pytest.raises(UserError, match=f"nothing fits into 4.00 GB.*, or .*{way_out}$"):
+        choose(work.workload, memory=4 * 10**9, predict=predict)
+
+
+def test_invalid_recipes_fail_before_training(world: World, words: Path, tmp_path: Path) -> None:
+    start = ["pretrain", "elmo-mini", f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, "--out", tmp_path / "no"]
+    for change, message in (
+        (f"data.corpus={world.corpus}", "whose tokens are pieces of words"),
+        ("objective={kind: clm}", "objective clm needs a causal model"),
+        ("objective={kind: mlm}", "the words of this model are made of their characters"),
+        ("objective={kind: electra}", "works on layers of attention, and this model is recurrent"),
+        ("model={preset: bilstm-tiny}", "two recurrent networks that never read each other"),
+    ):
+        given = [word for word in start if not (change.startswith("model=") and str(word).startswith("model."))]
+        with pytest.raises(UserError, match=message):
+            world.run(*given, change)

@@ -1,0 +1,107 @@
+"""`homespun prompt`: examples drawn from a file, accuracy against their number, and mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands_world import run, write_table
+
+from homespun.commands.in_context import Prompting, _examples, in_context
+from homespun.errors import UserError
+from homespun.models.bundle import save_model
+from homespun.models.config import ModelConfig
+from homespun.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prompt")
+    table = write_table(folder / "table.csv", 67, seed=1)
+    tokenizer = Tokenizer.train([table.read_text(encoding="utf-8")], kind="bpe", vocab_size=307)
+    torch.manual_seed(1)
+    backbone = {"preset": "gpt2-tiny", "vocab_size": 307, "hidden_size": 28, "num_attention_heads": 2}
+    for name, fields in {"causal": {}, "short": {"max_position_embeddings": 331}, "bert": {"causal": False}}.items():
+        config = ModelConfig.model_validate({"backbone": backbone | fields, "head": {"kind": "causal_lm"}})
+        save_model(folder / name, config.build(), config, tokenizer)
+    return folder
+
+
+def test_accuracy_by_examples(world: Path) -> None:
+    out = world / "out"
+    words = ["--data", world / "table.csv", "--text-field", "sentence", "--out", out, "--limit", "11"]
+    result = run("prompt", world / "causal", *words, "--shots", "2,0", "--draws", "2", "--answers", "food=to eat")
+    assert [(found["shots"], len(found["draws"])) for found in result["shots"]] == [(0, 1), (2, 2)]
+    assert "tfidf" not in result["shots"][0]
+    assert result["answers"] == {"food": "to eat", "money": "money", "sport": "sport"}
+    assert result["rows"] == 11
+    assert result["prompt"].count("Answer:") == 3
+    accuracies = [draw["accuracy"] for draw in result["shots"][1]["draws"]]
+    assert result["shots"][1]["accuracy"] == pytest.approx(np.mean(accuracies))
+    assert (out / "index.html").is_file()
+    assert (out / "plots" / "in-context-accuracy.svg").is_file()
+    stored = json.loads((out / "in_context.json").read_text(encoding="utf-8"))
+    assert stored["shots"] == result["shots"]
+    again = run("prompt", world / "causal", *words, "--shots", "2,0", "--draws", "2", "--answers", "food=to eat")
+    assert again["shots"] == result["shots"]
+
+
+@pytest.mark.parametrize(
+    "options", [["--score", "per_token"], ["--calibrated"], ["--score", "generated"], ["--text-tokens", "5"]]
+)
+def test_ways_of_scoring(world: Path, options: list[str], tmp_path: Path) -> None:
+    words = ["--data", world / "table.csv", "--text-field", "sentence", "--out", tmp_path, "--limit", "7"]
+    test = ["--test", world / "table.csv", "--shots", "1", "--draws", "1"]
+    result = run("prompt", world / "causal", *words, *test, *options)
+    assert 0.0 <= result["shots"][0]["accuracy"] <= 1.0
+
+
+def ask(world: Path, model: str = "causal", **fields: Any) -> Any:
+    prompting = Prompting.model_validate({"limit": 7} | fields)
+    return in_context(
+        str(world / model), [str(world / "table.csv")], world / "no", text="sentence", prompting=prompting
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        ("short", {"shots": [0, 1, 9]}, r"with 9 examples has \d+ tokens, .*=331; [1-8] of them fit: lower --shots"),
+        ("short", {"template": {"instruction": "do it " * 300}}, "without any it has"),
+        ("causal", {"answers": {"foot": "x"}}, "no label 'foot'; did you mean 'food'?"),
+        ("causal", {"answers": {"food": "sport"}}, "two labels have the answer 'sport'"),
+        ("causal", {"answers": {"food": " "}}, "the answer of label 'food' is empty; name a word"),
+        ("causal", {"shots": [99]}, "99 examples of 60 texts"),
+        ("bert", {}, "tokens see later ones"),
+    ],
+)
+def test_mistakes_are_one_line(world: Path, model: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        ask(world, model, **fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_the_options_cannot_be() -> None:
+    with pytest.raises(UserError, match="is not LABEL=WORD"):
+        run("prompt", "nowhere", "--data", "x.csv", "--answers", "food")
+    for wrong in (["--shots", "-1"], ["--shots", "few"], ["--calibrated", "--score", "generated"]):
+        with pytest.raises(UserError, match="prompt: "):
+            run("prompt", "nowhere", "--data", "x.csv", *wrong)
+
+
+def test_examples_are_nested_and_balanced() -> None:
+    targets = np.array([0] * 41 + [1] * 7 + [2] * 5)
+    few, more = (_examples(targets, shots, (3, 1), balanced=True) for shots in (6, 15))
+    assert set(few) < set(more)
+    assert np.bincount(targets[few]).tolist() == [2, 2, 2]
+    assert np.bincount(targets[more]).tolist() == [5, 5, 5]
+    many = _examples(targets, 53, (3, 1), balanced=True)  # all there are, whatever the classes
+    assert sorted(many) == list(range(53))
+    shares = np.mean(
+        [np.bincount(targets[_examples(targets, 7, (s, 0), balanced=False)], minlength=3) for s in range(200)], 0
+    )
+    np.testing.assert_allclose(shares / 7, np.bincount(targets) / 53, atol=0.05)

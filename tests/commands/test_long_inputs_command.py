@@ -1,0 +1,133 @@
+"""Long inputs through the commands: set once in fine-tuning, and the same wherever the model is used."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands_world import World
+
+import homespun
+from homespun.data.labels import LabelledRows
+from homespun.data.long_inputs import ChunkPool, pad_chunks, saved_long_inputs
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.inference.predict import Predictor
+
+KINDS = {
+    "truncate": (),
+    "head_tail": ("data.long_inputs.head=0.5",),
+    "chunk_mean": ("data.long_inputs.chunks=3", "data.long_inputs.overlap=0.25"),
+    "chunk_pool": ("data.long_inputs.chunks=2",),
+}
+
+
+def words(world: World, kind: str, *others: str) -> tuple[Any, ...]:
+    arguments = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=16")
+    arguments += (f"data.long_inputs.kind={kind}", *KINDS[kind], "train.budget.steps=4", "baselines=false", *others)
+    return (*arguments, "--from", world.base)
+
+
+def sentences(path: Path) -> list[str]:
+    with path.open() as stream:
+        return [row["sentence"] for row in csv.DictReader(stream)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None:
+    run = tmp_path / "run"
+    result = world.run(*words(world, kind, f"data.test={world.test}"), "--out", run)
+    assert result["long_inputs"] == kind
+    assert result["longer"] > 100
+    in_chunks = kind.startswith("chunk")
+    assert (result["chunked"] == result["longer"]) if in_chunks else (result["chunked"] == 0)
+    assert (result["truncated"] < result["longer"]) if in_chunks else (result["truncated"] == result["longer"])
+    assert ("Texts read in chunks: " in (run / "report" / "index.html").read_text(encoding="utf-8")) == in_chunks
+
+    metrics = world.run("evaluate", run, "--data", world.test)
+    assert metrics["confusion"] == result["test"]["confusion"]
+    assert metrics["log_loss"] == pytest.approx(result["test"]["log_loss"], abs=1e-6)
+    assert metrics["long_inputs"] == kind
+
+    given = sentences(world.test)
+    source = tmp_path / "new.jsonl"
+    source.write_text("".join(json.dumps({"sentence": text}) + "\n" for text in given), encoding="utf-8")
+    out = tmp_path / "predictions.jsonl"
+    output = world.run("predict", run, "--input", source, "--out", out)
+    assert (output["rows"], output["long_inputs"]) == (61, kind)
+    assert output["truncated"] == metrics["truncated"]
+
+    stored = open_model(run)
+    long_inputs = saved_long_inputs(stored.task, source="run")
+    assert (long_inputs.kind, stored.task["length"]) == (kind, 16)
+    rows = LabelledRows(given, None, stored.tokenizer, length=16, long_inputs=long_inputs)
+    assert stored.labels is not None
+    with torch.no_grad():
+        for index in range(0, 61, 7):  # what is written is what the loaded model says of the text alone
+            batch = pad_chunks([rows[index]], stored.tokenizer.pad_id)
+            logits = homespun.load(run)(batch.input_ids, **batch.context, chunks=batch.chunks)
+            line = json.loads(out.read_text(encoding="utf-8").splitlines()[index])
+            expected = dict(zip(stored.labels.names, logits[0].softmax(0).tolist(), strict=True))
+            assert line["probabilities"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_prediction_alone_is_that_in_a_batch(world: World, tmp_path: Path) -> None:
+    world.run(*words(world, "chunk_pool"), "--out", tmp_path / "run")
+    stored = open_model(tmp_path / "run")
+    assert stored.labels is not None
+    long_inputs = ChunkPool(chunks=2)
+    predictor = Predictor(stored.model, stored.tokenizer, stored.labels, length=16, long_inputs=long_inputs)
+    given = sentences(world.test)[:11]
+    together = list(predictor.predict(given))
+    for text, found in zip(given, together, strict=True):
+        (alone,) = predictor.predict([text])
+        np.testing.assert_allclose(list(alone.probabilities.values()), list(found.probabilities.values()), atol=1e-6)
+
+
+def test_a_plain_call_reads_one_chunk_a_text(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        result = world.run(*words(world, "chunk_pool"), "--out", tmp_path / "run")
+    assert "Model without the head 'chunk_pool'" in caplog.text  # said before anything is trained
+    ids = torch.tensor([[2, 17, 23, 3], [2, 19, 29, 3]])
+    assert homespun.load(tmp_path / "run")(ids).shape == (2, 3)
+    assert "chunk_pool" in result["export"]["notes"][0]  # transformers has no such head: the encoder goes alone
+
+
+@pytest.mark.slow
+def test_with_all_else_that_fine_tuning_can(world: World, tmp_path: Path) -> None:
+    result = world.run(
+        *words(world, "chunk_pool", "folds=2", "seeds=2", "objective.class_weights=balanced", "objective.frozen=true"),
+        *("objective.head.kind=cnn", "objective.head.filters=11", "train.micro_batch_size=5", "train.batch_size=13"),
+        *("--out", tmp_path / "run"),
+    )
+    assert len(result["seeds"]) == 4
+    before, after = (homespun.load(run).backbone.state_dict() for run in (world.base, tmp_path / "run"))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_with_several_labels_a_text(world: World, tmp_path: Path) -> None:
+    table = tmp_path / "several.jsonl"
+    rows = [
+        {"sentence": text, "label": ["ab", "a", ""][number % 3]} for number, text in enumerate(sentences(world.test))
+    ]
+    rows = [row | {"label": list(row["label"])} for row in rows]
+    table.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    result = world.run(
+        *words(world, "chunk_mean", "data.multi_label=true", f"data.train={table}"), "--out", tmp_path / "run"
+    )
+    assert result["labels"] == ["a", "b"]
+    output = world.run("predict", tmp_path / "run", "--input", table, "--out", tmp_path / "out.csv")
+    assert output["rows"] == 61
+
+
+def test_too_long_says_what_to_set(world: World, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"data\.length=600 exceeds .*=512; lower it, .*data\.long_inputs\.kind=chunk_mean"
+    ):
+        world.run(*words(world, "truncate", "data.length=600"), "--out", tmp_path / "run")

@@ -1,0 +1,81 @@
+"""A model that an update has broken is said to be so, in one line, wherever its outputs would become metrics."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands_world import TINY, WORDS, World
+
+from homespun.errors import NotFinite
+
+BROKEN = (
+    "train.optimizer.learning_rate=1e20",
+    "train.schedule={kind: linear, warmup: 0}",
+    "train.budget.steps=1",
+    "train.batch_size=7",
+)
+TOPICS = list(WORDS)
+FINETUNINGS = {
+    "two classes": ("classify", "table.csv", "data.label=two"),
+    "three classes": ("classify", "table.csv", "data.label=three"),
+    "several labels": ("classify", "table.csv", "data.label=several", "data.multi_label=true"),
+    "pairs": ("pairs", "table.csv", "data.label=two", "data.first=text", "data.second=other"),
+    "numbers": ("similarity", "table.csv", "data.label=number", "data.first=text", "data.second=other"),
+    "ratings": ("ratings", "table.csv", "data.label=rating"),
+    "sentences": ("spoilers", "reviews.jsonl"),
+    "tags": ("tag", "tagged.txt", "data.stride=5"),
+    "answers": ("answer", "questions.jsonl", "data.stride=5", "data.question_length=7"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made, draw = tmp_path_factory.mktemp("broken"), random.Random(1)
+
+    def phrase() -> list[str]:
+        return draw.choices(WORDS[draw.choice(TOPICS)], k=5)
+
+    with (made / "table.csv").open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["text", "other", "two", "three", "several", "number", "rating"])
+        for row in range(43):
+            labels = (f"a{row % 2}", f"b{row % 3}", ",".join(TOPICS[: row % 3]), row / 7, 1 + row % 4)
+            table.writerow([" ".join(phrase()), " ".join(phrase()), *labels])
+    reviews = [{"review_sentences": [[index % 2, " ".join(phrase())] for index in range(3)]} for _ in range(23)]
+    found = [phrase() for _ in range(31)]
+    asked = [{"question": words[0], "context": " ".join(words), "answers": words[2]} for words in found]
+    for name, rows in (("reviews", reviews), ("questions", asked)):
+        (made / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    tagged = "\n\n".join(
+        "\n".join(f"{word} {'O' if index % 2 else 'X'}" for index, word in enumerate(w)) for w in found
+    )
+    (made / "tagged.txt").write_text(tagged + "\n", encoding="utf-8")
+    return made
+
+
+@pytest.mark.parametrize("case", FINETUNINGS)
+def test_a_broken_fine_tuning_has_no_metrics(world: World, folder: Path, tmp_path: Path, case: str) -> None:
+    recipe, file, *settings = FINETUNINGS[case]
+    given: tuple[Any, ...] = (f"data.train={folder / file}", "data.length=32", *settings, *BROKEN)
+    with pytest.raises(NotFinite) as caught:
+        world.run("finetune", recipe, *given, "--from", world.base, "--out", tmp_path / "run")
+    message = (
+        "the validation is not finite at step 1; no checkpoint was written yet; lower train.optimizer.learning_rate"
+    )
+    assert str(caught.value) == f"{message} or train.max_grad_norm"
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("reason") for line in lines][-1] == "not_finite"
+    assert "validation" not in {line["event"] for line in lines}
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_broken_pretraining_has_no_loss(world: World, tmp_path: Path) -> None:
+    given = ("electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY, *BROKEN)
+    with pytest.raises(NotFinite, match="the validation is not finite at step 1; no checkpoint was written yet; lower"):
+        world.run("pretrain", *given, "--out", tmp_path / "run")
+    assert not (tmp_path / "run" / "model").exists()

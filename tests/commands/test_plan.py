@@ -1,0 +1,343 @@
+"""A plan against the model that is built, and what it says of limits that make no sense."""
+
+import dataclasses
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from commands_world import World, write_table
+
+import homespun
+from homespun.cli import app
+from homespun.commands import memory, probe
+from homespun.commands.plan import plan
+from homespun.commands.pretrain import pretrain, pretraining_work
+from homespun.commands.probe import LinearFit, ProbeJob, ProbeResult, probe_sizes
+from homespun.commands.recipe import PretrainRecipe, load_recipe
+from homespun.commands.workload import made_up_corpus
+from homespun.config import parse_bytes
+from homespun.errors import UserError
+from homespun.models.bundle import weights_of
+from homespun.planning.predict import Memory, Prediction, Workload
+from homespun.planning.rates import Rates
+from homespun.report.console import Display
+from homespun.training import precision
+
+RATES = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
+CPU = torch.device("cpu")
+TINY = ["model.vocab_size=499", "data.length=31", "train.batch_size=4", "train.budget.steps=11", "train.budget.time="]
+
+
+@pytest.fixture(autouse=True)
+def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = memory.Machine(CPU, RATES)
+    monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
+
+
+def recipe(name: str = "electra-tiny", *changes: str) -> PretrainRecipe:
+    found = load_recipe(name, [*[change for change in TINY if not change.endswith("=")], *changes])
+    assert isinstance(found, PretrainRecipe)
+    return found
+
+
+@pytest.mark.slow
+def test_soap_keeps_more_than_adam() -> None:
+    changes = ("model.preset=spun-encoder-tiny", "objective={kind: mlm}")
+    sizes = {
+        kind: plan(recipe("roberta-mini", *changes, f"train.optimizer={{kind: {kind}}}"))["memory"]["optimizer"]
+        for kind in ("adamw", "soap")
+    }
+    assert sizes["soap"] > sizes["adamw"]
+
+
+def test_parameters_are_counted_exactly() -> None:
+
+    given = recipe()
+    planned = plan(given)
+    with made_up_corpus(given) as corpus:
+        built = pretraining_work(given, corpus, None).workload.build()
+    assert planned["parameters"]["total"] == sum(p.numel() for p in built.parameters())
+    assert planned["memory"]["weights"] >= 4 * planned["parameters"]["total"]
+    assert planned["memory"]["optimizer"] >= 8 * planned["parameters"]["total"]
+    assert planned["memory"]["gradients"] == 4 * planned["parameters"]["total"]
+    assert planned["made_up_text"]
+
+
+@pytest.mark.slow
+def test_checkpointing_keeps_less_and_computes_more() -> None:
+    plain, again = (plan(recipe("electra-tiny", f"train.gradient_checkpointing={on}")) for on in ("false", "true"))
+    assert again["memory"]["activations"] < plain["memory"]["activations"]
+    assert again["flops_per_token"]["backward"] > plain["flops_per_token"]["backward"]
+
+
+def test_steps_and_tokens_of_a_budget() -> None:
+    planned = plan(recipe(), steps=23)
+    assert planned["expected"]["steps"] == 23
+    assert planned["expected"]["limit"] == "steps"
+    assert planned["expected"]["tokens"] == round(23 * 4 * planned["tokens_per_row"])
+
+
+@pytest.mark.slow
+def test_a_limit_that_nothing_fits_says_what_would() -> None:
+    with pytest.raises(UserError, match=r"nothing fits into 0\.01 GB.*at least 0\.\d\d GB"):
+        plan(recipe(), memory="10MB")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"memory": "lots"}, {"memory": "0GB"}, {"memory": "-3GB"}, {"time": "soon"}, {"tokens": "many"}, {"steps": "1.5"}],
+)
+def test_nonsense_names_the_option(limits: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"--{next(iter(limits))}"):
+        plan(recipe(), **limits)
+
+
+def test_a_recipe_that_cannot_be_built_says_why() -> None:
+    with pytest.raises(UserError, match="max_position_embeddings"):
+        plan(recipe("electra-tiny", "data.length=4096"))
+
+
+def test_a_fine_tuning_wants_its_model() -> None:
+    with pytest.raises(UserError, match="--from"):
+        plan(load_recipe("classify"))
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model nothing is predicted but its parameters."""
+
+    def predicted(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+        total = sum(p.numel() for p in workload.build().parameters())
+        parameters = {"total": total, "trained": total, "embeddings": 0}
+        return Prediction(rows, parameters, Memory(0, 0, 0, 0, {}, 100, 100 + rows), 29.0, 5.0, 5.0, 1.0, 1.0)
+
+    monkeypatch.setattr(memory.Machine, "predict", lambda self: predicted)
+
+
+def planned_from(world: World, *words: str) -> dict[str, Any]:
+    return world.run("plan", "roberta-mini", f"data.corpus={world.corpus}", "data.length=32", *words)
+
+
+@pytest.mark.usefixtures("counted")
+def test_changes_to_a_checkpoint_are_planned(world: World) -> None:
+    before, after = (
+        planned_from(world, "--from", str(world.base), *more) for more in ((), ("model.num_hidden_layers=3",))
+    )
+    layer = sum(t.numel() for name, t in weights_of(homespun.load(world.base)).items() if ".layers.0." in name)
+    assert after["parameters"]["total"] == before["parameters"]["total"] + 2 * layer
+    with pytest.raises(UserError, match=r"model\.hidden_size cannot be set beside a checkpoint"):
+        planned_from(world, "--from", str(world.base), "model.hidden_size=64")
+    with pytest.raises(UserError, match="want --from"):
+        plan(recipe(), changes={"num_hidden_layers": 3})
+    with pytest.raises(UserError, match="takes its model as it is; leave out"):
+        world.run("plan", "classify", "--from", world.base, "model.num_hidden_layers=3")
+
+
+@pytest.mark.usefixtures("counted")
+def test_a_probe_is_of_the_changed_checkpoint(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs: list[ProbeJob] = []
+
+    def result(rows: int) -> ProbeResult:
+        return ProbeResult(rows=rows, peak_bytes=10**9, seconds=0.1, update_seconds=0.05)
+
+    def run(job: ProbeJob) -> ProbeResult:
+        jobs.append(job)
+        return result(job.rows)
+
+    monkeypatch.setattr(memory, "run_probe", run)
+    planned_from(world, "--from", str(world.base), "model.num_hidden_layers=3", "--probe")
+    assert [job.changes for job in jobs] == [{"num_hidden_layers": 3}] * 2
+    built: list[Any] = []
+
+    def measured(workload: Workload, rows: int, **options: Any) -> ProbeResult:
+        built.append(workload.build())
+        return result(rows)
+
+    monkeypatch.setattr(probe, "measure", measured)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(jobs[0].model_dump_json()))
+    capsys.readouterr()
+    assert probe.main() == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == jobs[0].rows
+    assert len(built[0].export_model()[0].backbone.layers) == 3
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ((), [3]),
+        (("folds=3", "seeds=2"), [2] * 6),
+        (("examples=[5,17,all]", "seeds=2"), [1, 1, 3, 3, 3, 3]),
+    ],
+)
+def test_plan_counts_all_trainings(
+    settings: tuple[str, ...], steps: list[int], world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = write_table(world.folder / "few.csv", 27, seed=5)
+    words = ["classify", "--from", world.base, f"data.train={table}", "data.text=sentence", "data.label=label"]
+    words += ["data.validation=0.25", "train.batch_size=8", "train.budget.epochs=1", *settings]
+    planned = world.run("plan", *words)
+    assert planned["trainings"]["count"] == len(steps)
+    assert planned["trainings"]["steps"] == sum(steps)
+    assert planned["trainings"]["seconds"] == pytest.approx(sum(steps) * planned["seconds_per_step"])
+    assert planned["expected"]["steps"] == max(steps)
+    capsys.readouterr()
+    app(["plan", *map(str, words)], standalone_mode=False)
+    assert (f"all {len(steps)} trainings" in capsys.readouterr().out) == (len(steps) > 1)
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("limit", [("--time", "1s"), ("--tokens", "1")])
+def test_one_step_is_no_steps_and_may_be_more_than_was_asked_for(
+    limit: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    app(["plan", "electra-tiny", *TINY[:3], *limit], standalone_mode=False)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "1 step, " in output
+    assert "1 steps" not in output
+    assert "lower train.batch_size" in output
+
+
+def test_progress_moves_while_a_micro_batch_is_worked_through() -> None:
+    passes: list[tuple[float, str]] = []
+
+    class Seen(Display):
+        def task(self, *arguments: Any, **options: Any) -> Any:
+            return SimpleNamespace(update=lambda done, *, note="": passes.append((done, note)))
+
+    plan(recipe(), display=Seen(json=True))
+    # three steps, forward and backward
+    assert passes == [(number, "of 4 rows") for number in range(1, 7)]
+
+
+@pytest.mark.slow
+def test_memory_limit_is_formatted_as_given() -> None:
+    with pytest.raises(UserError, match="nothing fits into 12 bytes"):
+        plan(recipe(), memory="12")
+
+
+def test_sizes_of_memory() -> None:
+    assert parse_bytes("12GB") == 12 * 10**9
+    assert parse_bytes("8GiB") == 8 * 2**30
+    assert parse_bytes("1.5 MB") == 1_500_000
+    assert parse_bytes(4096) == 4096
+
+
+@pytest.mark.slow
+def test_memory_limit_of_the_recipe_is_kept_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = recipe("electra-tiny", "train.batch_size=8", "train.budget.steps=2", "train.budget.tokens=50k")
+    full = plan(given)["memory"]["peak"]
+    part = plan(recipe("electra-tiny", "train.batch_size=8", "train.micro_batch_size=4"))["memory"]["peak"]
+    assert part < full
+    limited = given.train.budget.model_copy(update={"memory": (part + full) // 2})
+    with made_up_corpus(given) as corpus:
+        data = given.data.model_copy(update={"corpus": str(corpus.path), "validation_rows": 3})
+        train = given.train.model_copy(update={"budget": limited})
+        result = pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run")
+    assert result["plan"]["micro_batch_size"] == 4
+    assert result["plan"]["accumulation"] == 2
+    assert result["steps"] == 2
+    assert "epochs" in caplog.text
+    assert result["flops_per_token"] == pytest.approx(plan(given)["flops_per_token"]["total"], rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_micro_batch_that_is_given_must_fit(tmp_path: Path) -> None:
+    given = recipe("electra-tiny", "train.batch_size=8", "train.micro_batch_size=2", "train.precision=float32")
+    limited = given.train.budget.model_copy(update={"memory": 10**6})
+    with made_up_corpus(given) as corpus:
+        data = given.data.model_copy(update={"corpus": str(corpus.path)})
+        train = given.train.model_copy(update={"budget": limited})
+        least = (
+            r"with micro-batches of 2 this recipe takes at least 0\.\d\d GB; .*lower train\.micro_batch_size or data"
+        )
+        with pytest.raises(UserError, match=least):
+            pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        roomy = given.train.model_copy(update={"budget": limited.model_copy(update={"memory": 10**11})})
+        result = pretrain(given.model_copy(update={"data": data, "train": roomy}), tmp_path / "run")
+    assert (result["plan"]["micro_batch_size"], result["plan"]["accumulation"]) == (2, 4)
+
+
+def test_a_probe_corrects_memory_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes that find everything twice as large beside the process, and a tenth of a second a row."""
+    given = recipe("electra-tiny", "train.batch_size=8")
+
+    def predicted(workload: Workload, rows: int, accumulate: bool) -> Prediction:
+        again = workload.train.gradient_checkpointing
+        kept = Memory(0, 0, 0, 0, {}, 100, 100 + (7 if again else 11) * rows)
+        return Prediction(rows, {"total": 3}, kept, 29.0, 5.0, 5.0, (2.0 if again else 1.0) * rows, 1.0)
+
+    def probed(recipe: Any, choice: Any, rows: int, **options: Any) -> ProbeResult:
+        return ProbeResult(rows=rows, peak_bytes=100 + 22 * rows, seconds=0.1 * rows, update_seconds=0.05)
+
+    monkeypatch.setattr(memory.Machine, "predict", lambda self: predicted)
+    monkeypatch.setattr("homespun.commands.plan.probe_choice", probed)
+    corrected = plan(given, probe=True)
+    assert corrected["memory"]["peak"] == 100 + 22 * 8
+    assert corrected["seconds_per_step"] == pytest.approx(0.85)
+    assert corrected["probe"]["peak_before"] == 100 + 11 * 8
+    assert [point["rows"] for point in corrected["probe"]["points"]] == [2, 4]
+    smaller = plan(given, memory=200, probe=True)
+    assert smaller["probe"]["peak_before"] == 100 + 11 * 8
+    assert (smaller["memory"]["peak"], smaller["chosen"]["micro_batch_size"]) == (188, 4)
+    assert not smaller["chosen"]["gradient_checkpointing"]
+    with pytest.raises(UserError, match="nothing fits"):
+        plan(given, memory=113, probe=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ratio", "name"), [(2.0, "bf16"), (1.0, "float32")])
+def test_a_plan_has_the_precision_that_its_training_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ratio: float, name: str
+) -> None:
+    given = recipe("electra-tiny", "train.batch_size=8", "train.budget.steps=2")
+    short = plan(given)
+    assert short["chosen"]["precision"] == "float32"
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(precision, "_LEAST_FLOPS", 0.0)
+    monkeypatch.setattr(precision, "_bf16_speedup", lambda threads: ratio)
+    planned = plan(given)
+    assert planned["chosen"]["precision"] == name
+    assert (planned["memory"]["activations"] < short["memory"]["activations"]) is (name == "bf16")
+    limited = given.train.budget.model_copy(update={"memory": 10**11})
+    lines = io.StringIO()
+    with made_up_corpus(given) as corpus:
+        data = given.data.model_copy(update={"corpus": str(corpus.path), "validation_rows": 3})
+        train = given.train.model_copy(update={"budget": limited})
+        shown = Display(stream=lines)
+        result = pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run", display=shown)
+    assert result["plan"]["precision"] == name
+    assert result["precision"]["name"] == name
+    assert f"{ratio} times" in result["precision"]["reason"]
+    assert f"{name}: {result['precision']['reason']}" in lines.getvalue()
+
+
+@pytest.mark.slow
+def test_a_precision_narrowed_to_fit_is_trained_in(tmp_path: Path) -> None:
+    given = recipe("electra-tiny", "train.batch_size=8", "train.micro_batch_size=8", "train.budget.steps=2")
+    peaks = []
+    for name in ("float32", "bf16"):
+        train = given.train.model_copy(update={"precision": name, "gradient_checkpointing": True})
+        peaks.append(plan(given.model_copy(update={"train": train}))["memory"]["peak"])
+    assert peaks[1] < peaks[0]
+    limited = given.train.budget.model_copy(update={"memory": sum(peaks) // 2})
+    with made_up_corpus(given) as corpus:
+        data = given.data.model_copy(update={"corpus": str(corpus.path), "validation_rows": 3})
+        train = given.train.model_copy(update={"budget": limited, "gradient_checkpointing": True})
+        result = pretrain(given.model_copy(update={"data": data, "train": train}), tmp_path / "run")
+    assert result["plan"]["precision"] == result["precision"]["name"] == "bf16"
+
+
+def test_a_line_is_never_below_zero() -> None:
+    assert LinearFit.through([2, 4], [30.0, 50.0]).at(8) == pytest.approx(90.0)
+    assert LinearFit.through([2, 4], [10.0, 40.0]).at(8) == pytest.approx(80.0)
+    assert LinearFit.through([1], [7.0]).at(3) == pytest.approx(21.0)
+    assert [probe_sizes(rows) for rows in (1, 2, 3, 8, 32)] == [[1], [1, 2], [1, 2], [2, 4], [8, 16]]

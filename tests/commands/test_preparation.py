@@ -1,0 +1,57 @@
+"""From raw files to a corpus: what is read, and what a build that was stopped is held against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands_world import run
+
+from homespun.commands.lengths import file_lengths
+from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+from homespun.data.corpus import build_corpus
+from homespun.errors import UserError
+from homespun.text.sources import Document
+from homespun.text.tokenizer import Tokenizer
+
+
+def stopped(documents: Iterator[Document]) -> Iterator[Document]:
+    yield next(documents)
+    raise KeyboardInterrupt
+
+
+def test_exact_duplicates_are_dropped_of_a_corpus_alone(tmp_path: Path) -> None:
+    """The default is that of `homespun corpus build`; a tokenizer, and lengths, are of all that is there."""
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in ["b"] * 5 + ["a c", "a d"]))
+    words = ("--input", path, "--vocab-size", "7", "--kind", "words")
+    run("tokenizer", "train", *words, "--out", tmp_path / "tokenizer")
+    built = run("corpus", "build", "--input", path, "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "corpus")
+    assert [document.text for document in reading([str(path)]).documents()] == ["b", "a c", "a d"]
+    assert built["documents"] == 3
+    assert file_lengths([str(path)], tmp_path / "tokenizer")[0]["count"] == 7
+    kept, once = reading([str(path)], duplicates="keep"), reading([str(path)])
+    assert len(list(kept.documents())) == 7
+    trained, other = (
+        train_tokenizer(what, tmp_path / name, kind="words", vocab_size=7).fingerprint
+        for what, name in ((kept, "kept"), (once, "once"))
+    )
+    assert Tokenizer.load(tmp_path / "tokenizer").fingerprint == trained != other
+
+
+def test_a_build_that_was_stopped_goes_on_over_the_same_files_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two"}\n')
+    tokenizer = Tokenizer.train(["one two three"] * 3, kind="words", vocab_size=8)
+    read = reading([str(tmp_path / "*.jsonl")])
+    for out in ("same", "other"):
+        with pytest.raises(KeyboardInterrupt):
+            build_corpus(stopped(read.documents()), tokenizer, tmp_path / out, inputs=read.describe())
+    assert len(make_corpus(read, tokenizer, tmp_path / "same")) == 2
+    path.write_text('{"text": "one"}\n{"text": "three"}\n')
+    with pytest.raises(
+        UserError, match=r"of inputs that have changed, .*\"files\": .*; give another folder, or delete"
+    ):
+        make_corpus(read, tokenizer, tmp_path / "other")

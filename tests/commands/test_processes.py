@@ -1,0 +1,127 @@
+"""``train.processes``: the ordinary commands in several processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from commands_world import TINY, World
+
+from homespun.commands import processes
+from homespun.commands.plan import plan
+from homespun.commands.recipe import load_recipe
+from homespun.errors import UserError
+from homespun.training.config import TrainConfig
+
+
+def command(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "homespun", *map(str, words)]
+
+
+def pretraining(world: World, *more: str) -> list[str]:
+    words = ["pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY, "objective.kind=mlm"]
+    return [*words, "train.batch_size=6", "model.hidden_dropout_prob=0", "train.precision=float32", *more]
+
+
+def losses(run: Path) -> list[float]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss/total"] for line in lines if line["event"] == "step"]
+
+
+@pytest.mark.slow
+def test_a_pretraining_in_two_processes_has_the_losses_of_one(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = pretraining(world, "train.budget.steps=5")
+    world.run(*words, "--out", tmp_path / "one")
+    two = [*words, "train.processes=2", "--out", str(tmp_path / "two"), "--json"]
+    done = subprocess.run(command(*two), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == caplog.messages  # those of one process, once
+    (line,) = done.stdout.splitlines()
+    assert json.loads(line)["steps"] == 5
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    start = json.loads((tmp_path / "two" / "metrics.jsonl").read_text().splitlines()[0])
+    assert start["processes"] == 2
+    assert (tmp_path / "two" / "model").is_dir()
+
+
+@pytest.mark.slow
+def test_a_fine_tuning_in_two_processes(world: World, tmp_path: Path) -> None:
+    words = ["finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24"]
+    words += ["train.budget.steps=3", "train.processes=2", "--from", str(world.base)]
+    result = world.run(*words, "--out", tmp_path / "two")
+    assert result["steps"] == 3
+    assert "majority" in result["baselines"]
+
+
+@pytest.mark.slow
+def test_a_mistake_is_one_line_of_one_process(world: World, tmp_path: Path) -> None:
+    words = pretraining(world, "train.budget.steps=5", "train.processes=2", "data.length=100000")
+    done = subprocess.run(command(*words, "--out", tmp_path / "out"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_resumed(world: World, tmp_path: Path, number: signal.Signals) -> None:
+    words = [*pretraining(world, "train.budget.steps=200", "train.processes=2"), "--out", str(tmp_path / "run")]
+    process = subprocess.Popen(command(*words), stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline and (not metrics.exists() or metrics.read_text().count('"step"') < 8):
+        time.sleep(0.01)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    assert errors.splitlines()[-1].startswith("error: stopped at step ")
+    assert errors.count("--resume") == 1
+    _, running = psutil.wait_procs(children, timeout=30)  # multiprocessing has one more, which ends after its parent
+    assert not running
+    before = losses(tmp_path / "run")
+    assert len(before) < 200
+    resumed = world.run(*words, "--resume")
+    assert resumed["steps"] == 200
+    assert losses(tmp_path / "run")[: len(before)] == before
+
+
+def test_what_cannot_work_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"processes=7 cannot share a step of batch_size=6"):
+        world.run(*pretraining(world, "train.processes=7"), *out)
+    with pytest.raises(UserError, match=r"train.budget.memory is planned for one process"):
+        world.run(*pretraining(world, "train.processes=2", "train.budget.memory=9GB"), *out)
+    streamed = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "train.processes=2"]
+    with pytest.raises(UserError, match=r"streamed_clm carries its state in one process, and there are 2"):
+        world.run(*streamed, *out)
+    monkeypatch.setattr(processes, "trains_on_cpu", lambda: False)
+    with pytest.raises(UserError, match=r"train.processes=2 is for CPUs"):
+        world.run(*pretraining(world, "train.processes=2"), *out)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_processes_are_started_within_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(processes=2)
+    assert processes.processes_to_start(config) == 2
+    assert processes.processes_to_start(TrainConfig(processes="auto")) == 1
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert processes.processes_to_start(config) == 1
+
+
+@pytest.mark.slow
+def test_a_plan_is_of_one_process() -> None:
+    recipe = load_recipe("electra-tiny", ["model.vocab_size=499", "data.length=31", "train.batch_size=4"])
+    train = recipe.train.model_copy(update={"processes": 2})
+    alone = plan(recipe, steps=3)["warnings"]
+    (warning,) = set(plan(recipe.model_copy(update={"train": train}), steps=3)["warnings"]).difference(alone)
+    assert "planned for one process" in warning

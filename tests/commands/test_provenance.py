@@ -1,0 +1,139 @@
+"""A run that was stopped goes on with what it was begun with, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands_world import TINY, WORDS, World
+
+from homespun.commands import finetune as finetuning
+from homespun.commands import pretrain as pretraining
+from homespun.commands.provenance import FILE, InitialWeights, check_inputs, create_run, write_inputs
+from homespun.commands.recipe import FinetuneRecipe
+from homespun.config import validate
+from homespun.errors import UserError
+from homespun.hf.open import open_model
+from homespun.models.bundle import save_model
+from homespun.vectors.store import save_vectors
+from homespun.vectors.word_vectors import WordVectors
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step."""
+
+    def end(*given: Any) -> None:
+        raise InterruptedError
+
+    for job in (pretraining, finetuning):
+        monkeypatch.setattr(job, "watch", end)
+
+
+@pytest.fixture(scope="module")
+def other(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model like `World.base`, of other weights."""
+    folder = tmp_path_factory.mktemp("models") / "other"
+    stored = open_model(world.base)
+    with torch.no_grad():
+        next(stored.model.parameters()).add_(1.0)
+    save_model(folder, stored.model, stored.config, stored.tokenizer)
+    return folder
+
+
+@pytest.mark.usefixtures("killed")
+def test_trials_are_not_of_two_models(world: World, other: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def finetune(model: Path, *words: str) -> None:
+        data = (f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=24")
+        world.run("finetune", "classify", *data, "seeds=3", "baselines=false", "--from", model, "--out", run, *words)
+
+    with pytest.raises(InterruptedError):
+        finetune(world.base)
+    with pytest.raises(UserError, match=r"was begun with --from \S+base, and not with --from \S+other; go on"):
+        finetune(other, "--resume")
+    moved = shutil.copytree(world.base, tmp_path / "moved")
+    for source in (moved, moved / "model", moved / "hf"):  # the same model, wherever it lies and in whatever form
+        with pytest.raises(InterruptedError):
+            finetune(source, "--resume")
+    (run / FILE).unlink()  # as runs were before
+    with pytest.raises(InterruptedError):
+        finetune(other, "--resume")
+    with pytest.raises(UserError, match=r"begun with --from \S+other, and not with --from \S+base"):
+        finetune(world.base, "--resume")
+
+
+@pytest.mark.usefixtures("killed")
+def test_a_pretraining_goes_on_with_its_word_vectors(world: World, tmp_path: Path) -> None:
+    words = [word for topic in WORDS.values() for word in topic]
+    drawn = np.random.default_rng(0).normal(size=(len(words), 16)).astype(np.float32)
+    save_vectors(WordVectors(words, drawn), tmp_path / "folder")
+    save_vectors(WordVectors(words, drawn), tmp_path / "file.txt")
+    save_vectors(WordVectors(words, drawn + 1), tmp_path / "others")
+
+    def pretrain(*more: str | Path) -> None:
+        settings = (f"data.corpus={world.corpus}", "data.length=32", *TINY, "train.batch_size=7")
+        world.run("pretrain", "electra-tiny", *settings, "train.budget.steps=3", "--out", tmp_path / "run", *more)
+
+    with pytest.raises(InterruptedError):
+        pretrain("--vectors", tmp_path / "folder")
+    with pytest.raises(UserError, match=r"was begun with --vectors \S+folder, and not without --vectors"):
+        pretrain("--resume")
+    with pytest.raises(UserError, match=r"and not with --vectors \S+others"):
+        pretrain("--resume", "--vectors", tmp_path / "others")
+    with pytest.raises(InterruptedError):
+        pretrain("--resume", "--vectors", tmp_path / "file.txt")
+
+
+@pytest.mark.usefixtures("killed")
+def test_an_adapted_run_goes_on_with_its_changes(world: World, tmp_path: Path) -> None:
+    recipe = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", "train.budget.steps=3")
+    words = (*recipe, "--from", world.base, "--out", tmp_path / "run")
+    with pytest.raises(InterruptedError):
+        world.run(*words, "model.num_hidden_layers=2")
+    with pytest.raises(UserError, match=r"model\.num_hidden_layers was 2 and is 1"):
+        world.run(*words, "--resume")
+
+
+def test_error_names_both_inputs(tmp_path: Path) -> None:
+    inputs = {
+        "--from": InitialWeights(name="a", fingerprint="3"),
+        "--generator": InitialWeights(name="g", fingerprint="5"),
+    }
+    write_inputs(tmp_path, inputs)
+    check_inputs(
+        tmp_path, inputs | {"--generator": InitialWeights(name="elsewhere/g", fingerprint="5"), "--vectors": None}
+    )
+    for generator, message in (
+        (None, "was begun with --generator g, and not without --generator; go on with the same"),
+        (InitialWeights(name="h", fingerprint="7"), "was begun with --generator g, and not with --generator h"),
+        (InitialWeights(name="g", fingerprint="7"), "was begun with --generator g, which is another now"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_inputs(tmp_path, inputs | {"--generator": generator})
+
+
+def test_only_the_main_process_writes_and_nothing_is_written_into_what_is_refused(tmp_path: Path) -> None:
+    tree = {"kind": "finetune", "train": {"budget": {"steps": 1}}}
+    recipe = validate(FinetuneRecipe, tree, source="test")
+    one, two = ({"--from": InitialWeights(name=name, fingerprint=name)} for name in ("one", "two"))
+    create_run(tmp_path / "run", recipe, one, resume=True, main=False)
+    assert not (tmp_path / "run").exists()
+    create_run(tmp_path / "run", recipe, one, resume=True)
+    assert json.loads((tmp_path / "run" / FILE).read_text()) == {"--from": {"name": "one", "fingerprint": "one"}}
+    (tmp_path / "run" / "result.json").write_text("{}")
+    more = validate(FinetuneRecipe, tree | {"train": {"budget": {"steps": 2}}}, source="test")
+    with pytest.raises(UserError, match="was begun with --from one, and not with --from two"):
+        create_run(tmp_path / "run", more, two, resume=True)
+    assert (tmp_path / "run" / "result.json").is_file()
+    create_run(tmp_path / "run", more, one, resume=True)
+    assert not (tmp_path / "run" / "result.json").exists()
+    (tmp_path / "run" / FILE).write_text('{"--from": "one"}')
+    with pytest.raises(UserError, match=FILE):
+        create_run(tmp_path / "run", more, one, resume=True)

@@ -1,0 +1,250 @@
+"""Fine-tuning models that write, through the commands: two stacks, one stack, several tasks, and what goes wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands_world import COMMON, WORDS, World
+
+import homespun
+from homespun.commands.recipe import finetune_recipe
+from homespun.errors import UserError
+from homespun.models.bundle import save_model
+from homespun.models.config import ModelConfig
+from homespun.text.tokenizer import Tokenizer
+
+pytest.importorskip("rouge_score")
+
+SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
+SIZES |= {"max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
+LENGTHS = ("data.source_length=31", "data.target_length=11")
+
+
+def write_pairs(path: Path, rows: int, seed: int) -> Path:
+    """The word to write is the only one of the source that is not a common one."""
+    draw = random.Random(seed)
+    with gzip.open(path, "wt", encoding="utf-8") as stream:
+        for _ in range(rows):
+            word = draw.choice([word for words in WORDS.values() for word in words][:5])
+            words = [draw.choice(COMMON.split()) for _ in range(7)]
+            words[draw.randrange(7)] = word
+            listed = [word, "never"] if draw.random() < 0.1 else [word]
+            stream.write(json.dumps({"document": " ".join(words), "summary": listed, "topic": "x"}) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(world: World) -> Tokenizer:
+    return Tokenizer.load(world.folder / "tokenizer")
+
+
+def stored(folder: Path, tokenizer: Tokenizer, tree: dict[str, Any]) -> Path:
+    torch.manual_seed(0)
+    config = ModelConfig.model_validate(tree)
+    save_model(folder / "model", config.build(), config, tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("writers")
+    write_pairs(made / "train.jsonl.gz", 211, seed=1)
+    write_pairs(made / "test.jsonl.gz", 23, seed=2)
+    return made
+
+
+@pytest.fixture(scope="module")
+def two_stacks(folder: Path, tokenizer: Tokenizer) -> Path:
+    words = {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
+    ends = {"bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}
+    backbone = {"kind": "encoder_decoder", "encoder": SIZES | words, "decoder_start_token_id": tokenizer.sep_id} | ends
+    return stored(folder / "two", tokenizer, {"backbone": backbone, "head": {"kind": "causal_lm"}})
+
+
+@pytest.fixture(scope="module")
+def one_stack(folder: Path, tokenizer: Tokenizer) -> Path:
+    words = {"vocab_size": tokenizer.vocab_size, "pad_token_id": tokenizer.pad_id}
+    return stored(folder / "one", tokenizer, {"backbone": {"kind": "encoder", "causal": True} | SIZES | words})
+
+
+def words_of(folder: Path, base: Path, *others: str, test: bool = True) -> tuple[Any, ...]:
+    given = ("finetune", "summarize", f"data.train={folder / 'train.jsonl.gz'}", "data.source=document")
+    given += ("data.target=summary", *LENGTHS, "train.optimizer.learning_rate=1e-2", "train.batch_size=17")
+    given += (f"data.test={folder / 'test.jsonl.gz'}",) if test else ()
+    return (*given, *others, "--from", base)
+
+
+@pytest.mark.parametrize("stacks", ["two_stacks", "one_stack"])
+def test_a_writer_learns_and_is_used(
+    folder: Path, stacks: str, tmp_path: Path, request: pytest.FixtureRequest, world: World
+) -> None:
+    base = request.getfixturevalue(stacks)
+    run = tmp_path / "run"
+    result = world.run(*words_of(folder, base, "train.budget.epochs=20"), "--out", run)
+    assert result["measured_on"] == "test"
+    assert result["test"]["rows"] == 23
+    assert {"lead-3", "random-3", "lead-1", "random-1"} == result["baselines"].keys()
+    assert result["test"]["rouge1"] > result["baselines"]["lead-3"]["rouge1"] + 0.3
+    assert 0 < result["validation"]["loss"] < 6
+    lines = [json.loads(line) for line in (run / "predictions/model.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines] == list(range(23))
+    assert sum(line["score"] for line in lines) / 23 == pytest.approx(result["test"]["rougeL"])
+    assert sum(line["rouge1"] for line in lines) / 23 == pytest.approx(result["test"]["rouge1"])
+    assert len((run / "predictions/lead-3.jsonl").read_text().splitlines()) == 23
+    again = world.run("evaluate", run, "--data", folder / "test.jsonl.gz")
+    assert again["rouge1"] == result["test"]["rouge1"]
+    with pytest.raises(UserError, match="the same column, 'document'; name two"):
+        world.run("evaluate", run, "--data", folder / "test.jsonl.gz", "--label-field", "document")
+    with pytest.raises(UserError, match="no such data set"):
+        world.run("evaluate", run, "--data", folder / "test.jsonl.gz", "--data-set", "short")
+    output = world.run("predict", run, "--input", folder / "test.jsonl.gz", "--out", tmp_path / "out.jsonl")
+    written = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert output["rows"] == 23
+    assert written == [line["predicted"] for line in lines]
+    assert "ROUGE-1" in (run / "report/index.html").read_text()
+    otherwise = ("--writing", "min_new_tokens=6", "--writing", "no_repeat_ngram_size=1")
+    test = str(folder / "test.jsonl.gz")
+    longer = world.run("summarize", run, "--input", test, *otherwise)["texts"]
+    assert sum(map(len, longer)) > sum(map(len, written))
+    assert world.run("evaluate", run, "--data", test, *otherwise)["rouge1"] < result["test"]["rouge1"]
+    world.run("predict", run, "--input", test, "--out", tmp_path / "longer.jsonl", *otherwise)
+    assert [json.loads(line)["text"] for line in (tmp_path / "longer.jsonl").read_text().splitlines()] == longer
+    for wrong, message in (
+        ("num_beamz=2", "num_beams"),
+        ("num_beams=4000", "half as many"),
+        ("num_beams", "KEY=VALUE"),
+    ):
+        with pytest.raises(UserError, match=message):
+            world.run("summarize", run, "--input", test, "--writing", wrong)
+    with pytest.raises(UserError, match="writes no texts; leave --writing out"):
+        world.run("evaluate", world.classifier, "--data", world.test, *otherwise)
+
+
+def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
+    train, test = folder / "train.jsonl.gz", folder / "test.jsonl.gz"
+    sets = [
+        {"name": "short", "train": str(train), "test": str(test), "source": "document", "target": "summary"},
+        {"train": str(test), "test": str(test), "source": "document", "target": "topic", "prefix": "name it: "},
+    ]
+    given = ("finetune", "summarize", f"data.sets={json.dumps(sets)}", "data.limit=60", *LENGTHS)
+    given += ("train.budget.steps=9", "train.batch_size=7", "train.optimizer.learning_rate=1e-2", "--from", two_stacks)
+    result = world.run(*given, "--out", tmp_path / "run")
+    assert result["test"]["by_set"].keys() == {"short", "name it"}
+    assert result["test"]["rows"] == 46
+    for name, output in result["test"]["by_set"].items():
+        metrics = world.run("evaluate", tmp_path / "run", "--data", test, "--data-set", name)
+        assert metrics["rouge1"] == pytest.approx(output["rouge1"])
+    predictions = [json.loads(line) for line in (tmp_path / "run/predictions/model.jsonl").read_text().splitlines()]
+    written = [
+        world.run("summarize", tmp_path / "run", "--input", test, "--data-set", name) for name in ("short", "name it")
+    ]
+    assert [text for output in written for text in output["texts"]] == [row["predicted"] for row in predictions]
+    for verb in (("evaluate", "--data", test), ("summarize", "--input", test)):
+        with pytest.raises(UserError, match=r"say which with --data-set: \['short', 'name it'\]"):
+            world.run(verb[0], tmp_path / "run", *verb[1:])
+        with pytest.raises(UserError, match="no such data set; did you mean 'short'"):
+            world.run(verb[0], tmp_path / "run", *verb[1:], "--data-set", "shrt")
+
+
+def test_a_curve_of_examples(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
+    few = ("examples=[13, all]", "seeds=2", "train.budget.steps=2", "data.writing.num_beams=2")
+    result = world.run(*words_of(folder, two_stacks, *few), "--out", tmp_path / "run")
+    assert [point["examples"] for point in result["curve"]] == [13, result["rows"]["train"]]
+    assert len(result["curve"][0]["seeds"]) == len(result["seeds"]) == 2
+    assert result["curve"][1]["test"]["rouge1"] == result["test"]["rouge1"]
+    names = {path.name for path in (tmp_path / "run/trials").iterdir()}
+    assert names == {f"examples-{n}-seed-{s}" for n in (13, result["rows"]["train"]) for s in (0, 1)}
+    with pytest.raises(UserError, match="examples=5000, but there are 189 to train with"):
+        world.run(*words_of(folder, two_stacks, "examples=[5000]"), "--out", tmp_path / "more")
+
+
+def test_a_frozen_encoder_stays_as_it_is(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
+    frozen = ("objective.frozen_encoder=true", "train.budget.steps=3", "baselines=false")
+    world.run(*words_of(folder, two_stacks, *frozen), "--out", tmp_path / "run")
+    before, after = (homespun.load(source).backbone for source in (two_stacks, tmp_path / "run"))
+    assert all(torch.equal(t, after.encoder.state_dict()[name]) for name, t in before.encoder.state_dict().items())
+    decoder = after.decoder.state_dict()
+    assert any(not torch.equal(tensor, decoder[name]) for name, tensor in before.decoder.state_dict().items())
+
+
+def test_what_is_empty_or_too_long_is_counted(two_stacks: Path, tmp_path: Path, world: World) -> None:
+    rows = [{"source": f"the {i} of the match", "target": "goal " * (1 + 20 * (i == 3))} for i in range(19)]
+    rows += [{"source": "", "target": "goal"}, {"source": "a match", "target": None}, {"source": "a", "target": " "}]
+    rows += [{"source": "the " * 90, "target": "goal"}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    given = ("finetune", "summarize", f"data.train={file}", f"data.test={file}", *LENGTHS, "train.budget.steps=1")
+    result = world.run(*given, "--from", two_stacks, "--out", tmp_path / "run")
+    assert result["test"]["rows"] == 20
+    assert (result["empty"], result["truncated"], result["targets_truncated"]) == (6, 2, 2)  # in both files
+    lines = [json.loads(line) for line in (tmp_path / "run/predictions/model.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines if "score" not in line] == [19, 20, 21]
+
+
+def test_swapped_columns_are_an_error(
+    folder: Path, two_stacks: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, world: World
+) -> None:
+    train = folder / "train.jsonl.gz"
+    given = ("finetune", "summarize", f"data.train={train}", "data.source=summary", "data.target=document", *LENGTHS)
+    with caplog.at_level(logging.WARNING):
+        world.run(*given, "train.budget.steps=1", "--from", two_stacks, "--out", tmp_path / "run")
+    assert "data.source and data.target confused?" in caplog.text
+
+
+MISTAKES = {
+    "column": (["data.target=sumary"], "has no column 'sumary'; there are: document, summary, topic"),
+    "same column": (["data.target=document"], "source and target are the same column"),
+    "source too long": (["data.source_length=65"], "data.source_length=65 exceeds the model's max_position_emb"),
+    "target too long": (["data.target_length=65"], "data.target_length=65 exceeds the model's max_position_emb"),
+    "no room": (["data.prefix=a", "data.sets=[{train: a}]"], "give each of the sets its files and its prefix"),
+    "beams": (["data.writing.num_beams=999"], r"num_beams=999 of a vocabulary of \d+; take at most half as many"),
+    "never ended": (["data.writing.min_new_tokens=12"], "writing.min_new_tokens=12 are more than target_length=11"),
+    "no number": (["data.writing.length_penalty=.nan"], "data.writing.length_penalty: Input should be a finite"),
+    "classes": (["objective={kind: classification}"], "set objective.kind=text_to_text"),
+    "texts": (["data={kind: texts, train: a.csv}"], "cannot read|no such|a.csv"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_fail_before_training(folder: Path, two_stacks: Path, tmp_path: Path, name: str, world: World) -> None:
+    changes, message = MISTAKES[name]
+    with pytest.raises(UserError, match=message) as raised:
+        world.run(*words_of(folder, two_stacks, *changes), "--out", tmp_path / "run")
+    assert "\n" not in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_encoder_alone_does_not_write_and_a_writer_does_not_classify(
+    folder: Path, two_stacks: Path, one_stack: Path, tmp_path: Path, world: World
+) -> None:
+    with pytest.raises(UserError, match="needs a model that writes"):
+        world.run(*words_of(folder, world.base), "--out", tmp_path / "a")
+    with pytest.raises(UserError, match="frozen_encoder"):
+        world.run(*words_of(folder, one_stack, "objective.frozen_encoder=true"), "--out", tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(UserError, match="not a classifier"):
+        world.run("evaluate", two_stacks, "--data", world.test)
+    classify = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24")
+    with pytest.raises(UserError, match=r"objective\.head\.kind=last"):
+        world.run(*classify, "--from", one_stack, "--out", tmp_path / "b")
+    assert not (tmp_path / "b").exists()  # nothing is in the way of the right command
+    result = world.run(
+        *classify, "objective.head.kind=last", "train.budget.steps=2", "--from", one_stack, "--out", tmp_path / "c"
+    )
+    assert result["steps"] == 2
+
+
+def test_recipes_without_kinds_go_on_working(tmp_path: Path) -> None:
+    recipe = finetune_recipe("classify", ["data.train=a.csv"])
+    assert (recipe.data.kind, recipe.objective.kind) == ("texts", "classification")
+    with pytest.raises(UserError, match=r"unknown key 'data\.txt'"):
+        finetune_recipe("classify", ["data.txt=a"])
+    with pytest.raises(UserError, match="unknown kind 'pairs_of_text'"):
+        finetune_recipe("summarize", ["data.kind=pairs_of_text"])
