@@ -20,10 +20,10 @@ ENTRANCES = {"__init__", "__main__"}
 
 
 def read_floors() -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """The floor of each room, and the arrows `(below, above)` between rooms of one floor, from docs/design.md."""
+    """The floor of each room, and the arrows `(below, above)` between rooms of one floor, from docs/architecture.md."""
     floors: dict[str, int] = {}
     arrows: set[tuple[str, str]] = set()
-    for line in (ROOT / "docs" / "design.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) < 4 or not cells[1].isdigit():
             continue
@@ -80,7 +80,7 @@ def test_the_table_of_floors_is_read() -> None:
 def test_every_room_has_a_floor() -> None:
     rooms = {room_of(path) for path in MODULES if path.read_text(encoding="utf-8").strip()} - ENTRANCES
     rooms -= {"recipes"}  # files of values
-    assert rooms <= set(FLOORS), f"no floor in docs/design.md for {sorted(rooms - set(FLOORS))}"
+    assert rooms <= set(FLOORS), f"no floor in docs/architecture.md for {sorted(rooms - set(FLOORS))}"
 
 
 def test_imports_run_only_downward() -> None:
