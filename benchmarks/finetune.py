@@ -31,7 +31,7 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.objectives.classification import Classification
+from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import AdamW, Budget, ConstantSchedule, TrainConfig
 from homespun.training.run import Run

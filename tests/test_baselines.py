@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from homespun.baselines import baseline_report, majority, text_features, tfidf, tfidf_regression
+from homespun.baselines import baseline_report, majority, text_features, tfidf, tfidf_ridge
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 
@@ -99,7 +99,7 @@ def test_of_pairs_what_both_have_is_seen() -> None:
     features, others = text_features(first[:7], first[7:9], seconds=(second[:7], second[7:9]))
     assert features.shape == (7, others.shape[1])
     numbers = np.where(same_text, 5.0, 1.0)
-    predicted = tfidf_regression(first[:120], numbers[:120], first[120:], seconds=sides)
+    predicted = tfidf_ridge(first[:120], numbers[:120], first[120:], seconds=sides)
     assert np.corrcoef(predicted, numbers[120:])[0, 1] > 0.9
     assert predicted.min() >= 1
     assert predicted.max() <= 5

@@ -25,7 +25,7 @@ from homespun.compare.recipe import compare_recipe
 from homespun.config import Config, override
 from homespun.models.sequence_heads import SequenceHeadConfig
 from homespun.objectives.config import PretrainingObjective
-from homespun.tasks.classification import LabelledData
+from homespun.tasks.texts import LabelledData
 from homespun.training.config import AdamW, LinearSchedule, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -19,7 +19,7 @@ from homespun.data.rows import Row
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.model import Model
-from homespun.objectives.head_training import ClassLoss, check_first_token
+from homespun.tasks.head_training import ClassLoss, check_first_token
 
 
 class Retrieval(Config):

@@ -30,11 +30,11 @@ from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.model import Model
 from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
-from homespun.objectives.classification import Classification
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.significance import wilson_interval
 from homespun.report.table import Column, Table
+from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 from homespun.training.processes import is_launched

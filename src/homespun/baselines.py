@@ -1,20 +1,15 @@
-"""The lines that every model must beat.
+"""Baselines on texts and on pairs of texts, which every model must beat.
 
-For classes, the majority class, and TF-IDF with a linear support vector machine; for numbers, their mean, and TF-IDF
-with a ridge regression; for texts that are written of others, the first sentences of these, and as many at random. Of
-pairs of texts, TF-IDF sees both, and what they have in common. For tags, the most frequent one of each word; for
-answers in a text, its sentence that is most like the question, and a span at random.
+For classes, the majority class, and TF-IDF with a linear support vector machine; for numbers, TF-IDF with a ridge
+regression. Of pairs, TF-IDF has features of both texts and of their overlap. Baselines of a single task are in its file
+in `homespun.tasks`.
 """
 
 from __future__ import annotations
 
-import random
-import re
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -26,7 +21,6 @@ from sklearn.svm import LinearSVC
 from homespun.data.labels import LabelNames, Labels
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics, classification_metrics, classify
-from homespun.text.clean import sentence_spans
 
 
 @dataclass(frozen=True)
@@ -137,14 +131,14 @@ def _pair_features(first: Any, second: Any) -> Any:
     return hstack([both, abs(first - second), csr_matrix(np.hstack([cosine, shared, ratio]))], format="csr")
 
 
-def tfidf_regression(
+def tfidf_ridge(
     train_texts: Sequence[str],
     train: NDArray[np.float64],
     test_texts: Sequence[str],
     *,
     seconds: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> NDArray[np.float64]:
-    """(test,) numbers by a ridge regression on `text_features`, no further out than those of the training.
+    """Predict (test,) numbers by a ridge regression on `text_features`, within the range of the training's.
 
     Raises:
         UserError: the training texts hold no word.
@@ -160,84 +154,3 @@ def _distances(features: Any, column: NDArray[np.int64], unseen: Any) -> NDArray
         return np.full(unseen.shape[0], 1.0 if column[0] else -1.0)
     distances: NDArray[np.float64] = LinearSVC(random_state=0).fit(features, column).decision_function(unseen)
     return distances
-
-
-def sentence_baselines(targets: Sequence[str], sources: Sequence[str]) -> dict[str, list[str]]:
-    """Texts of each of ``sources`` that cost no training: ``lead-3``, its first three sentences, and ``random-3``.
-
-    Where the ``targets`` of the training have another number of sentences, their median, there are ``lead-N`` and
-    ``random-N`` of it besides: three sentences against one are a weak line. A number of sentences is the same for all
-    sources, and what is drawn depends on the place of the source alone.
-    """
-    usual = round(median(len(sentence_spans(target)) for target in targets)) if targets else 3
-    made: dict[str, list[str]] = {}
-    for count in dict.fromkeys((3, max(1, usual))):
-        made[f"lead-{count}"] = []
-        made[f"random-{count}"] = []
-    for place, source in enumerate(sources):
-        sentences = [source[begin:end] for begin, end in sentence_spans(source)]
-        for name, texts in made.items():
-            count = min(int(name.rpartition("-")[2]), len(sentences))
-            chosen: Sequence[int] = range(count)
-            if name.startswith("random"):
-                chosen = sorted(random.Random(place).sample(range(len(sentences)), count))
-            texts.append(" ".join(sentences[index] for index in chosen))
-    return made
-
-
-Span = tuple[int, int]
-"""From where to where in a text, in characters."""
-
-
-def frequent_tags(
-    training: Iterable[tuple[Sequence[str], Sequence[str]]], sentences: Sequence[Sequence[str]]
-) -> list[list[str]]:
-    """The tag that each word had most in the ``training`` (words and their tags); of a new word, the most frequent."""
-    by_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    every: Counter[str] = Counter()
-    for words, tags in training:
-        every.update(tags)
-        for word, tag in zip(words, tags, strict=True):
-            by_word[word][tag] += 1
-    best = {word: _most_frequent(counts) for word, counts in by_word.items()}
-    usual = _most_frequent(every)
-    return [[best.get(word, usual) for word in words] for words in sentences]
-
-
-def _most_frequent(counts: Counter[str]) -> str:
-    return min(counts, key=lambda tag: (-counts[tag], tag))
-
-
-def span_baselines(
-    texts: Sequence[str], lengths: Sequence[int], asked: Sequence[tuple[str, str]]
-) -> dict[str, list[Span]]:
-    """Spans of texts for questions about them, which cost no training.
-
-    ``tfidf-sentence`` is the sentence most like the question, by the cosine of TF-IDF; ``random-span`` as many words as
-    one of the training's answers, anywhere. What is drawn depends on the place of the question alone.
-
-    Args:
-        texts: those of the training, whose sentences say how rare a word is.
-        lengths: of the training's answers, in words.
-        asked: (question, text) each.
-    """
-    vectorizer = TfidfVectorizer(token_pattern=r"(?u)\b\w+\b", sublinear_tf=True)
-    try:
-        vectorizer.fit([text[begin:end] for text in texts for begin, end in sentence_spans(text)])
-    except ValueError:  # not one word: then no sentence is like any question, and the first is as good as another
-        vectorizer = None
-    nearest: list[Span] = []
-    drawn: list[Span] = []
-    for place, (question, text) in enumerate(asked):
-        sentences = sentence_spans(text) or [(0, 0)]
-        best = 0
-        if vectorizer is not None:
-            vectors = vectorizer.transform([text[begin:end] for begin, end in sentences])
-            best = int((vectors @ vectorizer.transform([question]).T).toarray().argmax())
-        nearest.append(sentences[best])
-        draw = random.Random(place)
-        words = [match.span() for match in re.finditer(r"\S+", text)] or [(0, 0)]
-        count = min(draw.choice(lengths) if lengths else 1, len(words))
-        first = draw.randrange(len(words) - count + 1)
-        drawn.append((words[first][0], words[first + max(count, 1) - 1][1]))
-    return {"tfidf-sentence": nearest, "random-span": drawn}

@@ -24,7 +24,7 @@ from homespun.commands.trials import Trial, write_run_predictions
 from homespun.errors import UserError
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
-from homespun.tasks.tuning import Tuning, decide
+from homespun.tasks.calibration import Calibration, calibrate
 from homespun.text.tokenizer import Tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
@@ -216,7 +216,7 @@ def test_nothing_is_tuned_on_few_examples(rows: int, kept: bool) -> None:
     """Examples that any threshold but one half is right about."""
     truth = np.eye(3, dtype=np.int64)[np.arange(rows) % 3]
     logits = np.where(truth == 1, -1.0, -3.0).astype(np.float32)
-    decision, output = decide(logits, truth, Tuning())
+    decision, output = calibrate(logits, truth, Calibration())
     assert (decision.thresholds is not None) == kept
     assert output["micro_f1"] == (1.0 if kept else output["micro_f1_before"])
     why = "29 validation examples are too few to find thresholds on; 30 would do"
@@ -228,8 +228,8 @@ def test_noise_keeps_its_half() -> None:
     draw = np.random.Generator(np.random.PCG64(3))
     logits = draw.standard_normal((41, 5)).astype(np.float32)
     truth = (draw.random((41, 5)) < 0.5).astype(np.int64)
-    decision, output = decide(logits, truth, Tuning(thresholds="per_label", thresholds_for="macro_f1"))
+    decision, output = calibrate(logits, truth, Calibration(thresholds="per_label", thresholds_for="macro_f1"))
     assert (decision.thresholds is None) == ("thresholds_why" in output)
-    single, output = decide(logits, truth.argmax(1), Tuning())
+    single, output = calibrate(logits, truth.argmax(1), Calibration())
     assert single.thresholds is None
     assert "thresholds" not in output

@@ -24,7 +24,7 @@ class Food:
     def predict(self, model: Any, records: Iterable[Any], *, source: str) -> Iterator[dict[str, Any]]:
         return (dict(PREDICTION) for _ in records)
 
-    def facts(self) -> dict[str, Any]:
+    def result_fields(self) -> dict[str, Any]:
         return {}
 
 

@@ -154,6 +154,7 @@ def test_what_does_not_fit(world: World, tmp_path: Path) -> None:
         world.run(*given(tmp_path / "rows.jsonl", None, world), "--out", tmp_path / "run")
     with pytest.raises(UserError, match="does not find answers; fine-tune it first"):
         from homespun.hf.open import open_model
+        from homespun.tasks.config import task_from_metadata
         from homespun.tasks.question_answering import QuestionData
 
-        QuestionData().stored_task(open_model(str(world.classifier)), source="that run")
+        task_from_metadata(QuestionData(), open_model(str(world.classifier)), source="that run")

@@ -182,6 +182,7 @@ def test_what_does_not_fit(tagger: tuple[Path, dict[str, Any], Path], world: Wor
     with pytest.raises(UserError, match="does not tag words"):
         (tmp_path / "tags.yaml").write_text("kind: tags\n")
         from homespun.hf.open import open_model
+        from homespun.tasks.config import task_from_metadata
         from homespun.tasks.token_classification import TaggedData
 
-        TaggedData().stored_task(open_model(str(world.classifier)), source="that run")
+        task_from_metadata(TaggedData(), open_model(str(world.classifier)), source="that run")

@@ -26,7 +26,7 @@ KINDS = [member.model_fields["kind"].default for member in typing.get_args(typin
 class Anything:
     """A task whose examples are of two classes, of which a split keeps the proportion."""
 
-    def strata(self, examples: Any) -> Any:
+    def stratify_by(self, examples: Any) -> Any:
         return np.array([number % 2 for number in examples])
 
 

@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers, processors, trainers
 
 from homespun.data.labels import LabelledRows, Labels
 from homespun.data.padding import pad
-from homespun.data.question_answering import Question, QuestionRows
+from homespun.data.question_answering import Question, QuestionRows, question_batch
 from homespun.data.rows import Rows
 from homespun.data.token_labels import TaggedWords, TokenLabelRows
 from homespun.hf.export import export_huggingface
@@ -26,7 +26,6 @@ from homespun.hf.open import open_model
 from homespun.inference.logits import forward_logits
 from homespun.inference.predict import predict_logits
 from homespun.models.bundle import ModelBundle
-from homespun.objectives.question_answering import question_batch
 from homespun.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")

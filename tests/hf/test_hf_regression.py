@@ -14,7 +14,8 @@ from homespun.data.labels import Labels
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_model
 from homespun.models.config import ModelConfig
-from homespun.objectives.regression import OrdinalRegression, Regression
+from homespun.tasks.ordinal_regression import OrdinalRegression
+from homespun.tasks.regression import Regression
 
 transformers = pytest.importorskip("transformers")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -13,14 +13,17 @@ from homespun.errors import UserError
 from homespun.metrics.calibration import measure_calibration
 from homespun.metrics.classification import classification_metrics
 from homespun.metrics.qa import mean_answers
-from homespun.metrics.registry import METRICS, METRICS_BY_OBJECTIVE, check_best_metric, lower_is_better
+from homespun.metrics.registry import METRICS, check_best_metric, lower_is_better
 from homespun.metrics.regression import ordinal_regression_metrics, regression_metrics
 from homespun.metrics.sequence_labels import word_metrics
+from homespun.tasks.config import FinetuneObjective
 from homespun.training.validation import EvalResult
 
 TWO, FOUR = Labels(("a", "b")), Labels(("a", "b", "c", "d"))
 SEVERAL = Labels(("a", "b", "c"), multi_label=True)
 NOT_METRICS = {"rows", "documents", "positive"}
+OBJECTIVES = get_args(get_args(FinetuneObjective)[0])
+OBJECTIVE_METRICS = {one.model_fields["kind"].default: one.metrics for one in OBJECTIVES}
 
 
 def of_classes(labels: Labels) -> dict[str, Any]:
@@ -44,14 +47,18 @@ def validation_metrics() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("objective", sorted(METRICS_BY_OBJECTIVE))
+@pytest.mark.parametrize("objective", sorted(set(OBJECTIVE_METRICS) - {"text_to_text"}))
 def test_every_scalar_is_a_metric_or_a_count(objective: str) -> None:
     single = {
         name for name, value in validation_metrics()[objective].items() if not isinstance(value, dict)
     } - NOT_METRICS
     assert single - ({"ece", "micro_f1"} if objective == "sentence_labels" else set()) == set(
-        METRICS_BY_OBJECTIVE[objective]
+        OBJECTIVE_METRICS[objective]
     )
+
+
+def test_the_metrics_of_all_objectives_are_registered() -> None:
+    assert {"loss"}.union(*OBJECTIVE_METRICS.values()) == METRICS
 
 
 @pytest.mark.parametrize("metric", ["loss", "log_loss", "ece", "absolute_error", "squared_error"])
@@ -100,7 +107,9 @@ CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
 def test_what_the_validation_will_not_have(name: str) -> None:
     metric, objective, labels, truth, message = CHECKED[name]
     with pytest.raises(UserError, match=f"train.best_metric={metric} {message}"):
-        check_best_metric(metric, objective, labels, None if truth is None else np.array(truth))
+        check_best_metric(
+            metric, objective, METRICS.get(objective, ()), labels, None if truth is None else np.array(truth)
+        )
 
 
 @pytest.mark.parametrize(
@@ -116,4 +125,4 @@ def test_what_the_validation_will_not_have(name: str) -> None:
     ],
 )
 def test_what_it_will_have(metric: str, objective: str, labels: Labels | None, truth: Any) -> None:
-    check_best_metric(metric, objective, labels, None if truth is None else np.array(truth))
+    check_best_metric(metric, objective, METRICS.get(objective, ()), labels, None if truth is None else np.array(truth))

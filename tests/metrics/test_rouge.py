@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from homespun.baselines import sentence_baselines
 from homespun.errors import UserError
 from homespun.metrics.rouge import Rouge, mean_scores
+from homespun.tasks.seq2seq import sentence_baselines
 
 
 def test_scores_are_those_by_hand() -> None:

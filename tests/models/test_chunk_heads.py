@@ -18,7 +18,7 @@ from homespun.models.chunk_pool import ChunkPoolHeadConfig
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
-from homespun.objectives.classification import Classification, ClassificationObjective
+from homespun.tasks.classification import Classification, ClassificationLoss
 
 KINDS = get_args(get_args(SequenceHeadConfig)[0])
 HEADS = [kind(num_labels=3) for kind in KINDS]
@@ -138,7 +138,7 @@ def test_a_config_round_trip() -> None:
         assert ModelConfig.model_validate(config.model_dump(mode="json")) == config
 
 
-def objective(long_inputs: Any, labels: Labels = LABELS, **fields: Any) -> ClassificationObjective:
+def objective(long_inputs: Any, labels: Labels = LABELS, **fields: Any) -> ClassificationLoss:
     torch.manual_seed(4)
     config = model_config()
     return Classification(**fields).build(config.build(), config, labels, long_inputs=long_inputs)

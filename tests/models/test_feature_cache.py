@@ -17,7 +17,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.feature_cache import CachedEncoder, FeatureCache
 from homespun.models.model import last_layer
 from homespun.models.sequence_heads import MeanHeadConfig
-from homespun.objectives.classification import Classification, ClassificationObjective
+from homespun.tasks.classification import Classification, ClassificationLoss
 
 HIDDEN = 14
 LABELS = Labels(("a", "b", "c"))
@@ -167,7 +167,7 @@ def test_only_a_frozen_encoder_is_remembered(tmp_path: Path) -> None:
         Classification(cache=str(tmp_path))
 
 
-def trained(**fields: Any) -> ClassificationObjective:
+def trained(**fields: Any) -> ClassificationLoss:
     torch.manual_seed(2)
     model = CONFIG.build()
     return Classification(head=MeanHeadConfig(), frozen=True, **fields).build(model, CONFIG, LABELS)

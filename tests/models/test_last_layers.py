@@ -19,7 +19,7 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.last_layers import ConcatLastLayers, LastLayersHeadConfig
 from homespun.models.sequence_heads import BiLSTMHeadConfig
-from homespun.objectives.classification import Classification
+from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer
 
 HIDDEN, LAYERS = 20, 5

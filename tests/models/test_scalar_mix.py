@@ -21,11 +21,11 @@ from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.scalar_mix import AllLayers, ScalarMix, ScalarMixHeadConfig, num_mixed_layers, summarize_mix
 from homespun.models.sequence_heads import BiLSTMHeadConfig, MeanHeadConfig
-from homespun.objectives.classification import Classification
-from homespun.objectives.question_answering import ExtractiveQA
-from homespun.objectives.regression import Regression
-from homespun.objectives.sentence_classification import SentenceClassification
-from homespun.objectives.token_classification import TokenClassification
+from homespun.tasks.classification import Classification
+from homespun.tasks.question_answering import QuestionAnswering
+from homespun.tasks.regression import Regression
+from homespun.tasks.sentence_classification import SentenceClassification
+from homespun.tasks.token_classification import TokenClassification
 from homespun.text.tokenizer import Tokenizer
 
 HIDDEN, LAYERS, VOCAB = 44, 3, 97
@@ -163,7 +163,7 @@ def test_other_tasks_read_it_too() -> None:
     made: list[tuple[Any, tuple[int, ...]]] = [
         (TokenClassification(layers="mix").build(config.build(), config, LABELS), (3, 11, 3)),
         (SentenceClassification(layers="mix").build(config.build(), config, LABELS), (3, 11, 3)),
-        (ExtractiveQA(layers="mix").build(config.build(), config), (3, 11, 2)),
+        (QuestionAnswering(layers="mix").build(config.build(), config), (3, 11, 2)),
     ]
     for objective, shape in made:
         model, model_config = objective.export_model()
@@ -175,8 +175,8 @@ def test_other_tasks_read_it_too() -> None:
     assert isinstance(plain_config.head, ScalarMixHeadConfig)
     torch.testing.assert_close(plain.eval()(ids, keep), numbers.model(ids, keep), rtol=1e-5, atol=1e-5)
     assert len(summarize_mix(plain.head)["layers"]["weights"]) == LAYERS + 1
-    again = ExtractiveQA(layers="mix").build(*made[2][0].export_model())
-    assert again.model is made[2][0].model  # fine-tuned before, it goes on with its head
+    again = QuestionAnswering(layers="mix").build(*made[2][0].export_model())
+    assert again.model.head is made[2][0].model.head  # fine-tuned before, it goes on with its head
     task = Classification(layers="mix", head=MeanHeadConfig())
     pooled = (
         task.build(config.build(), config, LABELS, long_inputs=ChunkPool(chunks=3, layers=1)).export_model()[0].eval()

@@ -26,8 +26,9 @@ from homespun.objectives.adversarial import (
     squared_error,
     symmetric_kl,
 )
-from homespun.objectives.classification import Classification
-from homespun.objectives.regression import Regression, RegressionCollator
+from homespun.tasks.classification import Classification
+from homespun.tasks.number_training import RegressionCollate
+from homespun.tasks.regression import Regression
 
 LABELS = Labels(("a", "b", "c"))
 SEVERAL = Labels(("a", "b", "c"), multi_label=True)
@@ -247,10 +248,11 @@ def test_a_regression_is_perturbed_in_units_of_its_spread() -> None:
     for scale in (1.0, 100.0):
         numbers = scale * np.array([1.0, 2.0, 4.0, 3.0, 5.0])
         torch.manual_seed(1)
-        objective = config.wrap(config.build(model.build(), model, numbers)).train()
+        loss = config.build(model.build(), model, numbers)
+        objective, collate = config.wrap(loss, RegressionCollate(0, "absolute_error"))
         rows = [Row(np.arange(5, 11 + 2 * place), label=float(number)) for place, number in enumerate(numbers)]
-        batch = config.counting(RegressionCollator(0, "absolute_error"))(rows, [])
-        terms = objective(batch).terms
+        batch = collate(rows, [])
+        terms = objective.train()(batch).terms
         assert batch.targets["adversarial"] == terms["adversarial"].count == 5
         found.append(terms["adversarial"].sum.item())
     assert found[0] == pytest.approx(found[1], rel=1e-3)

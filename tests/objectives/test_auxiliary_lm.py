@@ -17,7 +17,7 @@ from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.sequence_heads import LastTokenHeadConfig
-from homespun.objectives.classification import Classification, ClassificationObjective
+from homespun.tasks.classification import Classification, ClassificationLoss
 
 LABELS = Labels(("a", "b", "c"))
 CONFIG = Classification(head=LastTokenHeadConfig(dropout=0.0), auxiliary_lm=0.5)
@@ -29,7 +29,7 @@ def pretrained(**fields: Any) -> ModelConfig:
     return ModelConfig.model_validate({"backbone": backbone, "head": {"kind": "causal_lm"}})
 
 
-def objective(config: Classification = CONFIG, **fields: Any) -> ClassificationObjective:
+def objective(config: Classification = CONFIG, **fields: Any) -> ClassificationLoss:
     torch.manual_seed(1)
     model = pretrained(**fields)
     return config.build(model.build(), model, LABELS)

@@ -21,10 +21,10 @@ from homespun.errors import UserError
 from homespun.models.bundle import load_model, save_model, weights_of
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.sequence_heads import LinearHeadConfig
-from homespun.objectives.classification import Classification
 from homespun.objectives.distillation import LabelTeacher, TokenTeacher
 from homespun.objectives.mlm import MaskedLM
 from homespun.objectives.teacher import LogitCache, Teacher
+from homespun.tasks.classification import Classification
 from homespun.text.tokenizer import Tokenizer
 
 LABELS = Labels(("a", "b", "c"))

@@ -23,12 +23,13 @@ from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle, save_model
 from homespun.models.student import build_student
-from homespun.objectives.classification import Classification
 from homespun.objectives.distillation import LabelTeacher, TokenTeacher
 from homespun.objectives.mlm import MaskedLM, MaskedLMObjective
 from homespun.objectives.teacher import teacher_folder
 from homespun.report.console import Display
 from homespun.report.page import write_report
+from homespun.tasks.classification import Classification
+from homespun.tasks.config import task_from_metadata
 from homespun.training.devices import DistributedContext
 from homespun.training.run import Run, holds_run
 from homespun.training.validation import evaluate_loss
@@ -235,12 +236,12 @@ def _quality(
     examples = recipe.data.read("test")
     if examples is None:
         return {}
-    task = recipe.data.stored_task(teacher, source="the teacher")
+    task = task_from_metadata(recipe.data, teacher, source="the teacher")
     best = task.measure(teacher.model, task.rows(examples), batch_size=_BATCH).metrics
     mean, deviations = result["test"], result["test"].get("std", {})
     return {
         key: {"teacher": best[key], "student": mean[key]} | ({"std": deviations[key]} if key in deviations else {})
-        for key in task.measures
+        for key in task.reported_metrics
         if key in best and key in mean
     }
 

@@ -33,7 +33,7 @@ from homespun.models.scalar_mix import summarize_mix
 from homespun.planning.rates import flops_per_token
 from homespun.report.console import Display
 from homespun.report.page import write_report
-from homespun.tasks.protocol import Lesson, Task, Tuned
+from homespun.tasks.protocol import CalibratedTask, Task, TrainingSetup, validate
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
 from homespun.training.devices import DistributedContext
@@ -90,7 +90,7 @@ def finetune(
     if leakage := describe_leakage(found):
         logger.warning("%s", leakage)
     ready = None if resume else _ready(recipe, trials[0], task, stored, display)  # or a mistake leaves a run behind
-    if ready is not None and context.is_main and (left := dropped_head_warning(ready.lesson.export_model()[1])):
+    if ready is not None and context.is_main and (left := dropped_head_warning(ready.setup.export_model()[1])):
         logger.warning("%s", left)
     run = create_run(out, recipe, inputs, resume=resume, main=context.is_main)
     results: list[dict[str, Any]] = []
@@ -120,8 +120,8 @@ def finetune(
         "name": run.path.name,
         "start_from": str(start_from),
         "task": recipe.objective.kind,
-        "measures": list(task.measures),
-        **task.facts(),
+        "measures": list(task.reported_metrics),
+        **task.result_fields(),
         "rows": {"train": len(first.training), "validation": len(first.validation), "test": len(first.test or ())},
         **{name: max(result["counts"][name] for result in results) for name in results[0]["counts"]},
         "measured_on": "folds" if recipe.folds else "test" if test is not None else "validation",
@@ -162,18 +162,18 @@ class _Ready:
     config: TrainConfig
     planned: dict[str, Any] | None
     parts: list[Any]
-    lesson: Lesson
+    setup: TrainingSetup
 
 
 def _ready(recipe: FinetuneRecipe, trial: Trial, task: Task[Any, Any], stored: ModelBundle, display: Display) -> _Ready:
     train = _of_trial(recipe, trial).train
     parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
     truth = getattr(parts[1], "targets", getattr(parts[1], "numbers", None))
-    check_best_metric(train.best_metric, recipe.objective.kind, task.labels, truth)
+    check_best_metric(train.best_metric, recipe.objective.kind, recipe.objective.metrics, task.labels, truth)
     work = partial(finetuning_work, task, recipe.objective, stored, parts[0], train)
     config, planned = fit_memory(train, work, display)
     torch.manual_seed(config.seed)
-    return _Ready(config, planned, parts, task.lesson(recipe.objective, stored, parts[0]))
+    return _Ready(config, planned, parts, task.training_setup(recipe.objective, stored, parts[0]))
 
 
 def _train(
@@ -187,11 +187,11 @@ def _train(
     display: Display,
     start_from: str,
 ) -> dict[str, Any]:
-    config, planned, parts, lesson = ready.config, ready.planned, ready.parts, ready.lesson
-    validation, objective = parts[1], lesson.objective
+    config, planned, parts, setup = ready.config, ready.planned, ready.parts, ready.setup
+    validation, objective = parts[1], setup.objective
     loader = Loader(
-        lesson.rows,
-        lesson.collate,
+        setup.rows,
+        setup.collate,
         batch_size=config.batch_size,
         micro_batch_size=config.micro_batch_size,
         seed=config.seed,
@@ -202,34 +202,36 @@ def _train(
     )
 
     counted = (
-        flops_per_token(objective, typical_batch(lesson.rows, lesson.collate, config.seed)) if context.is_main else None
+        flops_per_token(objective, typical_batch(setup.rows, setup.collate, config.seed)) if context.is_main else None
     )
 
     def rows_that_fit() -> int:
         return trainer.loader.micro_batch_size or config.batch_size
 
-    def validate() -> EvalResult:
+    def evaluate() -> EvalResult:
         was_training = objective.training
-        evaluation = task.validate(lesson, validation, batch_size=rows_that_fit())
+        evaluation = validate(task, recipe.objective, setup, validation, batch_size=rows_that_fit())
         objective.train(was_training)
         return evaluation
 
-    trainer = Trainer(objective, loader, config, run, validate=validate)
+    trainer = Trainer(objective, loader, config, run, validate=evaluate)
     watch(trainer, display, f"fine-tuning {run.path.name}")
     context.wait()  # the main process writes the checkpoints that all read now
     best = run.best_checkpoint()
     if best is not None:
         load_weights(objective, best.tensors("model"), source=str(best.path))
-    model, model_config = lesson.export_model()
+    model, model_config = setup.export_model()
     if not context.is_main:
         return {"counts": {}, "score": 0.0}
-    tuned = Tuned(task, {})
-    if lesson.tune is not None and trial.test is not None:
-        tuned = lesson.tune(validation, recipe.tuning, rows_that_fit())
-    save_model(run.path / "model", model, model_config, tokenizer, labels=task.labels, task=tuned.task.describe())
+    calibrated = CalibratedTask(task, {})
+    if setup.calibrate is not None and trial.test is not None:
+        calibrated = setup.calibrate(validation, recipe.tuning, rows_that_fit())
+    save_model(
+        run.path / "model", model, model_config, tokenizer, labels=task.labels, task=calibrated.task.to_metadata()
+    )
     exported = export_run(run.path, model, model_config, tokenizer, labels=task.labels, base_model=start_from)
-    chosen = validate()
-    measured = tuned.task.measure(lesson.model, parts[-1], batch_size=rows_that_fit())
+    chosen = evaluate()
+    measured = calibrated.task.measure(setup.model, parts[-1], batch_size=rows_that_fit())
     write_run_predictions(run.path, "model", trial.measured_rows, measured.predictions)
     size = sum(p.numel() for p in model.parameters())
     summary = summarise(
@@ -243,7 +245,7 @@ def _train(
         | summarize_mix(model.head)
         | {"export": exported, "validation_metrics": chosen.metrics},
         "test": measured.metrics,
-        "tuning": tuned.told,
+        "tuning": calibrated.result,
         "most_wrong": top_errors(task, trial, measured.predictions),
         "counts": {name: sum(rows.counts[name] for rows in parts) for name in parts[0].counts},
     }

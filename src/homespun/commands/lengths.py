@@ -69,10 +69,10 @@ def task_lengths(
     classes: list[str | None] = []
     splits: dict[str, np.ndarray] = {}
     for name, examples in parts.items():
-        start, texts, strata = len(lengths), task.texts(examples), task.strata(examples)
+        start, texts, classes_of = len(lengths), task.texts(examples), task.stratify_by(examples)
         for first in range(0, len(texts), _CHUNK):
             lengths += map(len, tokenizer.encode_batch(list(texts[first : first + _CHUNK])))
         splits[name] = np.arange(start, len(lengths))
-        if task.labels is not None and not task.labels.multi_label and strata.ndim == 1:
-            classes += [task.labels.names[number] for number in strata.tolist()]
+        if task.labels is not None and not task.labels.multi_label and classes_of.ndim == 1:
+            classes += [task.labels.names[number] for number in classes_of.tolist()]
     return length_statistics(np.array(lengths), splits=splits, classes=classes or None)

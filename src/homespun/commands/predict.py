@@ -54,12 +54,12 @@ def evaluate(
     )
     examples = task.data.read_files(data)
     with prefix_errors(data):
-        task.strata(examples)
+        task.stratify_by(examples)
     rows = task.rows(examples)
     measured = task.measure(stored.model, rows, batch_size=_BATCH)
-    facts = {name: value for name, value in task.facts().items() if name != "labels"}
+    fields = {name: value for name, value in task.result_fields().items() if name != "labels"}
     counts: dict[str, int] = rows.counts
-    return measured.metrics | counts | {"length": stored.task.get("length")} | facts
+    return measured.metrics | counts | {"length": stored.task.get("length")} | fields
 
 
 def predict(
@@ -83,7 +83,7 @@ def predict(
     ``stored`` is the model of ``run``, where it is open already.
 
     Returns:
-        ``rows``, ``truncated``, ``length``, what `Task.facts` tells, ``out``, and ``labels`` {name: how often} of a
+        ``rows``, ``truncated``, ``length``, `Task.result_fields`, ``out``, and ``labels`` {name: how often} of a
         classifier.
 
     Raises:
@@ -116,7 +116,9 @@ def predict(
     if not rows:
         raise UserError(f"{', '.join(inputs)} holds no rows to predict")
     result: dict[str, Any] = {"out": str(path), "rows": rows, "truncated": truncated}
-    return result | {"length": stored.task.get("length")} | task.facts() | ({"labels": counts} if counts else {})
+    return (
+        result | {"length": stored.task.get("length")} | task.result_fields() | ({"labels": counts} if counts else {})
+    )
 
 
 def predict_records(

@@ -17,12 +17,12 @@ from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.presets import PRESETS, family_of
 from homespun.models.recurrent import RecurrentConfig
-from homespun.objectives.classification import Classification
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.tbptt import StatefulCausalLM
-from homespun.tasks.classification import LabelledData
+from homespun.tasks.calibration import Calibration
+from homespun.tasks.classification import Classification
 from homespun.tasks.config import FinetuneData, FinetuneObjective
-from homespun.tasks.tuning import Tuning
+from homespun.tasks.texts import LabelledData
 from homespun.training.config import TrainConfig
 
 
@@ -115,7 +115,9 @@ class FinetuneRecipe(Config):
         default=None, min_length=1, description="train with so many examples, each number in turn: [10, 100, all]"
     )
     baselines: bool = Field(default=True, description="measure beside it what it must beat")
-    tuning: Tuning = Field(default=Tuning(), description="what is found on the validation examples at the end")
+    tuning: Calibration = Field(
+        default=Calibration(), description="what is found on the validation examples at the end"
+    )
 
     @model_validator(mode="before")
     @classmethod

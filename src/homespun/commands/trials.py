@@ -65,11 +65,11 @@ def plan_trials(
     if recipe.folds is not None and test is not None:
         raise UserError("give either folds or data.test: with folds every row is tested once")
     with prefix_errors(recipe.data.train):
-        strata = task.strata(everything)
+        strata = task.stratify_by(everything)
     for given, files in ((validation, recipe.data.validation), (test, recipe.data.test)):
         if given is not None:
             with prefix_errors(files):
-                task.strata(given)  # a label unseen in training is said now, not after the training
+                task.stratify_by(given)  # a label unseen in training is said now, not after the training
     return list(_trials(recipe, strata, everything, validation, test))
 
 

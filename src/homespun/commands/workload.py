@@ -26,7 +26,7 @@ from homespun.models.bundle import ModelBundle
 from homespun.planning.budget import DatasetSize
 from homespun.planning.predict import Workload
 from homespun.planning.tracer import StepTracer
-from homespun.tasks.protocol import Task
+from homespun.tasks.protocol import Task, TrainingSetup
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
@@ -98,13 +98,13 @@ def finetuning_work(
 ) -> Work:
     """The work of fine-tuning; its model is built, not copied, so that tracing it takes no memory."""
 
-    def lesson() -> Any:
+    def setup() -> TrainingSetup:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # fake tensors have no address to copy
-            return task.lesson(objective, dataclasses.replace(stored, model=stored.config.build()), training)
+            return task.training_setup(objective, dataclasses.replace(stored, model=stored.config.build()), training)
 
     with StepTracer():
-        first = lesson()
-    return build_work(first.rows, first.collate, lambda: lesson().objective, train, sorted_=True)
+        first = setup()
+    return build_work(first.rows, first.collate, lambda: setup().objective, train, sorted_=True)
 
 
 @contextmanager

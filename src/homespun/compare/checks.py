@@ -227,10 +227,12 @@ def _passes(recipe: PretrainRecipe, reader: _Reader) -> list[str]:
     ]
 
 
-def _check_measures(recipe: PretrainRecipe | FinetuneRecipe, measure: str, labels: Labels | None = None) -> None:
+def _check_measures(
+    recipe: PretrainRecipe | FinetuneRecipe, measure: str, metrics: Sequence[str] = (), labels: Labels | None = None
+) -> None:
     """Refuse what the validation does not measure, to choose a checkpoint by, or settings."""
-    check_best_metric(recipe.train.best_metric, recipe.objective.kind, labels)
-    check_best_metric(measure or "loss", recipe.objective.kind, labels, key="search.measure")
+    check_best_metric(recipe.train.best_metric, recipe.objective.kind, metrics, labels)
+    check_best_metric(measure or "loss", recipe.objective.kind, metrics, labels, key="search.measure")
 
 
 def _finetuned(stage: Stage, begin: ModelBundle, reader: _Reader, measure: str) -> None:
@@ -238,11 +240,11 @@ def _finetuned(stage: Stage, begin: ModelBundle, reader: _Reader, measure: str) 
     recipe = finetune_recipe(stage.recipe, stage.settings)
     examples = reader.examples(recipe)
     task = recipe.data.task(recipe.objective, begin, examples.training)
-    _check_measures(recipe, measure, task.labels)
+    _check_measures(recipe, measure, recipe.objective.metrics, task.labels)
     plan_trials(recipe, task, examples.training, examples.validation, examples.test)
-    _, kinds = np.unique(task.strata(examples.training), axis=0, return_index=True)
+    _, kinds = np.unique(task.stratify_by(examples.training), axis=0, return_index=True)
     sample = [examples.training[index] for index in np.sort(kinds)[:_EXAMPLES].tolist()]
     with torch.device("meta"), SkipInit():
         bare = ModelBundle(begin.config.build(), begin.config, begin.tokenizer, begin.labels, begin.task)
         if len(kinds) <= _EXAMPLES:
-            task.lesson(recipe.objective, bare, task.rows(sample))
+            task.training_setup(recipe.objective, bare, task.rows(sample))

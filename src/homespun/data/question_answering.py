@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from homespun.batch import Batch
 from homespun.data.labels import get_field
+from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.data.token_labels import window_starts
 from homespun.errors import UserError
@@ -298,3 +301,14 @@ def _heads(tokenizer: Tokenizer, texts: Sequence[str], room: int) -> tuple[list[
             ids.append(encoded[:room].copy())
             cut.append(len(encoded) > room)
     return ids, np.array(cut, dtype=np.bool_)
+
+
+def question_batch(rows: Sequence[Row], pad_id: int) -> Batch:
+    """Pad windows to a batch whose question tokens are global, for attention with global tokens (Beltagy et al. 2020,
+    section 6)."""
+    batch = pad(rows, pad_id)
+    mask = np.zeros(batch.input_ids.shape, dtype=np.bool_)
+    for line, row in zip(mask, rows, strict=True):
+        assert row.sentence_ends is not None
+        line[: int(row.sentence_ends[0])] = True
+    return replace(batch, global_attention_mask=torch.from_numpy(mask))

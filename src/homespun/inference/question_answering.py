@@ -8,10 +8,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.question_answering import QuestionRows
+from homespun.data.question_answering import QuestionRows, question_batch
 from homespun.inference.logits import forward_logits
 from homespun.models.model import Model
-from homespun.objectives.question_answering import question_batch
 
 
 @dataclass(frozen=True, slots=True)

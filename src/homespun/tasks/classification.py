@@ -1,105 +1,244 @@
-"""Labelled texts, and classifying them: one label a text, or several."""
+"""Classification of texts and of pairs of texts: one label each, or several."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
+from torch import Tensor
 
 from homespun.baselines import majority, tfidf
-from homespun.config import validate
-from homespun.data.labels import LabelledRows, Labels, get_text, read_labelled_texts
-from homespun.data.long_inputs import TRUNCATE, LongInputs
+from homespun.batch import Batch, Loss, RowSeed
+from homespun.config import Count, validate
+from homespun.data.labels import LabelledRows, Labels
+from homespun.data.loader import Collate
+from homespun.data.long_inputs import TRUNCATE, LongInputs, pad_chunks
+from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.inference.decision_rule import DEFAULT_RULE, DecisionRule
 from homespun.inference.predict import Predictor, predict_logits, probabilities
 from homespun.metrics.calibration import measure_calibration, row_losses
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
+from homespun.models.config import ModelConfig
+from homespun.models.feature_cache import CachedEncoder
+from homespun.models.last_layers import LayerCount
 from homespun.models.model import Model
-from homespun.models.scalar_mix import kind_of_head
-from homespun.objectives.classification import Classification
-from homespun.objectives.head_training import check_head
-from homespun.tasks.files import paths
-from homespun.tasks.protocol import Lesson, Measured, Task, Tuned, check_length
-from homespun.tasks.regression import RatingsTask, RegressionTask
+from homespun.models.scalar_mix import Layers, kind_of_head, num_mixed_layers
+from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
+from homespun.objectives import adversarial
+from homespun.objectives.adversarial import Adversary, check_not_frozen
+from homespun.objectives.auxiliary_lm import TERM, AuxiliaryLM, WithNextTokenCounts
+from homespun.objectives.distillation import LabelTeacher
+from homespun.objectives.protocol import HasLogits, WithTargetCounts
+from homespun.tasks.calibration import Calibration, calibrate
+from homespun.tasks.head_training import ClassLoss, ClassTraining, TextLoss, build_text_head
+from homespun.tasks.protocol import CalibratedTask, Measured, TrainingSetup, task_metadata
 from homespun.tasks.texts import (
+    TEXT_KINDS,
+    LabelledData,
     LabelledText,
     TextsData,
+    check_text_head,
     labels_of,
-    predicted_in_parts,
+    readable_texts,
     rows_of,
-    seconds_of,
-    shown,
-    whole_pairs,
+    rows_without,
+    second_texts,
+    unlabelled_rows,
 )
-from homespun.tasks.tuning import Tuning, decide
-from homespun.training.validation import EvalResult
+from homespun.text.tokenizer import Tokenizer
 
 
-class LabelledData(TextsData):
-    """Labelled texts, and how to read them."""
+class Classification(ClassTraining):
+    """One label a text by cross entropy, or several by a binary cross entropy each (as the `Labels` say).
 
-    missing = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
+    The head is ELECTRA's by default: it beats a bare linear layer on [CLS] where the [CLS] of the pretrained encoder
+    was never trained, and costs next to nothing. ``frozen`` trains the head alone, on an encoder in evaluation mode.
+    """
 
-    kind: Literal["texts"] = "texts"
-    text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
-    multi_label: bool = Field(default=False, description="a text may have several labels, or none")
-    separator: str | None = Field(
-        default=None, min_length=1, description="between the labels of one text; a comma where not given"
+    data_kinds = TEXT_KINDS
+    metrics = ("accuracy", "macro_f1", "weighted_f1", "log_loss", "f1", "roc_auc", "pr_auc", "micro_f1", "ece")
+
+    kind: Literal["classification"] = "classification"
+    head: SequenceHeadConfig = FeedForwardHeadConfig()
+    auxiliary_lm: float = Field(
+        default=0.0, ge=0, description="weight of a causal model's own loss beside (GPT: 0.5); 0: there is none"
     )
-    long_inputs: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
+    last_layers: LayerCount = 1
+    layers: Layers = "last"
+    cache: str = Field(
+        default="",
+        description="frozen: folder for the encoder's vectors, computed once for all epochs, seeds and heads; "
+        "rounded to float16. Nowhere where not given",
+    )
+    cache_size: Annotated[Count, Field(gt=0)] = Field(
+        default=8_000_000_000, description="bytes that they may take there, such as 2G"
+    )
+    teacher: LabelTeacher | None = Field(default=None, description="a classifier to learn from beside the labels")
+    adversarial: Adversary | None = Field(default=None, description="texts are perturbed besides (SiFT)")
 
-    def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
-        """The texts of any files."""
-        texts, found = read_labelled_texts(
-            inputs,
-            text=self.text,
-            label=self.label,
-            columns=self.columns,
-            encoding=self.encoding,
-            multi_label=self.multi_label,
-            separator=self.separator,
-        )
-        labels: Sequence[str | tuple[str, ...]] = found
-        return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
+    @model_validator(mode="after")
+    def _check_settings(self) -> Classification:
+        check_not_frozen(self.adversarial, frozen=self.frozen)
+        last_alone = self.last_layers == 1 and self.layers == "last"
+        if self.teacher is not None and self.teacher.cosine and not last_alone:
+            raise ValueError("teacher.cosine compares last layers; set last_layers=1, or teacher.cosine=0")
+        if self.cache and not self.frozen:
+            raise ValueError("cache is for the vectors of a frozen encoder; set frozen=true, or leave cache out")
+        if self.auxiliary_lm and (self.frozen or not last_alone):
+            raise ValueError(
+                "auxiliary_lm trains the whole model and reads its last layer; leave out frozen and last_layers"
+            )
+        return self
 
-    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
-        """What the objective learns from them: classes, numbers, ratings.
+    def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> ClassificationTask:
+        """Build the task with the classes of the training examples."""
+        check_text_head(self, data, stored)
+        several = any(isinstance(example.label, tuple) for example in training[:1])
+        return ClassificationTask(data, Labels.collect(labels_of(training), multi_label=several), stored)
+
+    @classmethod
+    def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> ClassificationTask:
+        """Rebuild the task of a fine-tuned model, with its calibrated decision rule."""
+        labels = stored.labels
+        if labels is None or "length" not in stored.task:
+            raise UserError(
+                f"{source} is not a classifier; fine-tune it first: homespun finetune classify ... --from {source}"
+            )
+        if stored.config.head is not None and kind_of_head(stored.config.head) == "token_classification":
+            raise UserError(
+                f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
+            )
+        if isinstance(data, LabelledData):
+            data = data.model_copy(update={"multi_label": labels.multi_label})
+        decision = validate(DecisionRule, stored.task.get("decision") or {}, source=source)
+        if decision.thresholds is not None and len(decision.thresholds) != len(labels):
+            raise UserError(
+                f"{source} has {len(decision.thresholds)} thresholds for {len(labels)} labels; it was altered, "
+                f"fine-tune it again"
+            )
+        return ClassificationTask(data, labels, stored, decision=decision)
+
+    def collate(self, pad_id: int, labels: Labels, *, weights: tuple[float, ...] | None = None) -> Collate:
+        """Build the collate; ``weights`` as given to `build`."""
+        collate: Collate = ClassificationCollator(pad_id, labels.multi_label, weights)
+        if self.auxiliary_lm:
+            collate = WithNextTokenCounts(collate)
+        more = {} if self.teacher is None else dict(self.teacher.terms)
+        if self.adversarial is not None:
+            more[adversarial.TERM] = self.adversarial.like
+        return WithTargetCounts(collate, more) if more else collate
+
+    def wrap(self, loss: ClassificationLoss, tokenizer: Tokenizer, labels: Labels) -> Any:
+        """Wrap the loss in an adversary and a teacher, where there are any: a module that is `HasLogits`.
 
         Raises:
-            UserError: another objective, texts longer than the model, nothing to tell apart, or a head that reads the
-                first token of a causal model.
+            UserError: a teacher that cannot be opened, or that does not fit.
         """
-        return task_on_texts(self, objective, stored, training)
+        wrapped: HasLogits = loss
+        if self.adversarial is not None:
+            distance = adversarial.binary_symmetric_kl if labels.multi_label else adversarial.symmetric_kl
+            wrapped = adversarial.AdversarialObjective(wrapped, self.adversarial, distance)
+        return wrapped if self.teacher is None else self.teacher.wrap(wrapped, tokenizer, labels)
 
-    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
-        """The task that the model was fine-tuned for."""
-        several = stored.labels is not None and stored.labels.multi_label and not stored.task.get("learned")
-        return stored_task_on_texts(self.model_copy(update={"multi_label": several}), stored, source=source)
+    def build(
+        self,
+        model: Model,
+        config: ModelConfig,
+        labels: Labels,
+        *,
+        weights: tuple[float, ...] | None = None,
+        long_inputs: LongInputs = TRUNCATE,
+    ) -> ClassificationLoss:
+        """Build a new head on the encoder of ``model``, which is changed, not copied; ``config`` is its config.
 
-    def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str | None]:
-        """The text of a record, which is no pair."""
-        return get_text(record, paths(self.text), where=where), None
+        Layers over the chunks of ``long_inputs``, where it has any, become part of the head.
 
-    def to_metadata(self, *without: str) -> dict[str, Any]:
-        """Whether a text has several labels is stored with the labels."""
-        return super().to_metadata("multi_label", *without)
+        Raises:
+            UserError: a head on the first token of a causal model.
+        """
+        auxiliary = AuxiliaryLM.of(model, config, self.auxiliary_lm) if self.auxiliary_lm else None
+        head, config = build_text_head(self, model, config, len(labels), long_inputs)
+        reader = config.reader
+        if self.cache:
+            count = self.last_layers if self.layers == "last" else num_mixed_layers(model.backbone)
+            width = count * model.backbone.hidden_size
+            reader = CachedEncoder.of(
+                reader, model.backbone, config.backbone, self.cache, width=width, limit=self.cache_size
+            )
+        return ClassificationLoss(
+            Model(model.backbone, head, reader=reader),
+            config,
+            ClassLoss(weights, self.label_smoothing),
+            multi_label=labels.multi_label,
+            frozen=self.frozen,
+            auxiliary=auxiliary,
+        )
 
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
-        """``text`` are the columns of the text, ``label`` that of the label."""
-        return {"text": list(text) if text else self.text, "label": label or self.label}
+
+@dataclass(frozen=True)
+class ClassificationCollator:
+    """Labelled rows -> a `Batch` padded to its longest sequence. Not random."""
+
+    pad_id: int
+    multi_label: bool
+    weights: tuple[float, ...] | None = None
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Collate rows; ``labels`` are (texts,) classes, or (texts, classes) zeros and ones."""
+        labels = torch.from_numpy(np.array([row.label for row in rows], dtype=np.int64))
+        if self.multi_label:
+            count = float(labels.numel())
+        elif self.weights is None:
+            count = float(len(rows))
+        else:
+            count = sum(self.weights[label] for label in labels.tolist())
+        targets = {"loss": count, "accuracy": float(len(rows))}
+        return replace(pad_chunks(rows, self.pad_id), labels=labels, targets=targets)
+
+
+class ClassificationLoss(TextLoss):
+    """`ClassLoss` of each text, over one class or over several, and the term ``causal`` of an auxiliary language model.
+
+    The term ``accuracy`` has no weight: the share of texts whose class, or whose set of labels (those with a
+    probability above one half), is right.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: ModelConfig,
+        loss: ClassLoss,
+        *,
+        multi_label: bool = False,
+        frozen: bool = False,
+        auxiliary: AuxiliaryLM | None = None,
+    ) -> None:
+        super().__init__(model, config, frozen=frozen)
+        self.loss = loss
+        self.multi_label = multi_label
+        self.auxiliary = auxiliary
+
+    def compute(self, hidden: Tensor, logits: Tensor, batch: Batch, labels: Tensor) -> Loss:
+        """Terms ``loss`` (weight 1) and ``accuracy`` (weight 0), and ``causal`` with an auxiliary language model."""
+        loss: Loss = (self.loss.multi_label if self.multi_label else self.loss)(logits, labels)
+        if self.auxiliary is None:
+            return loss
+        return Loss(loss.terms | {TERM: self.auxiliary(hidden, batch)})
 
 
 class ClassificationTask:
     """Labels for texts, or for pairs of them; see `homespun.tasks.protocol.Task`."""
 
-    measures = ("accuracy", "macro_f1", "log_loss", "roc_auc")
+    reported_metrics = ("accuracy", "macro_f1", "log_loss", "roc_auc")
 
     def __init__(
         self, data: TextsData, labels: Labels, stored: ModelBundle, *, decision: DecisionRule = DEFAULT_RULE
@@ -110,84 +249,46 @@ class ClassificationTask:
         self.stored = stored
         self.tokenizer = stored.tokenizer
 
-    @classmethod
-    def of(
-        cls, data: TextsData, objective: Classification, stored: ModelBundle, training: Sequence[LabelledText]
-    ) -> ClassificationTask:
-        """For the classes of the training."""
-        several = any(isinstance(example.label, tuple) for example in training[:1])
-        return cls(data, Labels.collect(labels_of(training), multi_label=several), stored)
-
-    @classmethod
-    def again(cls, data: TextsData, stored: ModelBundle, *, source: str) -> ClassificationTask:
-        """Classification as the model was fine-tuned for it."""
-        if stored.labels is None or "length" not in stored.task:
-            raise UserError(
-                f"{source} is not a classifier; fine-tune it first: homespun finetune classify ... --from {source}"
-            )
-        if stored.config.head is not None and kind_of_head(stored.config.head) == "token_classification":
-            raise UserError(
-                f"{source} labels tokens, and texts are labelled here; homespun.load gives the logits of its tokens"
-            )
-        decision = stored.task.get("decision")
-        if decision is None:
-            return cls(data, stored.labels, stored)
-        found = validate(DecisionRule, decision, source=source)
-        if found.thresholds is not None and len(found.thresholds) != len(stored.labels):
-            raise UserError(
-                f"{source} has {len(found.thresholds)} thresholds for {len(stored.labels)} labels; it was altered, "
-                f"fine-tune it again"
-            )
-        return cls(data, stored.labels, stored, decision=found)
-
-    def strata(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
-        """The classes."""
+    def stratify_by(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
+        """Stratify by class."""
         return self.labels.encode(labels_of(examples))
 
     def texts(self, examples: Sequence[LabelledText]) -> list[str]:
-        """The texts, or both of a pair."""
-        return shown(examples)
+        """Return each text, or both of a pair."""
+        return readable_texts(examples)
 
     def rows(self, examples: Sequence[LabelledText]) -> LabelledRows:
-        """A row a text or pair."""
+        """Return a row a text or pair."""
         return rows_of(examples, self.data, self.stored, names=self.labels)
 
-    def lesson(self, objective: Classification, stored: ModelBundle, training: LabelledRows) -> Lesson:
-        """A new head on the encoder."""
+    def training_setup(self, objective: Classification, stored: ModelBundle, training: LabelledRows) -> TrainingSetup:
+        """Build a new head on the encoder."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
-        module: Any = objective.build(
-            copy.deepcopy(stored.model),
-            stored.config,
-            self.labels,
-            weights=weights,
-            long_inputs=self.data.long_inputs,
+        model, long_inputs = copy.deepcopy(stored.model), self.data.long_inputs
+        loss = objective.build(model, stored.config, self.labels, weights=weights, long_inputs=long_inputs)
+        module = objective.wrap(loss, self.tokenizer, self.labels)
+        return TrainingSetup(
+            module,
+            module.model,
+            rows_without(training, training.one_sided),
+            objective.collate(self.tokenizer.pad_id, self.labels, weights=weights),
+            module.export_model,
+            loss_from_metrics=lambda metrics: float(metrics["log_loss"]),
+            calibrate=partial(self._calibrated, module.model),
         )
-        module = objective.wrap(module, self.tokenizer, self.labels)
-        collate = objective.collate(self.tokenizer.pad_id, self.labels, weights=weights)
-        rows = whole_pairs(training, training.one_sided)
 
-        def tune(validation: LabelledRows, tuning: Tuning, batch_size: int) -> Tuned:
-            return self.tuned(module.model, validation, tuning, batch_size=batch_size)
-
-        return Lesson(module, module.model, rows, collate, module.export_model, tune)
-
-    def tuned(self, model: Model, validation: LabelledRows, tuning: Tuning, *, batch_size: int) -> Tuned:
-        """The same with its logits read as is best for the validation texts."""
+    def _calibrated(
+        self, model: Model, validation: LabelledRows, settings: Calibration, batch_size: int
+    ) -> CalibratedTask:
         assert validation.targets is not None
         logits = predict_logits(model, validation, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
-        decision, told = decide(logits, validation.targets, tuning)
-        return Tuned(type(self)(self.data, self.labels, self.stored, decision=decision), told)
-
-    def validate(self, lesson: Lesson, rows: LabelledRows, *, batch_size: int) -> EvalResult:
-        """The log loss and the metrics."""
-        metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
-        plain = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        return EvalResult(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
+        decision, result = calibrate(logits, validation.targets, settings)
+        return CalibratedTask(ClassificationTask(self.data, self.labels, self.stored, decision=decision), result)
 
     def measure(self, model: Model, rows: LabelledRows, *, batch_size: int) -> Measured:
-        """`classification_metrics` and how far it is off (`calibration`); of each text the probability of every class,
-        and the ``loss``."""
+        """Compute `classification_metrics` and `calibration`; predictions have the probability of every class and the
+        ``loss``."""
         assert rows.targets is not None
         logits = predict_logits(model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
         temperature = self.decision.temperature
@@ -195,47 +296,45 @@ class ClassificationTask:
         predicted = classify(table, self.labels, self.decision.thresholds)
         metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)
         values = logits.astype(np.float64)
-        off = measure_calibration(values, rows.targets, temperature)
-        metrics |= {"ece": off["after"]["ece"], "calibration": off}
+        errors = measure_calibration(values, rows.targets, temperature)
+        metrics |= {"ece": errors["after"]["ece"], "calibration": errors}
         losses = row_losses(values / temperature, rows.targets)
-        said = self._said(rows.targets, predicted)
-        return Measured(
-            metrics,
-            [
-                row | {"probability": p, "loss": loss}
-                for row, p, loss in zip(said, table.tolist(), losses.tolist(), strict=True)
-            ],
-        )
+        predictions = self._predictions(rows.targets, predicted)
+        for prediction, row, loss in zip(predictions, table.tolist(), losses.tolist(), strict=True):
+            prediction |= {"probability": row, "loss": loss}
+        return Measured(metrics, predictions)
 
-    def _said(self, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> list[dict[str, Any]]:
+    def _predictions(self, truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> list[dict[str, Any]]:
         return [
-            {"truth": self.labels.decode(true), "predicted": self.labels.decode(told)}
-            for true, told in zip(truth, predicted, strict=True)
+            {"truth": self.labels.decode(right), "predicted": self.labels.decode(given)}
+            for right, given in zip(truth, predicted, strict=True)
         ]
 
     def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:
-        """The majority class, and TF-IDF with a linear model."""
-        learned, truth = self.strata(training), self.strata(test)
-        texts, unseen = ([example.text for example in part] for part in (training, test))
-        pair, other = seconds_of(training), seconds_of(test)
-        seconds = None if pair is None or other is None else (pair, other)
-        made = {
-            "majority": majority(learned, truth, self.labels),
-            "tfidf": tfidf(texts, learned, unseen, truth, self.labels, seconds=seconds),
+        """Evaluate the majority class, and TF-IDF with a linear model."""
+        train_targets, test_targets = self.stratify_by(training), self.stratify_by(test)
+        train_texts, test_texts = ([example.text for example in part] for part in (training, test))
+        seconds = second_texts(training, test)
+        found = {
+            "majority": majority(train_targets, test_targets, self.labels),
+            "tfidf": tfidf(train_texts, train_targets, test_texts, test_targets, self.labels, seconds=seconds),
         }
-        return {name: Measured(line.metrics, self._said(truth, line.predicted)) for name, line in made.items()}
+        return {
+            name: Measured(baseline.metrics, self._predictions(test_targets, baseline.predicted))
+            for name, baseline in found.items()
+        }
 
-    def facts(self) -> dict[str, Any]:
-        """Classes, and how long texts are read."""
+    def result_fields(self) -> dict[str, Any]:
+        """Return the classes, and the treatment of long texts."""
         return {"labels": list(self.labels.names), "long_inputs": self.data.long_inputs.kind}
 
-    def describe(self) -> dict[str, Any]:
-        """How the texts are read."""
-        told = {"kind": "classification", "data": self.data.kind} | self.data.to_metadata()
-        return told if self.decision == DEFAULT_RULE else told | {"decision": self.decision.model_dump(mode="json")}
+    def to_metadata(self) -> dict[str, Any]:
+        """Return how texts are read, and the decision rule if it was calibrated."""
+        decision = {} if self.decision == DEFAULT_RULE else {"decision": self.decision.model_dump(mode="json")}
+        return task_metadata("classification", self.data) | decision
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
-        """Label, probability, and that of every class."""
+        """Yield the label, its probability, and that of every class."""
         predictor = Predictor(
             model,
             self.tokenizer,
@@ -244,29 +343,5 @@ class ClassificationTask:
             long_inputs=self.data.long_inputs,
             decision=self.decision,
         )
-        for part in predicted_in_parts(records, self.data, source=source):
-            yield from map(asdict, predictor.predict_rows(rows_of(part, self.data, self.stored)))
-
-
-_TASKS: dict[str, Any] = {"classification": ClassificationTask, "regression": RegressionTask, "ratings": RatingsTask}
-
-
-def task_on_texts(data: TextsData, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
-    """What an objective learns from labelled texts, or pairs.
-
-    Raises:
-        UserError: as in `LabelledData.task`.
-    """
-    data.check_objective(objective)
-    chunks = ", and read longer texts with data.long_inputs.kind=chunk_mean" if data.kind == "texts" else ""
-    check_length("length", data.length, stored.config.backbone.max_position_embeddings, chunks)
-    check_head(objective.head, stored.config)
-    made: Task[Any, Any] = _TASKS[objective.kind].of(data, objective, stored, training)
-    return made
-
-
-def stored_task_on_texts(data: TextsData, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
-    """The same of a fine-tuned model; what tells of no objective is a classifier, or nothing of the kind."""
-    kind = stored.task.get("kind", "classification")
-    made: Task[Any, Any] = _TASKS.get(kind, ClassificationTask).again(data, stored, source=source)
-    return made
+        for rows in unlabelled_rows(records, self.data, self.stored, source=source):
+            yield from map(asdict, predictor.predict_rows(rows))

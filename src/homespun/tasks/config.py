@@ -1,28 +1,25 @@
-"""The unions of fine-tuning, which are its registry: what is read, and what is learned from it."""
+"""Registry of fine-tuning: the unions of its data and of its objectives, and the task of a fine-tuned model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import Field
 
 from homespun.config import Config, validate
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
-from homespun.objectives.classification import Classification
-from homespun.objectives.question_answering import ExtractiveQA
-from homespun.objectives.regression import OrdinalRegression, Regression
-from homespun.objectives.sentence_classification import SentenceClassification
-from homespun.objectives.text_to_text import TextToText
-from homespun.objectives.token_classification import TokenClassification
-from homespun.tasks.classification import LabelledData
-from homespun.tasks.protocol import Task, TaskData
-from homespun.tasks.question_answering import QuestionData
-from homespun.tasks.sentence_classification import SentencesData
-from homespun.tasks.sentence_pairs import PairsData
-from homespun.tasks.seq2seq import TextPairsData
-from homespun.tasks.token_classification import TaggedData
+from homespun.tasks.classification import Classification
+from homespun.tasks.ordinal_regression import OrdinalRegression
+from homespun.tasks.protocol import Task, TaskData, TaskObjective
+from homespun.tasks.question_answering import QuestionAnswering, QuestionData
+from homespun.tasks.regression import Regression
+from homespun.tasks.sentence_classification import SentenceClassification, SentencesData
+from homespun.tasks.seq2seq import TextToText
+from homespun.tasks.seq2seq_data import TextPairsData
+from homespun.tasks.texts import LabelledData, PairsData
+from homespun.tasks.token_classification import TaggedData, TokenClassification
 
 FinetuneData = Annotated[
     LabelledData | PairsData | SentencesData | TextPairsData | TaggedData | QuestionData, Field(discriminator="kind")
@@ -34,19 +31,29 @@ FinetuneObjective = Annotated[
     | SentenceClassification
     | TextToText
     | TokenClassification
-    | ExtractiveQA,
+    | QuestionAnswering,
     Field(discriminator="kind"),
 ]
-_BY_HEAD = {  # a checkpoint from elsewhere does not say what it was fine-tuned on
-    "token_classification": "tags",
-    "question_answering": "questions",
-    "question_answering_ffn": "questions",
-}
-_OF_THE_TASK = ("kind", "data", "learned", "decision")  # what `Task.describe` says that is no setting of the data
+_DATA: tuple[type[TaskData], ...] = get_args(get_args(FinetuneData)[0])
+_OBJECTIVES: tuple[type[TaskObjective], ...] = get_args(get_args(FinetuneObjective)[0])
+_NOT_DATA = ("kind", "data", "learned", "decision")  # keys of `Task.to_metadata` that are no settings of the data
 
 
-class _Remembered(Config):
+class _StoredData(Config):
     data: FinetuneData
+
+
+def task_from_metadata(data: TaskData, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
+    """Rebuild the task that a model was fine-tuned on; without metadata, that of the data's usual objective.
+
+    Raises:
+        UserError: the model was not fine-tuned on this data.
+    """
+    objectives = {one.model_fields["kind"].default: one for one in _OBJECTIVES}
+    objective = objectives.get(stored.task.get("kind"))
+    if objective is None or data.kind not in objective.data_kinds:
+        objective = objectives[data.default_objective]
+    return objective.task_from_metadata(data, stored, source=source)
 
 
 def stored_task(
@@ -60,37 +67,35 @@ def stored_task(
     data_set: str | None = None,
     writing: Mapping[str, Any] | None = None,
 ) -> Task[Any, Any]:
-    """The task that a model was fine-tuned for, for files with other columns where they are given.
+    """Rebuild the task that a model was fine-tuned on, for files with other columns where they are given.
 
     Args:
         stored: the model.
-        source: what messages begin with.
+        source: beginning of error messages.
         text: columns of the texts.
-        label: column of what is told of them.
+        label: column of the labels.
         encoding: of the files.
         columns: names for those without a header.
-        data_set: which of several that it learned from, each with its prefix.
-        writing: overrides, fields of `homespun.inference.batch_generation.TextGenerationConfig`.
+        data_set: one of several data sets that it learned from, each with its prefix.
+        writing: generation settings that differ from training, see
+            `homespun.inference.batch_generation.TextGenerationConfig`.
 
     Raises:
-        UserError: it was not fine-tuned, or by another version; several data sets and none of them named; or it writes
-            nothing, or not like that.
+        UserError: it was not fine-tuned, or by another version; several data sets and no ``data_set``; or ``writing``
+            for a model that does not generate text.
     """
-    told = {name: value for name, value in stored.task.items() if name not in _OF_THE_TASK and value is not None}
-    head = stored.config.head
-    elsewhere = None if head is None or "data" in stored.task else _BY_HEAD.get(head.kind)
-    kind = stored.task.get("data", "texts") if elsewhere is None else elsewhere
-    if elsewhere is not None:
-        told = {name: value for name, value in told.items() if name == "length"}
-    if writing and kind != "pairs_of_texts":
-        raise UserError(f"{source} writes no texts; leave --writing out")
+    settings = {name: value for name, value in stored.task.items() if name not in _NOT_DATA and value is not None}
+    kind = stored.task.get("data", "texts")
+    if "data" not in stored.task and (head := stored.config.head) is not None:
+        for data_class in _DATA:
+            if head.kind in data_class.from_heads:
+                kind = data_class.model_fields["kind"].default
+                settings = {name: value for name, value in settings.items() if name == "length"}
     if writing:
-        told["writing"] = {**told.get("writing", {}), **writing}
-    tree = {"data": told | {"kind": kind}}
-    data: TaskData = validate(_Remembered, tree, source=source).data
-    if isinstance(data, TextPairsData):
-        data = data.of_one(data_set)
-    elif data_set is not None:
-        raise UserError(f"{source} learned from one data set; leave --data-set {data_set} out")
-    wanted = data.with_columns(text=text, label=label, encoding=encoding, columns=columns)
-    return wanted.stored_task(stored, source=source)
+        if not any(kind == one.model_fields["kind"].default and "writing" in one.model_fields for one in _DATA):
+            raise UserError(f"{source} writes no texts; leave --writing out")
+        settings["writing"] = {**settings.get("writing", {}), **writing}
+    data: TaskData = validate(_StoredData, {"data": settings | {"kind": kind}}, source=source).data
+    data = data.select_set(data_set, source=source)
+    data = data.with_columns(text=text, label=label, encoding=encoding, columns=columns)
+    return task_from_metadata(data, stored, source=source)

@@ -1,11 +1,12 @@
-"""What every config of data says of its files."""
+"""Files of a data config, and records read from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -23,7 +24,7 @@ SplitSeed = Annotated[
 
 
 def paths(value: str | Sequence[str] | Path) -> list[str]:
-    """One input or several, as a list."""
+    """Return one input or several as a list."""
     return [str(value)] if isinstance(value, str | Path) else [str(v) for v in value]
 
 
@@ -39,10 +40,10 @@ class HasFiles(Protocol):
 
 
 def files_of(part: Part, data: HasFiles, missing: str) -> list[str]:
-    """Files of a part, none where it has none.
+    """Return the files of a part, or an empty list.
 
     Raises:
-        UserError: there are none to train on; ``missing`` is the message.
+        UserError: there are no training files; ``missing`` is the message.
     """
     given: float | str | list[str] = getattr(data, part)
     if part == "train" and not given:
@@ -52,13 +53,22 @@ def files_of(part: Part, data: HasFiles, missing: str) -> list[str]:
 
 @contextmanager
 def prefix_errors(files: str | Sequence[str] | float) -> Iterator[None]:
-    """What is wrong with the rows of these files is said with their names; a share is of no files.
+    """Put the names of ``files`` before errors raised inside; a share of other files has no name.
 
     Raises:
-        UserError: what is raised in here, with the names before it.
+        UserError: the one raised inside, with the names before it.
     """
     try:
         yield
     except UserError as error:
         names = "" if isinstance(files, float) else ", ".join(paths(files))
         raise UserError(f"{names}: {error}" if names else str(error)) from error
+
+
+def numbered_chunks(
+    records: Iterable[Mapping[str, Any]], size: int, *, source: str
+) -> Iterator[list[tuple[str, Mapping[str, Any]]]]:
+    """Yield ``size`` records at a time, each with its position for error messages."""
+    numbered = enumerate(records, start=1)
+    while chunk := list(islice(numbered, size)):
+        yield [(f"row {number} of {source}", record) for number, record in chunk]

@@ -1,9 +1,8 @@
-"""Interfaces of fine-tuning. The job, its trials and `homespun evaluate` know these interfaces and no task.
+"""Interfaces of fine-tuning. The commands know these interfaces and no task.
 
-A task is one file of this package. It has a config of its data, a `TaskData` and member of the union `FinetuneData`,
-and a class that is a `Task`; its objective is a config of `homespun.objectives`, a member of `FinetuneObjective`.
-*Examples* are what was read, one for each thing that a split may divide; *rows* are what a model is given of them, and
-there may be more rows than examples (windows of a long text) or fewer.
+A task is one file of this package: a `TaskObjective` (a member of the union `FinetuneObjective`) that builds a `Task`,
+and the `TaskData` that it reads (a member of `FinetuneData`). *Examples* are what was read, the units that a split
+divides; *rows* are what the model is given of them, more (windows of a long text) or fewer than examples.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from torch import nn
 
 from homespun.config import Config
 from homespun.data.labels import Labels
-from homespun.data.loader import Collate
+from homespun.data.loader import Collate, Loader
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.metrics.classification import Metrics
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
+from homespun.tasks.calibration import Calibration
 from homespun.tasks.files import Part, SplitSeed, files_of
-from homespun.tasks.tuning import Tuning
-from homespun.training.validation import EvalResult
+from homespun.training.validation import EvalResult, evaluate_loss
 
 Example_contra = TypeVar("Example_contra", contravariant=True)
 
 
 class TaskRows(Rows, Protocol):
-    """The rows of some examples, which they remember: what is measured needs the truth."""
+    """Rows of examples, with the truth that metrics need."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the result tells of them, such as how many texts were ``truncated``; summed over the parts."""
+        """Counts for the result, such as how many texts were ``truncated``; summed over the parts."""
 
 
 RowsOfTask = TypeVar("RowsOfTask", bound=TaskRows)
@@ -47,9 +46,9 @@ RowsOfTask = TypeVar("RowsOfTask", bound=TaskRows)
 
 @dataclass(frozen=True)
 class Measured:
-    """The metrics of a model or of a baseline on some examples, and what it said of each of them.
+    """Metrics and predictions of a model or a baseline on examples.
 
-    ``predictions`` has an object an example, in their order: ``truth``, ``predicted`` and what there is besides.
+    ``predictions`` has an object an example, in their order: ``truth``, ``predicted`` and more by task.
     """
 
     metrics: Metrics
@@ -57,17 +56,19 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What is to be trained.
+class TrainingSetup:
+    """Objective, rows and collate of one training.
 
     Args:
         objective: maps a batch to its `Loss`.
-        model: the part of it that is measured, in whatever state it is.
-        rows: what an epoch goes through.
-        collate: rows to a batch, for training and for the loss of the validation.
-        export_model: the model to keep, once the best weights are in the objective.
-        tune: the validation rows, what the recipe wants tuned, rows at a time -> the task with what was chosen on them;
-            once the best weights are in. ``None``: there is nothing to choose.
+        model: the part of it that is evaluated, with its current weights.
+        rows: training rows.
+        collate: rows to a batch, for training and for the validation loss.
+        export_model: returns the model to save, once the best weights are loaded.
+        loss_from_metrics: validation loss from the metrics; ``None``: the objective's loss on the validation rows.
+        labelled_rows: selects the validation rows that have a loss.
+        calibrate: validation rows, settings, rows at a time -> the task with the decision rule chosen on these rows,
+            after training. ``None``: there is nothing to calibrate.
     """
 
     objective: nn.Module
@@ -75,72 +76,71 @@ class Lesson:
     rows: Rows
     collate: Collate
     export_model: Callable[[], tuple[Model, ModelConfig]]
-    tune: Callable[[Any, Tuning, int], Tuned] | None = None
+    loss_from_metrics: Callable[[Metrics], float] | None = None
+    labelled_rows: Callable[[Any], Rows] | None = None
+    calibrate: Callable[[Any, Calibration, int], CalibratedTask] | None = None
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """A task that reads its model's logits otherwise, and what ``tuning`` of the result tells of that."""
+class CalibratedTask:
+    """Task with a calibrated decision rule, and the values for ``tuning`` in the result."""
 
     task: Task[Any, Any]
-    told: dict[str, Any]
+    result: dict[str, Any]
 
 
 class Task(Protocol[Example_contra, RowsOfTask]):
-    """One kind of fine-tuning, made by the config of its data."""
+    """One kind of fine-tuning, built from the configs of its data and its objective."""
 
     @property
     def data(self) -> TaskData:
-        """How it reads."""
+        """Config of the data."""
 
     @property
     def labels(self) -> Labels | None:
-        """The classes, which are stored with the model; ``None``: there are none."""
+        """Classes, which are stored with the model; ``None`` without classes."""
 
     @property
-    def measures(self) -> Sequence[str]:
-        """The metrics that tables show, by which the first models are compared."""
+    def reported_metrics(self) -> Sequence[str]:
+        """Metrics for tables; the first one compares models."""
 
-    def strata(self, examples: Sequence[Example_contra]) -> NDArray[np.int64]:
-        """(examples,) classes that a split keeps in proportion, or (examples, n), which is drawn at random, but
-        (examples, 1) are groups that it does not divide.
+    def stratify_by(self, examples: Sequence[Example_contra]) -> NDArray[np.int64]:
+        """Return the keys of a stratified or grouped split.
+
+        Returns:
+            (examples,) classes, kept in proportion; (examples, 1) groups, never divided; (examples, 0): a random split.
 
         Raises:
-            UserError: something that cannot be learned or measured, such as a label that was not seen in training.
+            UserError: an example that cannot be learned or evaluated, such as a label that was not seen in training.
         """
 
     def texts(self, examples: Sequence[Example_contra]) -> Sequence[str]:
-        """(examples,) what is read of each, as people read it: to be shown, and compared with that of other parts."""
+        """Return a readable text of each example, to show and to search for duplicates in other parts."""
 
     def rows(self, examples: Sequence[Example_contra]) -> RowsOfTask:
-        """What a model is given of them."""
+        """Return the model's input rows for examples."""
 
-    def lesson(self, objective: Any, stored: ModelBundle, training: RowsOfTask) -> Lesson:
-        """A training of ``objective`` (a member of `FinetuneObjective`) on a copy of the model in ``stored``.
+    def training_setup(self, objective: Any, stored: ModelBundle, training: RowsOfTask) -> TrainingSetup:
+        """Set up the training of ``objective`` (a member of `FinetuneObjective`) on a copy of the model in ``stored``.
 
         Raises:
-            UserError: the model cannot be trained so.
+            UserError: the model cannot be trained on this task.
         """
 
-    def validate(self, lesson: Lesson, rows: RowsOfTask, *, batch_size: int) -> EvalResult:
-        """What chooses the checkpoint: ``train.best_metric`` is its loss or a measure of it, which
-        `homespun.metrics.registry` knows by the kind of the objective."""
-
     def measure(self, model: Model, rows: RowsOfTask, *, batch_size: int) -> Measured:
-        """What the result tells. The model is where it was trained, and is left in the mode it is in."""
+        """Evaluate a model on its current device; its training mode is restored."""
 
     def baselines(self, training: Sequence[Example_contra], test: Sequence[Example_contra]) -> Mapping[str, Measured]:
-        """What a model must beat, by name; each measured as `measure` does."""
+        """Evaluate the task's baselines, by name, with the metrics of `measure`."""
 
-    def facts(self) -> dict[str, Any]:
-        """What ``result.json`` tells of the task itself."""
+    def result_fields(self) -> dict[str, Any]:
+        """Return the task's own fields of ``result.json``."""
 
-    def describe(self) -> dict[str, Any]:
-        """The ``task`` of the stored model, of which `TaskData.stored_task` makes this again. It has the ``kind`` of
-        the objective, and ``data``, the kind of the data."""
+    def to_metadata(self) -> dict[str, Any]:
+        """Return ``task`` of the stored model, from which `TaskObjective.task_from_metadata` rebuilds this task."""
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
-        """An object a record, in their order, in bounded memory; ``truncated`` in it where something was cut.
+        """Yield a prediction for each record, in order and in bounded memory; ``truncated`` where input was cut.
 
         Raises:
             UserError: beginning with ``source``: a record without the columns.
@@ -148,12 +148,16 @@ class Task(Protocol[Example_contra, RowsOfTask]):
 
 
 class TaskData(Config, ABC):
-    """Data of one kind of task: its files, how they are split and read. A subclass adds its columns and lengths."""
+    """Files of a task, their splits and columns. A subclass adds its columns and lengths."""
 
     missing: ClassVar[str]
-    """Error without training files, with the settings that name them."""
-    objectives: ClassVar[tuple[str, ...]]
-    """Kinds of objectives that train on such data, the usual one first."""
+    """Error message without training files, with the settings that name them."""
+    default_objective: ClassVar[str]
+    """Kind of the usual objective on such data."""
+    from_heads: ClassVar[tuple[str, ...]] = ()
+    """Kinds of heads of other software's checkpoints, which have no task metadata, that are read as this data."""
+    not_stored: ClassVar[tuple[str, ...]] = ()
+    """Settings that are not stored with a model."""
 
     kind: str
     train: str | list[str] = Field(default="", description="file, glob, folder or hub name, or several")
@@ -171,37 +175,21 @@ class TaskData(Config, ABC):
         return self.validation if isinstance(self.validation, float) else None
 
     def read(self, part: Part) -> list[Any] | None:
-        """Examples of a part; ``None`` where it has no files.
+        """Read the examples of a part; ``None`` where it has no files.
 
         Raises:
-            UserError: there are no training files, or these cannot be read so.
+            UserError: there are no training files, or they cannot be read.
         """
         files = files_of(part, self, self.missing)
         return self.read_files(files) if files else None
 
     @abstractmethod
     def read_files(self, inputs: Sequence[str]) -> list[Any]:
-        """Examples of any files, for `homespun evaluate`."""
-
-    @abstractmethod
-    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
-        """Task for a model and the examples that it may train on.
-
-        Raises:
-            UserError: the objective is of another kind, the model cannot do it, or a package is missing.
-        """
-
-    @abstractmethod
-    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
-        """Task of a fine-tuned model, as `Task.describe` wrote it.
-
-        Raises:
-            UserError: beginning with ``source``: the model was not fine-tuned so.
-        """
+        """Read examples from any files."""
 
     @abstractmethod
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
-        """Fields of this config for files with other columns; no ``text``, ``label=None``: those columns stay."""
+        """Return the fields of this config for other columns; no ``text`` or ``label=None`` keeps those columns."""
 
     def with_columns(
         self,
@@ -215,25 +203,96 @@ class TaskData(Config, ABC):
         kept = {"columns": list(columns) if columns else self.columns, "encoding": encoding}
         return self.model_copy(update=self.rename_columns(text or (), label) | kept)
 
-    def to_metadata(self, *without: str) -> dict[str, Any]:
-        """Settings that are stored with a model: not the files and how they are split, nor the fields ``without``."""
-        return self.model_dump(mode="json", exclude={"kind", "train", "test", "validation", "split_seed", *without})
-
-    def check_objective(self, objective: Any) -> None:
-        """Refuse an objective of another kind.
+    def select_set(self, name: str | None, *, source: str) -> TaskData:
+        """Select one of several data sets by name; ``None``: the only one.
 
         Raises:
-            UserError: naming one that fits.
+            UserError: there is no such data set, or a name is needed.
         """
-        if objective.kind not in self.objectives:
+        if name is not None:
+            raise UserError(f"{source} learned from one data set; leave --data-set {name} out")
+        return self
+
+    def stored_settings(self) -> dict[str, Any]:
+        """Return the settings that are stored with a model: no files, splits or `not_stored`."""
+        left_out = {"kind", "train", "test", "validation", "split_seed", *self.not_stored}
+        return self.model_dump(mode="json", exclude=left_out)
+
+    def task(self, objective: TaskObjective, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
+        """Build the task of an objective on this data.
+
+        Raises:
+            UserError: the objective does not train on such data, or as in `TaskObjective.task`.
+        """
+        if self.kind not in objective.data_kinds:
             raise UserError(
                 f"objective.kind={objective.kind} does not train on data.kind={self.kind}; set "
-                f"objective.kind={self.objectives[0]}, or give data of another kind"
+                f"objective.kind={self.default_objective}, or give data of another kind"
             )
+        return objective.task(self, stored, training)
+
+
+class TaskObjective(Config, ABC):
+    """Settings of what is learned on a pretrained model. A subclass adds its head and builds the task."""
+
+    data_kinds: ClassVar[tuple[str, ...]]
+    """Kinds of data that it trains on."""
+    metrics: ClassVar[tuple[str, ...]] = ()
+    """Metrics of a validation besides its loss, for ``train.best_metric``; none: the validation has its loss alone."""
+
+    kind: str
+
+    @abstractmethod
+    def task(self, data: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
+        """Build the task for a model and its training examples.
+
+        Raises:
+            UserError: the model or the examples do not fit, or a package is missing.
+        """
+
+    @classmethod
+    @abstractmethod
+    def task_from_metadata(cls, data: Any, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
+        """Rebuild the task of a fine-tuned model from `Task.to_metadata`.
+
+        Raises:
+            UserError: beginning with ``source``: the model was not fine-tuned on this task.
+        """
+
+
+def task_metadata(kind: str, data: TaskData, learned: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return ``task`` of a stored model: kinds of objective and data, settings of the data, values from training."""
+    return {"kind": kind, "data": data.kind} | ({"learned": learned} if learned else {}) | data.stored_settings()
+
+
+def validate(
+    task: Task[Any, RowsOfTask], objective: TaskObjective, setup: TrainingSetup, rows: RowsOfTask, *, batch_size: int
+) -> EvalResult:
+    """Evaluate loss and metrics on validation rows, which choose the checkpoint.
+
+    Args:
+        task: measures the model, if ``objective`` has metrics.
+        objective: names the metrics.
+        setup: the training, with the model's current weights.
+        rows: validation rows.
+        batch_size: rows at a time.
+    """
+    found = None
+    if setup.loss_from_metrics is None:
+        labelled = rows if setup.labelled_rows is None else setup.labelled_rows(rows)
+        loader = Loader(labelled, setup.collate, batch_size=batch_size, seed=0)
+        found = evaluate_loss(setup.objective, loader.once(), next(setup.model.parameters()).device)
+    metrics = task.measure(setup.model, rows, batch_size=batch_size).metrics if objective.metrics else {}
+    figures = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
+    if found is not None:
+        return EvalResult(found.loss, found.losses, figures)
+    assert setup.loss_from_metrics is not None
+    loss = setup.loss_from_metrics(metrics)
+    return EvalResult(loss, {"loss": loss}, figures)
 
 
 def check_length(name: str, length: int, limit: int, hint: str = "") -> None:
-    """Refuse a ``length`` beyond the model's ``limit``; ``hint`` says what else helps.
+    """Refuse a ``length`` beyond the model's ``limit``; ``hint`` names another way.
 
     Raises:
         UserError: naming both.

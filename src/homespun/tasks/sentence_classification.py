@@ -1,19 +1,26 @@
-"""Sentences in the context of their document, with one label each, such as the spoilers of a review."""
+"""Sentence classification: a label for each sentence of a document, read in context, such as spoilers of a review."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
-from homespun.baselines import Baseline, majority, tfidf
+from homespun.baselines import majority, tfidf
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.labels import Labels
+from homespun.data.padding import pad
+from homespun.data.rows import Row
 from homespun.data.sentence_documents import (
+    CONTEXT,
     LabelledDocument,
     SentenceWindows,
     Vector,
@@ -25,20 +32,23 @@ from homespun.inference.logits import forward_logits
 from homespun.inference.predict import probabilities
 from homespun.metrics.classification import classification_metrics, classify
 from homespun.models.bundle import ModelBundle
+from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.objectives.sentence_classification import SentenceClassification, SentenceClassificationCollator
-from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
-from homespun.training.validation import EvalResult
+from homespun.models.scalar_mix import Layers
+from homespun.models.token_heads import TokenClassificationHeadConfig
+from homespun.tasks.files import numbered_chunks
+from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
+from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, task_metadata
 
-_AHEAD = 256  # documents read ahead in prediction
+_CHUNK = 256  # documents read ahead in prediction
 _LEAST = np.finfo(np.float32).eps
 
 
 class SentencesData(TaskData):
-    """Documents whose sentences have a label each: JSON lines in the Goodreads format, or of that kind."""
+    """Documents whose sentences have a label each: JSON lines in the Goodreads format, or similar."""
 
     missing = "which documents? give data.train=FILE, with data.sentences=COLUMN, a list of [label, sentence] in each"
-    objectives = ("sentence_labels",)
+    default_objective = "sentence_labels"
 
     kind: Literal["sentences"] = "sentences"
     sentences: str = Field(
@@ -54,43 +64,143 @@ class SentencesData(TaskData):
     )
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledDocument]:
-        """The documents of any files."""
+        """Read documents from any files."""
         return read_sentence_documents(
             inputs, sentences=self.sentences, labels=self.labels, columns=self.columns, encoding=self.encoding
         )
 
-    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
-        """Labels for their sentences.
-
-        Raises:
-            UserError: another objective, documents longer than the model, or one class alone.
-        """
-        self.check_objective(objective)
-        limit = stored.config.backbone.max_position_embeddings
-        check_length("length", self.length, limit, ": longer documents are read in several parts")
-        if objective.vector == "first" and stored.config.one_text("objective.vector=first").causal:
-            raise UserError(
-                "objective.vector=first stands before its sentence, which a causal model has not read there; set "
-                "objective.vector=separator"
-            )
-        labels = Labels.collect([label for document in training for label in document.labels])
-        return SentencesTask(self, labels, stored, vector=objective.vector)
-
-    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
-        """The same, as the model was fine-tuned for it."""
-        learned = stored.task.get("learned")
-        if stored.labels is None or not isinstance(learned, Mapping) or "vector" not in learned:
-            raise UserError(f"{source} does not label sentences; fine-tune it first: homespun finetune spoilers ...")
-        return SentencesTask(self, stored.labels, stored, vector=learned["vector"])
-
     def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
-        """``text`` is the column of the sentences, ``label`` that of their labels."""
+        """Take ``text`` for the column of the sentences, ``label`` for that of their labels."""
         if len(text) > 1:
             raise UserError("the sentences of a document are in one column; give --text-field once")
         return {"sentences": text[0] if text else self.sentences, "labels": label or self.labels}
 
 
-class SentencesTask:
+class SentenceClassification(ClassTraining):
+    """A class for every sentence of a document, by cross entropy, in one pass over the document.
+
+    Each sentence is classified from its own tokens: the [SEP] after it (Cohan et al. 2019), a [CLS] before it (Liu &
+    Lapata 2019), or the mean of its tokens.
+    """
+
+    data_kinds = ("sentences",)
+    metrics = ("accuracy", "macro_f1", "weighted_f1", "log_loss", "f1", "roc_auc", "pr_auc")
+
+    kind: Literal["sentence_labels"] = "sentence_labels"
+    head: TokenClassificationHeadConfig = TokenClassificationHeadConfig()
+    vector: Vector = Field(
+        default="separator", description="what stands for a sentence: its separator, its first token, the mean of all"
+    )
+    layers: Layers = "last"
+
+    def task(
+        self, data: SentencesData, stored: ModelBundle, training: Sequence[LabelledDocument]
+    ) -> SentenceClassificationTask:
+        """Build the task with the classes of the training examples.
+
+        Raises:
+            UserError: documents longer than the model, or one class alone.
+        """
+        limit = stored.config.backbone.max_position_embeddings
+        check_length("length", data.length, limit, ": longer documents are read in several parts")
+        if self.vector == "first" and stored.config.one_text("objective.vector=first").causal:
+            raise UserError(
+                "objective.vector=first stands before its sentence, which a causal model has not read there; set "
+                "objective.vector=separator"
+            )
+        labels = Labels.collect([label for document in training for label in document.labels])
+        return SentenceClassificationTask(data, labels, stored, vector=self.vector)
+
+    @classmethod
+    def task_from_metadata(cls, data: SentencesData, stored: ModelBundle, *, source: str) -> SentenceClassificationTask:
+        """Rebuild the task of a fine-tuned model."""
+        learned = stored.task.get("learned")
+        if stored.labels is None or not isinstance(learned, Mapping) or "vector" not in learned:
+            raise UserError(f"{source} does not label sentences; fine-tune it first: homespun finetune spoilers ...")
+        return SentenceClassificationTask(data, stored.labels, stored, vector=learned["vector"])
+
+    def build(
+        self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
+    ) -> SentenceClassificationLoss:
+        """Build a new head on the backbone of ``model``, which is changed, not copied; ``config`` is its config."""
+        model, config = build_token_head(self.head, self.layers, model, config, len(labels))
+        loss = ClassLoss(weights, self.label_smoothing)
+        return SentenceClassificationLoss(model, config, loss, frozen=self.frozen)
+
+
+@dataclass(frozen=True)
+class SentenceClassificationCollate:
+    """Rows of sentences -> a `Batch` with the ``labels`` (sentences,) of the labelled sentences, and their tokens."""
+
+    pad_id: int
+    vector: Vector
+    weights: tuple[float, ...] | None = None
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Collate rows; not random."""
+        batch = pad(rows, self.pad_id)
+        table = np.full(batch.input_ids.shape, -1, dtype=np.int64)
+        labels: list[int] = []
+        for line, row in zip(table, rows, strict=True):
+            assert row.sentence_ends is not None
+            assert isinstance(row.label, np.ndarray)
+            starts = [0 if self.vector == "first" else 1, *row.sentence_ends[:-1].tolist()]
+            for start, end, label in zip(starts, row.sentence_ends.tolist(), row.label.tolist(), strict=True):
+                if label == CONTEXT:
+                    continue
+                line[self._tokens(start, end)] = len(labels)
+                labels.append(label)
+        classes = torch.tensor(labels, dtype=torch.int64)
+        count = float(len(labels)) if self.weights is None else float(np.array(self.weights)[labels].sum())
+        return dataclasses.replace(
+            batch,
+            sentences=torch.from_numpy(table),
+            labels=classes,
+            targets={"loss": count, "accuracy": float(len(labels))},
+        )
+
+    def _tokens(self, start: int, end: int) -> slice:
+        """Select the tokens of the sentence from ``start`` to ``end``, whose last one is its [SEP]."""
+        if self.vector == "first":
+            return slice(start, start + 1)
+        separator = self.vector == "separator" or end - start == 1  # which is all of an empty sentence
+        return slice(end - 1, end) if separator else slice(start, end - 1)
+
+
+def sentence_means(values: Tensor, sentences: Tensor, count: int) -> Tensor:
+    """(batch, seq, width) -> (sentences, width): the mean over the tokens of each (`Batch.sentences`)."""
+    own = sentences >= 0
+    chosen, numbers = values[own], sentences[own]  # (tokens, width), (tokens,)
+    sums = values.new_zeros(count, values.shape[-1]).index_add(0, numbers, chosen)
+    sizes = values.new_zeros(count).index_add(0, numbers, torch.ones_like(numbers, dtype=values.dtype))
+    return sums / sizes[:, None]
+
+
+class SentenceClassificationLoss(FineTuningLoss):
+    """Terms ``loss`` and ``accuracy`` (weight 0) over the labelled sentences.
+
+    The logits of a sentence are the mean of its tokens' logits, which equals the logits of their mean.
+    """
+
+    def __init__(self, model: Model, config: ModelConfig, loss: ClassLoss, *, frozen: bool = False) -> None:
+        super().__init__(model, config, frozen=frozen)
+        self.loss = loss
+
+    def forward(self, batch: Batch) -> Loss:
+        """Terms of `ClassLoss`.
+
+        Raises:
+            ValueError: the batch has no sentences.
+        """
+        if batch.labels is None or batch.sentences is None:
+            raise ValueError("sentences are labelled in a batch that has them")
+        logits = self.model(batch.input_ids, **batch.context).float()  # (batch, seq, classes)
+        logits = sentence_means(logits, batch.sentences, len(batch.labels))  # (sentences, classes)
+        terms: Loss = self.loss(logits, batch.labels)
+        return terms
+
+
+class SentenceClassificationTask:
     """Labels for the sentences of documents; see `homespun.tasks.protocol.Task`."""
 
     def __init__(self, data: SentencesData, labels: Labels, stored: ModelBundle, *, vector: Vector) -> None:
@@ -100,13 +210,13 @@ class SentencesTask:
         self.vector = vector
 
     @property
-    def measures(self) -> Sequence[str]:
-        """Areas under curves where there are two classes."""
+    def reported_metrics(self) -> Sequence[str]:
+        """Metrics for tables: areas under curves only with two classes."""
         areas = ("roc_auc", "pr_auc") if len(self.labels) == 2 else ()
         return (*areas, "macro_f1", "accuracy", "log_loss")
 
-    def strata(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
-        """The label of each document's sentences that is the rarest of all, or the most frequent of all without any.
+    def stratify_by(self, examples: Sequence[LabelledDocument]) -> NDArray[np.int64]:
+        """Stratify by the rarest label in each document; without sentences, by the most frequent label of all.
 
         Raises:
             UserError: a label that was not seen in training.
@@ -123,52 +233,49 @@ class SentencesTask:
         return self.labels.encode([label for document in examples for label in document.labels])
 
     def texts(self, examples: Sequence[LabelledDocument]) -> list[str]:
-        """The documents, their sentences joined."""
+        """Return the documents, their sentences joined."""
         return [" ".join(document.sentences) for document in examples]
 
     def rows(self, examples: Sequence[LabelledDocument]) -> SentenceWindows:
-        """A row a document, or a part of it."""
+        """Return a row a document, or a part of it."""
         return self._windows(examples, self._targets(examples))
 
     def _windows(self, examples: Sequence[LabelledDocument], targets: NDArray[np.int64] | None) -> SentenceWindows:
-        return SentenceWindows(
-            examples,
-            targets,
-            self.stored.tokenizer,
-            length=self.data.length,
-            context=self.data.context,
-            vector=self.vector,
-        )
+        tokenizer, length, context = self.stored.tokenizer, self.data.length, self.data.context
+        return SentenceWindows(examples, targets, tokenizer, length=length, context=context, vector=self.vector)
 
-    def lesson(self, objective: SentenceClassification, stored: ModelBundle, training: SentenceWindows) -> Lesson:
-        """A new head on the backbone."""
+    def training_setup(
+        self, objective: SentenceClassification, stored: ModelBundle, training: SentenceWindows
+    ) -> TrainingSetup:
+        """Build a new head on the backbone."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
-        module = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
-        collate = SentenceClassificationCollator(stored.tokenizer.pad_id, self.vector, weights)
-        return Lesson(module, module.model, training, collate, module.export_model)
-
-    def validate(self, lesson: Lesson, rows: SentenceWindows, *, batch_size: int) -> EvalResult:
-        """The log loss and the metrics, over all sentences."""
-        metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
-        plain = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-        return EvalResult(metrics["log_loss"], {"loss": metrics["log_loss"]}, plain)
+        loss = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
+        collate = SentenceClassificationCollate(stored.tokenizer.pad_id, self.vector, weights)
+        return TrainingSetup(
+            loss,
+            loss.model,
+            training,
+            collate,
+            loss.export_model,
+            loss_from_metrics=lambda metrics: float(metrics["log_loss"]),
+        )
 
     def measure(self, model: Model, rows: SentenceWindows, *, batch_size: int) -> Measured:
-        """`classification_metrics` over all sentences, and what was said of those of each document."""
+        """Compute `classification_metrics` over all sentences, and the predictions of each document."""
         assert rows.targets is not None
         if not len(rows):
             raise UserError("there is nothing to measure: no document has a sentence")
         table = self._table(model, rows, batch_size)
         predicted = classify(table, self.labels)
         metrics = classification_metrics(self.labels, rows.targets, predicted, probabilities=table)
-        return Measured(metrics | {"documents": len(rows.documents)}, self._said(rows, predicted, table))
+        return Measured(metrics | {"documents": len(rows.documents)}, self._predictions(rows, predicted, table))
 
-    def _table(self, model: Model, rows: SentenceWindows, batch_size: int) -> NDArray[np.float64]:
-        """(sentences, classes) probabilities."""
-        collate = SentenceClassificationCollator(self.stored.tokenizer.pad_id, self.vector)
+    def _table(self, model: Model, rows: SentenceWindows, batch_size: int = 32) -> NDArray[np.float64]:
+        """Compute (sentences, classes) probabilities."""
+        collate = SentenceClassificationCollate(self.stored.tokenizer.pad_id, self.vector)
         logits = np.zeros((len(rows.sizes), len(self.labels)), dtype=np.float32)
-        for numbers, part in forward_logits(model, rows, lambda some: collate(some, ()), batch_size=batch_size):
+        for numbers, part in forward_logits(model, rows, lambda chosen: collate(chosen, ()), batch_size=batch_size):
             sentences = collate([rows[number] for number in numbers], ()).sentences
             assert sentences is not None
             own = sentences.numpy()
@@ -178,62 +285,62 @@ class SentencesTask:
             logits[judged] = sums / np.bincount(own[own >= 0], minlength=len(judged))[:, None]
         return probabilities(logits, self.labels)
 
-    def _said(
+    def _predictions(
         self, rows: SentenceWindows, predicted: NDArray[np.int64], table: NDArray[np.float64] | None = None
     ) -> list[dict[str, Any]]:
-        """An object a document; its ``score`` is the share of its sentences that is right."""
+        """Return an object a document; its ``score`` is the share of its sentences that are right."""
         assert rows.targets is not None
-        said = []
-        for begin, end in zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist(), strict=True):
-            true, told = rows.targets[begin:end], predicted[begin:end]
-            line: dict[str, Any] = {
-                "truth": [str(self.labels.decode(t)) for t in true.tolist()],
-                "predicted": [str(self.labels.decode(t)) for t in told.tolist()],
-            }
-            if end > begin:
-                line["score"] = float((true == told).mean())
+        predictions = []
+        for start, end in _spans(rows):
+            truth, given = rows.targets[start:end], predicted[start:end]
+            found: dict[str, Any] = {"truth": self._names(truth), "predicted": self._names(given)}
+            if end > start:
+                found["score"] = float((truth == given).mean())
             if table is not None:
-                line["probability"] = table[begin:end].tolist()
-            if table is not None and end > begin:
-                likely = table[begin:end][np.arange(end - begin), true]
-                line["loss"] = float(-np.log(np.clip(likely, _LEAST, None)).mean())
-            said.append(line)
-        return said
+                found["probability"] = table[start:end].tolist()
+            if table is not None and end > start:
+                score_answers = table[start:end][np.arange(end - start), truth]
+                found["loss"] = float(-np.log(np.clip(score_answers, _LEAST, None)).mean())
+            predictions.append(found)
+        return predictions
+
+    def _names(self, numbers: NDArray[np.int64]) -> list[str]:
+        return [str(self.labels.decode(number)) for number in numbers.tolist()]
 
     def baselines(self, training: Sequence[LabelledDocument], test: Sequence[LabelledDocument]) -> dict[str, Measured]:
-        """The majority class, and TF-IDF with a linear model, of sentences by themselves."""
-        learned, rows = self._targets(training), self.rows(test)
+        """Evaluate the majority class, and TF-IDF with a linear model, on single sentences."""
+        train, rows = self._targets(training), self.rows(test)
         assert rows.targets is not None
-        texts, unseen = ([s for document in part for s in document.sentences] for part in (training, test))
-        made: dict[str, Baseline] = {
-            "majority": majority(learned, rows.targets, self.labels),
-            "tfidf": tfidf(texts, learned, unseen, rows.targets, self.labels),
+        train_texts, test_texts = ([s for document in part for s in document.sentences] for part in (training, test))
+        found = {
+            "majority": majority(train, rows.targets, self.labels),
+            "tfidf": tfidf(train_texts, train, test_texts, rows.targets, self.labels),
         }
-        return {name: Measured(line.metrics, self._said(rows, line.predicted)) for name, line in made.items()}
+        return {name: Measured(one.metrics, self._predictions(rows, one.predicted)) for name, one in found.items()}
 
-    def facts(self) -> dict[str, Any]:
-        """Classes, and what stands for a sentence."""
+    def result_fields(self) -> dict[str, Any]:
+        """Return the classes, and the tokens that a sentence is classified from."""
         return {"labels": list(self.labels.names), "vector": self.vector}
 
-    def describe(self) -> dict[str, Any]:
-        """How the documents are read."""
-        learned = {"vector": self.vector}
-        return {"kind": "sentence_labels", "data": self.data.kind, "learned": learned} | self.data.to_metadata()
+    def to_metadata(self) -> dict[str, Any]:
+        """Return how the documents are read."""
+        return task_metadata("sentence_labels", self.data, {"vector": self.vector})
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
-        """``label``, a list with one for each sentence, and ``probability``, a list of those of all classes."""
-        waiting = enumerate(records, start=1)
-        while part := list(islice(waiting, _AHEAD)):
-            documents = [
-                parse_document(record, self.data.sentences, where=f"row {number} of {source}")
-                for number, record in part
-            ]
+        """Yield ``label``, a list with one for each sentence, and ``probability``, a list of those of all classes."""
+        for chunk in numbered_chunks(records, _CHUNK, source=source):
+            documents = [parse_document(record, self.data.sentences, where=where) for where, record in chunk]
             rows = self._windows(documents, None)
-            table = self._table(model, rows, 32)
-            names = [str(self.labels.decode(number)) for number in classify(table, self.labels).tolist()]
-            for begin, end in zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist(), strict=True):
+            table = self._table(model, rows)
+            names = self._names(classify(table, self.labels))
+            for start, end in _spans(rows):
                 yield {
-                    "label": names[begin:end],
-                    "probability": table[begin:end].tolist(),
-                    "truncated": bool(rows.cut[begin:end].any()),
+                    "label": names[start:end],
+                    "probability": table[start:end].tolist(),
+                    "truncated": bool(rows.cut[start:end].any()),
                 }
+
+
+def _spans(rows: SentenceWindows) -> Iterator[tuple[int, int]]:
+    """Yield the first sentence of each document and the one after its last."""
+    return zip(rows.starts[:-1].tolist(), rows.starts[1:].tolist(), strict=True)

@@ -1,30 +1,33 @@
-"""Labelled texts, and pairs of texts: what every task on them reads, whatever it learns from the labels."""
+"""Labelled texts and pairs of texts: data of classification, regression and ordinal regression."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from homespun.data.labels import LabelledRows, LabelNames, Labels
-from homespun.data.long_inputs import LongInputs
+from homespun.data.labels import LabelledRows, LabelNames, Labels, get_text, read_labelled_records, read_labelled_texts
+from homespun.data.long_inputs import TRUNCATE, LongInputs, Truncate
 from homespun.data.regression import SubsetRows
 from homespun.data.rows import Rows
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
-from homespun.tasks.protocol import TaskData
+from homespun.tasks.files import numbered_chunks, paths
+from homespun.tasks.head_training import TextHeadSettings, check_head
+from homespun.tasks.protocol import TaskData, check_length
 
-_AHEAD = 4096  # records read ahead in prediction, and sorted by length together
+TEXT_KINDS = ("texts", "pairs")
+_CHUNK = 4096  # records read ahead in prediction, and sorted by length together
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text, or a pair of texts, and its label, or its labels where it may have several."""
+    """A text, or a pair of texts, with its label, or its labels where it may have several."""
 
     text: str
     label: str | tuple[str, ...]
@@ -34,7 +37,7 @@ class LabelledText:
 class TextsData(TaskData):
     """Labelled texts or pairs of texts."""
 
-    objectives = ("classification", "regression", "ratings")
+    default_objective = "classification"
 
     label: str = Field(default="label", description="column of the label, the number or the rating")
     length: int = Field(
@@ -45,39 +48,135 @@ class TextsData(TaskData):
 
         @property
         def long_inputs(self) -> LongInputs:
-            """How texts longer than ``length`` are read."""
+            """Treatment of texts longer than ``length``."""
 
     @abstractmethod
     def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str | None]:
-        """The text of a record, and the second of a pair.
+        """Return the text of a record, and the second text of a pair.
 
         Raises:
-            UserError: beginning with ``where``: it has not got these columns.
+            UserError: beginning with ``where``: a column is missing.
         """
 
 
+class LabelledData(TextsData):
+    """Labelled texts, and how to read them."""
+
+    missing = "which labelled texts? give data.train=FILE, with data.text=COLUMN and data.label=COLUMN"
+    not_stored = ("multi_label",)  # which the stored labels have
+
+    kind: Literal["texts"] = "texts"
+    text: str | list[str] = Field(default="text", description="column of the text; several are joined with a space")
+    multi_label: bool = Field(default=False, description="a text may have several labels, or none")
+    separator: str | None = Field(
+        default=None, min_length=1, description="between the labels of one text; a comma where not given"
+    )
+    long_inputs: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
+
+    def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
+        """Read labelled texts from any files."""
+        texts, found = read_labelled_texts(
+            inputs,
+            text=self.text,
+            label=self.label,
+            columns=self.columns,
+            encoding=self.encoding,
+            multi_label=self.multi_label,
+            separator=self.separator,
+        )
+        labels: Sequence[str | tuple[str, ...]] = found
+        return [LabelledText(text, label) for text, label in zip(texts, labels, strict=True)]
+
+    def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str | None]:
+        """Return the text of a record."""
+        return get_text(record, paths(self.text), where=where), None
+
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """Take ``text`` for the columns of the text, ``label`` for that of the label."""
+        return {"text": list(text) if text else self.text, "label": label or self.label}
+
+
+class PairsData(TextsData):
+    """Pairs of texts with a label, a number or a rating each, read as ``[CLS] first [SEP] second [SEP]``.
+
+    ``length`` is that of both texts together; in a longer pair the longer text is cut first. Pairs with an empty side
+    are counted (``one_sided``) and not trained on.
+    """
+
+    missing = "which pairs? give data.train=FILE, with data.first=COLUMN, data.second=COLUMN and data.label=COLUMN"
+
+    kind: Literal["pairs"] = "pairs"
+    first: str | list[str] = Field(default="first", description="column of the first text; several are joined")
+    second: str | list[str] = Field(default="second", description="column of the second text; several are joined")
+
+    @property
+    def long_inputs(self) -> Truncate:
+        """Truncation: pairs are never read in chunks."""
+        return TRUNCATE
+
+    def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
+        """Read pairs from any files."""
+        if self.first == self.second:
+            raise UserError(f"data.first and data.second are the same column, {self.first!r}; name two")
+        pairs = []
+        for record, label, where in read_labelled_records(
+            inputs, label=self.label, columns=self.columns, encoding=self.encoding
+        ):
+            first, second = self.texts_of(record, where=where)
+            pairs.append(LabelledText(first, label, second))
+        return pairs
+
+    def texts_of(self, record: Mapping[str, Any], *, where: str) -> tuple[str, str]:
+        """Return both texts of a record."""
+        first, second = (get_text(record, paths(columns), where=where) for columns in (self.first, self.second))
+        return first, second
+
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """Take ``text`` for two columns, of the first text and of the second.
+
+        Raises:
+            UserError: there are not two.
+        """
+        if text and len(text) != 2:
+            raise UserError(f"the model reads pairs: give --text-field twice, not {len(text)} times")
+        first, second = text or (self.first, self.second)
+        return {"first": first, "second": second, "label": label or self.label}
+
+
+def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelBundle) -> None:
+    """Refuse texts longer than the model, and a head on the first token of a causal model.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    chunks = ", and read longer texts with data.long_inputs.kind=chunk_mean" if data.kind == "texts" else ""
+    check_length("length", data.length, stored.config.backbone.max_position_embeddings, chunks)
+    check_head(objective.head, stored.config)
+
+
 def labels_of(examples: Sequence[LabelledText]) -> LabelNames:
-    """Their labels."""
+    """Return the label, or the labels, of each example."""
     names: Any = [example.label for example in examples]
     return names  # type: ignore[no-any-return]  # all of one type or all of the other, as `read_labelled_texts` gave them
 
 
-def seconds_of(examples: Sequence[LabelledText]) -> list[str] | None:
-    """The second texts, where the examples are pairs."""
-    if not examples or examples[0].second is None:
+def second_texts(*parts: Sequence[LabelledText]) -> Any:
+    """Return the second texts of each part; ``None`` where a part has no pairs."""
+    if not all(examples and examples[0].second is not None for examples in parts):
         return None
-    return [example.second or "" for example in examples]
+    return tuple([example.second or "" for example in examples] for examples in parts)
 
 
-def shown(examples: Sequence[LabelledText]) -> list[str]:
-    """Each as people read it."""
+def readable_texts(examples: Sequence[LabelledText]) -> list[str]:
+    """Return each text, or both of a pair with a bar between them."""
     return [e.text if e.second is None else f"{e.text} | {e.second}" for e in examples]
 
 
 def rows_of(
     examples: Sequence[LabelledText], data: TextsData, stored: ModelBundle, *, names: Labels | None = None
 ) -> LabelledRows:
-    """A row a text or pair; with ``names`` it has its class."""
+    """Return a row a text or pair; with ``names`` it has its class."""
+    seconds = second_texts(examples)
     return LabelledRows(
         [example.text for example in examples],
         None if names is None else labels_of(examples),
@@ -85,28 +184,31 @@ def rows_of(
         length=data.length,
         long_inputs=data.long_inputs,
         names=names,
-        pairs=seconds_of(examples),
+        pairs=None if seconds is None else seconds[0],
         segments=stored.config.backbone.type_vocab_size > 1,
     )
 
 
-def whole_pairs(rows: Rows, one_sided: Any) -> Rows:
-    """The rows to learn from: without pairs of which one side is empty."""
-    if not one_sided.any():
+def rows_without(rows: Rows, left_out: NDArray[np.bool_]) -> Rows:
+    """Return the training rows but for those ``left_out``, such as pairs with an empty side.
+
+    Raises:
+        UserError: nothing is left.
+    """
+    if not left_out.any():
         return rows
-    places = np.flatnonzero(~one_sided)
-    if not len(places):
+    kept = np.flatnonzero(~left_out)
+    if not len(kept):
         raise UserError(
             "in every pair of the training one side is empty; are data.first and data.second the right columns?"
         )
-    return SubsetRows(rows, places)
+    return SubsetRows(rows, kept)
 
 
-def predicted_in_parts(
-    records: Iterable[Mapping[str, Any]], data: TextsData, *, source: str
-) -> Iterator[list[LabelledText]]:
-    """The records as examples without labels, a few thousand at a time."""
-    waiting = enumerate(records, start=1)
-    while part := list(islice(waiting, _AHEAD)):
-        read = [data.texts_of(record, where=f"row {number} of {source}") for number, record in part]
-        yield [LabelledText(text, "", second) for text, second in read]
+def unlabelled_rows(
+    records: Iterable[Mapping[str, Any]], data: TextsData, stored: ModelBundle, *, source: str
+) -> Iterator[LabelledRows]:
+    """Yield rows of the records, a few thousand at a time."""
+    for chunk in numbered_chunks(records, _CHUNK, source=source):
+        texts = [data.texts_of(record, where=where) for where, record in chunk]
+        yield rows_of([LabelledText(text, "", second) for text, second in texts], data, stored)

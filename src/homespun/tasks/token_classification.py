@@ -1,20 +1,26 @@
-"""Tagging words: chunks, names of people and places, parts of speech."""
+"""Token classification: a tag for each word, such as names or parts of speech (Devlin et al. 2019, section 5.3)."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch import Tensor
 
-from homespun.baselines import frequent_tags
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.labels import Labels, get_text
-from homespun.data.loader import Loader
+from homespun.data.loader import Collate
+from homespun.data.padding import pad
+from homespun.data.rows import Row
 from homespun.data.token_labels import (
     IGNORE_INDEX,
     TaggedWords,
@@ -27,14 +33,17 @@ from homespun.errors import UserError
 from homespun.inference.token_classification import decode_tags, extract_entities, predict_tag_probabilities
 from homespun.metrics.sequence_labels import ENTITY_METRICS, WORD_METRICS, EntityMetrics, are_entities, word_metrics
 from homespun.models.bundle import ModelBundle
+from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.models.scalar_mix import kind_of_head
-from homespun.objectives.token_classification import TokenClassification
-from homespun.tasks.protocol import Lesson, Measured, Task, TaskData, check_length
+from homespun.models.scalar_mix import Layers, kind_of_head
+from homespun.models.token_heads import TokenClassificationHeadConfig
+from homespun.objectives.mlm import gather_positions
+from homespun.tasks.files import numbered_chunks
+from homespun.tasks.head_training import ClassLoss, ClassTraining, FineTuningLoss, build_token_head
+from homespun.tasks.protocol import Measured, TaskData, TrainingSetup, check_length, task_metadata
 from homespun.text.tokenizer import Tokenizer
-from homespun.training.validation import EvalResult, evaluate_loss
 
-_AHEAD = 1024  # records read ahead in prediction, and sorted by length together
+_CHUNK = 1024  # records read ahead in prediction, and sorted by length together
 _WORD = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
 
@@ -42,7 +51,9 @@ class TaggedData(TaskData):
     """Words with a tag each, and how to read them."""
 
     missing = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
-    objectives = ("tagging",)
+    default_objective = "tagging"
+    from_heads = ("token_classification",)
+    not_stored = ("encoding",)
 
     kind: Literal["tags"] = "tags"
     words: str = Field(default="words", description="column of the words; of a CoNLL file the first is called so")
@@ -53,38 +64,105 @@ class TaggedData(TaskData):
     stride: int = Field(default=32, ge=0, description="of a longer sentence: tokens that a window repeats")
 
     def read_files(self, inputs: Sequence[str]) -> list[TaggedWords]:
-        """The sentences of any files."""
+        """Read tagged sentences from any files."""
         return read_tagged_words(inputs, words=self.words, tags=self.tags, columns=self.columns, encoding=self.encoding)
 
-    def task(self, objective: Any, stored: ModelBundle, training: Sequence[Any]) -> Task[Any, Any]:
-        """Tagging them.
+    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
+        """Take ``text`` for the column of the words, ``label`` for that of the tags."""
+        return {"words": text[0] if text else self.words, "tags": label or self.tags}
+
+
+class TokenClassification(ClassTraining):
+    """A tag for each word, by cross entropy over its first piece."""
+
+    data_kinds = ("tags",)
+    metrics = ("f1", "precision", "recall", "accuracy", "macro_f1")
+
+    kind: Literal["tagging"] = "tagging"
+    head: TokenClassificationHeadConfig = TokenClassificationHeadConfig()
+    layers: Layers = "last"
+
+    def task(self, data: TaggedData, stored: ModelBundle, training: Sequence[TaggedWords]) -> TokenClassificationTask:
+        """Build the task with the tags of the training examples.
 
         Raises:
-            UserError: another objective, a length beyond the model's, one tag alone, or seqeval is not installed.
+            UserError: a length beyond the model's, one tag alone, or seqeval is not installed.
         """
-        self.check_objective(objective)
         limit = stored.config.backbone.max_position_embeddings
-        check_length("length", self.length, limit, ": longer sentences are read in windows")
+        check_length("length", data.length, limit, ": longer sentences are read in windows")
         labels = Labels.collect([tag for sentence in training for tag in sentence.tags])
-        return TaggingTask(self, labels, stored)
+        return TokenClassificationTask(data, labels, stored)
 
-    def stored_task(self, stored: ModelBundle, *, source: str) -> Task[Any, Any]:
-        """Tagging, as the model was fine-tuned for it, here or elsewhere."""
+    @classmethod
+    def task_from_metadata(cls, data: TaggedData, stored: ModelBundle, *, source: str) -> TokenClassificationTask:
+        """Rebuild the task of a model that was fine-tuned here or with other software."""
         head = stored.config.head
         if stored.labels is None or head is None or kind_of_head(head) != "token_classification":
             raise UserError(
                 f"{source} does not tag words; fine-tune it first: homespun finetune tag ... --from {source}"
             )
-        length = min(self.length, stored.config.backbone.max_position_embeddings)
-        data = self.model_copy(update={"length": length, "stride": min(self.stride, (length - 2) // 2)})
-        return TaggingTask(data, stored.labels, stored)
+        length = min(data.length, stored.config.backbone.max_position_embeddings)
+        data = data.model_copy(update={"length": length, "stride": min(data.stride, (length - 2) // 2)})
+        return TokenClassificationTask(data, stored.labels, stored)
 
-    def rename_columns(self, text: Sequence[str], label: str | None) -> dict[str, Any]:
-        """``text`` is the column of the words, ``label`` that of the tags."""
-        return {"words": text[0] if text else self.words, "tags": label or self.tags}
+    def collate(self, pad_id: int, *, weights: tuple[float, ...] | None = None) -> Collate:
+        """Build the collate; ``weights`` as given to `build`."""
+        return TokenClassificationCollate(pad_id, weights)
+
+    def build(
+        self, model: Model, config: ModelConfig, labels: Labels, *, weights: tuple[float, ...] | None = None
+    ) -> TokenClassificationLoss:
+        """Build a new head on the backbone of ``model``, which is changed, not copied; ``config`` is its config."""
+        model, config = build_token_head(self.head, self.layers, model, config, len(labels))
+        loss = ClassLoss(weights, self.label_smoothing, smooth_evaluation=False)
+        return TokenClassificationLoss(model, config, loss, frozen=self.frozen)
 
 
-class TaggingTask:
+@dataclass(frozen=True)
+class TokenClassificationCollate:
+    """Rows whose ``label`` is (tokens,) to a `Batch` with ``positions`` and ``labels`` of the labelled tokens."""
+
+    pad_id: int
+    weights: tuple[float, ...] | None = None
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Collate rows; not random."""
+        batch = pad(rows, self.pad_id)
+        table = np.full(batch.input_ids.shape, IGNORE_INDEX, dtype=np.int64)
+        for line, row in zip(table, rows, strict=True):
+            if isinstance(row.label, np.ndarray):
+                line[: len(row.label)] = row.label
+        flat = table.ravel()
+        positions = np.flatnonzero(flat != IGNORE_INDEX)
+        labels = flat[positions]
+        count = float(len(labels)) if self.weights is None else float(np.array(self.weights)[labels].sum())
+        return dataclasses.replace(
+            batch,
+            positions=torch.from_numpy(positions),
+            labels=torch.from_numpy(labels),
+            targets={"loss": count, "accuracy": float(len(labels))},
+        )
+
+
+class TokenClassificationLoss(FineTuningLoss):
+    """Terms ``loss`` and ``accuracy`` (weight 0) over the words. The head runs only on labelled tokens."""
+
+    def __init__(self, model: Model, config: ModelConfig, loss: ClassLoss, *, frozen: bool = False) -> None:
+        super().__init__(model, config, frozen=frozen)
+        self.loss = loss
+
+    def forward(self, batch: Batch) -> Loss:
+        """Terms of `ClassLoss`."""
+        if batch.labels is None or batch.positions is None:
+            raise ValueError("tagging needs a batch with labels and their positions")
+        assert self.model.head is not None
+        hidden = self.model.read(batch.input_ids, batch.context)
+        logits: Tensor = self.model.head(gather_positions(hidden, batch.positions)).float()  # (words, tags)
+        terms: Loss = self.loss(logits, batch.labels)
+        return terms
+
+
+class TokenClassificationTask:
     """Tags for words; see `homespun.tasks.protocol.Task`."""
 
     def __init__(self, data: TaggedData, labels: Labels, stored: ModelBundle) -> None:
@@ -92,89 +170,76 @@ class TaggingTask:
         self.labels = labels
         self.tokenizer: Tokenizer = stored.tokenizer
         spans = are_entities(labels.names)
-        self.measures = ENTITY_METRICS if spans else WORD_METRICS
+        self.reported_metrics = ENTITY_METRICS if spans else WORD_METRICS
         self._metrics = EntityMetrics() if spans else word_metrics
 
-    def strata(self, examples: Sequence[TaggedWords]) -> NDArray[np.int64]:
-        """Sentences are drawn at random."""
+    def stratify_by(self, examples: Sequence[TaggedWords]) -> NDArray[np.int64]:
+        """Split at random."""
         return np.zeros((len(examples), 0), dtype=np.int64)
 
     def texts(self, examples: Sequence[TaggedWords]) -> list[str]:
-        """The words, joined by spaces."""
+        """Return the words, joined by spaces."""
         return [" ".join(one.words) for one in examples]
 
     def rows(self, examples: Sequence[TaggedWords]) -> TokenLabelRows:
-        """A row a sentence, several where it is longer."""
+        """Return a row a sentence, several for a longer one."""
         return TokenLabelRows(
             examples, self.tokenizer, length=self.data.length, stride=self.data.stride, names=self.labels
         )
 
-    def lesson(self, objective: TokenClassification, stored: ModelBundle, training: TokenLabelRows) -> Lesson:
-        """A new head on the encoder."""
+    def training_setup(
+        self, objective: TokenClassification, stored: ModelBundle, training: TokenLabelRows
+    ) -> TrainingSetup:
+        """Build a new head on the encoder."""
         if not len(training):
             raise UserError("there is nothing to learn: no sentence of the training has a word")
         numbers = [training[index].label for index in range(len(training))] if objective.class_weights else []
         targets = np.concatenate([np.zeros(0, np.int64), *(np.asarray(one) for one in numbers)])
         weights = objective.weights(self.labels, targets[targets != IGNORE_INDEX])
-        module = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
-        return Lesson(
-            module,
-            module.model,
-            training,
-            objective.collate(self.tokenizer.pad_id, weights=weights),
-            module.export_model,
-        )
-
-    def validate(self, lesson: Lesson, rows: TokenLabelRows, *, batch_size: int) -> EvalResult:
-        """The loss over the words, and the metrics."""
-        loader = Loader(rows, lesson.collate, batch_size=batch_size, seed=0)
-        found = evaluate_loss(lesson.objective, loader.once(), next(lesson.model.parameters()).device)
-        metrics = self.measure(lesson.model, rows, batch_size=batch_size).metrics
-        plain = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        return EvalResult(found.loss, found.losses, plain)
+        loss = objective.build(copy.deepcopy(stored.model), stored.config, self.labels, weights=weights)
+        collate = objective.collate(self.tokenizer.pad_id, weights=weights)
+        return TrainingSetup(loss, loss.model, training, collate, loss.export_model)
 
     def measure(self, model: Model, rows: TokenLabelRows, *, batch_size: int) -> Measured:
-        """Entities and words; ``predicted`` are the tags, ``score`` the share of words that are right."""
-        tables = predict_tag_probabilities(
-            model, rows, tags=len(self.labels), pad_id=self.tokenizer.pad_id, batch_size=batch_size
-        )
+        """Compute metrics of entities and words; ``score`` is the share of words with the right tag."""
+        tables = self._probabilities(model, rows, batch_size)
         return self._measured(rows.sentences, [decode_tags(table, self.labels) for table in tables])
 
-    def _measured(self, sentences: Sequence[TaggedWords], told: Sequence[list[str]]) -> Measured:
-        said = []
-        for sentence, tags in zip(sentences, told, strict=True):
+    def _probabilities(self, model: Model, rows: TokenLabelRows, batch_size: int = 32) -> list[NDArray[np.float64]]:
+        pad_id = self.tokenizer.pad_id
+        return predict_tag_probabilities(model, rows, tags=len(self.labels), pad_id=pad_id, batch_size=batch_size)
+
+    def _measured(self, sentences: Sequence[TaggedWords], predicted: Sequence[list[str]]) -> Measured:
+        predictions = []
+        for sentence, tags in zip(sentences, predicted, strict=True):
             right = [a == b for a, b in zip(sentence.tags, tags, strict=True)]
             score = {"score": sum(right) / len(right)} if right else {}
-            said.append({"truth": list(sentence.tags), "predicted": tags} | score)
-        return Measured(self._metrics([sentence.tags for sentence in sentences], told), said)
+            predictions.append({"truth": list(sentence.tags), "predicted": tags} | score)
+        return Measured(self._metrics([sentence.tags for sentence in sentences], predicted), predictions)
 
     def baselines(self, training: Sequence[TaggedWords], test: Sequence[TaggedWords]) -> dict[str, Measured]:
-        """The most frequent tag of each word."""
-        learned = [(one.words, one.tags) for one in training]
-        told = frequent_tags(learned, [sentence.words for sentence in test])
-        return {"frequent-tag": self._measured(test, told)}
+        """Evaluate the most frequent tag of each word."""
+        return {"frequent-tag": self._measured(test, frequent_tags(training, [one.words for one in test]))}
 
-    def facts(self) -> dict[str, Any]:
-        """The tags."""
+    def result_fields(self) -> dict[str, Any]:
+        """Return the tags."""
         return {"labels": list(self.labels.names)}
 
-    def describe(self) -> dict[str, Any]:
-        """How the sentences are read."""
-        return {"kind": "tagging", "data": self.data.kind} | self.data.to_metadata("encoding")
+    def to_metadata(self) -> dict[str, Any]:
+        """Return how the sentences are read."""
+        return task_metadata("tagging", self.data)
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
-        """``words``, ``tags``, and ``entities`` with where they begin and end in the text, in characters.
+        """Yield ``words``, ``tags``, and ``entities`` with their start and end in the text, in characters.
 
-        A record has a list of words, whose text is they joined by a space; or a text, which is cut into words and
-        marks. ``offsets`` tell where each of these is.
+        A record has a list of words, whose text joins them by spaces; or a text, which is cut into words and
+        punctuation. ``offsets`` are the positions of these.
         """
-        waiting = enumerate(records, start=1)
-        while part := list(islice(waiting, _AHEAD)):
-            texts = [self._words(record, f"row {number} of {source}") for number, record in part]
+        for chunk in numbered_chunks(records, _CHUNK, source=source):
+            texts = [self._words(record, where) for where, record in chunk]
             rows = self.rows([TaggedWords(tuple(text[start:end] for start, end in spans)) for text, spans in texts])
-            tables = predict_tag_probabilities(model, rows, tags=len(self.labels), pad_id=self.tokenizer.pad_id)
-            for (text, spans), table in zip(texts, tables, strict=True):
-                yield self._said(text, spans, decode_tags(table, self.labels), table)
+            for (text, spans), table in zip(texts, self._probabilities(model, rows), strict=True):
+                yield self._prediction(text, spans, decode_tags(table, self.labels), table)
 
     def _words(self, record: Mapping[str, Any], where: str) -> tuple[str, list[tuple[int, int]]]:
         value = record.get(self.data.words)
@@ -182,11 +247,11 @@ class TaggingTask:
             words = get_list(record, self.data.words, where=where)
             return " ".join(words), word_spans(words)
         column = self.data.words if self.data.words in record or "text" not in record else "text"
-        get_text(record, [column], where=where)  # says what is wrong with it
+        get_text(record, [column], where=where)  # raises where the column cannot be read
         text = str(record[column] or "")
         return text, [match.span() for match in _WORD.finditer(text)]
 
-    def _said(
+    def _prediction(
         self, text: str, spans: Sequence[tuple[int, int]], tags: list[str], table: NDArray[np.float64]
     ) -> dict[str, Any]:
         found = [
@@ -199,6 +264,23 @@ class TaggingTask:
             }
             for name, first, last in extract_entities(tags)
         ]
-        told: dict[str, Any] = {"words": [text[start:end] for start, end in spans], "tags": tags}
-        told |= {"offsets": [list(span) for span in spans], "entities": found, "truncated": False}
-        return told
+        words = [text[start:end] for start, end in spans]
+        offsets = [list(span) for span in spans]
+        return {"words": words, "tags": tags, "offsets": offsets, "entities": found, "truncated": False}
+
+
+def frequent_tags(training: Iterable[TaggedWords], sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Tag each word with its most frequent tag in ``training``, and a new word with the most frequent tag of all."""
+    by_word: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    every: Counter[str] = Counter()
+    for sentence in training:
+        every.update(sentence.tags)
+        for word, tag in zip(sentence.words, sentence.tags, strict=True):
+            by_word[word][tag] += 1
+    best = {word: _most_frequent(counts) for word, counts in by_word.items()}
+    usual = _most_frequent(every)
+    return [[best.get(word, usual) for word in words] for words in sentences]
+
+
+def _most_frequent(counts: Counter[str]) -> str:
+    return min(counts, key=lambda tag: (-counts[tag], tag))

@@ -1,7 +1,8 @@
-"""Shared by the fine-tuning objectives: a new head on a pretrained model, class weights, and the loss of one class."""
+"""Shared parts of fine-tuning objectives: new heads on a pretrained model, class weights, cross-entropy."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Protocol
 
@@ -12,8 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from homespun.batch import Loss, Term
-from homespun.config import Config
+from homespun.batch import Batch, Loss, Term
 from homespun.data.labels import Labels
 from homespun.data.long_inputs import LongInputs
 from homespun.errors import UserError, nearest
@@ -25,9 +25,11 @@ from homespun.models.last_layers import LayerCount
 from homespun.models.model import Model
 from homespun.models.scalar_mix import Layers, on_layers
 from homespun.models.sequence_heads import SequenceHeadConfig, reads_first
+from homespun.objectives.protocol import ClassifierOutput
+from homespun.tasks.protocol import TaskObjective
 
 
-class HasTextHead(Protocol):
+class TextHeadSettings(Protocol):
     """Objective with a head on whole texts."""
 
     head: SequenceHeadConfig
@@ -36,7 +38,7 @@ class HasTextHead(Protocol):
 
 
 def build_text_head(
-    objective: HasTextHead, model: Model, config: ModelConfig, num_labels: int, long_inputs: LongInputs
+    objective: TextHeadSettings, model: Model, config: ModelConfig, num_labels: int, long_inputs: LongInputs
 ) -> tuple[nn.Module, ModelConfig]:
     """Build a new head on whole texts, and the config of the model with it.
 
@@ -46,15 +48,19 @@ def build_text_head(
         UserError: the head reads the first token, and the model is causal.
     """
     check_head(objective.head, config)
-    own: SequenceHeadConfig = objective.head.model_copy(update={"num_labels": num_labels})
-    chunks, above = long_inputs.chunks, long_inputs.layers
-    pooled = ChunkPoolHeadConfig(head=own, chunks=chunks, layers=above) if above else own
+    head: SequenceHeadConfig = objective.head.model_copy(update={"num_labels": num_labels})
+    chunks, layers = long_inputs.chunks, long_inputs.layers
+    pooled = ChunkPoolHeadConfig(head=head, chunks=chunks, layers=layers) if layers else head
     head_config = on_layers(pooled, objective.layers, objective.last_layers)
     return _build(head_config, model, config)
 
 
-def build_token_head(head: HeadConfig, layers: Layers, model: Model, config: ModelConfig) -> tuple[Model, ModelConfig]:
-    """Put a new head on the tokens of ``model``, which is taken over, not copied; ``config`` is its config."""
+def build_token_head(
+    head: HeadConfig, layers: Layers, model: Model, config: ModelConfig, num_labels: int | None = None
+) -> tuple[Model, ModelConfig]:
+    """Build a new head on the tokens of ``model``, which is changed, not copied; ``config`` is its config."""
+    if num_labels is not None:
+        head = head.model_copy(update={"num_labels": num_labels})
     built, config = _build(on_layers(head, layers), model, config)
     return Model(model.backbone, built, reader=config.reader), config
 
@@ -66,7 +72,7 @@ def _build(head_config: HeadConfig, model: Model, config: ModelConfig) -> tuple[
 
 
 def check_head(head: SequenceHeadConfig, config: ModelConfig) -> None:
-    """Whether what a head goes by can say anything of a text.
+    """Refuse a head on the first token of a causal model.
 
     Raises:
         UserError: see `check_first_token`.
@@ -77,10 +83,10 @@ def check_head(head: SequenceHeadConfig, config: ModelConfig) -> None:
 
 
 def check_first_token(what: str, config: ModelConfig, *, way_out: str) -> None:
-    """Whether the vector of the first token can say anything of a text.
+    """Refuse a causal model, whose first token attends to no other token.
 
     Raises:
-        UserError: it cannot, as the stack is causal: no other token is read there.
+        UserError: ``what`` reads the first token of a causal model; ``way_out`` is the rest of the message.
     """
     if not isinstance(config.backbone, EncoderDecoderConfig) and config.backbone.causal:
         raise UserError(
@@ -92,8 +98,8 @@ def check_first_token(what: str, config: ModelConfig, *, way_out: str) -> None:
 ClassWeight = Annotated[float, Field(gt=0)]
 
 
-class ClassTraining(Config):
-    """Settings of objectives that learn classes; a subclass adds its head."""
+class ClassTraining(TaskObjective):
+    """Settings of objectives on classes; a subclass adds its head."""
 
     frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
     class_weights: Literal["balanced"] | dict[str, ClassWeight] | None = Field(
@@ -102,13 +108,13 @@ class ClassTraining(Config):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
 
     def weights(self, labels: Labels, targets: NDArray[np.int64]) -> tuple[float, ...] | None:
-        """The weight of each class, in the order of ``labels``; ``targets`` are those of the training rows.
+        """Compute the weight of each class, in the order of ``labels``, from the ``targets`` of the training rows.
 
-        ``balanced`` gives every class the same say, ``rows / (classes * rows of the class)`` as scikit-learn does;
-        of several labels a text, each label's positives weigh as much as its negatives. Classes not named weigh 1.
+        ``balanced`` is ``rows / (classes * rows of the class)`` as in scikit-learn; with several labels a text, each
+        label's positives weigh as much as its negatives. Classes without a given weight have 1.
 
         Raises:
-            UserError: a weight for a class that is not there.
+            UserError: a weight for an unknown class.
         """
         if self.class_weights is None:
             return None
@@ -131,10 +137,10 @@ class ClassLoss(nn.Module):
     With class weights the mean is a weighted one, as in `torch.nn.CrossEntropyLoss`.
 
     Args:
-        weights: (classes,) weights; ``None``: all alike.
+        weights: (classes,) weights; ``None``: all 1.
         label_smoothing: as in `torch.nn.CrossEntropyLoss`.
-        smooth_evaluation: smooth in evaluation mode too. Objectives differ: those of texts and of sentences do, that of
-            tags does not.
+        smooth_evaluation: smooth in evaluation mode too, as classification of texts and of sentences does and token
+            classification does not.
     """
 
     class_weights: Tensor | None
@@ -156,11 +162,67 @@ class ClassLoss(nn.Module):
         return Loss({"loss": Term(loss, count), "accuracy": Term(right, len(labels), weight=0.0)})
 
     def multi_label(self, logits: Tensor, labels: Tensor) -> Loss:
-        """The terms of (rows, classes) zeros and ones, by binary cross-entropy; ``accuracy``: the whole row is right.
+        """Terms of (rows, classes) zeros and ones, by binary cross-entropy; ``accuracy``: all of the row is right.
 
         Class weights are those of the positives, as in `torch.nn.BCEWithLogitsLoss`.
         """
-        smooth = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
-        loss = F.binary_cross_entropy_with_logits(logits, smooth, pos_weight=self.class_weights, reduction="sum")
+        smoothed = labels.float() * (1 - self.label_smoothing) + self.label_smoothing / 2
+        loss = F.binary_cross_entropy_with_logits(logits, smoothed, pos_weight=self.class_weights, reduction="sum")
         right = ((logits > 0) == labels.bool()).all(dim=1).sum().float()
         return Loss({"loss": Term(loss, labels.numel()), "accuracy": Term(right, len(labels), weight=0.0)})
+
+
+class FineTuningLoss(nn.Module):
+    """Base of the losses of fine-tuning: the model that is trained, with its config.
+
+    Args:
+        model: backbone and head, changed by training, not copied.
+        config: its config.
+        frozen: train the head alone; the backbone stays in evaluation mode.
+    """
+
+    def __init__(self, model: Model, config: ModelConfig, *, frozen: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+        if frozen:
+            model.freeze(model.backbone)
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """Return the trained model, without cached features, and its config."""
+        model = self.model
+        reader = self.config.reader
+        return Model(model.backbone, model.head, reader=reader, special_tokens=model.special_tokens), self.config
+
+
+class TextLoss(FineTuningLoss, ABC):
+    """Base of the losses of a head on whole texts, which may be wrapped: `homespun.objectives.protocol.HasLogits`."""
+
+    def forward(self, batch: Batch) -> Loss:
+        """Terms of the loss."""
+        return self.output(batch).loss
+
+    def logits(self, batch: Batch) -> Tensor:
+        """Compute (texts, labels) float32 logits."""
+        return self._logits(self.model.read(batch.input_ids, batch.context), batch)
+
+    def output(self, batch: Batch) -> ClassifierOutput:
+        """Compute hidden states, logits and loss.
+
+        Raises:
+            ValueError: the batch has no labels.
+        """
+        if batch.labels is None:
+            raise ValueError("fine-tuning needs a batch with labels")
+        hidden = self.model.read(batch.input_ids, batch.context)
+        logits = self._logits(hidden, batch)
+        return ClassifierOutput(hidden, logits, self.compute(hidden, logits, batch, batch.labels))
+
+    def _logits(self, hidden: Tensor, batch: Batch) -> Tensor:
+        assert self.model.head is not None
+        logits: Tensor = self.model.head(hidden, batch.attention_mask, batch.chunks).float()
+        return logits
+
+    @abstractmethod
+    def compute(self, hidden: Tensor, logits: Tensor, batch: Batch, labels: Tensor) -> Loss:
+        """Compute the loss from (sequences, seq, hidden) hidden states and (texts, labels) logits."""

@@ -18,7 +18,7 @@ from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.sequence_heads import LinearHeadConfig, SequenceHeadConfig
-from homespun.objectives.classification import Classification, ClassificationObjective
+from homespun.tasks.classification import Classification, ClassificationLoss
 
 HEADS = get_args(get_args(SequenceHeadConfig)[0])
 SINGLE, SEVERAL = Labels(("a", "b", "c")), Labels(("a", "b", "c"), multi_label=True)
@@ -30,7 +30,7 @@ def model_config(**fields: Any) -> ModelConfig:
     return ModelConfig(backbone=EncoderConfig(**{"vocab_size": 53, "max_position_embeddings": 31, **sizes, **fields}))
 
 
-def objective(config: Classification, labels: Labels = SINGLE, **arguments: Any) -> ClassificationObjective:
+def objective(config: Classification, labels: Labels = SINGLE, **arguments: Any) -> ClassificationLoss:
     torch.manual_seed(1)
     model = model_config()
     return config.build(model.build(), model, labels, **arguments)
@@ -50,7 +50,7 @@ def collated(labels: Labels, rows: list[Row] | None = None, **arguments: Any) ->
     return pickle.loads(pickle.dumps(collate))(some_rows(labels) if rows is None else rows, [])
 
 
-def logits_of(module: ClassificationObjective, batch: Batch) -> torch.Tensor:
+def logits_of(module: ClassificationLoss, batch: Batch) -> torch.Tensor:
     logits: torch.Tensor = module.model(batch.input_ids, batch.attention_mask)
     return logits
 
@@ -112,12 +112,12 @@ def test_weights_that_add_up_to_less_than_one() -> None:
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 def test_targets_are_the_counts_and_micro_batches_add_up(labels: Labels, weights: Any) -> None:
     rows = some_rows(labels)
-    complete, *parts = (collated(labels, part, weights=weights) for part in (rows, rows[:2], rows[2:6], rows[6:]))
+    whole, *parts = (collated(labels, part, weights=weights) for part in (rows, rows[:2], rows[2:6], rows[6:]))
     module = objective(Classification(), labels, weights=weights).eval()
-    targets = {name: sum(part.targets[name] for part in parts) for name in complete.targets}
-    assert targets == pytest.approx(complete.targets)
-    loss: Loss = module(complete)
-    assert {name: float(term.count) for name, term in loss.terms.items()} == pytest.approx(complete.targets)
+    targets = {name: sum(part.targets[name] for part in parts) for name in whole.targets}
+    assert targets == pytest.approx(whole.targets)
+    loss: Loss = module(whole)
+    assert {name: float(term.count) for name, term in loss.terms.items()} == pytest.approx(whole.targets)
     together = sum(module(part).total(targets) for part in parts)
     torch.testing.assert_close(together, loss.total(), atol=1e-6, rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""What is chosen on the validation examples once a training is over; nothing is ever chosen on test examples."""
+"""Calibration after training: temperature and thresholds, chosen on validation examples and never on test examples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from homespun.metrics.calibration import MIN_EXAMPLES, cross_val_temperature, ro
 from homespun.metrics.thresholds import Average, cross_val_f1, f1, find_thresholds
 
 
-class Tuning(Config):
-    """How a classifier's logits are read, found on the validation examples."""
+class Calibration(Config):
+    """Settings of the calibration of a classifier's logits on validation examples."""
 
     temperature: bool = Field(default=True, description="calibrate: divide the logits by a number (Guo et al. 2017)")
     thresholds: Literal["half", "global", "per_label"] = Field(
@@ -24,42 +24,45 @@ class Tuning(Config):
     thresholds_for: Average = Field(default="micro_f1", description="what the thresholds are to be best for")
 
 
-def decide(
-    logits: NDArray[np.float32], truth: NDArray[np.int64], tuning: Tuning
+def calibrate(
+    logits: NDArray[np.float32], truth: NDArray[np.int64], settings: Calibration
 ) -> tuple[DecisionRule, dict[str, Any]]:
-    """How the (rows, classes) logits of the validation examples are best read, and what ``tuning`` of a result tells.
+    """Choose temperature and thresholds for (rows, classes) logits of validation examples.
 
-    Both parts are kept only where they hold for examples that they were not found on.
+    Each is kept only if it is better in cross-validation, on examples that it was not chosen on.
+
+    Returns:
+        The decision rule, and the values for ``tuning`` in the result.
     """
     values = logits.astype(np.float64)
-    temperature, reason = cross_val_temperature(values, truth) if tuning.temperature else (1.0, "not asked for")
-    told: dict[str, Any] = {
+    temperature, reason = cross_val_temperature(values, truth) if settings.temperature else (1.0, "not asked for")
+    result: dict[str, Any] = {
         "rows": len(truth),
         "temperature": temperature,
         "log_loss_before": float(row_losses(values, truth).mean()),
         "log_loss": float(row_losses(values / temperature, truth).mean()),
     }
     if reason:
-        told["temperature_why"] = reason
-    if truth.ndim == 1 or tuning.thresholds == "half":
-        return DecisionRule(temperature=temperature), told
-    sure = 1.0 / (1.0 + np.exp(-values / temperature))
-    scope, average = tuning.thresholds, tuning.thresholds_for
+        result["temperature_why"] = reason
+    if truth.ndim == 1 or settings.thresholds == "half":
+        return DecisionRule(temperature=temperature), result
+    confidence = 1.0 / (1.0 + np.exp(-values / temperature))
+    scope, average = settings.thresholds, settings.thresholds_for
     half = (0.5,) * truth.shape[1]
-    before = f1(sure, truth, half, average)
-    held = cross_val_f1(sure, truth, scope=scope, average=average)
+    before = f1(confidence, truth, half, average)
+    held = cross_val_f1(confidence, truth, scope=scope, average=average)
     why = "" if held > before else "none did better than one half on validation examples that it was not found on"
     if len(truth) < MIN_EXAMPLES:
         why = f"{len(truth)} validation examples are too few to find thresholds on; {MIN_EXAMPLES} would do"
     kept = not why
-    thresholds = find_thresholds(sure, truth, scope=scope, average=average) if kept else half
-    told |= {
+    thresholds = find_thresholds(confidence, truth, scope=scope, average=average) if kept else half
+    result |= {
         "thresholds": list(thresholds),
         "thresholds_for": average,
         f"{average}_before": before,
         f"{average}_held_up": held,
-        average: f1(sure, truth, thresholds, average),
+        average: f1(confidence, truth, thresholds, average),
     }
     if why:
-        told["thresholds_why"] = why
-    return DecisionRule(temperature=temperature, thresholds=thresholds if kept else None), told
+        result["thresholds_why"] = why
+    return DecisionRule(temperature=temperature, thresholds=thresholds if kept else None), result

@@ -15,11 +15,11 @@ from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 from homespun.models.sequence_heads import MeanHeadConfig, PooledHeadConfig, SequenceHeadConfig, reads_first
-from homespun.objectives.classification import Classification
-from homespun.objectives.head_training import ClassLoss
-from homespun.objectives.regression import Regression
-from homespun.objectives.sentence_classification import SentenceClassification
-from homespun.objectives.token_classification import TokenClassification
+from homespun.tasks.classification import Classification
+from homespun.tasks.head_training import ClassLoss
+from homespun.tasks.regression import Regression
+from homespun.tasks.sentence_classification import SentenceClassification
+from homespun.tasks.token_classification import TokenClassification
 
 SIZES = {"vocab_size": 37, "hidden_size": 14, "num_hidden_layers": 2}
 WIDE = {"num_attention_heads": 2, "intermediate_size": 22, "max_position_embeddings": 19}
@@ -44,10 +44,10 @@ def test_refused_is_what_says_the_same_of_every_text(stack: str, head: Any) -> N
     texts[:, 0] = 2  # [CLS]
     built = head.build(model.backbone).eval()
     with torch.no_grad():
-        logits = Model(model.backbone, built, reader=config.reader).eval()(texts)
-    is_constant = torch.allclose(logits, logits[:1].expand_as(logits), atol=1e-6)
-    assert is_constant == (stack in ONE_WAY and reads_first(head))
-    if is_constant:
+        told = Model(model.backbone, built, reader=config.reader).eval()(texts)
+    says_nothing = torch.allclose(told, told[:1].expand_as(told), atol=1e-6)
+    assert says_nothing == (stack in ONE_WAY and reads_first(head))
+    if says_nothing:
         with pytest.raises(UserError, match=re.escape(f"objective.head.kind={head.kind} goes by the vector of [CLS]")):
             Classification(head=head).build(model, config, LABELS)
     else:

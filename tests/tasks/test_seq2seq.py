@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.text_to_text import TextToText, TextToTextObjective
+from homespun.tasks.seq2seq import TextToText, TextToTextLoss
 
 SIZES: dict[str, Any] = {"vocab_size": 53, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 17, "max_position_embeddings": 31, "hidden_dropout_prob": 0.0}
@@ -24,7 +24,7 @@ ROWS = [
 ]
 
 
-def objective(backbone: dict[str, Any], **settings: Any) -> TextToTextObjective:
+def objective(backbone: dict[str, Any], **settings: Any) -> TextToTextLoss:
     torch.manual_seed(0)
     config = ModelConfig.model_validate({"backbone": backbone})
     return TextToText(**settings).build(config.build(), config).double()
@@ -43,8 +43,8 @@ def test_the_loss_is_that_of_the_target_alone(backbone: dict[str, Any], smoothin
             read = torch.cat([torch.tensor([[3]]), target[:, :-1]], 1)
             logits = module.model(source, decoder_input_ids=read)[0]
         else:
-            complete = torch.cat([source, target], 1)
-            logits = module.model(complete)[0, source.shape[1] - 1 : -1]
+            whole = torch.cat([source, target], 1)
+            logits = module.model(whole)[0, source.shape[1] - 1 : -1]
         sums += F.cross_entropy(logits, target[0], label_smoothing=smoothing, reduction="sum")
         count += target.shape[1]
     torch.testing.assert_close(loss.terms["seq2seq"].sum.double(), sums)

@@ -15,8 +15,9 @@ from homespun.data.regression import RegressionRows, SubsetRows, parse_numbers
 from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.regression import OrdinalRegression, Regression, RegressionCollator, RegressionObjective
-from homespun.objectives.regression_heads import OrdinalHead, log_likelihood, rating_probabilities
+from homespun.tasks.number_training import RegressionCollate, RegressionLoss, StandardizedHead
+from homespun.tasks.ordinal_regression import OrdinalHead, OrdinalRegression, log_likelihood, rating_probabilities
+from homespun.tasks.regression import Regression
 
 SIZES = {"hidden_size": 14, "num_attention_heads": 2, "intermediate_size": 22, "num_hidden_layers": 1}
 CONFIG = ModelConfig.model_validate(
@@ -33,16 +34,16 @@ def rows(labels: Any) -> list[Row]:
 
 
 def batch_of(labels: Any, measured: str, weights: tuple[float, ...] | None = None) -> Batch:
-    examples = rows(labels)
-    return RegressionCollator(0, measured, weights)(examples, [RowSeed(0, 0, i) for i in range(len(examples))])
+    some = rows(labels)
+    return RegressionCollate(0, measured, weights)(some, [RowSeed(0, 0, i) for i in range(len(some))])
 
 
-def regression(**settings: Any) -> RegressionObjective:
+def regression(**settings: Any) -> RegressionLoss:
     torch.manual_seed(3)
     return Regression.model_validate(settings).build(CONFIG.build(), CONFIG, NUMBERS)
 
 
-def ratings(**settings: Any) -> RegressionObjective:
+def ratings(**settings: Any) -> RegressionLoss:
     torch.manual_seed(3)
     return OrdinalRegression.model_validate(settings).build(CONFIG.build(), CONFIG, RANKS, (1.0, 2.0, 4.0, 5.0))
 
@@ -91,7 +92,9 @@ def test_numbers_begin_at_their_mean_and_cost_their_variance() -> None:
     error = loss.terms["absolute_error"]
     assert error.sum / error.count == pytest.approx(np.abs(NUMBERS - NUMBERS.mean()).mean(), rel=1e-5)
     assert error.weight == 0
-    assert objective.loss_from_metrics({"squared_error": NUMBERS.var()}) == pytest.approx(1.0, rel=1e-5)
+    head = objective.model.head
+    assert isinstance(head, StandardizedHead)
+    assert head.loss_from_metrics({"squared_error": NUMBERS.var()}) == pytest.approx(1.0, rel=1e-5)
     for number in (7.0, 0.1):  # the deviation of many 0.1 is not zero
         with pytest.raises(UserError, match=f"all numbers of the training are {number:g};"):
             Regression().build(CONFIG.build(), CONFIG, np.full(36, number))
@@ -115,8 +118,8 @@ def test_the_likelihood_is_that_of_the_differences_and_holds_far_out() -> None:
     probabilities = rating_probabilities(logits.numpy())
     assert probabilities.sum(axis=1) == pytest.approx(np.ones(3))
     for rank in range(4):
-        predicted = log_likelihood(logits, torch.full((3,), rank))[:2]
-        assert predicted.exp().numpy() == pytest.approx(probabilities[:2, rank], rel=1e-6)
+        told = log_likelihood(logits, torch.full((3,), rank))[:2]
+        assert told.exp().numpy() == pytest.approx(probabilities[:2, rank], rel=1e-6)
     logits.requires_grad_()
     far = log_likelihood(logits, torch.tensor([0, 3, 1]))
     assert float(far[2].detach()) == pytest.approx(-50.0, rel=1e-3)  # not the logarithm of nothing
@@ -126,18 +129,18 @@ def test_the_likelihood_is_that_of_the_differences_and_holds_far_out() -> None:
 
 
 def test_divergence_of_ratings_is_that_of_their_probabilities() -> None:
-    predicted, clean = (
+    told, clean = (
         torch.randn(5, 3, generator=torch.Generator().manual_seed(s)).sort(descending=True)[0] for s in (1, 2)
     )
-    first, second = (rating_probabilities(logits.numpy()) for logits in (predicted, clean))
+    first, second = (rating_probabilities(logits.numpy()) for logits in (told, clean))
     by_hand = ((first - second) * (np.log(first) - np.log(second))).sum(axis=1)
-    predicted.requires_grad_()
-    found = OrdinalHead(torch.nn.Identity(), counts=np.array([1, 2, 3, 4])).divergence(predicted, clean)
+    told.requires_grad_()
+    found = OrdinalHead(torch.nn.Identity(), counts=np.array([1, 2, 3, 4])).distance(told, clean)
     assert found.detach().numpy() == pytest.approx(by_hand, rel=1e-4)
     found.sum().backward()
-    assert predicted.grad is not None
-    assert predicted.grad.isfinite().all()
-    assert predicted.grad.any()
+    assert told.grad is not None
+    assert told.grad.isfinite().all()
+    assert told.grad.any()
 
 
 @pytest.mark.parametrize("kind", ["sift", "plain"])
@@ -146,10 +149,11 @@ def test_ratings_may_be_perturbed(by: str, kind: str) -> None:
     config = OrdinalRegression.model_validate({"by": by, "adversarial": {"kind": kind}, "class_weights": "balanced"})
     weights = config.weights(RANKS, 4)
     torch.manual_seed(3)
-    module = config.wrap(config.build(CONFIG.build(), CONFIG, RANKS, (1.0, 2.0, 4.0, 5.0), weights=weights)).train()
-    measured = module.model.head.measured
-    batch = config.counting(RegressionCollator(0, measured, weights))(rows(RANKS), [RowSeed(0, 0, i) for i in range(5)])
-    terms = module(batch).terms
+    loss = config.build(CONFIG.build(), CONFIG, RANKS, (1.0, 2.0, 4.0, 5.0), weights=weights)
+    measured = "accuracy" if by == "cumulative" else "absolute_error"
+    module, collate = config.wrap(loss, RegressionCollate(0, measured, weights))
+    batch = collate(rows(RANKS), [RowSeed(0, 0, i) for i in range(5)])
+    terms = module.train()(batch).terms
     assert set(terms) == {"loss", measured, "adversarial"}
     for name, term in terms.items():
         assert batch.targets[name] == pytest.approx(float(term.count))

@@ -11,14 +11,14 @@ from torch.nn import functional as F
 
 from homespun.batch import RowSeed
 from homespun.data.labels import Labels
-from homespun.data.question_answering import Question, QuestionRows
+from homespun.data.question_answering import Question, QuestionRows, question_batch
 from homespun.data.rows import Row
 from homespun.data.token_labels import IGNORE_INDEX
 from homespun.inference.question_answering import find_answers
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
-from homespun.objectives.question_answering import ExtractiveQA, question_batch
-from homespun.objectives.token_classification import TokenClassification
+from homespun.tasks.question_answering import QuestionAnswering
+from homespun.tasks.token_classification import TokenClassification
 from homespun.text.tokenizer import Tokenizer
 
 SIZES = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 23}
@@ -73,9 +73,9 @@ class TestTagging:
     def test_alone_as_in_a_batch(self) -> None:
         objective = TokenClassification().build(*base(), LABELS).eval()
         collate = TokenClassification().collate(0)
-        complete = objective(collate(self.rows, row_seeds(self.rows))).terms["loss"].sum
+        whole = objective(collate(self.rows, row_seeds(self.rows))).terms["loss"].sum
         alone = [objective(collate([row], row_seeds([row]))).terms["loss"].sum for row in self.rows]
-        torch.testing.assert_close(torch.stack(alone).sum(), complete)
+        torch.testing.assert_close(torch.stack(alone).sum(), whole)
 
     def test_a_frozen_encoder_learns_nothing(self) -> None:
         objective = TokenClassification(frozen=True).build(*base(), LABELS).train()
@@ -110,11 +110,11 @@ def tokenizer() -> Tokenizer:
 class TestAnswers:
     def test_the_loss_is_that_of_both_ends(self, tokenizer: Tokenizer) -> None:
         rows = questions(tokenizer)
-        objective = ExtractiveQA().build(*base()).eval()
-        complete = [rows[index] for index in range(len(rows))]
-        batch = ExtractiveQA().collate(tokenizer.pad_id)(complete, row_seeds(complete))
+        objective = QuestionAnswering().build(*base()).eval()
+        whole = [rows[index] for index in range(len(rows))]
+        batch = QuestionAnswering().collate(tokenizer.pad_id)(whole, row_seeds(whole))
         alone = []
-        for row in complete:
+        for row in whole:
             ids, types = (torch.from_numpy(array)[None] for array in (row.input_ids, row.token_type_ids))
             logits = objective.model(ids, token_type_ids=types)[0]  # no padding there
             label = torch.from_numpy(np.asarray(row.label))
@@ -132,8 +132,8 @@ class TestAnswers:
     @pytest.mark.parametrize("no_answer", [False, True])
     def test_the_best_spans_are_the_best(self, tokenizer: Tokenizer, no_answer: bool) -> None:
         rows = questions(tokenizer)
-        model = ExtractiveQA().build(*base()).model.eval()
-        predicted = find_answers(
+        model = QuestionAnswering().build(*base()).model.eval()
+        told = find_answers(
             model,
             rows,
             n_best=7,
@@ -160,28 +160,28 @@ class TestAnswers:
                         score = logits[window.place + first, 0] + logits[window.place + last, 1]
                         best[span] = max(score, best.get(span, -np.inf))
             expected = sorted(best.items(), key=lambda item: -item[1])[:7]
-            spans = [one for one in predicted[number] if not one.is_none]
+            spans = [one for one in told[number] if not one.is_none]
             assert [one.score for one in spans] == pytest.approx([score for _, score in expected], abs=1e-5)
             assert all(question.context[one.start : one.end] == one.text for one in spans)
-            assert sum(one.probability for one in predicted[number]) == pytest.approx(1)
-            assert sum(one.is_none for one in predicted[number]) == no_answer
+            assert sum(one.probability for one in told[number]) == pytest.approx(1)
+            assert sum(one.is_none for one in told[number]) == no_answer
             if no_answer:
-                assert predicted[number][0].is_none == (none > expected[0][1])
+                assert told[number][0].is_none == (none > expected[0][1])
 
     def test_a_model_that_answers_goes_on(self) -> None:
-        first = ExtractiveQA().build(*base())
-        again = ExtractiveQA().build(*first.export_model())
+        first = QuestionAnswering().build(*base())
+        again = QuestionAnswering().build(*first.export_model())
         assert again.model.head is first.model.head
 
     def test_far_tokens_see_the_question(self, tokenizer: Tokenizer) -> None:
         rows = questions(tokenizer)
         sparse = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 1}], "everywhere": {"first": 1}}
-        objective = ExtractiveQA().build(*base(attention=sparse, num_hidden_layers=1)).eval()
+        objective = QuestionAnswering().build(*base(attention=sparse, num_hidden_layers=1)).eval()
         given = question_batch([rows[0]], tokenizer.pad_id)
         other = given.input_ids.clone()
         other[0, 1] += 1  # a token of the question
         with torch.no_grad():
-            predicted, changed = (objective.model(ids, **given.context)[0, -3:] for ids in (given.input_ids, other))
+            told, changed = (objective.model(ids, **given.context)[0, -3:] for ids in (given.input_ids, other))
             plain, same = (objective.model(ids)[0, -3:] for ids in (given.input_ids, other))
-        assert (predicted - changed).abs().max() > 1e-6
+        assert (told - changed).abs().max() > 1e-6
         torch.testing.assert_close(plain, same)

@@ -14,11 +14,7 @@ from homespun.data.labels import Labels
 from homespun.data.sentence_documents import CONTEXT, LabelledDocument, SentenceWindows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.sentence_classification import (
-    SentenceClassification,
-    SentenceClassificationCollator,
-    mean_by_sentence,
-)
+from homespun.tasks.sentence_classification import SentenceClassification, SentenceClassificationCollate, sentence_means
 from homespun.text.tokenizer import Tokenizer
 
 WORDS = [f"{a}{b}" for a in "abcdefg" for b in "hijkl"]
@@ -45,18 +41,18 @@ def documents(count: int, seed: int) -> list[LabelledDocument]:
     return made
 
 
-def windows(examples: list[LabelledDocument], **changes: Any) -> SentenceWindows:
+def windows(some: list[LabelledDocument], **changes: Any) -> SentenceWindows:
     settings: dict[str, Any] = {"length": 23, "context": 0.3, "vector": "separator"} | changes
-    targets = LABELS.encode([label for document in examples for label in document.labels])
-    return SentenceWindows(examples, targets, TOKENIZER, **settings)
+    targets = LABELS.encode([label for document in some for label in document.labels])
+    return SentenceWindows(some, targets, TOKENIZER, **settings)
 
 
 @pytest.mark.parametrize("vector", VECTORS)
 @pytest.mark.parametrize("context", [0.0, 0.3, 0.9])
 @pytest.mark.parametrize("length", [8, 23])
 def test_every_sentence_is_judged_once(vector: Any, context: float, length: int) -> None:
-    examples = documents(17, seed=1)
-    rows = windows(examples, vector=vector, context=context, length=length)
+    some = documents(17, seed=1)
+    rows = windows(some, vector=vector, context=context, length=length)
     judged: list[int] = []
     for index in range(len(rows)):
         row = rows[index]
@@ -68,7 +64,7 @@ def test_every_sentence_is_judged_once(vector: Any, context: float, length: int)
         judged += row.label[row.label != CONTEXT].tolist()
     assert rows.targets is not None
     assert judged == rows.targets.tolist()
-    filled = [document for document in examples if document.sentences]
+    filled = [document for document in some if document.sentences]
     assert rows.counts["empty_documents"] == 17 - len(filled)
     assert rows.counts["windows_beyond_one"] == len(rows) - len(filled)
 
@@ -97,8 +93,8 @@ def test_a_sentence_that_is_too_long_is_cut_and_counted() -> None:
 @pytest.mark.parametrize("vector", VECTORS)
 def test_the_tokens_of_each_sentence_stand_for_it(vector: Any) -> None:
     rows = windows(documents(7, seed=2), vector=vector)
-    examples = [rows[index] for index in range(len(rows))]
-    batch = SentenceClassificationCollator(TOKENIZER.pad_id, vector)(examples, ())
+    some = [rows[index] for index in range(len(rows))]
+    batch = SentenceClassificationCollate(TOKENIZER.pad_id, vector)(some, ())
     assert batch.sentences is not None
     assert batch.labels is not None
     assert batch.targets["loss"] == len(batch.labels)
@@ -115,7 +111,7 @@ def test_the_tokens_of_each_sentence_stand_for_it(vector: Any) -> None:
 def test_means_by_sentence() -> None:
     values = torch.arange(2 * 3 * 5, dtype=torch.float32).reshape(2, 3, 5)
     sentences = torch.tensor([[0, 0, -1], [-1, 1, -1]])
-    found = mean_by_sentence(values, sentences, 2)
+    found = sentence_means(values, sentences, 2)
     assert torch.equal(found, torch.stack([values[0, :2].mean(dim=0), values[1, 1]]))
 
 
@@ -126,7 +122,7 @@ def test_loss_is_the_cross_entropy_of_the_judged_sentences_alone_or_together(vec
     weights = (0.5, 2.0, 1.5)
     objective = SentenceClassification(vector=vector).build(CONFIG.build(), CONFIG, LABELS, weights=weights).eval()
     rows = windows(documents(7, seed=3), vector=vector)
-    collate = SentenceClassificationCollator(TOKENIZER.pad_id, vector, weights)
+    collate = SentenceClassificationCollate(TOKENIZER.pad_id, vector, weights)
     together = objective(collate([rows[index] for index in range(len(rows))], ()))
     alone = [objective(collate([rows[index]], ())) for index in range(len(rows))]
     for name in ("loss", "accuracy"):
@@ -137,7 +133,7 @@ def test_loss_is_the_cross_entropy_of_the_judged_sentences_alone_or_together(vec
     assert batch.labels is not None
     assert batch.sentences is not None
     assert float(alone[0].terms["loss"].count) == pytest.approx(batch.targets["loss"])
-    logits = mean_by_sentence(objective.model(batch.input_ids, **batch.context), batch.sentences, len(batch.labels))
+    logits = sentence_means(objective.model(batch.input_ids, **batch.context), batch.sentences, len(batch.labels))
     mean = F.cross_entropy(logits, batch.labels, weight=torch.tensor(weights))
     assert float(alone[0].total()) == pytest.approx(float(mean), rel=1e-5)
 
@@ -146,11 +142,11 @@ def test_loss_is_the_cross_entropy_of_the_judged_sentences_alone_or_together(vec
 def test_a_sentence_is_read_in_its_context() -> None:
     torch.manual_seed(1)
     objective = SentenceClassification().build(CONFIG.build(), CONFIG, LABELS).eval()
-    collate = SentenceClassificationCollator(TOKENIZER.pad_id, "separator")
-    logits = []
+    collate = SentenceClassificationCollate(TOKENIZER.pad_id, "separator")
+    told = []
     for other in ("ah", "gl fk"):
         rows = windows([LabelledDocument(("bi cj", other), ("0", "1"))])
         batch = collate([rows[0]], ())
         assert batch.sentences is not None
-        logits.append(mean_by_sentence(objective.model(batch.input_ids), batch.sentences, 2)[0])
-    assert not torch.allclose(logits[0], logits[1], atol=1e-4)
+        told.append(sentence_means(objective.model(batch.input_ids), batch.sentences, 2)[0])
+    assert not torch.allclose(told[0], told[1], atol=1e-4)

@@ -1,0 +1,335 @@
+"""Shared parts of regression and ordinal regression: rows with numbers, heads of one score, their loss."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from homespun.baselines import tfidf_ridge
+from homespun.batch import Batch, Loss, RowSeed, Term
+from homespun.data.labels import LabelledRows
+from homespun.data.loader import Collate
+from homespun.data.long_inputs import pad_chunks
+from homespun.data.regression import RegressionRows, parse_numbers
+from homespun.data.rows import Row
+from homespun.errors import UserError
+from homespun.inference.predict import predict_logits
+from homespun.models.bundle import ModelBundle
+from homespun.models.config import ModelConfig
+from homespun.models.model import Model
+from homespun.objectives.adversarial import TERM, AdversarialObjective, Adversary, check_not_frozen, squared_error
+from homespun.objectives.protocol import WithTargetCounts
+from homespun.tasks.head_training import TextLoss
+from homespun.tasks.protocol import TaskObjective, TrainingSetup, task_metadata
+from homespun.tasks.texts import (
+    TEXT_KINDS,
+    LabelledText,
+    TextsData,
+    labels_of,
+    readable_texts,
+    rows_of,
+    rows_without,
+    second_texts,
+)
+
+_OUTSIDE = "a number outside: refuse says which and stops; leave_out counts it, and neither learns nor measures it"
+Outside = Annotated[Literal["refuse", "leave_out"], Field(description=_OUTSIDE)]
+CORRECT_OR_LEAVE_OUT = "correct it, or have such rows counted and left out: objective.outside=leave_out"
+
+
+class NumberHead(Protocol):
+    """Head of one score with a linear layer over it, which goes into the head's classifier when training is over."""
+
+    measured: str  # term that is reported with the loss
+
+    def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the (texts,) losses, and the values that are reported."""
+
+    def distance(self, predicted: Tensor, clean: Tensor) -> Tensor:
+        """Compute the (texts,) distances of two predictions, for an adversary."""
+
+    def loss_from_metrics(self, metrics: Mapping[str, Any]) -> float:
+        """Compute the mean loss of examples from their metrics."""
+
+    def merge(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
+        """Merge both layers into an ordinary head with the same logits; return it and the config of the model."""
+
+
+def classifier_of(head: nn.Module) -> nn.Linear:
+    """Find the last layer of any head on texts, also within a head that wraps it.
+
+    Raises:
+        UserError: the layer has no bias.
+    """
+    classifier = next(m for name, m in head.named_modules() if name.rpartition(".")[2] == "classifier")
+    assert isinstance(classifier, nn.Linear)
+    if classifier.bias is None:
+        raise UserError(
+            "head last has no constant, which numbers need; set objective.head='{kind: pooled, token: last}', or mean"
+        )
+    return classifier
+
+
+def refit(head: nn.Module, config: ModelConfig, weight: Tensor, bias: Tensor) -> tuple[nn.Module, ModelConfig]:
+    """Copy a head with other weights in its classifier; return the copy and the config of the model with it."""
+    copied = copy.deepcopy(head)
+    classifier = classifier_of(copied)
+    classifier.weight = nn.Parameter(weight.detach().clone())
+    classifier.bias = nn.Parameter(bias.detach().clone())
+    classifier.out_features = len(bias)
+    return copied, config.model_copy(update={"head": _with_labels(config.head, len(bias))})
+
+
+def _with_labels(head: Any, num_labels: int) -> Any:
+    if "num_labels" in type(head).model_fields:
+        return head.model_copy(update={"num_labels": num_labels})
+    return head.model_copy(update={"head": _with_labels(head.head, num_labels)})
+
+
+class StandardizedHead(nn.Module):
+    """A head of one score -> (texts, 1) numbers: ``mean + spread * score``.
+
+    With ``levels``, (levels,), labels are ranks of these.
+    """
+
+    measured = "absolute_error"
+    mean: Tensor
+    spread: Tensor
+    levels: Tensor | None
+
+    def __init__(
+        self, head: nn.Module, *, mean: float, spread: float, levels: NDArray[np.float64] | None = None
+    ) -> None:
+        super().__init__()
+        self.head = head
+        ranked = None if levels is None else torch.tensor(levels, dtype=torch.float32)
+        for name, value in {"mean": torch.tensor(mean), "spread": torch.tensor(spread), "levels": ranked}.items():
+            self.register_buffer(name, value, persistent=False)
+
+    @classmethod
+    def fit(
+        cls, numbers: NDArray[np.float64], head: nn.Module, *, levels: NDArray[np.float64] | None = None
+    ) -> StandardizedHead:
+        """Standardize with the mean and the deviation of ``numbers``.
+
+        Raises:
+            UserError: all numbers are equal, or the head has no bias.
+        """
+        classifier_of(head)  # refused now, not when it is stored
+        if np.ptp(numbers) == 0:  # unlike the deviation, which is rounded
+            raise UserError(f"all numbers of the training are {numbers[0]:g}; there is nothing to learn from them")
+        return cls(head, mean=float(numbers.mean()), spread=float(numbers.std()), levels=levels)
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        score: Tensor = self.head(hidden, attention_mask, chunks)
+        return self.mean + self.spread * score.float()
+
+    def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute (texts,) squared errors of standardized numbers, and absolute errors on their own scale."""
+        truth = labels if self.levels is None else self.levels[labels.long()]
+        errors = predicted.squeeze(1) - truth
+        return (errors / self.spread).square(), errors.detach().abs()
+
+    def distance(self, predicted: Tensor, clean: Tensor) -> Tensor:
+        """(texts, 1) of each -> (texts,) squared differences of standardized numbers."""
+        return squared_error(predicted / self.spread, clean / self.spread)
+
+    def loss_from_metrics(self, metrics: Mapping[str, Any]) -> float:
+        """Compute the mean squared error of standardized numbers."""
+        return float(metrics["squared_error"]) / float(self.spread) ** 2
+
+    def merge(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
+        """Merge mean and spread into the classifier."""
+        last = classifier_of(self.head)
+        return refit(self.head, config, self.spread * last.weight, self.mean + self.spread * last.bias)
+
+
+class NumberObjective(TaskObjective):
+    """Settings of objectives on numbers; a subclass adds its head."""
+
+    data_kinds = TEXT_KINDS
+    metrics: ClassVar[tuple[str, ...]] = ("absolute_error", "squared_error", "pearson", "spearman")
+
+    frozen: bool = Field(default=False, description="train the head alone; the encoder stays as it is")
+    adversarial: Adversary | None = Field(default=None, description="texts are perturbed besides (SiFT)")
+
+    @model_validator(mode="after")
+    def _check_adversary(self) -> Self:
+        check_not_frozen(self.adversarial, frozen=self.frozen)
+        return self
+
+    def wrap(self, loss: RegressionLoss, collate: Collate) -> tuple[Any, Collate]:
+        """Wrap a loss and its collate in an adversary, if there is one."""
+        if self.adversarial is None:
+            return loss, collate
+        distance = cast(NumberHead, loss.model.head).distance
+        wrapped = AdversarialObjective(loss, self.adversarial, distance)
+        return wrapped, WithTargetCounts(collate, {TERM: self.adversarial.like})
+
+    def setup(self, loss: RegressionLoss, training: RegressionRows, collate: Collate) -> TrainingSetup:
+        """Set up a training of ``loss``."""
+        module, collate = self.wrap(loss, collate)
+        rows, loss_from_metrics = (
+            rows_without(training, left_out(training)),
+            cast(NumberHead, loss.model.head).loss_from_metrics,
+        )
+        return TrainingSetup(
+            module, module.model, rows, collate, module.export_model, loss_from_metrics=loss_from_metrics
+        )
+
+
+@dataclass(frozen=True)
+class RegressionCollate:
+    """Rows whose label is a number, or the rank of a rating -> a `Batch`. Not random.
+
+    Args:
+        pad_id: padding token.
+        measured: term that is reported with the loss.
+        weights: of each rank in the loss.
+    """
+
+    pad_id: int
+    measured: str
+    weights: tuple[float, ...] | None = None
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Collate rows; ``labels`` are (texts,) float32."""
+        labels = torch.tensor([float(row.label) for row in rows if row.label is not None], dtype=torch.float32)
+        count = float(len(rows))
+        weighted = count if self.weights is None else sum(self.weights[int(rank)] for rank in labels.tolist())
+        targets = {"loss": weighted, self.measured: count}
+        return replace(pad_chunks(rows, self.pad_id), labels=labels, targets=targets)
+
+
+class RegressionLoss(TextLoss):
+    """Losses of a `NumberHead`, weighted by rank where there are weights."""
+
+    weights: Tensor | None
+
+    def __init__(
+        self,
+        model: Model,
+        head: nn.Module,
+        config: ModelConfig,
+        *,
+        frozen: bool = False,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__(Model(model.backbone, head, reader=config.reader), config, frozen=frozen)
+        self.register_buffer("weights", None if weights is None else torch.tensor(weights), persistent=False)
+
+    def compute(self, hidden: Tensor, logits: Tensor, batch: Batch, labels: Tensor) -> Loss:
+        """Terms ``loss`` (weight 1) and `NumberHead.measured` (weight 0)."""
+        head = cast(NumberHead, self.model.head)
+        loss, measured = head.terms(logits, labels)
+        weights = torch.ones_like(loss) if self.weights is None else self.weights[labels.long()]
+        term = Term((weights * loss).sum(), weights.sum())
+        return Loss({"loss": term, head.measured: Term(measured.sum(), len(measured), weight=0.0)})
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """Return the model with an ordinary head, which gives the same logits."""
+        head, config = cast(NumberHead, self.model.head).merge(self.config)
+        return Model(self.model.backbone, head, reader=config.reader), config
+
+
+class NumberTask(ABC):
+    """Base of regression and ordinal regression; see `homespun.tasks.protocol.Task`."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, data: TextsData, stored: ModelBundle, *, refuses: bool = True) -> None:
+        self.data = data
+        self.stored = stored
+        self.refuses = refuses
+
+    @abstractmethod
+    def learned(self) -> dict[str, Any]:
+        """Return the settings that the model was trained with, for metadata and result."""
+
+    def texts(self, examples: Sequence[LabelledText]) -> list[str]:
+        """Return each text, or both of a pair."""
+        return readable_texts(examples)
+
+    def to_metadata(self) -> dict[str, Any]:
+        """Return how texts are read, and the range or the levels."""
+        outside = "refuse" if self.refuses else "leave_out"
+        return task_metadata(self.kind, self.data, self.learned() | {"outside": outside})
+
+    def logits(self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float32]:
+        """Compute the logits of rows, in their order."""
+        return predict_logits(model, rows, pad_id=self.stored.tokenizer.pad_id, batch_size=batch_size)
+
+    def numbered_rows(self, examples: Sequence[LabelledText], numbers: NDArray[np.float64]) -> RegressionRows:
+        """Return a row a text with its number; NaN is outside, neither learned nor measured."""
+        rows = rows_of(examples, self.data, self.stored)
+        return RegressionRows(rows, numbers, rows.counts | {"outside": int(np.isnan(numbers).sum())})
+
+
+def numbers_of_examples(examples: Sequence[LabelledText]) -> NDArray[np.float64]:
+    """Return the labels as numbers, or refuse one that is none."""
+    labels = labels_of(examples)
+    if labels and isinstance(labels[0], tuple):
+        raise UserError("data.multi_label=true gives several labels a text, and here each has one number; leave it out")
+    return parse_numbers([str(label) for label in labels])
+
+
+def left_out(training: RegressionRows) -> NDArray[np.bool_]:
+    """Return which rows are not trained on: numbers outside, and pairs with an empty side."""
+    assert isinstance(training.rows, LabelledRows)
+    mask: NDArray[np.bool_] = np.isnan(training.numbers) | training.rows.one_sided
+    return mask
+
+
+def known_numbers(training: RegressionRows) -> NDArray[np.float64]:
+    """Return the numbers of the rows that are trained on, or refuse if there is none."""
+    known = training.numbers[~left_out(training)]
+    return known[known_mask(known)]
+
+
+def known_mask(numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which numbers are known, or refuse if none is."""
+    known = np.isfinite(numbers)
+    if not known.any():
+        raise UserError("there is no row with a number within its range; is data.label the right column?")
+    return known
+
+
+def number_predictions(truth: NDArray[np.float64], predicted: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Return a prediction a number; ``score`` is minus the absolute error, if the truth is known."""
+    return [
+        {"truth": right, "predicted": given, "score": -abs(right - given)}
+        if np.isfinite(right)
+        else {"truth": None, "predicted": given}
+        for right, given in zip(truth.tolist(), predicted.tolist(), strict=True)
+    ]
+
+
+def number_baselines(
+    training: Sequence[LabelledText],
+    numbers: NDArray[np.float64],
+    test: Sequence[LabelledText],
+    constant: Callable[[NDArray[np.float64]], Any],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Predict each of ``test`` by a constant of the training's numbers, and by `tfidf_ridge`."""
+    learned = [(example, number) for example, number in zip(training, numbers, strict=True) if np.isfinite(number)]
+    examples, known = [example for example, _ in learned], np.array([number for _, number in learned])
+    train_texts, test_texts = ([example.text for example in part] for part in (examples, test))
+    predicted = tfidf_ridge(train_texts, known, test_texts, seconds=second_texts(examples, test))
+    return np.full(len(test), float(constant(known))), predicted
+
+
+def learned_settings(stored: ModelBundle, source: str, *keys: str) -> Mapping[str, Any]:
+    """Return ``learned`` of the stored task, or refuse if a key is missing."""
+    learned = stored.task.get("learned")
+    if not isinstance(learned, Mapping) or any(key not in learned for key in keys):
+        raise UserError(f"{source} does not say which numbers it tells; fine-tune it with this version of homespun")
+    return learned

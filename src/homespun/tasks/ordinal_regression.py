@@ -1,0 +1,349 @@
+"""Ordinal regression: one of a few ratings in order, such as stars, for each text or pair of texts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from scipy.stats import mode
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from homespun.data.labels import LabelledRows, Labels
+from homespun.data.long_inputs import TRUNCATE, LongInputs
+from homespun.data.regression import RegressionRows
+from homespun.errors import UserError
+from homespun.metrics.regression import ordinal_regression_metrics
+from homespun.models.bundle import ModelBundle
+from homespun.models.config import ModelConfig
+from homespun.models.last_layers import LayerCount
+from homespun.models.model import Model
+from homespun.models.scalar_mix import Layers
+from homespun.models.sequence_heads import FeedForwardHeadConfig, SequenceHeadConfig
+from homespun.objectives.adversarial import symmetric_kl
+from homespun.tasks.files import prefix_errors
+from homespun.tasks.head_training import build_text_head
+from homespun.tasks.number_training import (
+    CORRECT_OR_LEAVE_OUT,
+    NumberObjective,
+    NumberTask,
+    Outside,
+    RegressionCollate,
+    RegressionLoss,
+    StandardizedHead,
+    classifier_of,
+    known_mask,
+    known_numbers,
+    learned_settings,
+    number_baselines,
+    number_predictions,
+    numbers_of_examples,
+    refit,
+)
+from homespun.tasks.protocol import Measured, TrainingSetup
+from homespun.tasks.texts import LabelledText, TextsData, check_text_head, unlabelled_rows
+
+MAX_LEVELS = 50
+
+
+class OrdinalRegression(NumberObjective):
+    """One of a few ratings in order, such as stars.
+
+    ``cumulative`` is the proportional odds model (McCullagh 1980): one score a text, and between each rating and the
+    next a threshold, ``P(rating > k) = sigmoid(score - threshold_k)``; its loss is the negative log likelihood of the
+    rating. ``squared`` is a regression on the ratings, rounded to the nearest. Both know that 4 is closer to 5 than 1
+    is, which classes do not.
+    """
+
+    metrics = (*NumberObjective.metrics, "quadratic_kappa", "accuracy", "within_one", "log_loss")
+
+    kind: Literal["ratings"] = "ratings"
+    head: SequenceHeadConfig = FeedForwardHeadConfig()
+    by: Literal["cumulative", "squared"] = "cumulative"
+    levels: list[float] | None = Field(
+        default=None, min_length=2, max_length=MAX_LEVELS, description="the ratings; those of the training if not given"
+    )
+    outside: Outside = "refuse"
+    class_weights: Literal["balanced"] | None = Field(
+        default=None, description="balanced: every rating weighs the same in the loss, by inverse frequency"
+    )
+    last_layers: LayerCount = 1
+    layers: Layers = "last"
+
+    @model_validator(mode="after")
+    def _check_order(self) -> OrdinalRegression:
+        if self.levels is not None and sorted(set(self.levels)) != self.levels:
+            raise ValueError(f"levels are the ratings from the lowest to the highest, each once, not {self.levels}")
+        return self
+
+    def find_levels(self, numbers: NDArray[np.float64]) -> tuple[float, ...]:
+        """Return the ratings, lowest first; ``numbers`` are those of the training.
+
+        Raises:
+            UserError: there are too few or too many of them.
+        """
+        if self.levels is not None:
+            return tuple(self.levels)
+        found = np.unique(numbers)
+        if not 2 <= len(found) <= MAX_LEVELS:
+            raise UserError(
+                f"the training has {len(found)} different ratings, and there can be 2 to {MAX_LEVELS}; "
+                f"set objective.kind=regression for numbers that may be any"
+            )
+        return tuple(found.tolist())
+
+    def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> OrdinalRegressionTask:
+        """Build the task with the ratings of the objective, or of the training examples."""
+        check_text_head(self, data, stored)
+        with prefix_errors(data.train):
+            levels = self.find_levels(numbers_of_examples(training))
+        return OrdinalRegressionTask(data, stored, levels=levels, by=self.by, refuses=self.outside == "refuse")
+
+    @classmethod
+    def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> OrdinalRegressionTask:
+        """Rebuild the task of a fine-tuned model."""
+        learned = learned_settings(stored, source, "levels", "by", "outside")
+        levels = tuple(float(level) for level in learned["levels"])
+        refuses = learned["outside"] == "refuse"
+        return OrdinalRegressionTask(data, stored, levels=levels, by=learned["by"], refuses=refuses)
+
+    def weights(self, ranks: NDArray[np.int64], levels: int) -> tuple[float, ...] | None:
+        """Compute the weight of each rating from the ``ranks`` of the training."""
+        if self.class_weights is None:
+            return None
+        counts = np.bincount(ranks, minlength=levels).clip(min=1)
+        return tuple((len(ranks) / (levels * counts)).tolist())
+
+    def build(
+        self,
+        model: Model,
+        config: ModelConfig,
+        ranks: NDArray[np.int64],
+        levels: Sequence[float],
+        *,
+        weights: tuple[float, ...] | None = None,
+        long_inputs: LongInputs = TRUNCATE,
+    ) -> RegressionLoss:
+        """Build a new head on the encoder of ``model``, which is changed, not copied; ``ranks`` are the training's.
+
+        Raises:
+            UserError: all ranks are equal, or the head has no bias.
+        """
+        score, config = build_text_head(self, model, config, 1, long_inputs)
+        values = np.array(levels)
+        head: nn.Module
+        if self.by == "squared":
+            head = StandardizedHead.fit(values[ranks], score, levels=values)
+        else:
+            classifier_of(score)  # refused now, not when it is stored
+            head = OrdinalHead(score, counts=np.bincount(ranks, minlength=len(levels)))
+        return RegressionLoss(model, head, config, frozen=self.frozen, weights=weights)
+
+
+class OrdinalHead(nn.Module):
+    """A head of one score -> (texts, levels - 1) logits of a rating above the first, above the second, and so on.
+
+    Thresholds keep their order: all but the first are sums of positive steps. They are initialized such that a score of
+    zero predicts how frequent each rating is.
+
+    Args:
+        head: of one score.
+        counts: (levels,) number of training examples with each rating.
+    """
+
+    measured = "accuracy"
+
+    def __init__(self, head: nn.Module, *, counts: NDArray[np.int64]) -> None:
+        super().__init__()
+        self.head = head
+        shares = (counts + 0.5) / (counts + 0.5).sum()
+        below = np.cumsum(shares)[:-1]
+        thresholds = np.log(below / (1 - below))
+        steps = np.diff(thresholds).clip(min=1e-3)
+        # the inverse of softplus
+        self.first = nn.Parameter(torch.tensor(thresholds[:1], dtype=torch.float32))
+        self.steps = nn.Parameter(torch.tensor(np.log(np.expm1(steps)), dtype=torch.float32))
+
+    @property
+    def thresholds(self) -> Tensor:
+        """Thresholds (levels - 1,), ascending."""
+        return torch.cat([self.first, self.first + F.softplus(self.steps).cumsum(0)])
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        score: Tensor = self.head(hidden, attention_mask, chunks)
+        return score.float() - self.thresholds
+
+    def terms(self, predicted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute (texts,) negative log likelihoods of the ranks, and whether the median is right."""
+        ranks = labels.long()
+        return -log_likelihood(predicted, ranks), ((predicted > 0).sum(dim=1) == ranks).float()
+
+    def distance(self, predicted: Tensor, clean: Tensor) -> Tensor:
+        """(texts, levels - 1) logits of each -> (texts,) `symmetric_kl` of the ratings."""
+        return symmetric_kl(_log_probabilities(predicted), _log_probabilities(clean))
+
+    def loss_from_metrics(self, metrics: Mapping[str, Any]) -> float:
+        """Return the mean negative log likelihood."""
+        return float(metrics["log_loss"])
+
+    def merge(self, config: ModelConfig) -> tuple[nn.Module, ModelConfig]:
+        """Merge the thresholds into the classifier."""
+        last, thresholds = classifier_of(self.head), self.thresholds
+        return refit(self.head, config, last.weight.expand(len(thresholds), -1), last.bias - thresholds)
+
+
+def log_likelihood(logits: Tensor, ranks: Tensor) -> Tensor:
+    """(texts, levels - 1) descending logits and (texts,) ranks -> (texts,) log probabilities of these, in nats."""
+    return _log_probabilities(logits).gather(1, ranks[:, None]).squeeze(1)
+
+
+def _log_probabilities(logits: Tensor) -> Tensor:
+    """(texts, levels - 1) descending logits -> (texts, levels) log probabilities of the ratings, in nats."""
+    infinite = logits.new_full((len(logits), 1), math.inf)
+    edges = torch.cat([infinite, logits, -infinite], dim=1)  # (texts, levels + 1): of a rating of at least k
+    upper, lower = edges[:, :-1], edges[:, 1:]
+    # log(sigmoid(u) - sigmoid(l)) without taking the difference of two numbers near one
+    return F.logsigmoid(upper) + F.logsigmoid(-lower) + torch.log1p(-torch.exp((lower - upper).clamp(max=-1e-6)))
+
+
+def rating_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(texts, levels - 1) logits -> (texts, levels) probabilities of the ratings."""
+    above = torch.from_numpy(logits).double().sigmoid().numpy()
+    edges = np.pad(above, ((0, 0), (1, 1)), constant_values=(1.0, 0.0))
+    probabilities: NDArray[np.float64] = (edges[:, :-1] - edges[:, 1:]).clip(min=0.0)
+    return probabilities
+
+
+class OrdinalRegressionTask(NumberTask):
+    """One of a few ratings in order a text or pair; see `homespun.tasks.protocol.Task`."""
+
+    kind = "ratings"
+    reported_metrics = ("quadratic_kappa", "accuracy", "absolute_error", "spearman")
+
+    def __init__(
+        self, data: TextsData, stored: ModelBundle, *, levels: tuple[float, ...], by: str, refuses: bool = True
+    ) -> None:
+        super().__init__(data, stored, refuses=refuses)
+        self.levels = levels
+        self.by = by
+
+    @property
+    def labels(self) -> Labels | None:
+        """Names of the cumulative logits, ``> level`` each; ``None`` of a regression."""
+        if self.by == "squared":
+            return None
+        return Labels(tuple(f"> {level:g}" for level in self.levels[:-1]), multi_label=True)
+
+    def stratify_by(self, examples: Sequence[LabelledText]) -> NDArray[np.int64]:
+        """Stratify by rating.
+
+        Raises:
+            UserError: a label that is no number, or none of the ratings.
+        """
+        numbers = numbers_of_examples(examples)
+        ranks, outside = self._ranks(numbers)
+        if self.refuses:
+            for index in np.flatnonzero(outside)[:1]:
+                names = ", ".join(f"{level:g}" for level in self.levels)
+                raise UserError(
+                    f"row {index + 1} has the rating {numbers[index]:g}, and the ratings are {names}; name them all in "
+                    f"objective.levels, {CORRECT_OR_LEAVE_OUT}"
+                )
+        return ranks
+
+    def _ranks(self, numbers: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the nearest ranks, and which numbers are none of the ratings."""
+        distances = np.abs(numbers[:, None] - np.array(self.levels))
+        return distances.argmin(axis=1), ~np.isclose(distances.min(axis=1), 0.0)
+
+    def rows(self, examples: Sequence[LabelledText]) -> RegressionRows:
+        """Return a row a text, whose number is the rank of its rating."""
+        ranks, outside = self._ranks(numbers_of_examples(examples))
+        return self.numbered_rows(examples, np.where(outside, np.nan, ranks.astype(np.float64)))
+
+    def training_setup(
+        self, objective: OrdinalRegression, stored: ModelBundle, training: RegressionRows
+    ) -> TrainingSetup:
+        """Build a new head on the encoder."""
+        known = known_numbers(training).astype(np.int64)
+        weights = objective.weights(known, len(self.levels))
+        model, long_inputs = copy.deepcopy(stored.model), self.data.long_inputs
+        loss = objective.build(model, stored.config, known, self.levels, weights=weights, long_inputs=long_inputs)
+        measured = "absolute_error" if self.by == "squared" else "accuracy"
+        return objective.setup(loss, training, RegressionCollate(stored.tokenizer.pad_id, measured, weights))
+
+    def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
+        """Compute `ordinal_regression_metrics`; the ``score`` of an example is minus its absolute error."""
+        return self._measured(rows.numbers, *self._predict(model, rows, batch_size))
+
+    def _predict(
+        self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64] | None]:
+        """Predict ranks, expected ratings, and probabilities where there are any."""
+        logits = self.logits(model, rows, batch_size)
+        levels = np.array(self.levels)
+        if self.by == "squared":
+            expected = np.clip(logits[:, 0].astype(np.float64), levels[0], levels[-1])
+            return self._ranks(expected)[0], expected, None
+        probabilities = rating_probabilities(logits)
+        # the median has the least absolute error
+        return (logits > 0).sum(axis=1), probabilities @ levels, probabilities
+
+    def _measured(
+        self,
+        truth: NDArray[np.float64],
+        ranks: NDArray[np.int64],
+        expected: NDArray[np.float64] | None = None,
+        probabilities: NDArray[np.float64] | None = None,
+    ) -> Measured:
+        known = known_mask(truth)
+        metrics = ordinal_regression_metrics(
+            self.levels,
+            truth[known].astype(np.int64),
+            ranks[known],
+            expected=None if expected is None else expected[known],
+            probabilities=None if probabilities is None else probabilities[known],
+        )
+        predictions = number_predictions(self._ratings(truth), np.array(self.levels)[ranks])
+        if probabilities is not None:
+            predictions = [p | {"probability": row} for p, row in zip(predictions, probabilities.tolist(), strict=True)]
+        return Measured(metrics, predictions)
+
+    def _ratings(self, ranks: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the ratings of ranks; NaN stays."""
+        return np.where(np.isfinite(ranks), np.array(self.levels)[np.nan_to_num(ranks).astype(np.int64)], np.nan)
+
+    def baselines(self, training: Sequence[LabelledText], test: Sequence[LabelledText]) -> dict[str, Measured]:
+        """Evaluate the most frequent rating, and TF-IDF with a ridge regression, rounded."""
+        truth, learned = self.rows(test).numbers, self._ratings(self.rows(training).numbers)
+
+        frequent, predicted = number_baselines(training, learned, test, lambda known: mode(known).mode)
+        return {
+            "majority": self._measured(truth, self._ranks(frequent)[0]),
+            "tfidf": self._measured(truth, self._ranks(predicted)[0], predicted),
+        }
+
+    def learned(self) -> dict[str, Any]:
+        """Return the ratings and the method."""
+        return {"levels": list(self.levels), "by": self.by}
+
+    def result_fields(self) -> dict[str, Any]:
+        """Return the ratings, and the treatment of long texts."""
+        return {"levels": list(self.levels), "long_inputs": self.data.long_inputs.kind}
+
+    def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
+        """Yield ``rating``, the ``expected`` rating, and ``probabilities`` of all ratings where there are any."""
+        names = [f"{level:g}" for level in self.levels]
+        for rows in unlabelled_rows(records, self.data, self.stored, source=source):
+            ranks, expected, probabilities = self._predict(model, rows)
+            for index, rank in enumerate(ranks.tolist()):
+                found: dict[str, Any] = {"rating": self.levels[rank], "expected": float(expected[index])}
+                if probabilities is not None:
+                    found["probabilities"] = dict(zip(names, probabilities[index].tolist(), strict=True))
+                yield found | {"truncated": bool(rows.cut[index])}
