@@ -18,8 +18,7 @@ def processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     here = {"cpu": "a swift one"}
     speeds = iter(range(1, 100))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(rates, "describe_environment", lambda: here, raising=False)
-    monkeypatch.setattr(rates, "_processor", lambda: here["cpu"], raising=False)
+    monkeypatch.setattr(rates, "processor_name", lambda: here["cpu"])
     names = [field.name for field in dataclasses.fields(Rates) if field.name != "base"]
     monkeypatch.setattr(rates, "_measure", lambda *_: Rates(**dict.fromkeys(names, float(next(speeds)))))
     return here

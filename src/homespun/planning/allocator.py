@@ -1,11 +1,9 @@
-"""Models of what the process's memory holds besides the bytes of its tensors.
-
-Fake tensors (`homespun.planning.tracer`) have sizes. The peak memory on a CPU also depends on:
+"""Model of the memory of a CPU process beyond the bytes of its tensors.
 
 - **glibc's heap.** PyTorch asks for aligned memory, and glibc looks for a free block that is larger than the request by
-  the alignment and a header (`_int_memalign` in malloc.c). So the block that a tensor leaves does not fit the next one
-  of its size unless it has merged with a neighbour. `AllocatorModel` replays the malloc and free calls of a step.
-- **oneDNN's LSTM workspace**, which `lstm_workspace_bytes` computes.
+  the alignment and a header (`_int_memalign` in malloc.c), so a freed tensor's block fits the next one of its size only
+  after merging with a neighbour. `AllocatorModel` replays the malloc and free calls of a step.
+- **oneDNN's LSTM workspace**: `lstm_workspace_bytes`.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ class AllocatorModel:
         self._size_at: dict[int, int] = {}  # address of a free block -> size
         self._start_of: dict[int, int] = {}  # end of a free block -> its address
 
-    def malloc(self, size: int, *, alignment: int = _ALIGNMENT) -> int:
-        """The address of ``size`` new bytes; with ``alignment`` 0 at any address."""
+    def malloc(self, size: int) -> int:
+        """Address of ``size`` new bytes, aligned as PyTorch's."""
         size = max(_SMALLEST, -(-(size + _HEADER // 2) // _HEADER) * _HEADER)
-        wanted = size + (alignment + _SMALLEST if alignment else 0)
+        wanted = size + _ALIGNMENT + _SMALLEST
         index = bisect_left(self._blocks, (wanted, -1))
         if index < len(self._blocks):
             block, start = self._blocks[index]
@@ -49,10 +47,10 @@ class AllocatorModel:
             block, start = wanted, self._top
             self._top += wanted
         address = start
-        if alignment and (start + _HEADER) % alignment:
-            address = -(-(start + _HEADER) // alignment) * alignment - _HEADER
+        if (start + _HEADER) % _ALIGNMENT:
+            address = -(-(start + _HEADER) // _ALIGNMENT) * _ALIGNMENT - _HEADER
             if address - start < _SMALLEST:
-                address += alignment
+                address += _ALIGNMENT
             self._add(start, address - start)
         rest = start + block - address - size
         if rest < _SMALLEST:
@@ -72,13 +70,11 @@ class AllocatorModel:
         self._release(address, size)
 
     def _release(self, address: int, size: int) -> None:
-        before = self._start_of.get(address)
-        if before is not None:
+        if (before := self._start_of.get(address)) is not None:
             size += address - before
             self._remove(before)
             address = before
-        after = self._size_at.get(address + size)
-        if after is not None:
+        if (after := self._size_at.get(address + size)) is not None:
             self._remove(address + size)
             size += after
         if address + size == self._top:
@@ -100,8 +96,8 @@ class AllocatorModel:
 def lstm_workspace_bytes(seq: int, rows: int, *, input_size: int, hidden_size: int, itemsize: int) -> int:
     """Bytes that oneDNN's LSTM keeps for the backward pass of one layer and direction over (seq, rows, input_size).
 
-    Gates, outputs and cell states, and their gradients in float32; each state from before the first token on, and twice
-    (`set_workspace_sizes` in oneDNN's rnn_utils.cpp).
+    Gates, outputs, cell states and their float32 gradients; states twice, with the initial one (`set_workspace_sizes`
+    in oneDNN's rnn_utils.cpp).
     """
     states, widest = 2 * (seq + 1) * rows, max(input_size, hidden_size)
     parts = [

@@ -1,4 +1,4 @@
-"""How far a budget reaches, and the size of the model that suits it."""
+"""Reach of a training budget, and the model size that suits it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from homespun.training.budget import Limits
 from homespun.training.config import Budget
 
 TOKENS_PER_PARAMETER = 10.5
-"""Tokens a parameter at which an amount of compute C is spent best (nanochat, dev/LOG.md), so that N = sqrt(C / 63).
+"""Compute-optimal tokens a parameter (nanochat, dev/LOG.md), so that N = sqrt(C / 63) for a compute of C FLOPs.
 
-Measured on spun-decoder: after 3 minutes of one core tiny is 0.58 nats ahead of mini, and the curve through runs of
-three sizes (`homespun.planning.forecast`) changes from tiny to mini where this does (results/efficiency.md).
+spun-decoder: after 3 minutes of one core tiny is 0.58 nats ahead of mini, and the learning curves
+(`homespun.planning.forecast`) cross where this rule changes from tiny to mini (results/efficiency.md).
 """
 
 PASSES = 4.0
-"""Passes over the text that count: repeated text is worth less and less from the fifth on (Muennighoff et al. 2023)."""
+"""Epochs that count: repeated text is worth less and less from the fifth on (Muennighoff et al. 2023)."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class DatasetSize:
         return DatasetSize(*(None if n is None else max(1, round(share * n)) for n in (self.rows, self.tokens)))
 
     def with_row_tokens(self, row_tokens: float) -> DatasetSize:
-        """The same rows with so many tokens each, as training counts them: of the input and of the target."""
+        """The same rows with ``row_tokens`` tokens each, of input and target."""
         return DatasetSize(self.rows, None if self.rows is None else round(self.rows * row_tokens))
 
 
 @dataclass(frozen=True)
 class BudgetForecast:
-    """How far a budget reaches; ``limit`` names what ends it."""
+    """Reach of a budget; ``limit`` names the setting that ends it."""
 
     limit: str
     steps: int
@@ -50,13 +50,10 @@ class BudgetForecast:
 def forecast_budget(
     budget: Budget, dataset: DatasetSize, *, batch_size: int, row_tokens: float, step_seconds: float | None
 ) -> BudgetForecast:
-    """How far ``budget`` reaches, without its validations.
+    """Reach of ``budget``, without its validations.
 
     With ``step_seconds`` None a budget of time reaches an unknown number of steps, and others take 0 seconds.
     """
-    unknown = BudgetForecast("unknown", 0, 0, 0.0, None)
-    if step_seconds is None and budget.time is not None:
-        return unknown
     seconds = step_seconds or 0.0
     per_epoch = None if dataset.rows is None else -(-dataset.rows // batch_size)
     limits = Limits.of(budget, steps_per_epoch=per_epoch or 1)
@@ -68,8 +65,8 @@ def forecast_budget(
     if budget.epochs is not None and per_epoch is not None:
         ends["epochs"] = float(math.ceil(budget.epochs * per_epoch))
     limit = min(ends, key=lambda name: ends[name])
-    if math.isinf(ends[limit]):
-        return unknown
+    if math.isinf(ends[limit]) or (step_seconds is None and budget.time is not None):
+        return BudgetForecast("unknown", 0, 0, 0.0, None)
     steps = max(1, round(ends[limit]))
     epochs = None if per_epoch is None else steps / per_epoch
     return BudgetForecast(limit, steps, round(steps * step_tokens), steps * seconds, epochs)
@@ -103,19 +100,11 @@ def in_millions(count: float) -> str:
 
 @dataclass(frozen=True)
 class SizeCandidate:
-    """A size of a model, and how far the budget reaches with it.
+    """A model size, and how far the budget reaches with it."""
 
-    Args:
-        name: such as ``mini``.
-        shape: such as ``4 layers of 256``.
-        parameters: trained, word embeddings among them.
-        reach: of the budget.
-        dataset: training data.
-    """
-
-    name: str
-    shape: str
-    parameters: int
+    name: str  # such as `mini`
+    shape: str  # such as `4 layers of 256`
+    parameters: int  # trained, word embeddings among them
     reach: BudgetForecast
     dataset: DatasetSize
 
@@ -138,7 +127,7 @@ class SizeChoice:
     larger: SizeCandidate | None = None
 
     def reason(self) -> str:
-        """What was chosen and why, in one line."""
+        """One line: the size, the tokens of the budget, and the tokens a parameter."""
         size, reach, corpus = self.chosen, self.chosen.reach, self.chosen.dataset.tokens
         seen = f"{in_millions(reach.tokens)} tokens"
         if reach.limit == "time":
@@ -157,17 +146,16 @@ class SizeChoice:
 def choose_size(candidates: Iterable[SizeCandidate]) -> SizeChoice:
     """The size whose tokens a parameter are nearest to `TOKENS_PER_PARAMETER`, in proportion.
 
-    Args:
-        candidates: at least one, smallest first; not read beyond the first one that is further off.
+    ``candidates``: at least one, smallest first; not read beyond the first that is further off than the one before.
     """
-    best: SizeCandidate | None = None
-    for candidate in candidates:
-        if best is not None and _distance(candidate) > _distance(best):
-            return SizeChoice(best, candidate)
-        best = candidate
-    assert best is not None
-    return SizeChoice(best)
 
+    def distance(size: SizeCandidate) -> float:
+        return abs(math.log(size.tokens_per_parameter / TOKENS_PER_PARAMETER))
 
-def _distance(candidate: SizeCandidate) -> float:
-    return abs(math.log(candidate.tokens_per_parameter / TOKENS_PER_PARAMETER))
+    sizes = iter(candidates)
+    chosen = next(sizes)
+    for candidate in sizes:
+        if distance(candidate) > distance(chosen):
+            return SizeChoice(chosen, candidate)
+        chosen = candidate
+    return SizeChoice(chosen)

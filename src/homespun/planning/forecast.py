@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,8 +19,7 @@ _FAR = 10.0  # times the most tokens that were measured
 _LARGER = 2.0  # times the largest model or vocabulary that was measured, or the smallest / this
 
 
-@dataclass(frozen=True)
-class PretrainingRun:
+class PretrainingRun(NamedTuple):
     """A finished run: its learning rate came down to its end."""
 
     parameters: int
@@ -29,39 +29,27 @@ class PretrainingRun:
 
 @dataclass(frozen=True)
 class LearningCurve:
-    """Finished runs of one family on one text.
+    """Finished runs of one family on one text."""
 
-    Args:
-        family: of presets.
-        objective: its ``kind``.
-        optimizer: its ``kind``.
-        text: in words.
-        vocabulary: size of the tokenizer.
-        unigram: loss of the unigram baseline on that text.
-        runs: at least two.
-        source: where they are described.
-    """
-
-    family: str
-    objective: str
-    optimizer: str
+    family: str  # of presets
+    objective: str  # its kind
+    optimizer: str  # its kind
     text: str
     vocabulary: int
-    unigram: float
-    runs: tuple[PretrainingRun, ...]
+    unigram: float  # loss of the unigram baseline on that text
+    runs: tuple[PretrainingRun, ...]  # at least two
     source: str
 
     def loss(self, parameters: float, tokens: float) -> float:
         """``E + A N^-0.34 + B D^-0.28`` of N parameters and D tokens, least squares; A is 0 for runs of one size."""
-        sizes = np.array([run.parameters for run in self.runs], dtype=float)
-        seen = np.array([run.tokens for run in self.runs], dtype=float)
+        sizes, seen, losses = np.array(self.runs, dtype=float).T
         several = float(len({*sizes}) > 1)
         terms = np.stack([np.ones_like(sizes), several * sizes**-SIZE_EXPONENT, seen**-TOKEN_EXPONENT], axis=1)
-        weights = np.linalg.lstsq(terms, np.array([run.loss for run in self.runs]), rcond=None)[0]
+        weights = np.linalg.lstsq(terms, losses, rcond=None)[0]
         return float(weights @ [1.0, several * parameters**-SIZE_EXPONENT, tokens**-TOKEN_EXPONENT])
 
     def covers(self, parameters: float, vocabulary: int, tokens: float) -> bool:
-        """Whether model, vocabulary and tokens are near enough to the measured ones."""
+        """True if model, vocabulary and tokens are near enough to the measured ones."""
         sizes = [run.parameters for run in self.runs]
         return (
             min(sizes) / _LARGER <= parameters <= max(sizes) * _LARGER
@@ -70,8 +58,7 @@ class LearningCurve:
         )
 
 
-@dataclass(frozen=True)
-class ClassifierRun:
+class ClassifierRun(NamedTuple):
     """A classifier fine-tuned from a pretraining from scratch, and TF-IDF with a linear model on the same rows."""
 
     task: str
@@ -117,25 +104,17 @@ CLASSIFIERS = (
 
 @dataclass(frozen=True)
 class LossForecast:
-    """What a pretraining from scratch can be expected to reach.
+    """Expected result of a pretraining from scratch."""
 
-    Args:
-        tokens: of the budget.
-        loss: held out, on the curve's text; None where no curve covers the model.
-        curve: the learning curve of the model's family.
-        threshold: the run of fewest tokens whose classifier beat TF-IDF.
-        seconds_to_threshold: time of as many tokens; None where the rate is not known.
-    """
-
-    tokens: int
-    loss: float | None
-    curve: LearningCurve | None
-    threshold: ClassifierRun
-    seconds_to_threshold: float | None
+    tokens: int  # of the budget
+    loss: float | None  # held out, on the curve's text; None where no curve covers the model
+    curve: LearningCurve | None  # of the model's family
+    threshold: ClassifierRun  # the run of fewest tokens whose classifier beat TF-IDF
+    seconds_to_threshold: float | None  # time of as many tokens; None where the rate is not known
 
     @property
     def below_threshold(self) -> bool:
-        """Whether no pretraining on so few tokens was measured to pay for a classifier."""
+        """True if no pretraining on so few tokens was measured to pay for a classifier."""
         return self.tokens < self.threshold.tokens
 
     def summary(self) -> str | None:
@@ -167,12 +146,11 @@ class LossForecast:
 
     def to_dict(self) -> dict[str, str | float | None]:
         """Values for result files."""
-        curve = self.curve
         return {
             "summary": self.summary(),
             "tokens": self.tokens,
             "loss": self.loss,
-            **{name: getattr(curve, name, None) for name in ("unigram", "text", "source")},
+            **{name: getattr(self.curve, name, None) for name in ("unigram", "text", "source")},
             "threshold_tokens": self.threshold.tokens,
             "threshold_source": self.threshold.source,
             "below_threshold": self.below_threshold,
@@ -189,29 +167,23 @@ def forecast_loss(
     tokens: int,
     tokens_per_second: float | None,
 ) -> LossForecast:
-    """What pretraining ``backbone`` from scratch can be expected to reach.
+    """Expected result of pretraining ``backbone`` from scratch.
 
     Args:
-        backbone: of the model.
-        objective: its ``kind``.
-        optimizer: its ``kind``.
+        objective, optimizer: their kinds.
         parameters: trained.
         tokens: of the budget.
         tokens_per_second: None: not known.
     """
-    curves = [
+    curves = (
         curve
         for curve in CURVES
         if (curve.objective, curve.optimizer) == (objective, optimizer)
         and curve.covers(parameters, backbone.vocab_size, tokens)
         and is_of_family(backbone, curve.family)
-    ]
-    curve = curves[0] if curves else None
-    threshold = min((run for run in CLASSIFIERS if run.accuracy > run.tfidf), key=lambda run: run.tokens)
-    return LossForecast(
-        tokens=tokens,
-        loss=None if curve is None else curve.loss(parameters, tokens),
-        curve=curve,
-        threshold=threshold,
-        seconds_to_threshold=threshold.tokens / tokens_per_second if tokens_per_second else None,
     )
+    curve = next(curves, None)
+    threshold = min((run for run in CLASSIFIERS if run.accuracy > run.tfidf), key=lambda run: run.tokens)
+    loss = None if curve is None else curve.loss(parameters, tokens)
+    seconds = threshold.tokens / tokens_per_second if tokens_per_second else None
+    return LossForecast(tokens, loss, curve, threshold, seconds)

@@ -11,30 +11,22 @@ from torch import nn
 
 from homespun.batch import Batch
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder
 from homespun.planning.rates import Rates, flops
 from homespun.planning.tracer import StepTracer
 from homespun.training.config import TrainConfig
 from homespun.training.devices import resolve_dtype
+from homespun.training.step import set_gradient_checkpointing
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained on what: enough to run or trace a step.
+    """Everything needed to run or trace a step."""
 
-    Args:
-        build: builds the objective with random weights.
-        batches: ``(rows, count)`` -> ``count`` micro-batches of ``rows`` rows, the largest first.
-        train: how it is trained.
-        lighter: a setting that would take less memory, for errors; empty: none is known.
-        on_pass: called with the rows after each traced forward or backward pass, for progress.
-    """
-
-    build: Callable[[], nn.Module]
-    batches: Callable[[int, int], list[Batch]]
+    build: Callable[[], nn.Module]  # the objective, with random weights
+    batches: Callable[[int, int], list[Batch]]  # (rows, count) -> micro-batches of `rows` rows, the largest first
     train: TrainConfig
-    lighter: str = ""
-    on_pass: Callable[[int], None] = lambda rows: None
+    lighter: str = ""  # a setting that would take less memory, for errors
+    on_pass: Callable[[int], None] = lambda rows: None  # called after each traced forward or backward pass
 
     def with_train(self, **changes: object) -> Workload:
         """The workload with other training settings."""
@@ -82,9 +74,7 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
     dtype = resolve_dtype(config.precision, device)
     with StepTracer() as tracer:
         objective = workload.build()
-        for module in objective.modules():
-            if isinstance(module, Encoder):
-                module.gradient_checkpointing = config.gradient_checkpointing
+        set_gradient_checkpointing(objective, config.gradient_checkpointing)
         objective.train()
         tracer.watch(objective)
         optimizer = config.optimizer.build(objective)
@@ -107,36 +97,27 @@ def predict(workload: Workload, rows: int, rates: Rates, *, device: torch.device
             with tracer.span("update"):
                 torch.nn.utils.clip_grad_norm_(trained, config.max_grad_norm or float("inf"))
                 optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
 
         # the peak is in the second step, which has the optimizer's state, and gradients of an earlier micro-batch
         micro_batch(largest)
         update()
-        optimizer.zero_grad(set_to_none=True)
         state = tracer.allocator.live - weights
         by_part = micro_batch(largest)
-        gradients = sum(p.grad.numel() * p.grad.element_size() for p in trained if p.grad is not None)
+        gradients = sum(p.grad.nbytes for p in trained if p.grad is not None)
         if accumulate:
             micro_batch(largest)
         update()
-        optimizer.zero_grad(set_to_none=True)
-        # time and FLOPs are those of the third, a typical one
-        tracer.spans.clear()
+        tracer.spans.clear()  # time and FLOPs are those of the third step, a typical one
         micro_batch(typical)
         update()
-    on_cpu = device.type == "cpu"
-    process = round(rates.base) if on_cpu else 0
+    process, peak = 0, tracer.allocator.peak_live
+    if device.type == "cpu":
+        process, peak = round(rates.base), round(rates.base) + tracer.allocator.peak
     return Prediction(
         rows=rows,
         parameters=parameters,
-        memory=Memory(
-            weights=weights,
-            gradients=gradients,
-            optimizer=state,
-            activations=sum(by_part.values()),
-            by_part=by_part,
-            process=process,
-            peak=process + (tracer.allocator.peak if on_cpu else tracer.allocator.peak_live),
-        ),
+        memory=Memory(weights, gradients, state, sum(by_part.values()), by_part, process, peak),
         tokens=typical.real_tokens / typical.num_rows,
         flops_forward=tracer.sum("forward", flops),
         flops_backward=tracer.sum("backward", flops),
@@ -155,12 +136,12 @@ def _count(objective: nn.Module) -> dict[str, int]:
 
 
 class NothingFits(UserError):
-    """A memory limit that is too small for a recipe, however its step is made."""
+    """A memory limit below the smallest need of a recipe."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How a step of ``batch_size`` rows is made."""
+    """Settings for a step of ``batch_size`` rows."""
 
     workload: Workload  # its `train` has the chosen settings
     rows: int  # of a micro-batch
@@ -179,9 +160,9 @@ class Choice:
 
 
 def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choice:
-    """The fastest way to make the recipe's step within ``memory`` bytes.
+    """The fastest step of the recipe within ``memory`` bytes.
 
-    A ``micro_batch_size`` in the recipe is kept. Gradient checkpointing is turned on where it is faster than the small
+    A ``micro_batch_size`` in the recipe is kept. Gradient checkpointing is turned on if it is faster than the small
     micro-batches that fit without, or nothing fits. Then bf16 is tried, if the recipe has ``precision: auto``.
 
     Raises:
@@ -197,8 +178,7 @@ def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choic
         narrow = [other.with_train(precision="bf16") for other in [workload, *others]]
         found = [_largest(other, memory, predict) for other in narrow]
         others += narrow
-    fitting = [choice for choice in found if choice is not None]
-    if fitting:
+    if fitting := [choice for choice in found if choice is not None]:
         return min(fitting, key=lambda choice: choice.step_seconds)
     rows = workload.train.micro_batch_size or 1
     accumulate = rows < workload.train.batch_size

@@ -15,7 +15,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from torch.nn import functional as F
 from homespun.batch import Batch
 from homespun.io.atomic import write_text
 from homespun.nn.torch_private import OpOverload, TorchDispatchMode
-from homespun.planning.tracer import Operation, Shape, tensors
-from homespun.training.environment import describe_environment
+from homespun.planning.tracer import Arguments, Keywords, Operation, Shape, Types, tensors
+from homespun.training.environment import processor_name
 from homespun.training.malloc import disable_malloc_trim, trim_malloc
 
 Clock = Callable[[], float]
@@ -47,7 +47,7 @@ _VERSION = 4  # of the cached measurements
 
 
 def flops(operation: Operation) -> float:
-    """FLOPs of one call (a multiplication and an addition are two), 0 but for products, convolutions, fused layers.
+    """FLOPs of one call (a multiplication and an addition are two); 0 for all but products, convolutions, fused layers.
 
     Attention counts masked pairs too; a recurrent layer sends every token through every matrix.
     """
@@ -91,11 +91,7 @@ class FlopCounter(TorchDispatchMode):
         self.total = 0.0
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
+        self, func: OpOverload, types: Types, args: Arguments = (), kwargs: Keywords = None
     ) -> object:
         result = func(*args, **(kwargs or {}))
         self.total += flops(Operation.of(func, tensors((args, kwargs)), tensors(result), 0))
@@ -103,16 +99,15 @@ class FlopCounter(TorchDispatchMode):
 
 
 def flops_per_token(objective: nn.Module, batch: Batch) -> float:
-    """FLOPs of training on one token that is not padding, forward and backward. A batch of one row is enough.
+    """FLOPs of training on one token that is not padding, forward and backward, from a batch of at least one row.
 
-    Leaves ``objective`` without gradients, and the random number generator as it was.
+    Clears the gradients of ``objective``; leaves the random number generator unchanged.
     """
     device = next(objective.parameters()).device
     with torch.random.fork_rng(devices=[]), FlopCounter() as counter:
         torch.autograd.backward(objective(batch.to(device)).total(batch.targets))
     objective.zero_grad(set_to_none=True)
-    total: float = counter.total
-    return total / max(batch.real_tokens, 1)
+    return float(counter.total / max(batch.real_tokens, 1))
 
 
 @dataclass(frozen=True)
@@ -168,10 +163,7 @@ def _family(name: str) -> str:
 def machine_rates(device: torch.device, *, clock: Clock = time.perf_counter, remeasure: bool = False) -> Rates:
     """Rates from the user's cache folder, else measured in about two seconds and cached.
 
-    Args:
-        device: where training would run.
-        clock: seconds.
-        remeasure: measure again; ``base`` stays.
+    ``clock`` returns seconds; ``remeasure`` measures again, but keeps ``base``.
     """
     cached = _read(_file(device))
     if cached is not None and not remeasure:
@@ -218,8 +210,7 @@ def _measure(device: torch.device, clock: Clock) -> Rates:
     product = 2.0 * math.prod(tall.shape) * wide.shape[1]
     query = normal(8, 4, 256, 64)
     pairs = 4.0 * math.prod(query.shape) * query.shape[-2]
-    network = nn.LSTM(256, 256, device=device)
-    steps = normal(32, 32, 256)
+    network, steps = nn.LSTM(256, 256, device=device), normal(32, 32, 256)
     recurrent = 16.0 * steps[..., 0].numel() * 256 * 256
     # larger than the caches, as the tensors of a step are, and already allocated
     left, right, made = (normal(_LARGE) for _ in range(3))
@@ -248,16 +239,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def _file(device: torch.device) -> Path:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}-{_processor()}"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}-{processor_name()}"
     machine = re.sub(r"[^\w.-]", "_", f"{name}-{torch.get_num_threads()}-{torch.__version__}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "homespun" / f"rates-{_VERSION}-{machine}.json"
-
-
-@functools.cache
-def _processor() -> str:
-    name: str = describe_environment()["cpu"]
-    return name
 
 
 def _read(file: Path) -> Rates | None:

@@ -1,8 +1,8 @@
 """Trace a training step on fake tensors: operations, shapes and memory, without computing values.
 
-The step runs as it is written, under PyTorch's fake tensors; a tensor that the real step frees is freed here too. So no
-attention, objective or residual wiring needs a description of its own. Integer tensors (masks, positions, blocks) are
-small and decide what is computed, so they keep their values.
+The step runs under PyTorch's fake tensors; a tensor that the real step frees is freed here too. So no attention,
+objective or residual wiring needs a description. Integer tensors (masks, positions, blocks) are small and decide what
+is computed, so they keep their values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +30,9 @@ from homespun.nn.vocabulary_loss import repeat_context
 from homespun.planning.allocator import AllocatorModel, lstm_workspace_bytes
 
 Shape = tuple[int, ...]
+Types = Sequence[type]
+Arguments = tuple[object, ...]  # of an operator's call
+Keywords = Mapping[str, object] | None
 
 _LARGEST_REAL = 2**24  # elements; larger results of integer operations are fake too
 _LARGEST_DRAWN = 2**16  # elements; what a model draws when it is built, such as random blocks, is smaller
@@ -61,7 +63,7 @@ class Operation:
             name,
             tuple(tuple(tensor.shape) for tensor in inputs),
             tuple(tuple(tensor.shape) for tensor in outputs),
-            sum(tensor.numel() * tensor.element_size() for tensor in touched),
+            sum(tensor.nbytes for tensor in touched),
             floats[0] if floats else torch.int64,
         )
 
@@ -89,10 +91,8 @@ class StepTracer(TorchDispatchMode):
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         repeat_context.reset(self._token)
 
     @contextmanager
@@ -124,7 +124,7 @@ class StepTracer(TorchDispatchMode):
                 child.register_forward_pre_hook(lambda *_, name=name: self._parts.append(name))
                 child.register_forward_hook(self._leave, always_call=True)
 
-    def _leave(self, module: nn.Module, arguments: object, result: object) -> None:
+    def _leave(self, *_: object) -> None:
         self._parts.pop()
 
     def held(self) -> Counter[str]:
@@ -135,11 +135,7 @@ class StepTracer(TorchDispatchMode):
         return sums
 
     def __torch_dispatch__(
-        self,
-        func: OpOverload,
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
+        self, func: OpOverload, types: Types, args: Arguments = (), kwargs: Keywords = None
     ) -> object:
         kwargs = kwargs or {}
         inputs = tensors((args, kwargs))
@@ -203,7 +199,7 @@ def _lstm_workspace(inputs: Tensor, recurrent_weight: Tensor) -> Tensor:
 
 
 def _has_values(name: str, inputs: Sequence[Tensor], args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Whether a call without fake inputs gives values: results of integers do."""
+    """True if a call without fake inputs gives values: results of integers do."""
     if name in _VALUELESS:
         return False
     if name in ("rand", "randn") and not inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -21,7 +22,7 @@ def describe_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _processor(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -37,7 +38,9 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+@functools.cache
+def processor_name() -> str:
+    """Model name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from homespun.batch import Batch, Loss
 from homespun.errors import NotFinite, UserError
-from homespun.models.backbone import Encoder
 from homespun.models.bundle import load_weights, weights_of
 from homespun.nn.torch_private import is_compile_error
 from homespun.training.checkpoint import (
@@ -66,8 +65,7 @@ class TrainingStep:
         for module in objective.modules():
             if isinstance(module, nn.LSTM) and not has_lstm(self._dtype, self.device):
                 raise UserError("torch has no LSTM in bfloat16 on this processor; set train.precision=float32")
-            if isinstance(module, Encoder):
-                module.gradient_checkpointing = config.gradient_checkpointing
+        set_gradient_checkpointing(objective, config.gradient_checkpointing)
         objective.train()
         with warnings.catch_warnings():  # accelerate has no other name for it yet
             warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated", category=FutureWarning)
@@ -192,6 +190,13 @@ class TrainingStep:
         load_weights(self.objective, checkpoint.tensors("model"), source=str(checkpoint.path))
         load_optimizer(self._optimizer, checkpoint.tensors("optimizer"))
         self._scaler.load_state_dict(checkpoint.state["scaler"])
+
+
+def set_gradient_checkpointing(objective: nn.Module, enabled: bool) -> None:
+    """Switch gradient checkpointing in every backbone of ``objective``."""
+    for module in objective.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module.gradient_checkpointing = enabled  # type: ignore[assignment]
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
