@@ -16,6 +16,7 @@ from homespun.config import Config
 from homespun.data.labels import Labels, get_text
 from homespun.data.splits import stratified_split
 from homespun.errors import UserError
+from homespun.text.formats import Record
 from homespun.text.sources import read_records
 
 Split = Literal["train", "validation", "test"]
@@ -118,7 +119,7 @@ def table_reader(texts: Sequence[str], label: str, columns: Sequence[str] | None
     return read
 
 
-def _records(path: Path, label: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def _records(path: Path, label: str, columns: Sequence[str] | None) -> Iterator[tuple[str, Record]]:
     classes = sorted(entry for entry in path.iterdir() if entry.is_dir()) if path.is_dir() else []
     # IMDb's folder `unsup` has reviews without a class
     classes = [folder for folder in classes if folder.name != "unsup"]

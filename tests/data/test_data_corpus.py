@@ -133,7 +133,7 @@ def test_sentence_ends_cut_a_document_into_its_sentences(corpus_of, tokenizer):
 
 
 def test_sentences_are_asked_for_when_building(corpus_of):
-    with pytest.raises(UserError, match=r"without sentence ends.*sentences=True"):
+    with pytest.raises(UserError, match=r"sentences=True"):
         corpus_of(made_up(3)).sentence_ends(0)
 
 
@@ -179,7 +179,7 @@ def test_killed_and_resumed_is_never_interrupted(tmp_path, tokenizer, small_shar
     out = tmp_path / "killed"
     with pytest.raises(Killed):
         build_corpus(killed_after(documents, killed_at), tokenizer, out, sentences=sentences)
-    with pytest.raises(UserError, match=r"half-built.*goes on where it stopped"):
+    with pytest.raises(UserError, match=r"half-built"):
         Corpus.open(out)
     read = []
     corpus = build_corpus((read.append(d) or d for d in documents), tokenizer, out, sentences=sentences)
@@ -270,7 +270,7 @@ def test_another_job_does_not_go_on_with_it(tmp_path, tokenizer, other_tokenizer
     before = contents(tmp_path / "c")
     given = {"inputs": "a.txt", "sentences": False}
     given |= {"inputs": {"inputs": "b.txt"}, "sentences": {"sentences": True}}.get(change, {})
-    with pytest.raises(UserError, match=rf"another job \({change} was .*, now .*\)"):
+    with pytest.raises(UserError, match=rf"\({change} .*\)"):
         build_corpus(documents, other_tokenizer if change == "tokenizer" else tokenizer, tmp_path / "c", **given)
     assert contents(tmp_path / "c") == before
 
@@ -279,7 +279,7 @@ def test_error_shows_the_first_difference(tmp_path, tokenizer):
     described = "a.txt, " * 30
     with pytest.raises(Killed):
         build_corpus(killed_after(made_up(11), 5), tokenizer, tmp_path / "c", inputs=f"{described}b.txt")
-    with pytest.raises(UserError, match=r"inputs was .*b\.txt.*, now .*c\.txt"):
+    with pytest.raises(UserError, match=r"inputs .*b\.txt.*c\.txt"):
         build_corpus(made_up(11), tokenizer, tmp_path / "c", inputs=f"{described}c.txt")
 
 
@@ -324,7 +324,7 @@ def test_the_environment_is_left_as_it_was(tmp_path, tokenizer, monkeypatch):
 
 
 def test_there_is_at_least_one_worker(tmp_path, tokenizer):
-    with pytest.raises(UserError, match="workers must be 1 or more, not 0"):
+    with pytest.raises(UserError, match=r"workers .*1 .*0"):
         build_corpus(made_up(3), tokenizer, tmp_path / "c", workers=0)
     assert not (tmp_path / "c").exists()
 
@@ -382,7 +382,7 @@ def test_verify_finds_one_altered_token(corpus_of):
     at = bytes(data).index(corpus.tokens(3).tobytes())
     data[at] ^= 1
     path.write_bytes(data)
-    with pytest.raises(UserError, match="altered since it was written"):
+    with pytest.raises(UserError, match="altered"):
         Corpus.open(corpus.path).verify()
 
 
@@ -404,9 +404,9 @@ def test_a_shard_outside_the_folder_is_refused(tmp_path, corpus_of):
 
 
 def test_what_is_no_corpus_is_named(tmp_path):
-    with pytest.raises(UserError, match="there is no corpus at"):
+    with pytest.raises(UserError, match="no corpus at"):
         Corpus.open(tmp_path / "nothing")
-    with pytest.raises(UserError, match=r"it has no corpus.json"):
+    with pytest.raises(UserError, match=r"corpus\.json"):
         Corpus.open(tmp_path)
 
 
@@ -432,7 +432,7 @@ def test_split_depends_on_the_seed(corpus_of):
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 1.5])
 def test_split_needs_a_share(corpus_of, share):
-    with pytest.raises(UserError, match="above 0 and below 1"):
+    with pytest.raises(UserError, match=r" 0 .* 1"):
         corpus_of(made_up(7)).split(share, seed=0)
 
 

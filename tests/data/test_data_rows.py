@@ -128,13 +128,13 @@ def test_there_is_no_row_outside(index):
 
 @pytest.mark.parametrize("kind", [PackedRows, lambda *a, **k: NextSentenceRows(*a, **k, seed=0)])
 def test_rows_have_a_least_length(kind):
-    with pytest.raises(UserError, match="must be 8 or more"):
+    with pytest.raises(UserError, match=" 8 or more"):
         kind(Lists([300, 300], [[300], [300]]), np.array([0, 1]), length=7)
 
 
 def test_less_than_a_row_is_a_short_row_and_nothing_is_an_error():
     assert PackedRows(Lists([50, 50]), np.arange(2), length=128).lengths.tolist() == [104]
-    with pytest.raises(UserError, match=r"no documents.*more text"):
+    with pytest.raises(UserError, match="no documents"):
         PackedRows(Lists([50, 50]), np.arange(0), length=128)
 
 
@@ -165,7 +165,7 @@ def test_labels_of_pairs_are_right(sentences, length, seed):
     ends = [np.cumsum(s) for s in sentences]
     corpus = Lists([e[-1] for e in ends], ends)
     if all(len(e) < 2 for e in ends):
-        with pytest.raises(UserError, match="two sentences or more"):
+        with pytest.raises(UserError, match="two sentences"):
             NextSentenceRows(corpus, np.arange(len(ends)), length=length, seed=seed)
         return
     rows = NextSentenceRows(corpus, np.arange(len(ends)), length=length, seed=seed)
@@ -226,9 +226,9 @@ def test_nearly_all_of_a_text_is_read():
 
 def test_pairs_need_sentences_and_two_documents(tmp_path, tokenizer):
     plain = build_corpus(made_up(7), tokenizer, tmp_path / "plain")
-    with pytest.raises(UserError, match=r"built without.*--sentences"):
+    with pytest.raises(UserError, match=r"--sentences"):
         NextSentenceRows(plain, np.arange(7), length=64, seed=0)
-    with pytest.raises(UserError, match="needs two documents or more, and there are 1"):
+    with pytest.raises(UserError, match=r"two documents.* 1"):
         NextSentenceRows(with_sentences(1), np.arange(1), length=64, seed=0)
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from homespun.data.source_target import (
-    Mixture,
     SourceTargetPair,
     SourceTargetRows,
     SourceTargetTemplate,
+    mix_rows,
     read_source_target,
 )
 from homespun.errors import UserError
@@ -109,7 +109,7 @@ def test_data_sets_are_mixed_by_size_up_to_a_limit(
     weights: tuple[float, ...], limit: int | None, expected: tuple[int, ...]
 ) -> None:
     data_sets = np.repeat([0, 1, 2], [103, 31, 7])
-    mixture = Mixture(Numbered(141), data_sets, weights=weights, limit=limit)  # type: ignore[arg-type]
+    mixture = mix_rows(Numbered(141), data_sets, weights=weights, limit=limit)  # type: ignore[arg-type]
     seen = [mixture[i] for i in range(len(mixture))]
     assert tuple(Counter(data_sets[seen].tolist())[k] for k in range(3)) == expected
     assert set(seen) == set(range(141))  # nothing is left out

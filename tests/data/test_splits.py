@@ -62,14 +62,14 @@ class TestSplits:
         assert [[row for row in test.tolist() if row > 99] for _, test in folds] == [[100, 102], [101]]
         of_others = [test[test < 100].tolist() for _, test in folds]
         assert of_others == [test.tolist() for _, test in stratified_folds(self.targets, 2, seed=1)]
-        with pytest.raises(UserError, match="the smallest class has 10 rows; ask for 2 folds or more"):
+        with pytest.raises(UserError, match=r" 10 rows.* 2 folds"):
             stratified_folds(targets, 11, seed=1)
-        with pytest.raises(UserError, match="no class has two rows"):
+        with pytest.raises(UserError, match="two rows"):
             stratified_folds(np.arange(7), 2, seed=1)
 
     @pytest.mark.parametrize("folds", [1, 11])
     def test_folds_that_cannot_be(self, folds: int) -> None:
-        with pytest.raises(UserError, match="the smallest class has 10 rows"):
+        with pytest.raises(UserError, match=" 10 rows"):
             stratified_folds(self.targets, folds, seed=0)
 
 
@@ -103,7 +103,7 @@ class TestGroups:
             assert not set(self.groups[training, 0].tolist()) & set(self.groups[test, 0].tolist())
 
     def test_what_cannot_be(self) -> None:
-        with pytest.raises(UserError, match="11 groups that are not divided"):
+        with pytest.raises(UserError, match="11 groups"):
             stratified_folds(self.groups, 12, seed=0)
-        with pytest.raises(UserError, match="all rows belong to one group"):
+        with pytest.raises(UserError, match="one group"):
             stratified_split(np.zeros((7, 1), dtype=np.int64), 0.2, seed=0)

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from homespun.batch import Batch, RowSeed
 from homespun.data.long_inputs import ChunkMean, ChunkPool
-from homespun.data.regression import RegressionRows, SubsetRows, parse_numbers
-from homespun.data.rows import Row
+from homespun.data.regression import RegressionRows, parse_numbers
+from homespun.data.rows import Row, SubsetRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.tasks.number_training import RegressionCollate, RegressionLoss, StandardizedHead

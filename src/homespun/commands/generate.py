@@ -15,6 +15,7 @@ from homespun.hf.open import open_model
 from homespun.inference.text_generator import TextGenerator
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.config import stored_task
+from homespun.text.formats import Record
 from homespun.text.sources import ReadProgress, read_records
 
 
@@ -47,7 +48,7 @@ def generate(
     if path.suffix != ".jsonl":
         raise UserError(f"--out must end in .jsonl, not {path.name!r}")
     generator = TextGenerator(open_model(run), stop=stop)
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
 
     def prompts() -> Iterator[str]:
         for number, record in enumerate(

@@ -1,7 +1,7 @@
-"""The corpus: documents as token ids in a folder of Arrow files, opened memory-mapped.
+"""Corpus: documents as token ids in a folder of Arrow files, opened memory-mapped.
 
-A folder holds ``tokens-00000.arrow`` and on, ``tokenizer/``, and ``corpus.json``, which is written last: a folder
-without it is no corpus. While it is being built, ``building.jsonl`` says how far it has come, one line a shard.
+A folder holds ``tokens-00000.arrow`` and on, ``tokenizer/``, and ``corpus.json``, which is written last: without it the
+folder is no corpus. During a build, ``building.jsonl`` records the progress, one line a shard.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from dataclasses import asdict
 from functools import cached_property
 from itertools import accumulate, islice, takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from homespun.config import Tree
 from homespun.data.encoding import Encoded, encode_documents
-from homespun.data.order import keys, splitmix64
+from homespun.data.order import keys
 from homespun.data.shards import Shard, ShardBuffer, ShardRecord
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, remove, write_text
 from homespun.io.digests import file_digest
+from homespun.text.clean import splitmix64
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 
@@ -38,13 +40,13 @@ PROGRESS_BYTES = 1_000_000
 
 
 class Corpus:
-    """A corpus open for reading. Documents are numbered from 0 in the order in which they came.
+    """A corpus open for reading. Documents are numbered from 0 in the order of the build.
 
-    Made by `build_corpus` and opened by `Corpus.open`. It holds a few numbers a document and
-    no text; a pickled corpus is its path, so that worker processes map the same files.
+    Made by `build_corpus`, opened by `Corpus.open`. Holds a few numbers a document and no text; pickles as its path, so
+    that worker processes map the same files.
     """
 
-    def __init__(self, path: Path, description: dict[str, Any]) -> None:
+    def __init__(self, path: Path, description: Tree) -> None:
         records = [ShardRecord(**record) for record in description["shards"]]
         self.path = path
         self.num_documents: int = description["documents"]
@@ -53,18 +55,17 @@ class Corpus:
         self.num_words: int | None = description.get("words")  # between white space; None: built before it was counted
         self.label_counts: dict[str, int] = description["labels"]
         self.has_sentences: bool = description["sentences"]
-        self._tokenizer: dict[str, Any] = description["tokenizer"]
+        self._tokenizer: Tree = description["tokenizer"]
         self._records = records
         self._shards = [Shard(path, record) for record in records]
         self._starts = [0, *accumulate(record.documents for record in records)]
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: Tokenizer | None = None) -> Corpus:
-        """The corpus in the folder ``path``; ``tokenizer`` is what the caller is going to use with it.
+        """Open the corpus in the folder ``path``, to be used with ``tokenizer``.
 
         Raises:
-            UserError: there is no finished corpus, a file of it was cut short or altered, or it was built with
-                another tokenizer.
+            UserError: no finished corpus, a file that was truncated or altered, or another tokenizer.
         """
         path = Path(path)
         try:
@@ -88,7 +89,7 @@ class Corpus:
             )
         return corpus
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Corpus.open, (self.path,)
 
     def __len__(self) -> int:
@@ -96,10 +97,10 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the corpus was built with, from its own folder.
+        """The tokenizer in the corpus folder.
 
         Raises:
-            UserError: it is not the tokenizer that the corpus was built with.
+            UserError: it is not the one that the corpus was built with.
         """
         tokenizer = Tokenizer.load(self.path / TOKENIZER)
         if tokenizer.fingerprint != self._tokenizer["fingerprint"]:
@@ -115,21 +116,21 @@ class Corpus:
         return np.concatenate([np.diff(shard.offsets) for shard in self._shards]).astype(np.int64)
 
     def tokens(self, index: int) -> np.ndarray:
-        """(tokens,) uint16 or uint32: one document's ids, a read-only view of the file."""
+        """(tokens,) uint16 or uint32: ids of a document, a read-only view of the file."""
         shard, local = self._find(index)
         return shard.tokens(local)
 
     def label(self, index: int) -> str | None:
-        """The label that the document came with."""
+        """Label of a document."""
         shard, local = self._find(index)
         return shard.label(local)
 
     def labels(self) -> list[str | None]:
-        """The labels of all documents."""
+        """Labels of all documents."""
         return [label for shard in self._shards for label in shard.labels()]
 
     def sentence_ends(self, index: int) -> np.ndarray:
-        """(sentences,) uint32: how many of the document's tokens have passed when each of its sentences ends.
+        """(sentences,) uint32: end of each sentence of a document, in tokens, exclusive.
 
         Raises:
             UserError: the corpus was built without sentences.
@@ -141,30 +142,29 @@ class Corpus:
         return ends
 
     def counts(self, first: int) -> np.ndarray:
-        """(vocabulary - first,) int64: how often each token from ``first`` on is in it."""
+        """(vocabulary - first,) int64: counts of the tokens from ``first`` on."""
         counts = np.zeros(self._tokenizer["vocab_size"] - first, np.int64)
         for shard in self._shards:
             counts += np.bincount(shard.ids[shard.ids >= first] - first, minlength=len(counts))
         return counts
 
     def split(self, validation: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Document indices (ascending int64) for training and for validation; at least one on each side.
-
-        A document's side is decided by a hash of ``seed`` and its index.
+        """Document indices (ascending int64) for training and validation, at least one each, by a hash of ``seed`` and
+        index.
 
         Raises:
             UserError: ``validation`` is not a share between 0 and 1, or there are fewer than two documents.
         """
         if not 0 < validation < 1:
-            raise UserError(f"the validation share must be above 0 and below 1, not {validation}; 0.02 is common")
+            raise UserError(f"data.validation={validation} must be between 0 and 1, exclusive; set it to 0.02")
         if self.num_documents < 2:
             raise UserError(f"corpus {self.path} has one document, which cannot be split for validation; give it more")
         count = min(max(round(validation * self.num_documents), 1), self.num_documents - 1)
-        order = np.argsort(splitmix64(np.arange(self.num_documents), keys(seed)[0]), kind="stable")
+        order = np.argsort(splitmix64(np.arange(self.num_documents, dtype=np.uint64) ^ keys(seed)[0]), kind="stable")
         return np.sort(order[count:]), np.sort(order[:count])
 
     def verify(self) -> None:
-        """Read every shard and compare its checksum with the one taken when it was written.
+        """Compare the checksums of all shards with those recorded.
 
         Raises:
             UserError: a shard was altered.
@@ -181,7 +181,7 @@ class Corpus:
 
 
 class Progress(Protocol):
-    """Told now and then how far building has come, counting what an earlier run of it did."""
+    """Called during a build with totals, those before a restart included."""
 
     def __call__(self, done_bytes: int, done_documents: int) -> None: ...
 
@@ -198,22 +198,20 @@ def build_corpus(
 ) -> Corpus:
     """Encode ``documents`` into a corpus in the folder ``out``.
 
-    Killed at any moment, the same call goes on after the last whole shard, and ends with the same bytes. For that
-    ``documents`` must come in the same order again; ``inputs`` describes where they come from (files and options), and
-    a folder begun from other inputs is refused. Documents without a token are left out.
-
-    Memory stays under 1 GB: a shard, two batches a worker, and one document are held at a time.
+    Restarted after a kill, the same call continues after the last complete shard and ends with the same bytes, if
+    ``documents`` come in the same order. Documents without a token are left out. Memory stays under 1 GB: a shard, two
+    batches a worker, and one document.
 
     Args:
         documents: the stream, read once.
-        inputs: names the stream, to tell whether a half-built corpus is the same job.
-        workers: threads that encode; by default one a core. Encoding runs outside Python's lock.
-        sentences: note where sentences end, which next sentence prediction needs. Sentences are then encoded one by
-            one, each with the space before it.
+        inputs: names the stream (files and options); a half-built folder of other inputs is refused.
+        workers: threads that encode, outside Python's lock; None: one a core.
+        sentences: record sentence ends, which next sentence prediction needs. Sentences are then encoded one by one,
+            each with the space before it.
 
     Raises:
-        UserError: ``out`` holds something else, a finished corpus or a half-built one of another job; or no document
-            has any token; or ``workers`` is below 1.
+        UserError: ``out`` holds something else, a finished corpus or a half-built one of other inputs; no document has
+            a token; or ``workers`` is below 1.
     """
     workers = os.cpu_count() or 1 if workers is None else workers
     if workers < 1:
@@ -226,7 +224,7 @@ def build_corpus(
     if sum(1 for _ in islice(stream, building.consumed)) < building.consumed:
         raise UserError(
             f"half-built corpus {folder} holds {building.consumed:,} documents of its inputs already, and there are "
-            f"fewer now: they have changed; delete the folder to begin anew"
+            f"fewer now: they have changed; delete the folder to start over"
         )
     reported = building.num_bytes
     with closing(encode_documents(stream, tokenizer, workers=workers, sentences=sentences)) as encoded:
@@ -246,15 +244,15 @@ def build_corpus(
 
 
 class _Building:
-    """The folder on its way: the shards in it, as its manifest says, and the one in memory."""
+    """A corpus during its build: the shards that its manifest lists, and the one in memory."""
 
-    def __init__(self, folder: Path, written: list[dict[str, Any]], *, sentences: bool) -> None:
-        last: dict[str, Any] = written[-1] if written else {"consumed": 0, "bytes": 0, "words": 0, "labels": {}}
+    def __init__(self, folder: Path, written: list[Tree], *, sentences: bool) -> None:
+        last: Tree = written[-1] if written else {"consumed": 0, "bytes": 0, "words": 0, "labels": {}}
         self.folder, self.sentences = folder, sentences
         self.shards = [ShardRecord(**line["shard"]) for line in written]
         self.consumed: int = last["consumed"]  # documents of the stream, with those that had no token
         self.num_bytes: int = last["bytes"]
-        self.num_words: int | None = last.get("words")  # None: begun before they were counted
+        self.num_words: int | None = last.get("words")  # None: started before they were counted
         self.labels = Counter[str](last["labels"])
         self._buffer = ShardBuffer()
 
@@ -276,13 +274,16 @@ class _Building:
             return
         shard = self._buffer.write(self.folder, f"tokens-{len(self.shards):05}.arrow", sentences=self.sentences)
         totals = {"bytes": self.num_bytes, "words": self.num_words, "labels": self.labels}
-        _append(self.folder, {"shard": asdict(shard), "consumed": self.consumed} | totals)
+        with open(self.folder / MANIFEST, "a", encoding="utf-8") as file:
+            file.write(json.dumps({"shard": asdict(shard), "consumed": self.consumed} | totals) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         self.shards.append(shard)
         self._buffer = ShardBuffer()
 
 
-def _open_manifest(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Begin the manifest, or go on with the one there is: its lines, one for each shard that was written."""
+def _open_manifest(folder: Path, job: Tree) -> list[Tree]:
+    """Create the manifest, or return the lines of the present one, one for each shard."""
     if (folder / DESCRIPTION).exists():
         raise UserError(f"{folder} holds a finished corpus; give another folder, or delete it to build it again")
     if folder.exists() and not folder.is_dir():
@@ -305,31 +306,24 @@ def _open_manifest(folder: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f"{TEMPORARY}*"):
         remove(leftover)
-    # written anew, because the next line must not be joined to what a kill left of the last one
+    # rewritten: a kill may have cut the last line
     write_text(folder / MANIFEST, "".join(json.dumps(line) + "\n" for line in [header, *written]))
     return written
 
 
-def _manifest(folder: Path) -> list[dict[str, Any]]:
-    """The lines that were written whole; a kill can have cut the last one."""
+def _manifest(folder: Path) -> list[Tree]:
+    """Complete lines of the manifest; a kill can have cut the last one."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
         return [json.loads(line) for line in text.split("\n")[:-1]]
     except FileNotFoundError:
         return []
     except ValueError as error:
-        raise UserError(f"{folder / MANIFEST} was altered; delete {folder} to begin anew") from error
-
-
-def _append(folder: Path, line: dict[str, Any]) -> None:
-    with open(folder / MANIFEST, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+        raise UserError(f"{folder / MANIFEST} was altered; delete {folder} to start over") from error
 
 
 def _finish(building: _Building, tokenizer: Tokenizer) -> None:
-    """Write ``corpus.json``: from here on the folder is a corpus."""
+    """Write ``corpus.json``, which makes the folder a corpus."""
     description = {
         "version": VERSION,
         "documents": sum(shard.documents for shard in building.shards),
@@ -345,7 +339,7 @@ def _finish(building: _Building, tokenizer: Tokenizer) -> None:
     (building.folder / MANIFEST).unlink()
 
 
-def _facts(tokenizer: Tokenizer) -> dict[str, Any]:
+def _facts(tokenizer: Tokenizer) -> Tree:
     return {"fingerprint": tokenizer.fingerprint, "kind": tokenizer.kind, "vocab_size": tokenizer.vocab_size}
 
 
@@ -354,7 +348,7 @@ def _name(fingerprint: str, kind: str, vocab_size: int) -> str:
 
 
 def _short(value: object, other: object) -> str:
-    """A value in 60 characters, those where it begins to differ from the other."""
+    """At most 60 characters of a value, from where it differs from the other."""
     text = str(value)
     if len(text) <= 60:
         return text
@@ -366,5 +360,5 @@ def _not_a_corpus(path: Path) -> str:
     if not path.exists():
         return f"there is no corpus at {path}; build one with: homespun corpus build"
     if (path / MANIFEST).exists():
-        return f"corpus {path} is half-built; give the command that began it once more, and it goes on where it stopped"
+        return f"corpus {path} is half-built; repeat the command that started it, which continues the build"
     return f"{path} is not a corpus: it has no {DESCRIPTION}; build one with: homespun corpus build"

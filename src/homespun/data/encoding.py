@@ -1,4 +1,4 @@
-"""From a stream of documents to token ids: in pieces, in batches, on all cores, in order."""
+"""Encode a stream of documents: in pieces and batches, on all cores, in order."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from homespun.text.clean import sentence_spans
+from homespun.text.formats import without_surrogates
 from homespun.text.sources import Document
-from homespun.text.surrogates import without_surrogates
 from homespun.text.tokenizer import Tokenizer
 
 BATCH_CHARACTERS = 250_000  # a batch in the encoder takes about 100 bytes a token, and there is one a core
-PIECE_CHARACTERS = 50_000  # a long document is encoded in pieces: never whole in the encoder, nor by one core alone
+PIECE_CHARACTERS = 50_000  # longer documents are encoded in pieces, on all cores
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One document of the stream."""
+    """An encoded document."""
 
-    pieces: list[np.ndarray]  # its token ids, in order; the sentences, where they were asked for
+    pieces: list[np.ndarray]  # token ids, in order; one piece a sentence with `sentences`
     label: str | None
     num_bytes: int  # UTF-8 bytes of its text
-    num_words: int  # what of its text stands between white space
+    num_words: int  # separated by white space
 
 
 _Facts = tuple[str | None, int, int]  # label, bytes and words of a document
@@ -38,9 +38,9 @@ _Piece = tuple[str, _Facts | None]  # a text, with the facts of the document tha
 def encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, *, workers: int, sentences: bool
 ) -> Generator[Encoded]:
-    """The documents' token ids (uint16, or uint32 for a vocabulary above 65,536), in the order of the stream.
+    """Token ids of the documents (uint16, or uint32 for a vocabulary above 65,536), in order.
 
-    Two batches a worker are in memory at a time, and one document.
+    Two batches a worker and one document are in memory.
     """
 
     def encode(batch: list[_Piece]) -> list[np.ndarray]:
@@ -60,9 +60,9 @@ def _batches(documents: Iterable[Document], *, sentences: bool) -> Iterator[list
     batch: list[_Piece] = []
     characters = 0
     for document in documents:
-        text, num_bytes = _valid(document.text)
+        text = without_surrogates(document.text)
         label = None if document.label is None else without_surrogates(document.label)
-        facts = (label, num_bytes, sum(1 for _ in _WORD.finditer(text)))
+        facts = (label, len(text.encode()), sum(1 for _ in _WORD.finditer(text)))
         start = 0
         for end in _cuts(text, sentences=sentences):
             batch.append((text[start:end], facts if end == len(text) else None))
@@ -75,25 +75,16 @@ def _batches(documents: Iterable[Document], *, sentences: bool) -> Iterator[list
         yield batch
 
 
-def _valid(text: str) -> tuple[str, int]:
-    """The text `without_surrogates`, and its length in UTF-8."""
-    try:
-        return text, len(text.encode())
-    except UnicodeEncodeError:
-        replaced = without_surrogates(text)
-        return replaced, len(replaced.encode())
-
-
 _SPACE = re.compile(r"(?<=\S)\s")
 _WORD = re.compile(r"\S+")
 
 
 def _cuts(text: str, *, sentences: bool) -> Iterator[int]:
-    """Where the pieces of a document end, ascending; the last ends with the text."""
+    """Ends of the pieces of a document, ascending; the last is the end of the text."""
     start = 0
     ends = [end for _, end in sentence_spans(text)][:-1] if sentences else []
     for end in [*ends, len(text)]:
-        # before white space, where every kind of tokenizer begins a word: the pieces' tokens are those of the whole
+        # cut before white space, where every kind of tokenizer begins a word: the tokens do not change
         while end - start > 2 * PIECE_CHARACTERS:
             space = _SPACE.search(text, start + PIECE_CHARACTERS, start + 2 * PIECE_CHARACTERS)
             start = space.start() if space else start + PIECE_CHARACTERS
@@ -105,10 +96,9 @@ def _cuts(text: str, *, sentences: bool) -> Iterator[int]:
 def _in_threads(
     encode: Callable[[list[_Piece]], list[np.ndarray]], batches: Iterator[list[_Piece]], workers: int
 ) -> Iterator[tuple[list[_Piece], list[np.ndarray]]]:
-    """Every thread encodes a batch of its own, outside Python's lock, while this one reads and cleans the next texts.
+    """Encode a batch a thread, outside Python's lock, while this thread reads and cleans the next texts.
 
-    Faster than one batch at a time on all cores (measured: by a third on two), because turning ids into arrays needs
-    Python's lock: then one core does that while the others encode.
+    A third faster on two cores than one batch at a time on all cores: turning ids into arrays needs Python's lock.
     """
     waiting: deque[tuple[list[_Piece], Future[list[np.ndarray]]]] = deque()
     with _one_core_a_call(), ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
@@ -127,7 +117,7 @@ def _in_threads(
 
 @contextmanager
 def _one_core_a_call() -> Iterator[None]:
-    """Keep `tokenizers` from starting threads of its own inside each of ours; it reads this at every call."""
+    """Keep `tokenizers` from starting threads inside each of ours; it reads the variable at every call."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"

@@ -1,4 +1,4 @@
-"""Texts with labels: reading them, naming their classes, and the rows that a classifier learns from."""
+"""Labelled texts: reading them, their classes, and rows for classifiers."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from numpy.typing import NDArray
 from homespun.data.long_inputs import TRUNCATE, LongInputs
 from homespun.data.rows import Row
 from homespun.errors import UserError
+from homespun.text.formats import Record
 from homespun.text.sources import read_records
 from homespun.text.tokenizer import Tokenizer
 
 LabelNames = Sequence[str] | Sequence[tuple[str, ...]]
-"""One name a text, or one tuple of names a text where a text may carry several labels or none."""
+"""A name a text, or a tuple of names a text if multi-label."""
 
 _CHUNK = 8192  # texts encoded at a time, so that only one chunk's ids are ever held as Python objects
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The classes of a data set, in the order of the classifier's logits."""
+    """Classes of a data set, in the order of the logits."""
 
     names: tuple[str, ...]
     multi_label: bool = False
 
     @classmethod
     def collect(cls, labels: LabelNames, *, multi_label: bool = False) -> Labels:
-        """The classes found in ``labels``, numbers in the order of their value and names in that of the alphabet.
+        """Classes in ``labels``: numbers by value, then names alphabetically.
 
         Raises:
-            UserError: fewer than two classes, of which nothing can be learned.
+            UserError: fewer than two classes.
         """
         found = {name for label in labels for name in (label if multi_label else (str(label),))}
         if len(found) < 2:
@@ -46,10 +47,10 @@ class Labels:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """The class number of ``name``.
+        """Class number of ``name``.
 
         Raises:
-            UserError: the name was not among the training labels.
+            UserError: an unknown class.
         """
         try:
             return self.names.index(name)
@@ -57,10 +58,10 @@ class Labels:
             raise UserError(f"label {name!r} was not seen in training; there are: {', '.join(self.names)}") from None
 
     def encode(self, labels: LabelNames) -> NDArray[np.int64]:
-        """(texts,) int64 class numbers, or (texts, classes) int64 zeros and ones where a text may have several.
+        """(texts,) int64 class numbers, or (texts, classes) int64 zeros and ones if multi-label.
 
         Raises:
-            UserError: a name that was not among the training labels.
+            UserError: an unknown class.
         """
         known = {name: index for index, name in enumerate(self.names)}
         unseen = [n for label in labels for n in (label if self.multi_label else (str(label),)) if n not in known]
@@ -73,22 +74,22 @@ class Labels:
             table[row, [known[name] for name in label]] = 1
         return table
 
-    def decode(self, target: int | NDArray[Any]) -> str | tuple[str, ...]:
-        """The name of a class number, or the names where ``target`` is (classes,) zeros and ones."""
+    def decode(self, target: int | NDArray[np.int64]) -> str | tuple[str, ...]:
+        """Name of a class number, or names of (classes,) zeros and ones."""
         if self.multi_label:
             return tuple(self.names[index] for index in np.flatnonzero(target))
         return self.names[int(target)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, read back by `from_dict`."""
+    def to_dict(self) -> dict[str, object]:
+        """Values for JSON; read by `from_dict`."""
         return {"names": list(self.names), "multi_label": self.multi_label}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Labels:
-        """The classes that `to_dict` described.
+    def from_dict(cls, values: Mapping[str, object]) -> Labels:
+        """Classes from `to_dict`.
 
         Raises:
-            UserError: they are described in some other way.
+            UserError: values of another form.
         """
         names, multi_label = values.get("names"), values.get("multi_label")
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -99,6 +100,7 @@ class Labels:
 
 
 def _number_or_name(name: str) -> tuple[bool, float, str]:
+    """Sort key: numbers by value, then names."""
     try:
         number = float(name)
     except ValueError:
@@ -107,31 +109,30 @@ def _number_or_name(name: str) -> tuple[bool, float, str]:
 
 
 class LabelledRows:
-    """One row a text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
+    """A row a text: ``[CLS] text [SEP]``, or ``[CLS] text [SEP] pair [SEP]``, of at most ``length`` tokens.
 
-    The special tokens are those of `Tokenizer.template` and `Tokenizer.pair_template`, if any. What is read
-    of a longer text is for ``long_inputs`` to say. Where that is chunks, the row is ``[CLS] chunk [SEP] [CLS] chunk
-    [SEP] ...`` and its ``documents`` number them. Of a pair, the longer text is cut first. Token ids lie in one flat
-    array, 2 or 4 bytes a token, whatever the number of texts. An empty text is the row ``[CLS] [SEP]``, and a token of
-    padding where there are none around it.
+    Special tokens are those of `Tokenizer.template` and `Tokenizer.pair_template`. If ``long_inputs`` cuts texts into
+    chunks, a row is ``[CLS] chunk [SEP] [CLS] chunk [SEP] ...`` and its ``documents`` number the chunks. Of a pair, the
+    longer text is cut first. Token ids are in one flat array, 2 or 4 bytes a token. An empty text is the row ``[CLS]
+    [SEP]``, or a token of padding without a template.
 
     Args:
-        texts: the texts, ``pairs`` their second texts where a row is a pair.
-        labels: their labels, as read; ``None`` for texts to predict.
-        length: the greatest number of tokens that the model is given at a time, special tokens included.
-        long_inputs: what is read of a longer text.
-        names: the classes; only needed with ``labels``.
-        segments: the second text of a pair is segment 1, for models that have two.
+        texts: the texts.
+        labels: their labels; ``None`` for prediction.
+        length: tokens of a model input, special tokens included.
+        long_inputs: treatment of longer texts.
+        names: the classes; needed with ``labels``.
+        pairs: second texts.
+        segments: give the second text of a pair the token type 1.
 
     Raises:
-        UserError: ``length`` leaves no room for a token, a label was not seen in training, or pairs are to be read
-            otherwise than truncated.
+        UserError: ``length`` is too small, a label is unknown, or pairs are not truncated.
     """
 
     lengths: NDArray[np.int64]  # (rows,) tokens in each row, over all its chunks, special tokens included
-    cut: NDArray[np.bool_]  # (rows,) whether tokens were left out
+    cut: NDArray[np.bool_]  # (rows,) tokens were left out
     empty: int  # texts without a single token
-    one_sided: NDArray[np.bool_]  # (rows,) whether it is a pair of which one text has no token
+    one_sided: NDArray[np.bool_]  # (rows,) one text of the pair has no token
     targets: NDArray[np.int64] | None  # `Labels.encode` of the labels
 
     def __init__(
@@ -149,10 +150,10 @@ class LabelledRows:
         template = tokenizer.template if pairs is None else tokenizer.pair_template
         room = length - sum(map(len, template))
         if room < (1 if pairs is None else 2):
-            raise UserError(f"a length of {length} tokens leaves no room between the special tokens; give 16 or more")
+            raise UserError(f"data.length={length} leaves no room between the special tokens; set it to 16 or more")
         if pairs is not None and long_inputs != TRUNCATE:
             raise UserError(
-                f"pairs of texts are truncated, not read by {long_inputs.kind}; set long_inputs.kind=truncate"
+                f"long_inputs.kind={long_inputs.kind} does not support pairs of texts; set long_inputs.kind=truncate"
             )
         for name, values in (("labels", labels), ("pairs", pairs)):
             if values is not None and len(values) != len(texts):
@@ -172,9 +173,8 @@ class LabelledRows:
         for start in range(0, len(texts), _CHUNK):
             part = slice(start, start + _CHUNK)
             first = tokenizer.encode_batch(texts[part])
-            second = None if pairs is None else tokenizer.encode_batch(pairs[part])
-            for index, ids in enumerate(first):
-                other = None if second is None else second[index]
+            second = [None] * len(first) if pairs is None else tokenizer.encode_batch(pairs[part])
+            for ids, other in zip(first, second, strict=True):
                 size = len(ids) + (0 if other is None else len(other))
                 self.empty += len(ids) == 0
                 cut.append(size > reach)
@@ -200,13 +200,13 @@ class LabelledRows:
 
     @property
     def truncated(self) -> int:
-        """Texts of which tokens were left out."""
+        """Number of texts of which tokens were left out."""
         return int(self.cut.sum())
 
     @property
     def counts(self) -> dict[str, int]:
-        """Texts ``longer`` than ``length``, and of these the ``truncated`` and the ``chunked``, which may be both; of
-        pairs, those that are ``one_sided``."""
+        """Numbers of texts ``longer`` than ``length``, of these ``truncated`` or ``chunked``, and of ``one_sided``
+        pairs."""
         chunked = self.lengths > self.length
         return {
             "longer": int((self.cut | chunked).sum()),
@@ -234,8 +234,9 @@ class LabelledRows:
 
 
 def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
-    """How many tokens of each text to keep so that both fit into ``room``, taking from the longer one. An odd token is
-    the longer's, or the second's, as transformers' ``longest_first`` has it.
+    """Tokens to keep of each text so that both fit into ``room``, taken from the longer one.
+
+    An odd token is the longer's, or the second's, as in transformers' ``longest_first``.
     """
     half = room // 2
     if first + second <= room:
@@ -243,6 +244,14 @@ def _cut_longer(first: int, second: int, room: int) -> tuple[int, int]:
     if min(first, second) <= half:
         return (first, room - first) if first < second else (room - second, second)
     return (room - half, half) if first > second else (half, room - half)
+
+
+def read_rows(
+    inputs: Sequence[str], *, columns: Sequence[str] | None = None, encoding: str | None = None
+) -> Iterator[tuple[Record, str]]:
+    """Each record of ``inputs`` (see `homespun.text.sources.read_records`), and its location for error messages."""
+    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
+        yield record, f"row {number} of {', '.join(inputs)}"
 
 
 def read_labelled_texts(
@@ -255,56 +264,55 @@ def read_labelled_texts(
     multi_label: bool = False,
     separator: str | None = None,
 ) -> tuple[list[str], list[str] | list[tuple[str, ...]]]:
-    """The texts and labels of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+    """Texts and labels of all records of ``inputs`` (see `homespun.text.sources.read_records`).
 
-    ``text`` is a column, or several to be joined with a space, such as title and description. With ``multi_label``
-    the label column holds a list, or names in one string with ``separator`` between them (a comma where not given);
-    a row may then have no label at all.
+    Args:
+        text: a column, or several to be joined with a space, such as title and description.
+        label: a column; with ``multi_label`` it holds a list, or names separated by ``separator`` (a comma if None),
+            and may be empty.
 
     Raises:
-        UserError: no such column (naming those there are), a text that is not text, a row without a label, no rows.
+        UserError: no such column, a text that is not text, a row without a label, no rows.
     """
     wanted = [text] if isinstance(text, str) else list(text)
-    names = ", ".join(inputs)
     texts: list[str] = []
     single: list[str] = []
     several: list[tuple[str, ...]] = []
-    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
-        where = f"row {number} of {names}"
+    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         texts.append(get_text(record, wanted, where=where))
-        value = get_field(record, label, where=where)
         if multi_label:
-            several.append(_label_set(value, separator or ","))
-            continue
-        single.append(_label(value))
-        if not single[-1]:
-            raise UserError(f"{where} has no label in column {label!r}; give it one, or leave the row out")
+            several.append(_label_set(get_field(record, label, where=where), separator or ","))
+        else:
+            single.append(_single_label(record, label, where))
     if not texts:
-        raise UserError(f"{names} holds no rows; give a file with at least one row for each of two classes")
+        raise UserError(f"{', '.join(inputs)} holds no rows; give a file with at least one row for each of two classes")
     return texts, several if multi_label else single
 
 
 def read_labelled_records(
     inputs: Sequence[str], *, label: str, columns: Sequence[str] | None = None, encoding: str | None = None
-) -> Iterator[tuple[Mapping[str, Any], str, str]]:
-    """Every record of ``inputs`` with its one label, and where it stands, in words.
+) -> Iterator[tuple[Record, str, str]]:
+    """Each record of ``inputs`` with its label, and its location for error messages.
 
     Raises:
         UserError: no such column, or a record without a label.
     """
-    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
-        where = f"row {number} of {', '.join(inputs)}"
-        name = _label(get_field(record, label, where=where))
-        if not name:
-            raise UserError(f"{where} has no label in column {label!r}; give it one, or leave the row out")
-        yield record, name, where
+    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
+        yield record, _single_label(record, label, where), where
 
 
-def get_text(record: Mapping[str, Any], columns: Sequence[str], *, where: str) -> str:
-    """The text of a record: its ``columns`` joined with a space, empty ones left out.
+def _single_label(record: Record, column: str, where: str) -> str:
+    name = label_name(get_field(record, column, where=where))
+    if not name:
+        raise UserError(f"{where} has no label in column {column!r}; give it one, or leave the row out")
+    return name
+
+
+def get_text(record: Record, columns: Sequence[str], *, where: str) -> str:
+    """Text of a record: its ``columns`` joined with a space, without empty ones.
 
     Raises:
-        UserError: beginning with ``where``: no such column, or something in it that is neither text nor number.
+        UserError: beginning with ``where``: no such column, or a value that is neither text nor number.
     """
     parts = []
     for column in columns:
@@ -319,27 +327,28 @@ def get_text(record: Mapping[str, Any], columns: Sequence[str], *, where: str) -
     return " ".join(part for part in parts if part)
 
 
-def get_field(record: Mapping[str, Any], column: str, *, where: str) -> Any:
-    """What stands in a column of a record.
+def get_field(record: Record, column: str, *, where: str) -> Any:
+    """Value of a column of a record.
 
     Raises:
-        UserError: beginning with ``where``: there is no such column; those there are are named.
+        UserError: beginning with ``where``: no such column.
     """
     if column not in record:
         raise UserError(f"{where} has no column {column!r}; there are: {', '.join(map(str, record))}")
     return record[column]
 
 
-def _label(value: object) -> str:
+def label_name(value: object) -> str:
+    """Name of a class; empty for a gap in a table."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return ""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # whole numbers come out of some readers as floats where a column has gaps
+        return str(int(value))  # readers give integers as floats if a column has gaps
     return str(value).strip()
 
 
 def _label_set(value: object, separator: str) -> tuple[str, ...]:
-    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else _label(value).split(separator)
-    return tuple(dict.fromkeys(name for name in map(_label, parts) if name))
+    parts = value if isinstance(value, Sequence) and not isinstance(value, str) else label_name(value).split(separator)
+    return tuple(dict.fromkeys(name for name in map(label_name, parts) if name))

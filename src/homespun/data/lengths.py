@@ -1,12 +1,12 @@
-"""How long documents are, in tokens: per split and class, with histograms."""
+"""Document lengths in tokens: statistics and histograms by split and class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from homespun.config import Tree
 from homespun.errors import UserError
 
 LIMITS = (128, 256, 512)
@@ -19,21 +19,20 @@ def length_statistics(
     splits: Mapping[str, np.ndarray] | None = None,
     classes: Sequence[str | None] | None = None,
     limits: Sequence[int] = LIMITS,
-) -> list[dict[str, Any]]:
-    """One row for each split and, where there are classes, for each class in it.
+) -> list[Tree]:
+    """A row for each split and, with ``classes``, for each class in it.
 
     Args:
         lengths: (documents,) tokens in each: `Corpus.lengths`, or those of labelled rows.
-        splits: the indices of each split's documents; by default one split, ``all``.
-        classes: the class of each document, None where it has none.
+        splits: document indices of each split; by default one split, ``all``.
+        classes: class of each document, or None.
         limits: lengths of interest.
 
     Returns:
         Rows of plain values: ``split``, ``class`` (None: all of the split), ``count``, ``mean``, ``median``,
-        ``minimum``, ``maximum``, ``tokens`` (the sum), ``above`` {limit: share of documents longer than it},
-        ``histogram`` {``edges``, ``counts``}. The edges are the same in every row, evenly spaced in the logarithm, so
-        that histograms compare. The row of all of a split comes before those of its classes, which are in the order
-        of their names.
+            ``minimum``, ``maximum``, ``tokens`` (the sum), ``above`` {limit: share of longer documents}, ``histogram``
+            {``edges``, ``counts``}. All rows have the same edges, evenly spaced in the logarithm. The row of a split
+            comes before those of its classes, which are sorted by name.
 
     Raises:
         UserError: there are no documents.
@@ -57,7 +56,7 @@ def length_statistics(
     return rows
 
 
-def _row(lengths: np.ndarray, edges: np.ndarray, limits: Sequence[int]) -> dict[str, Any]:
+def _row(lengths: np.ndarray, edges: np.ndarray, limits: Sequence[int]) -> Tree:
     return {
         "count": len(lengths),
         "mean": float(lengths.mean()),

@@ -1,9 +1,11 @@
-"""Batches out of rows. Row i of epoch e is a function of (seed, e, i), so that any step can be made at any time."""
+"""Batches of rows. Row i of epoch e is a function of (seed, e, i), so any step can be made at any time."""
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import count
 from typing import Literal, Protocol, TypeVar
 
@@ -23,78 +25,63 @@ Order = Literal["shuffled", "bucketed", "in_order"]
 
 
 class Collate(Protocol):
-    """Makes a batch of rows: corrupts, pads, finds the targets. Pure: its only randomness is the rows' draws.
-
-    Picklable, because worker processes hold one.
-    """
+    """Make a batch of rows: corrupt, pad, find the targets. Picklable; all randomness comes from the row seeds."""
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch: ...
 
 
+@dataclass(eq=False)
 class Loader:
-    """The steps of training, each a function of its number.
+    """Steps of a training, each a function of its number.
 
-    An epoch is every row once, in a random order of its own, in ``steps_per_epoch`` steps of ``batch_size`` rows. What
-    does not fill a step at the end is not lost: the last two steps of an epoch share their rows evenly, so that none
-    is smaller than half a batch. With fewer rows than ``batch_size``, a step is all of them.
-
-    A step is cut into ``world_size`` parts of consecutive rows, and each part into micro-batches: whatever the split,
-    the rows of a step, their order and their draws are the same.
+    An epoch is every row once, in a random order, in ``steps_per_epoch`` steps of ``batch_size`` rows. The last two
+    steps of an epoch share their rows evenly, so that none is smaller than half a batch. With fewer rows than
+    ``batch_size``, a step is all of them. A step is cut into ``world_size`` parts of consecutive rows, and each part
+    into micro-batches; its rows, their order and their seeds do not depend on the cut.
 
     Args:
         rows: the rows.
-        collate: makes a batch of some of them.
-        batch_size: rows in a step, over all processes.
-        seed: of the order and of every row's draw.
-        micro_batch_size: rows that are in the model at a time; by default all that a process has of a step.
-        rank: which of the ``world_size`` processes this is.
-        world_size: how many processes share a step.
-        order: ``shuffled``; or ``bucketed``, where rows of like length come together, so that little is padding. The
-            order is then shuffled, cut into windows of at least 64 steps, and sorted by length within each; the steps
-            of a window come in random order. Or ``in_order``: every epoch the rows come as they are.
-        workers: processes that prepare batches ahead; 0: none. The batches are the same, to the bit, for any number.
+        collate: makes a batch of rows.
+        batch_size: rows of a step, over all processes.
+        seed: of the order and of every row.
+        micro_batch_size: rows in the model at a time; None: all of this process.
+        rank: number of this process.
+        world_size: number of processes.
+        order: ``shuffled``; ``bucketed``: shuffled, cut into windows of at least 64 steps and sorted by length within
+            each, with the steps of a window in random order, so that there is little padding; or ``in_order``.
+        workers: processes that prepare batches ahead; the batches are the same for any number.
 
     Raises:
         UserError: a size is below one, there are no rows, or there are more processes than rows in a step.
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        collate: Collate,
-        *,
-        batch_size: int,
-        seed: int,
-        micro_batch_size: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-        order: Order = "shuffled",
-        workers: int = 0,
-    ) -> None:
-        for name, size in (("batch_size", batch_size), ("micro_batch_size", micro_batch_size)):
+    rows: Rows
+    collate: Collate
+    _: KW_ONLY
+    batch_size: int
+    seed: int
+    micro_batch_size: int | None = None
+    rank: int = 0
+    world_size: int = 1
+    order: Order = "shuffled"
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name, size in (("batch_size", self.batch_size), ("micro_batch_size", self.micro_batch_size)):
             if size is not None and size < 1:
-                raise UserError(f"{name} must be 1 or more, not {size}")
-        if not len(rows):
+                raise UserError(f"{name}={size} must be 1 or more")
+        if not len(self.rows):
             raise UserError("there are no rows to make batches of; give more text")
-        self.rows = rows
-        self.collate = collate
-        self.batch_size = batch_size
-        self.micro_batch_size = micro_batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.order = order
-        self.workers = workers
-        self.steps_per_epoch = -(-len(rows) // batch_size)
-        smallest = len(rows) - self._begin(self.steps_per_epoch - 1)
-        if smallest < world_size:
+        self.steps_per_epoch = -(-len(self.rows) // self.batch_size)
+        smallest = len(self.rows) - self._begin(self.steps_per_epoch - 1)
+        if smallest < self.world_size:
             raise UserError(
-                f"a step of {smallest} rows cannot be shared by {world_size} processes; "
+                f"a step of {smallest} rows cannot be shared by {self.world_size} processes; "
                 f"raise batch_size, give more text, or start fewer processes"
             )
 
     def step(self, number: int) -> list[Batch]:
-        """This process's part of step ``number`` (0, 1, 2, ...), in micro-batches."""
+        """Micro-batches of this process in step ``number`` (0, 1, 2, ...)."""
         epoch, place = divmod(number, self.steps_per_epoch)
         indices = self._indices(epoch, place)
         first, last = (len(indices) * rank // self.world_size for rank in (self.rank, self.rank + 1))
@@ -102,33 +89,24 @@ class Loader:
         return [self._batch(indices[start : min(start + size, last)], epoch) for start in range(first, last, size)]
 
     def steps(self, start: int = 0) -> Iterator[list[Batch]]:
-        """`step` of ``start``, ``start + 1``, ... without end, prepared ahead by the workers."""
+        """`step` of ``start``, ``start + 1``, ..., prepared ahead by the workers."""
         return self._prefetched(self.step, count(start))
 
     def once(self) -> Iterator[Batch]:
-        """Every row once, in the order of the rows, with the draws of epoch 0: for validation and prediction.
+        """Every row once, in order, with the seeds of epoch 0, for validation and prediction; the same in every
+        process.
 
-        The batches are of ``micro_batch_size`` rows, or else ``batch_size``, and are the same in every process.
+        Batches have ``micro_batch_size`` rows, or else ``batch_size``.
         """
         size = self.micro_batch_size or self.batch_size
         return self._prefetched(self._batch_in_order, range(-(-len(self.rows) // size)))
 
     def with_micro_batch_size(self, size: int) -> Loader:
         """The same steps, cut into micro-batches of ``size`` rows."""
-        return Loader(
-            self.rows,
-            self.collate,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            micro_batch_size=size,
-            rank=self.rank,
-            world_size=self.world_size,
-            order=self.order,
-            workers=self.workers,
-        )
+        return dataclasses.replace(self, micro_batch_size=size)
 
     def _begin(self, place: int) -> int:
-        """At which row of the epoch's order its step ``place`` begins."""
+        """First row, in the epoch's order, of step ``place``."""
         if place < self.steps_per_epoch - 1 or place == 0:
             return place * self.batch_size
         if place == self.steps_per_epoch:
@@ -183,7 +161,7 @@ class Loader:
 
 
 class _Items(Dataset[T]):
-    """A function of a number, as the map-style data set that `DataLoader` wants."""
+    """A function of a number as a map-style data set."""
 
     def __init__(self, read: Callable[[int], T]) -> None:
         self._read = read
@@ -197,5 +175,5 @@ def _identity(item: T) -> T:
 
 
 def _ignore_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; what it means is for the trainer to say, which needs its batches."""
+    """Leave Ctrl-C, which reaches every process of a terminal, to the trainer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

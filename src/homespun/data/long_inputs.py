@@ -1,14 +1,14 @@
-"""Texts longer than a model reads: what of them it is given. One setting, the same wherever texts are read.
+"""Treatment of texts that are longer than a model input.
 
-A text is a row. Where it is read in chunks, its row holds them one after the other, each with its own special tokens
-and numbered by `Row.documents`; `pad_chunks` makes a sequence of each, and `Batch.chunks` tells whose they are.
+A text is a row. If it is read in chunks, its row holds them one after another, each with its special tokens, numbered
+by `Row.documents`; `pad_chunks` makes a sequence of each, and `Batch.chunks` maps texts to sequences.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -19,33 +19,32 @@ from homespun.batch import Batch
 from homespun.config import Config, validate
 from homespun.data.padding import pad
 from homespun.data.rows import Row
+from homespun.text.tokenizer import TokenIds as Ids
 
-Ids = NDArray[Any]  # (tokens,) of one text, without special tokens
 Chunks = Annotated[int, Field(ge=1, le=1024, description="at most so many a text; tokens beyond them are left out")]
 Overlap = Annotated[float, Field(ge=0, le=0.9, description="share of a chunk that repeats the end of the one before")]
 
 
 class Truncate(Config):
-    """The first tokens. With a large ``length`` and an attention that can pay for it, this is how long texts are read
-    whole."""
+    """The first tokens."""
 
     kind: Literal["truncate"] = "truncate"
     chunks: ClassVar[int] = 1
     layers: ClassVar[int] = 0  # over the chunks of a text
 
     def reach(self, room: int) -> int:
-        """How many tokens of a text are read at most, where a sequence has ``room`` for so many."""
+        """Tokens of a text that are read at most, with ``room`` in a sequence."""
         return room
 
     def pieces(self, ids: Ids, room: int) -> list[Ids]:
-        """What is read of a text: a sequence each, of at most ``room`` tokens; all but the last are full."""
+        """Sequences of at most ``room`` tokens that are read of a text; all but the last are full."""
         return [ids[:room]]
 
 
 class HeadTail(Config):
-    """The first tokens and the last ones in one sequence, the middle left out (Sun et al. 2019, section 5.3.1).
+    """The first and the last tokens in one sequence (Sun et al. 2019, section 5.3.1).
 
-    ``head`` is the beginning's share of the room: a quarter, as there (128 of 510). 0 reads the end alone.
+    ``head`` is the share of the beginning: a quarter, as there (128 of 510); 0 reads the end alone.
     """
 
     kind: Literal["head_tail"] = "head_tail"
@@ -66,10 +65,7 @@ class HeadTail(Config):
 
 
 class ChunkMean(Config):
-    """Chunks that the model reads one by one; the logits of a text are the mean of its chunks'.
-
-    The loss is that of the mean, so that a chunk without a sign of the class need not tell it.
-    """
+    """Chunks that are read one by one; the logits and the loss of a text are those of the mean of its chunks."""
 
     kind: Literal["chunk_mean"] = "chunk_mean"
     layers: ClassVar[int] = 0
@@ -86,9 +82,9 @@ class ChunkMean(Config):
 
 
 class ChunkPool(Config):
-    """Chunks that the model reads one by one, and small transformer layers over what it found in each.
+    """Chunks that are read one by one, and transformer layers over their vectors (ToBERT, Pappagari et al. 2019).
 
-    After ToBERT (Pappagari et al. 2019). What stands above is `homespun.models.chunk_pool.ChunkPoolHead`.
+    The layers are in `homespun.models.chunk_pool.ChunkPoolHead`.
     """
 
     kind: Literal["chunk_pool"] = "chunk_pool"
@@ -110,7 +106,7 @@ TRUNCATE = Truncate()
 
 
 def _step(room: int, overlap: float) -> int:
-    """Tokens from the beginning of a chunk to that of the next."""
+    """Tokens between the starts of two chunks."""
     return max(1, room - round(overlap * room))
 
 
@@ -123,17 +119,17 @@ class _Saved(Config):
     long_inputs: LongInputs = TRUNCATE
 
 
-def saved_long_inputs(task: Mapping[str, Any], *, source: str) -> LongInputs:
-    """The setting in the ``task`` of a stored model; a model that knows of none truncates.
+def saved_long_inputs(task: Mapping[str, object], *, source: str) -> LongInputs:
+    """Setting in the ``task`` of a stored model; without one it is truncation.
 
     Raises:
-        UserError: beginning with ``source``: it is no setting of this version.
+        UserError: beginning with ``source``: an unknown setting.
     """
     return validate(_Saved, {k: task[k] for k in ("long_inputs",) if k in task}, source=source).long_inputs
 
 
 def pad_chunks(rows: Sequence[Row], pad_id: int) -> Batch:
-    """`pad`, but a sequence for every chunk of every row; `Batch.chunks` stays None where no row has several."""
+    """As `pad`, with a sequence for every chunk of every row; `Batch.chunks` is None if no row has several."""
     sequences: list[Row] = []
     counts = []
     for row in rows:

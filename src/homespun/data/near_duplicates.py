@@ -1,4 +1,4 @@
-"""Near-duplicates between two parts of a data set: a test text that was learned by heart measures nothing."""
+"""Near-duplicates between training and test texts."""
 
 from __future__ import annotations
 
@@ -16,33 +16,26 @@ _CHUNK = 4096  # training texts compared at a time, so that memory grows with th
 
 @dataclass(frozen=True)
 class NearDuplicatePairs:
-    """Which test texts are in the training, or nearly.
+    """Test texts that are near-duplicates of training texts."""
 
-    Args:
-        rows: of the test, in order.
-        of: of each, the training text that is like it.
-        similarity: of each, the share of their five words in a row that both have; 1 where all are.
-        compared: test texts with anything in them.
-    """
-
-    rows: tuple[int, ...]
-    of: tuple[int, ...]
-    similarity: tuple[float, ...]
-    compared: int
+    rows: tuple[int, ...]  # of the test, ascending
+    of: tuple[int, ...]  # the most similar training text of each
+    similarity: tuple[float, ...]  # Jaccard similarity of five-word shingles
+    compared: int  # test texts that are not empty
 
     @property
     def same(self) -> int:
-        """How many have the same words, but for case and punctuation."""
+        """Number of test texts with the same words, up to case and punctuation."""
         return sum(value >= _SAME for value in self.similarity)
 
 
 def find_near_duplicates(
     training: Sequence[str], test: Sequence[str], *, threshold: float = THRESHOLD
 ) -> NearDuplicatePairs:
-    """The test texts of which a training text has a Jaccard similarity of ``threshold`` or more, empty ones left out.
+    """Test texts with a Jaccard similarity of at least ``threshold`` to a training text, without empty ones.
 
-    Candidates are found by `NearDuplicates`, which misses some that are near the threshold and none that are the same;
-    each is then compared in full. Memory is about 140 bytes a test text, whatever the training.
+    `NearDuplicates` finds candidates, but misses a few near the threshold; each is then compared in full. Memory is
+    about 140 bytes a test text.
 
     Raises:
         UserError: ``threshold`` not between 0 and 1.
@@ -80,10 +73,10 @@ def _candidates(
     order: np.ndarray[tuple[int, int], np.dtype[np.int64]],
     wanted: np.ndarray[tuple[int, int], np.dtype[np.uint64]],
 ) -> list[tuple[int, int]]:
-    """(training place, test row) that agree in a band, each once, in order.
+    """(training index in the chunk, test row) that agree in a band, each once, sorted.
 
     Args:
-        ordered: (rows, bands) keys of the test, each band sorted; ``order`` tells whose they are.
+        ordered: (rows, bands) keys of the test, each band sorted; ``order`` has their rows.
         wanted: (texts, bands) keys of the training.
     """
     pairs: set[tuple[int, int]] = set()

@@ -1,10 +1,12 @@
-"""Random order without a table: numbers that are functions of a seed and an index, alike on every machine."""
+"""Random order without a table: functions of a seed and an index, equal on every machine."""
 
 from __future__ import annotations
 
 import hashlib
 
 import numpy as np
+
+from homespun.text.clean import splitmix64
 
 _ROUNDS = 6
 
@@ -19,20 +21,11 @@ def _digest(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def splitmix64(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """uint64 that look random: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014) over ``values`` and a key."""
-    x = values.astype(np.uint64) ^ key
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
-
-
 def feistel_shuffle(positions: np.ndarray, count: int, *, key: tuple[int, ...]) -> np.ndarray:
-    """(positions,) int64: what stands at ``positions`` of the random order of ``range(count)`` named ``key``.
+    """(positions,) int64: elements at ``positions`` of the random permutation of ``range(count)`` named ``key``.
 
-    A Feistel network is a bijection of the numbers of an even count of bits; what falls outside ``range(count)`` is
-    sent through again until it is inside ("cycle walking", Black and Rogaway, 2002), which keeps it one. So no
-    permutation is stored, and any part of an epoch's order costs only itself.
+    A Feistel network is a bijection of numbers of an even count of bits; results outside ``range(count)`` pass through
+    it again ("cycle walking", Black and Rogaway 2002). No permutation is stored.
     """
     half = max(
         (max(count - 1, 1).bit_length() + 1) // 2, 1
@@ -44,7 +37,7 @@ def feistel_shuffle(positions: np.ndarray, count: int, *, key: tuple[int, ...]) 
     while len(outside):
         left, right = values[outside] >> bits, values[outside] & mask
         for round_key in round_keys:
-            left, right = right, left ^ (splitmix64(right, round_key) & mask)
+            left, right = right, left ^ (splitmix64(right ^ round_key) & mask)
         values[outside] = (left << bits) | right
         outside = outside[values[outside] >= count]
     return values.astype(np.int64)

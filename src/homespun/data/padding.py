@@ -1,4 +1,4 @@
-"""Rows of different lengths to one batch of tensors."""
+"""Padding of rows to a batch of tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from homespun.data.rows import Row
 
 
 def pad(rows: Sequence[Row], pad_id: int) -> Batch:
-    """The rows side by side, padded at the right to the longest: ids, mask, documents, positions, segments.
+    """Pad rows at the right to the longest: ids, mask, documents, positions, token types.
 
-    Where a row holds several packed documents, ``documents`` tells them apart (padding is -1) and positions restart
-    at each. What no row needs stays None.
+    In packed rows ``documents`` numbers the documents (padding: -1) and positions restart at each. Inputs that no row
+    needs are None.
     """
     lengths = np.array([len(row.input_ids) for row in rows])
     shape = (len(rows), int(lengths.max()))

@@ -1,27 +1,27 @@
-"""Several documents as one text to read: their paragraphs, the likeliest to matter first, numbered, cut to fit."""
+"""Several documents as one source: their paragraphs, ranked, numbered and cut to fit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from homespun.config import Config
-from homespun.text.tokenizer import Tokenizer
+from homespun.text.tokenizer import TokenIds, Tokenizer
 
 BREAK = "\n"
 """Stands between documents, and between the paragraphs of one."""
 
 
 class Paragraphs(Config):
-    """Which paragraphs of a source a model is given, and how much of each (Liu and Lapata 2019, section 3.1).
+    """Choice of the paragraphs (lines) of a source (Liu and Lapata 2019, section 3.1).
 
-    Paragraphs are lines. They are ranked by TF-IDF similarity to a title, or to all of them together where there is
-    none; the paper learns its ranker, and names this as the line to beat.
+    They are ranked by TF-IDF similarity to a title, or to all of them together without one; the paper learns its ranker
+    and has this one as its baseline.
     """
 
     most: int = Field(default=24, ge=1, description="paragraphs; the paper's is 24")
@@ -32,10 +32,10 @@ class Paragraphs(Config):
     )
 
     def read(self, text: str, title: str, tokenizer: Tokenizer, room: int) -> NumberedParagraphs:
-        """The paragraphs of ``text`` that fit into ``room`` tokens."""
+        """Paragraphs of ``text`` that fit into ``room`` tokens."""
         lines = [line for line in map(str.strip, text.split(BREAK)) if line]
         chosen = rank_paragraphs(lines, title)[: self.most]
-        ids: list[NDArray[Any]] = []
+        ids: list[TokenIds] = []
         taken: list[int] = []
         cut = False
         for line, encoded in zip(chosen, tokenizer.encode_batch([lines[line] for line in chosen]), strict=True):
@@ -56,26 +56,16 @@ class Paragraphs(Config):
 
 @dataclass(frozen=True)
 class NumberedParagraphs:
-    """The tokens of a source.
+    """Tokens of a source."""
 
-    Args:
-        ids: (tokens,) ids.
-        documents: (tokens,) the number of the paragraph of each.
-        cut: something was left out.
-        left_out: paragraphs that were.
-    """
-
-    ids: NDArray[Any]
-    documents: NDArray[np.int64]
-    cut: bool = False
-    left_out: int = 0
+    ids: TokenIds  # (tokens,)
+    documents: NDArray[np.int64]  # (tokens,) number of the paragraph
+    cut: bool = False  # something was left out
+    left_out: int = 0  # paragraphs
 
 
 def rank_paragraphs(lines: Sequence[str], title: str) -> list[int]:
-    """The numbers of ``lines``, that most like ``title`` first; equal ones, and those without a word, as they stand.
-
-    Words weigh by how few of the lines have them (TF-IDF). Without a title they are compared with all lines together.
-    """
+    """Numbers of ``lines`` by TF-IDF similarity to ``title``, or to all lines without one; ties stay in order."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     try:

@@ -1,33 +1,32 @@
-"""Questions whose answers stand in a text: reading them, and the windows of the texts that are searched for them."""
+"""Extractive question answering: reading questions, and rows of windows of their texts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from homespun.batch import Batch
-from homespun.data.labels import get_field
+from homespun.data.labels import get_field, read_rows
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.data.token_labels import window_starts
 from homespun.errors import UserError
-from homespun.text.sources import read_records
-from homespun.text.tokenizer import Tokenizer
+from homespun.text.formats import Record
+from homespun.text.tokenizer import TokenIds, Tokenizer
 
 _CHUNK = 1024  # texts encoded at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the text in which its answer is looked for, and the right answers.
+    """A question, its text, and the right answers.
 
-    ``spans`` are where these stand in the text, from character to character; an answer that stands nowhere has none.
+    ``spans`` are (start, end) of the answers in characters; an answer that is not in the text has none.
     """
 
     question: str
@@ -36,11 +35,11 @@ class Question:
     spans: tuple[tuple[int, int], ...] = ()
     article: str = ""
     name: str = ""
-    realigned: int = 0  # answers that did not stand where it was said
+    realigned: int = 0  # answers that were not at their given position
 
     @property
     def is_empty(self) -> bool:
-        """There is no text to look in."""
+        """True if the text is blank."""
         return not self.context.strip()
 
 
@@ -53,31 +52,29 @@ def read_questions(
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
 ) -> list[Question]:
-    """The questions of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+    """Questions of all records of ``inputs`` (see `homespun.text.sources.read_records`).
 
-    A record is an article of SQuAD's JSON, with ``paragraphs``; or a question with its ``context`` and ``answers``:
-    a text, a list of texts, SQuAD's objects with ``text`` and ``answer_start``, or one object with a list of each, as
-    the hub's data sets have them. No answer, or ``is_impossible``, is a question that the text does not answer.
-
-    An answer that does not stand where it is said to is looked for in the text, and taken where it is nearest.
+    A record is an article of SQuAD's JSON, with ``paragraphs``; or a question with its ``context`` and ``answers``: a
+    text, a list of texts, SQuAD's objects with ``text`` and ``answer_start``, or one object with a list of each. No
+    answer, or ``is_impossible``, marks an unanswerable question. An answer that is not at its position is moved to the
+    nearest occurrence.
 
     Raises:
-        UserError: no such column (naming those there are), answers of another form, no question.
+        UserError: no such column, answers of another form, no question.
     """
-    names = ", ".join(inputs)
     found: list[Question] = []
-    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
-        where = f"row {number} of {names}"
+    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         found += parse_questions(record, question=question, context=context, answers=answers, where=where)
     if not found:
+        names = ", ".join(inputs)
         raise UserError(f"{names} holds no question; give SQuAD's JSON, or rows with a question, a context and answers")
     return found
 
 
 def parse_questions(
-    record: Mapping[str, Any], *, question: str, context: str, answers: str | None, where: str
+    record: Record, *, question: str, context: str, answers: str | None, where: str
 ) -> Iterator[Question]:
-    """The questions of a record, one or many; without answers where ``answers`` is ``None``.
+    """Questions of a record; without answers if ``answers`` is ``None``.
 
     Raises:
         UserError: beginning with ``where``: as in `read_questions`.
@@ -95,9 +92,7 @@ def parse_questions(
             yield _question(asked, _text(asked, "question", where), text, given, title, where)
 
 
-def _question(
-    record: Mapping[str, Any], question: str, context: str, answers: str | None, article: str, where: str
-) -> Question:
+def _question(record: Record, question: str, context: str, answers: str | None, article: str, where: str) -> Question:
     name = str(record.get("id") or "")
     if answers is None or _is_impossible(record, where):
         return Question(question, context, article=article, name=name)
@@ -115,10 +110,10 @@ def _question(
     )
 
 
-def _is_impossible(record: Mapping[str, Any], where: str) -> bool:
-    """Whether a record says that the text has no answer; a csv says it in words."""
+def _is_impossible(record: Record, where: str) -> bool:
+    """True if a record marks its question unanswerable; a csv does so in words."""
     value = record.get("is_impossible")
-    if value is None or value != value:  # a gap, in some readers not a number
+    if value is None or value != value:  # a gap, NaN in tables
         return False
     given = value.strip().lower() if isinstance(value, str) else value
     if given in (True, "true", "1"):
@@ -136,8 +131,8 @@ def _nearest(context: str, text: str, start: int | None) -> int | None:
     return min(found, key=lambda place: (abs(place - wanted), place)) if found else None
 
 
-def _answers(value: Any, column: str, where: str) -> list[tuple[str, int | None]]:
-    """Texts and where they begin, as far as that is said; empty texts are no answers."""
+def _answers(value: object, column: str, where: str) -> list[tuple[str, int | None]]:
+    """Texts and their starts if given, without blank texts."""
     if isinstance(value, Mapping) and isinstance(value.get("text"), list):
         texts = value["text"]
         starts = value.get("answer_start")
@@ -158,14 +153,14 @@ def _answers(value: Any, column: str, where: str) -> list[tuple[str, int | None]
     return found
 
 
-def _text(record: Mapping[str, Any], column: str, where: str) -> str:
+def _text(record: Record, column: str, where: str) -> str:
     value = get_field(record, column, where=where)
     if value is not None and not isinstance(value, str):
         raise UserError(f"{where}: column {column!r} holds a {type(value).__name__}, not text; name a column of text")
     return value or ""
 
 
-def _objects(value: Any, key: str, where: str) -> list[Mapping[str, Any]]:
+def _objects(value: object, key: str, where: str) -> list[Record]:
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
         raise UserError(f"{where}: {key!r} takes a list of objects, as in SQuAD's JSON; not {value!r:.80}")
     return value
@@ -173,7 +168,7 @@ def _objects(value: Any, key: str, where: str) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A piece of a question's text: ``tokens`` of it, from ``start``, which stand in its row from ``place``."""
+    """``tokens`` tokens of a question's text from ``start``, at position ``place`` of their row."""
 
     question: int
     start: int
@@ -182,21 +177,22 @@ class Window:
 
 
 class QuestionRows:
-    """A row a window of a question's text, ``[CLS] question [SEP] window [SEP]``; windows overlap by ``stride`` tokens.
+    """A row for each window of a question's text, ``[CLS] question [SEP] window [SEP]``, with overlaps of ``stride``
+    tokens.
 
-    Special tokens are those of `Tokenizer.pair_template`. ``label`` are the places of the first and the last token of
-    the first answer, and those of the row's first where the window does not hold all of it (Devlin et al. 2019, section
-    4.3). ``sentence_ends`` tell where the question ends. Questions about an empty text have no row.
+    Special tokens are those of `Tokenizer.pair_template`. ``label`` has the positions of the first and last token of
+    the first answer, or 0 and 0 if the window does not hold all of it (Devlin et al. 2019, section 4.3).
+    ``sentence_ends`` has the end of the question. Questions about a blank text have no row.
 
     Args:
         questions: the questions.
-        length: the most tokens of a row, special tokens included.
+        length: maximum tokens of a row, special tokens included.
         stride: tokens that a window repeats of the one before.
-        question_length: the most tokens of a question; the rest of it is cut.
-        segments: the rows have ``token_type_ids``, for a model that knows two segments.
+        question_length: maximum tokens of a question; the rest is cut.
+        segments: rows have ``token_type_ids``.
 
     Raises:
-        UserError: no room for a window beside the longest question, or for the stride.
+        UserError: no room for a window after the longest question, or for the stride.
     """
 
     def __init__(
@@ -214,16 +210,16 @@ class QuestionRows:
         self._template = tokenizer.pair_template
         before, between, after = map(len, self._template)
         special = before + between + after
-        asked, self.cut = _heads(tokenizer, [one.question for one in questions], question_length)
+        asked, self.cut = tokenizer.encode_truncated([one.question for one in questions], question_length)
         room = length - special - max((len(ids) for ids in asked), default=0)
         if room - stride < 1:
             raise UserError(
-                f"data.length={length} leaves {max(room, 0)} tokens for a text beside the longest question, and "
+                f"data.length={length} leaves {max(room, 0)} tokens for a text after the longest question, and "
                 f"data.stride={stride} of them repeat; raise the length, or lower stride or data.question_length"
             )
         self._asked = asked
         contexts = list(dict.fromkeys(one.context for one in questions))
-        self._texts: dict[str, tuple[NDArray[Any], NDArray[np.int64]]] = {}
+        self._texts: dict[str, tuple[TokenIds, NDArray[np.int64]]] = {}
         for start in range(0, len(contexts), _CHUNK):
             part = contexts[start : start + _CHUNK]
             self._texts |= zip(part, tokenizer.encode_with_offsets(part), strict=True)
@@ -247,7 +243,7 @@ class QuestionRows:
         }
 
     def _tokens_of_answer(self, question: Question) -> tuple[int, int] | None:
-        """The first and the last token of the first answer, in the text."""
+        """First and last token of the first answer, in the text."""
         if not question.spans:
             return None
         start, end = question.spans[0]
@@ -257,10 +253,7 @@ class QuestionRows:
 
     @property
     def trainable_rows(self) -> NDArray[np.int64]:
-        """The numbers of the rows of which something can be learned: where the answer is, or that there is none in it.
-
-        A question whose answers stand nowhere in its text teaches nothing.
-        """
+        """Numbers of the rows to train on: all but those whose answers are not in the text."""
         teaches = [
             answer is not None or not question.answers
             for answer, question in zip(self._answers, self.questions, strict=True)
@@ -268,7 +261,7 @@ class QuestionRows:
         return np.array([i for i, window in enumerate(self.windows) if teaches[window.question]], dtype=np.int64)
 
     def offsets(self, window: Window) -> NDArray[np.int64]:
-        """(tokens, 2) from where to where in the text the tokens of a window stand, in characters."""
+        """(tokens, 2) start and end in characters of the tokens of a window."""
         _, offsets = self._texts[self.questions[window.question].context]
         return offsets[window.start : window.start + window.tokens]
 
@@ -292,15 +285,6 @@ class QuestionRows:
             sentence_ends=np.array([window.place, len(input_ids)], dtype=np.int64),
             label=label,
         )
-
-
-def _heads(tokenizer: Tokenizer, texts: Sequence[str], room: int) -> tuple[list[NDArray[Any]], NDArray[np.bool_]]:
-    ids, cut = [], []
-    for start in range(0, len(texts), _CHUNK):
-        for encoded in tokenizer.encode_batch(texts[start : start + _CHUNK]):
-            ids.append(encoded[:room].copy())
-            cut.append(len(encoded) > room)
-    return ids, np.array(cut, dtype=np.bool_)
 
 
 def question_batch(rows: Sequence[Row], pad_id: int) -> Batch:

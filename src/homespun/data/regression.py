@@ -1,4 +1,4 @@
-"""Numbers as labels: reading them, and the rows that they stand beside."""
+"""Numbers as labels: parsing, and rows with them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from homespun.errors import UserError
 
 
 def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
-    """The numbers that ``labels`` are, as they were read.
+    """``labels`` as numbers.
 
     Raises:
-        UserError: one of them is no finite number; its row is named.
+        UserError: a label is not a finite number.
     """
     numbers = np.empty(len(labels))
     for place, label in enumerate(labels):
@@ -34,12 +34,12 @@ def parse_numbers(labels: Sequence[str]) -> NDArray[np.float64]:
 
 
 class RegressionRows:
-    """Rows with a number each, in place of their labels; a number that is NaN is one that is not known.
+    """Rows with a number each as label; NaN: not known.
 
     Args:
         rows: the rows.
         numbers: (rows,).
-        counts: what the result tells of them.
+        counts: for the result file.
     """
 
     def __init__(self, rows: Rows, numbers: NDArray[np.float64], counts: dict[str, int]) -> None:
@@ -55,18 +55,3 @@ class RegressionRows:
 
     def __getitem__(self, index: int) -> Row:
         return dataclasses.replace(self.rows[index], label=float(self.numbers[index]))
-
-
-class SubsetRows:
-    """Some of the rows, in the order of ``places``, (chosen,)."""
-
-    def __init__(self, rows: Rows, places: NDArray[np.int64]) -> None:
-        self.rows = rows
-        self.places = places
-        self.lengths: NDArray[np.int64] = rows.lengths[places]
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, index: int) -> Row:
-        return self.rows[int(self.places[index])]

@@ -1,7 +1,6 @@
-"""Training rows out of a corpus: packed pieces of documents, and pairs for next sentence prediction.
+"""Pretraining rows of a corpus: packed pieces of documents, and sentence pairs.
 
-A collection of rows is an index, a few numbers a piece, computed once; a row's tokens are read from the corpus when
-the row is asked for.
+A collection of rows is an index, a few numbers a piece; tokens are read from the corpus when a row is accessed.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from homespun.data.corpus import Corpus
 from homespun.data.order import keys
@@ -25,20 +25,20 @@ SHORTEST_PIECE = 16  # tokens with [CLS] and [SEP]: room for less at the end of 
 
 @dataclass(frozen=True)
 class Row:
-    """One training row before corruption, with its special tokens."""
+    """A training row before corruption, with its special tokens."""
 
     input_ids: np.ndarray  # (seq,) int64
     documents: np.ndarray | None = None  # (seq,) int64, 0.. in a row; None: one document
     token_type_ids: np.ndarray | None = None  # (seq,) int64
     label: int | float | np.ndarray | None = None  # class, or (classes,) 0/1 when multi-label; NSP: 1 = random next
     sentence_ends: np.ndarray | None = None  # (sentences,) int64: where each ends in `input_ids`, exclusive
-    target_ids: np.ndarray | None = None  # (target,) int64: what a decoder is to write, its end token included
+    target_ids: np.ndarray | None = None  # (target,) int64: target of a decoder, its end token included
     stream_position: tuple[int, int] | None = None  # stream, number in it
     cut: tuple[bool, bool] = (False, False)  # the first document begins, the last document ends, in another row
 
 
 class Rows(Protocol):
-    """A collection of rows, numbered from 0. ``rows[i]`` is always the same row."""
+    """A map-style collection of rows. ``rows[i]`` is always the same row."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -49,12 +49,15 @@ class Rows(Protocol):
     def __getitem__(self, index: int) -> Row: ...
 
 
+@dataclass
 class UnsegmentedRows:
-    """The same rows, each as one document: for attentions that cannot keep packed documents apart."""
+    """Rows without document numbers, for attentions that cannot mask documents."""
 
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-        self.lengths: np.ndarray = rows.lengths
+    rows: Rows
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.rows.lengths
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -63,28 +66,40 @@ class UnsegmentedRows:
         return dataclasses.replace(self.rows[index], documents=None)
 
 
+class SubsetRows:
+    """The rows at ``places`` (n,), in that order; one may come several times."""
+
+    def __init__(self, rows: Rows, places: NDArray[np.int64]) -> None:
+        self.rows = rows
+        self.places = places
+        self.lengths: NDArray[np.int64] = rows.lengths[places]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Row:
+        return self.rows[int(self.places[index])]
+
+
 class PackedRows:
     """Rows of ``length`` tokens: ``[CLS] piece [SEP] [CLS] piece [SEP] ...``; ``documents`` numbers the pieces.
 
-    Documents are laid end to end in the order given. One that is longer than the room left goes on in the next row,
-    as a piece of its own; where the room is under `SHORTEST_PIECE` (an eighth of ``length``, if that is less), the
-    row ends short. So no token is lost, and no token need ever attend to another document. `Row.cut` marks the rows
-    whose first [CLS] or last [SEP] stands inside a document.
+    Documents are laid end to end. One that does not fit continues in the next row; a row ends short if its room is
+    under `SHORTEST_PIECE` or an eighth of ``length``. So no token is lost. `Row.cut` marks rows whose first [CLS] or
+    last [SEP] is inside a document.
 
     Args:
-        corpus: where the tokens are.
+        corpus: source of the tokens.
         documents: (n,) document indices: a side of `Corpus.split`.
-        length: tokens in a row, with the special ones.
+        length: tokens in a row, special tokens included.
 
     Raises:
         UserError: ``length`` is below 8, or there are no documents.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int) -> None:
-        _check_length(length)
+        check_corpus_rows(length, documents)
         sizes = corpus.lengths[documents]
-        if not len(documents):
-            raise UserError("there are no documents to make rows of; give more text, or a larger share of it")
         firsts, breaks = _pack(sizes, length)
         body = length - 2
         counts = 1 + -(-(sizes - firsts) // body)  # pieces of each document
@@ -105,14 +120,14 @@ class PackedRows:
 
     @property
     def fill(self) -> float:
-        """The share of ``rows * length`` that holds tokens; the rest is padding."""
+        """Share of ``rows * length`` that is not padding."""
         return float(self.lengths.sum() / (len(self.lengths) * self.length))
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Row:
-        first, last = self._rows[_within(index, len(self))], self._rows[index + 1]
+        first, last = self._rows[check_index(index, len(self))], self._rows[index + 1]
         ids = np.empty(self.lengths[index], np.int64)
         numbers = np.empty(self.lengths[index], np.int64)
         at = 0
@@ -128,7 +143,7 @@ class PackedRows:
 
 
 def _pack(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many tokens of each document go into the row that is open when it comes, and whether that row is new."""
+    """Tokens of each document in the row that is open when it comes, and True if that row is new."""
     firsts, breaks = array("q"), bytearray()
     shortest = max(min(SHORTEST_PIECE, length // 8), 3)
     body = length - 2
@@ -149,30 +164,26 @@ def _pack(sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _integers(values: np.ndarray) -> Iterator[int]:
-    """Python integers, which a loop is fastest with, but not all of them at a time."""
+    """Python integers, fastest in a loop, in chunks."""
     for start in range(0, len(values), 1 << 16):
         yield from values[start : start + (1 << 16)].tolist()
 
 
 class NextSentenceRows:
-    """Rows for next sentence prediction (Devlin et al., 2019): ``[CLS] A [SEP] B [SEP]``.
+    """Rows for next sentence prediction (Devlin et al. 2019): ``[CLS] A [SEP] B [SEP]``.
 
     A is consecutive sentences of a document. B is their continuation (label 0), or, in half of the rows, a span of
-    another document (label 1). A ends and B begins at a sentence's end, somewhere in the row; together they fill
-    ``length``, but for one row in ten, which is shorter so that short inputs are known too. A random B is as long as
-    the continuation would have been wherever its document has as many tokens, so that the length of a row does not
-    give its label away. What follows A in its document begins a later row, if B was not it.
-
-    The rows are a function of the corpus, ``documents``, ``length`` and ``seed``. Documents of one sentence cannot
-    be an A, but can be a B.
+    another document (label 1). Together they fill ``length``, but for one row in ten, which is shorter. A random B is
+    as long as the continuation if its document has as many tokens, so that lengths do not give labels away. The
+    sentences after A begin a later row if B was not their continuation. Documents of one sentence are never an A.
 
     Raises:
-        UserError: ``length`` is below 8, the corpus was built without sentence ends, there are not two documents, or
-            none of them has two sentences.
+        UserError: ``length`` is below 8, the corpus has no sentence ends, there are not two documents, or none has two
+            sentences.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> None:
-        _check_length(length)
+        check_corpus_rows(length, documents)
         if not corpus.has_sentences:
             raise UserError(
                 f"next sentence prediction needs to know where sentences end, and corpus {corpus.path} was built "
@@ -201,7 +212,7 @@ class NextSentenceRows:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Row:
-        first, a_start, a_end, second, b_start, b_end, label = self._spans[_within(index, len(self))].tolist()
+        first, a_start, a_end, second, b_start, b_end, label = self._spans[check_index(index, len(self))].tolist()
         a = self._corpus.tokens(first)[a_start:a_end]
         b = self._corpus.tokens(second)[b_start:b_end]
         ids = np.concatenate([[self._cls], a, [self._sep], b, [self._sep]], dtype=np.int64)
@@ -211,7 +222,7 @@ class NextSentenceRows:
 
 
 def _pairs(corpus: Corpus, documents: np.ndarray, place: int, room: int, random: np.random.Generator) -> Iterator[int]:
-    """The rows whose A is from the document at ``place``: seven integers each."""
+    """Rows whose A is from the document at ``place``: seven integers each."""
     document = int(documents[place])
     ends: list[int] = corpus.sentence_ends(document).tolist()
     sentence = 0  # the first sentence of the next row
@@ -232,16 +243,16 @@ def _pairs(corpus: Corpus, documents: np.ndarray, place: int, room: int, random:
             sentence = middle
         else:
             yield from (document, a_start, a_end, document, a_end, a_end + b_length, 0)
-            # a sentence that B holds only the beginning of comes again, whole
+            # a sentence that B truncates comes again
             sentence = bisect_right(ends, a_end + b_length)
 
 
 def _span(
     corpus: Corpus, documents: np.ndarray, place: int, length: int, random: np.random.Generator
 ) -> tuple[int, int, int]:
-    """A random document other than that at ``place``, and a span of ``length`` from one of its sentences' beginnings.
+    """A random document other than that at ``place``, and a span of ``length`` from the start of one of its sentences.
 
-    The span is shorter where the document is.
+    The span is shorter if the document is.
     """
     other = int(random.integers(len(documents) - 1))
     document = int(documents[other + (other >= place)])
@@ -252,12 +263,16 @@ def _span(
     return document, start, min(start + length, int(ends[-1]))
 
 
-def _check_length(length: int) -> None:
+def check_corpus_rows(length: int, documents: np.ndarray) -> None:
+    """Refuse rows of too few tokens, and rows of no documents."""
     if length < SHORTEST_LENGTH:
-        raise UserError(f"rows of {length} tokens are too short; the length must be {SHORTEST_LENGTH} or more")
+        raise UserError(f"rows of {length} tokens are too short; set data.length to {SHORTEST_LENGTH} or more")
+    if not len(documents):
+        raise UserError("there are no documents to make rows of; give more text, or a larger share of it")
 
 
-def _within(index: int, count: int) -> int:
+def check_index(index: int, count: int) -> int:
+    """Raise `IndexError` unless ``0 <= index < count``, so that iteration ends."""
     if not 0 <= index < count:
         raise IndexError(f"row {index} of {count}")
     return index

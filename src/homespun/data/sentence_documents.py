@@ -1,28 +1,27 @@
-"""Documents of labelled sentences, and the rows in which each sentence is read in the context of its document."""
+"""Documents of labelled sentences, and rows with each sentence in its context."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labels import get_field
+from homespun.data.labels import get_field, label_name, read_rows
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.text.sources import read_records
+from homespun.text.formats import Record
 from homespun.text.tokenizer import Tokenizer
 
-CONTEXT = -1  # the label of a sentence that is there for the others to be read after
+CONTEXT = -1  # label of a sentence that is only context
 Vector = Literal["separator", "first", "mean"]
-_CHUNK = 4096  # sentences encoded at a time
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledDocument:
-    """A document's sentences, and a label for each; none where they are to be told."""
+    """Sentences of a document, with a label for each, or none for prediction."""
 
     sentences: tuple[str, ...]
     labels: tuple[str, ...] = ()
@@ -38,15 +37,14 @@ def read_sentence_documents(
 ) -> list[LabelledDocument]:
     """A document a record of ``inputs`` (see `homespun.text.sources.read_records`).
 
-    The column ``sentences`` holds a list of pairs, a label and a sentence each, as the Goodreads reviews have them
-    (Wan et al. 2019); or of sentences, and then ``labels`` is the column of as many labels.
+    The column ``sentences`` holds a list of [label, sentence] pairs, as the Goodreads reviews (Wan et al. 2019); or of
+    sentences, with ``labels`` the column of as many labels.
 
     Raises:
-        UserError: no such column, no list, or something in it that is neither; no documents, or none with a sentence.
+        UserError: no such column, no list, or other values in it; no documents, or none with a sentence.
     """
     documents = []
-    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
-        where = f"row {number} of {', '.join(inputs)}"
+    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         document = parse_document(record, sentences, where=where, labels=labels)
         if len(document.labels) != len(document.sentences):
             raise UserError(
@@ -59,10 +57,8 @@ def read_sentence_documents(
     return documents
 
 
-def parse_document(
-    record: Mapping[str, Any], column: str, *, where: str, labels: str | None = None
-) -> LabelledDocument:
-    """The sentences of a record, with their labels where it has them.
+def parse_document(record: Record, column: str, *, where: str, labels: str | None = None) -> LabelledDocument:
+    """Sentences of a record, with their labels if any.
 
     Raises:
         UserError: beginning with ``where``: as in `read_sentence_documents`.
@@ -84,7 +80,7 @@ def parse_document(
     return LabelledDocument(tuple(sentence for _, sentence in pairs), names)
 
 
-def _parallel(record: Mapping[str, Any], column: str, count: int, *, where: str) -> tuple[str, ...]:
+def _parallel(record: Record, column: str, count: int, *, where: str) -> tuple[str, ...]:
     found = record.get(column)
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != count:
         what = f"{len(found)} labels" if isinstance(found, list | tuple) else "no list of labels"
@@ -92,32 +88,27 @@ def _parallel(record: Mapping[str, Any], column: str, count: int, *, where: str)
     return tuple(_name(label, where) for label in found)
 
 
-def _name(label: Any, where: str) -> str:
-    if isinstance(label, bool):
-        return str(label).lower()
-    if isinstance(label, float) and label.is_integer():
-        label = int(label)
-    if not isinstance(label, str | int | float) or not str(label).strip():
+def _name(label: object, where: str) -> str:
+    name = label_name(label) if isinstance(label, str | int | float) else ""
+    if not name:
         raise UserError(f"{where} has a sentence whose label is {label!r}; give it a name or a number")
-    return str(label).strip()
+    return name
 
 
 class SentenceWindows:
-    """Rows of whole sentences, every sentence of every document judged in exactly one of them.
+    """Rows of complete sentences; every sentence is predicted in exactly one row.
 
-    A row is ``[CLS] sentence [SEP] sentence [SEP] ...``; with ``vector=first``, every sentence has a [CLS] of its own
-    before it (Liu & Lapata 2019, BERTSUM). ``row.sentence_ends`` is where each ends, its [SEP] included, and
-    ``row.label`` (sentences,) its class, 0 where classes are not known, or `CONTEXT`. A document that is longer than a
-    row goes on in the next, after as many of the sentences before as ``context`` of the length has room for. A sentence
-    longer than the room is cut.
+    A row is ``[CLS] sentence [SEP] sentence [SEP] ...``; with ``vector=first``, every sentence has its own [CLS]
+    (BERTSUM, Liu and Lapata 2019). ``row.sentence_ends`` has the end of each, its [SEP] included, and ``row.label``
+    (sentences,) its class, 0 if unknown, or `CONTEXT`. A longer document continues in the next row, after as many
+    previous sentences as fit into the share ``context``. A sentence longer than a row is cut.
 
     Args:
-        documents: the documents; those without a sentence have no row.
-        targets: (sentences of all,) their classes; ``None``: to be told.
-        tokenizer: the tokenizer.
-        length: the most tokens of a row.
-        context: the share of a row for what was judged in the row before.
-        vector: what stands for a sentence.
+        documents: those without a sentence have no row.
+        targets: (sentences of all,) classes; ``None`` for prediction.
+        length: maximum tokens of a row.
+        context: share of a row for sentences of the row before.
+        vector: representation of a sentence.
     """
 
     def __init__(
@@ -138,15 +129,8 @@ class SentenceWindows:
         if room < 1:
             raise UserError(f"data.length={length} leaves no room between the special tokens; give 16 or more")
         texts = [sentence for document in documents for sentence in document.sentences]
-        ids: list[NDArray[Any]] = []
-        cut = np.zeros(len(texts), dtype=bool)
-        for start in range(0, len(texts), _CHUNK):
-            for encoded in tokenizer.encode_batch(texts[start : start + _CHUNK]):
-                cut[len(ids)] = len(encoded) > room
-                ids.append(encoded[:room].copy())
-        self._ids = ids
-        self.cut = cut  # (sentences,) whether tokens were left out
-        self.sizes = np.array([len(i) + own for i in ids], dtype=np.int64)
+        self._ids, self.cut = tokenizer.encode_truncated(texts, room)  # cut: (sentences,)
+        self.sizes = np.array([len(ids) + own for ids in self._ids], dtype=np.int64)
         self.starts = np.concatenate([[0], np.cumsum([len(d.sentences) for d in documents])]).astype(np.int64)
         self._first, self._cls, self._sep = first, tokenizer.cls_id, tokenizer.sep_id
         windows = [
@@ -154,7 +138,7 @@ class SentenceWindows:
             for begin, end in zip(self.starts[:-1].tolist(), self.starts[1:].tolist(), strict=True)
             for window in _windows(self.sizes, begin, end, length - first, context)
         ]
-        # (rows, 3): the first sentence of a row, the first that is judged in it, and the one after its last
+        # (rows, 3): first sentence of a row, first predicted one, and the one after its last
         self.windows = np.array(windows, dtype=np.int64).reshape(-1, 3)
         total = np.concatenate([[0], np.cumsum(self.sizes)])
         self.lengths: NDArray[np.int64] = first + total[self.windows[:, 2]] - total[self.windows[:, 0]]
@@ -163,7 +147,7 @@ class SentenceWindows:
             "empty_documents": len(documents) - len(filled),
             "windows": len(windows),
             "windows_beyond_one": len(windows) - len(filled),
-            "sentences_cut": int(cut.sum()),
+            "sentences_cut": int(self.cut.sum()),
         }
 
     def __len__(self) -> int:
@@ -184,7 +168,7 @@ class SentenceWindows:
 
 
 def _windows(sizes: NDArray[np.int64], begin: int, end: int, room: int, context: float) -> list[tuple[int, int, int]]:
-    """The windows of the sentences from ``begin`` to ``end``."""
+    """Windows of the sentences from ``begin`` to ``end``."""
     windows = []
     judged = begin
     while judged < end:

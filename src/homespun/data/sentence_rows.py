@@ -1,8 +1,7 @@
-"""Rows of one document each, in whole sentences: what sequence-to-sequence objectives make their sources of.
+"""Rows of complete sentences of one document, for sequence-to-sequence objectives.
 
-A decoder sees all that its encoder has read, so that documents packed into one row would run together there whatever
-the encoder kept apart. A row is therefore of one document, and rows of short documents are short. Such rows are to be
-brought together by length (`Loader`'s order ``bucketed``): then little of a batch is padding and no text is lost.
+A decoder attends to all that its encoder has read, so a row has one document, and rows of short documents are short.
+Batch them by length (`Loader`'s order ``bucketed``).
 """
 
 from __future__ import annotations
@@ -14,23 +13,21 @@ from collections.abc import Iterator
 import numpy as np
 
 from homespun.data.corpus import Corpus
-from homespun.data.rows import SHORTEST_LENGTH, Row
-from homespun.errors import UserError
+from homespun.data.rows import Row, check_corpus_rows, check_index
 
 
 class SentenceRows:
-    """Each document in as few rows as its sentences allow, filled from its beginning; no token is lost.
+    """Each document in as few rows as its sentences allow; no token is lost.
 
-    A row holds whole sentences, as many as fit. A sentence that is longer than a row is cut where the row ends, and
-    what is left of it begins the next. Where the corpus was built without sentence ends, a document is cut into equal
-    parts, and rows have no ``sentence_ends``.
+    A row holds as many complete sentences as fit; a sentence longer than a row is cut and continues in the next. In a
+    corpus without sentence ends, documents are cut into equal parts, and rows have no ``sentence_ends``.
 
     Args:
-        corpus: where the tokens are.
+        corpus: source of the tokens.
         documents: (n,) document indices: a side of `Corpus.split`.
-        length: tokens in a row at the most, with the special ones.
-        begin_id: what stands before the text (BART), or None (T5, PEGASUS, ProphetNet).
-        end_id: what stands after it.
+        length: maximum tokens of a row, special tokens included.
+        begin_id: token before the text (BART), or None (T5, PEGASUS, ProphetNet).
+        end_id: token after the text.
 
     Raises:
         UserError: ``length`` is below 8, or there are no documents.
@@ -39,10 +36,7 @@ class SentenceRows:
     def __init__(
         self, corpus: Corpus, documents: np.ndarray, *, length: int, begin_id: int | None, end_id: int
     ) -> None:
-        if length < SHORTEST_LENGTH:
-            raise UserError(f"rows of {length} tokens are too short; the length must be {SHORTEST_LENGTH} or more")
-        if not len(documents):
-            raise UserError("there are no documents to make rows of; give more text, or a larger share of it")
+        check_corpus_rows(length, documents)
         self._begin = np.array([] if begin_id is None else [begin_id], np.int64)
         self._end = np.array([end_id], np.int64)
         special = len(self._begin) + len(self._end)
@@ -53,7 +47,7 @@ class SentenceRows:
         self._corpus = corpus
         table = np.frombuffer(flat, np.uint32).reshape(-1, 4)
         self._spans = table[:, :3]  # (rows, 3): document, start, end
-        self.sentences = table[:, 3]  # (rows,) how many are in each, a part of one included; 0 where nobody knows
+        self.sentences = table[:, 3]  # (rows,) number in each, a part counts; 0: not known
         self.length = length
         self.lengths = (self._spans[:, 2] - self._spans[:, 1]).astype(np.int64) + special
 
@@ -61,9 +55,7 @@ class SentenceRows:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        document, start, end = self._spans[index].tolist()
+        document, start, end = self._spans[check_index(index, len(self))].tolist()
         ids = np.concatenate([self._begin, self._corpus.tokens(document)[start:end], self._end], dtype=np.int64)
         if not self._corpus.has_sentences:
             return Row(ids)

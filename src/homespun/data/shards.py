@@ -1,8 +1,7 @@
-"""One file of the token store: some documents' token ids, labels and sentence ends, as one Arrow record batch.
+"""Shards of a corpus: token ids, labels and sentence ends of documents, as one Arrow record batch.
 
 The columns are ``tokens`` (list of uint16, or uint32 for a vocabulary above 65,536), ``label`` (dictionary of strings,
-null where there is none) and, where asked for, ``sentence_ends`` (list of uint32). A file is opened memory-mapped:
-nothing is read until it is looked at, and processes share what was read.
+nullable) and optionally ``sentence_ends`` (list of uint32). Files are memory-mapped and shared by processes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from homespun.io.digests import file_digest
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What is noted about a shard, to know it again."""
+    """Name, size and checksum of a shard."""
 
     name: str
     documents: int
@@ -31,7 +30,7 @@ class ShardRecord:
 
 @dataclass
 class ShardBuffer:
-    """Documents on their way into a shard."""
+    """Documents of the next shard."""
 
     pieces: list[np.ndarray] = field(default_factory=list)  # token ids; a document may be several pieces
     lengths: list[int] = field(default_factory=list)
@@ -40,7 +39,7 @@ class ShardBuffer:
     tokens: int = 0
 
     def add(self, pieces: list[np.ndarray], label: str | None, *, sentences: bool) -> None:
-        """Append one document, which is the concatenation of ``pieces``; each piece is a sentence if ``sentences``."""
+        """Append a document, the concatenation of ``pieces``; each piece is a sentence if ``sentences``."""
         sizes = [len(piece) for piece in pieces]
         self.pieces += pieces
         self.lengths.append(sum(sizes))
@@ -50,7 +49,7 @@ class ShardBuffer:
             self.ends.append(np.cumsum(sizes).tolist())
 
     def write(self, folder: Path, name: str, *, sentences: bool) -> ShardRecord:
-        """Write the file whole or not at all, and say what was written."""
+        """Write the file atomically."""
         columns = {
             "tokens": _lists(np.concatenate(self.pieces), self.lengths),
             "label": pa.array(self.labels, pa.string()).dictionary_encode(),
@@ -74,10 +73,10 @@ def _lists(values: np.ndarray, lengths: list[int]) -> pa.Array:
 
 
 class Shard:
-    """A shard, open for reading. Arrays are views of the mapped file: read-only, and never copied.
+    """A shard open for reading. Arrays are read-only views of the mapped file.
 
     Raises:
-        UserError: the file is missing, is not as long as its record says, or cannot be read as a shard.
+        UserError: the file is missing, has another size than recorded, or is not a shard.
     """
 
     def __init__(self, folder: Path, record: ShardRecord) -> None:

@@ -1,48 +1,46 @@
-"""Pairs of texts, one to be read and one to be written: reading them, and the rows that a writer learns from."""
+"""Source and target texts: reading pairs, and rows for sequence-to-sequence training."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labels import get_field
+from homespun.data.labels import get_field, read_rows
 from homespun.data.paragraphs import Paragraphs
-from homespun.data.rows import Row, Rows
+from homespun.data.rows import Row, Rows, SubsetRows
 from homespun.errors import UserError
-from homespun.text.sources import read_records
-from homespun.text.tokenizer import Tokenizer
-
-_CHUNK = 1024  # texts encoded at a time
+from homespun.text.formats import Record
+from homespun.text.tokenizer import TokenIds, Tokenizer
 
 Listed = Literal["references", "sentences"]
-"""What a list in the target's column is: several targets, each right, or the sentences of one."""
+"""Meaning of a list in the target column: alternative targets, or the sentences of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTargetPair:
-    """A text to be read, and the texts of which each is a right one to write of it; any may be empty."""
+    """A source text and its reference targets; any may be empty."""
 
     source: str
     targets: tuple[str, ...]
-    data_set: int = 0  # which of several data sets it is from
-    title: str = ""  # by which the paragraphs of the source are ranked, where they are
+    data_set: int = 0  # number of its data set
+    title: str = ""  # for ranking the paragraphs of the source
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing to read, or nothing to write."""
+        """True if the source is empty or there is no target."""
         return not self.source or not self.targets
 
 
 @dataclass(frozen=True)
 class SourceTargetTemplate:
-    """The tokens around a text: before source and target, after the source, after the target.
+    """Tokens around texts: before source and target, after the source, after the target.
 
-    Between the source and the target of a causal stack stands a separator instead, which is then ``after_source``, and
-    ``glue`` begins every target, so that its first word is the token that it is inside a text.
+    For a decoder ``after_source`` is the separator, and ``glue`` begins every target, so that its first word is
+    tokenized as inside a text.
     """
 
     before: tuple[int, ...]
@@ -55,7 +53,7 @@ class SourceTargetTemplate:
     def for_encoder_decoder(
         cls, tokenizer: Tokenizer, *, bos_id: int | None, eos_id: int | None
     ) -> SourceTargetTemplate:
-        """``[bos] text eos`` on both sides: what the model says, ``bos`` only where its tokenizer puts it too."""
+        """``[bos] text eos`` on both sides; ``bos`` only if the tokenizer's template has it."""
         begins, _ = tokenizer.template
         before = (bos_id,) if bos_id is not None and bos_id in begins else ()
         end = (tokenizer.sep_id if eos_id is None else eos_id,)
@@ -71,22 +69,22 @@ class SourceTargetTemplate:
 
 
 class SourceTargetRows:
-    """A row for every target of every pair that is not empty; longer texts are cut at their ends.
+    """A row for every target of every pair that is not empty; longer texts are truncated.
 
-    ``row.input_ids`` is the source in its frame, ``row.target_ids`` the target in its own. Tokens are kept once a
-    source, 2 or 4 bytes each.
+    ``row.input_ids`` is the source and ``row.target_ids`` the target, with their special tokens. Tokens of a source are
+    stored once, 2 or 4 bytes each.
 
     Args:
         pairs: the pairs.
         tokenizer: of both sides.
-        source_length: the most tokens of a source, with its frame and prefix.
-        target_length: the most tokens of a target, with its frame.
+        source_length: maximum tokens of a source, special tokens and prefix included.
+        target_length: maximum tokens of a target, special tokens included.
         template: the tokens around them.
-        prefixes: what stands before each source, by `SourceTargetPair.data_set`.
-        paragraphs: how the paragraphs of sources that are several documents are read; ``None``: they are one text.
+        prefixes: text before each source, by `SourceTargetPair.data_set`.
+        paragraphs: selection of paragraphs of the sources; ``None``: sources are one text.
 
     Raises:
-        UserError: a length that leaves no room for a token.
+        UserError: a length without room for a token.
     """
 
     def __init__(
@@ -113,13 +111,14 @@ class SourceTargetRows:
         self._documents: list[NDArray[np.int64]] | None = None
         left_out = {}
         if paragraphs is None:
-            self._sources, self.cut = _encoded(tokenizer, [text for text, _ in read], room)
+            self._sources, self.cut = tokenizer.encode_truncated([text for text, _ in read], room)
         else:
             numbered = [paragraphs.read(text, title, tokenizer, room) for text, title in read]
             self._sources, self._documents = [one.ids for one in numbered], [one.documents for one in numbered]
             self.cut = np.array([one.cut for one in numbered], dtype=np.bool_)
             left_out = {"paragraphs_left_out": sum(one.left_out for one in numbered)}
-        self._targets, targets_cut = _encoded(tokenizer, [template.glue + text for _, text in written], target_room)
+        texts = [template.glue + text for _, text in written]
+        self._targets, targets_cut = tokenizer.encode_truncated(texts, target_room)
         self._source_of = np.array([place for place, _ in written], dtype=np.int64)  # (rows,) into `usable`
         around = sum(map(len, (template.before, template.after_source, template.before_target, template.after_target)))
         sizes = np.array([len(ids) for ids in self._sources], dtype=np.int64)
@@ -137,7 +136,7 @@ class SourceTargetRows:
         }
 
     def source(self, place: int) -> Row:
-        """The ids of the ``place``-th of `usable`, in their frame, and the numbers of their paragraphs."""
+        """Source number ``place`` of `usable` with its special tokens, and its paragraph numbers."""
         template = self._template
         ids = _joined(template.before, self._sources[place], template.after_source)
         if self._documents is None or not len(self._documents[place]):
@@ -156,49 +155,28 @@ class SourceTargetRows:
         return replace(self.source(int(self._source_of[index])), target_ids=target)
 
 
-class Mixture:
-    """Rows of several data sets in proportion to their sizes, of which none counts for more than ``limit``.
+def mix_rows(
+    rows: Rows, data_sets: NDArray[np.int64], *, weights: Sequence[float], limit: int | None = None
+) -> SubsetRows:
+    """Rows of several data sets in proportion to their sizes (Raffel et al. 2020, section 3.5.2).
 
-    An epoch goes through all of them: the rows of the smaller ones come several times (Raffel et al. 2020, section
-    3.5.2, examples-proportional mixing).
+    An epoch has all of them; rows of smaller data sets come several times.
 
     Args:
-        rows: the rows of all.
+        rows: of all data sets.
         data_sets: (rows,) the data set of each.
-        weights: by data set; multiplies what its size comes to.
+        weights: by data set; multiplies the rate that follows from its size.
         limit: the most rows that a data set counts for; ``None``: no limit.
     """
-
-    def __init__(
-        self, rows: Rows, data_sets: NDArray[np.int64], *, weights: Sequence[float], limit: int | None = None
-    ) -> None:
-        own = [np.flatnonzero(data_sets == number) for number in range(len(weights))]
-        sizes = np.array([len(places) for places in own])
-        rates = np.array(weights) * (sizes if limit is None else sizes.clip(max=limit))
-        passes = max((size / rate for size, rate in zip(sizes, rates, strict=True) if size), default=0.0)
-        counts = np.round(rates * passes).astype(np.int64)
-        self._rows = rows
-        self.places = np.concatenate([np.resize(p, n) for p, n in zip(own, counts, strict=True) if len(p)])
-        self.lengths: NDArray[np.int64] = rows.lengths[self.places]
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, index: int) -> Row:
-        return self._rows[int(self.places[index])]
+    own = [np.flatnonzero(data_sets == number) for number in range(len(weights))]
+    sizes = np.array([len(places) for places in own])
+    rates = np.array(weights) * (sizes if limit is None else sizes.clip(max=limit))
+    passes = max((size / rate for size, rate in zip(sizes, rates, strict=True) if size), default=0.0)
+    counts = np.round(rates * passes).astype(np.int64)
+    return SubsetRows(rows, np.concatenate([np.resize(p, n) for p, n in zip(own, counts, strict=True) if len(p)]))
 
 
-def _encoded(tokenizer: Tokenizer, texts: Sequence[str], room: int) -> tuple[list[NDArray[Any]], NDArray[np.bool_]]:
-    ids: list[NDArray[Any]] = []
-    cut = []
-    for start in range(0, len(texts), _CHUNK):
-        for encoded in tokenizer.encode_batch(texts[start : start + _CHUNK]):
-            ids.append(encoded[:room].copy())
-            cut.append(len(encoded) > room)
-    return ids, np.array(cut, dtype=np.bool_)
-
-
-def _joined(before: tuple[int, ...], ids: NDArray[Any], after: tuple[int, ...]) -> NDArray[np.int64]:
+def _joined(before: tuple[int, ...], ids: TokenIds, after: tuple[int, ...]) -> NDArray[np.int64]:
     return np.concatenate([np.array(before, np.int64), ids.astype(np.int64), np.array(after, np.int64)])
 
 
@@ -214,52 +192,43 @@ def read_source_target(
     between: str = " ",
     title: str = "",
 ) -> list[SourceTargetPair]:
-    """The pairs of all records of ``inputs`` (see `homespun.text.sources.read_records`), empty ones too.
+    """Pairs of all records of ``inputs`` (see `homespun.text.sources.read_records`), empty ones included.
 
-    Several source columns are joined with ``between``, and so is a list in one of them; several target columns are
-    several right targets, and a list in one of them is what ``listed`` says. ``title`` is a column, if there is one.
+    Several source columns, or a list in one, are joined with ``between``; several target columns are alternative
+    targets, and a list in one has the meaning ``listed``. ``title`` is a column, or empty.
 
     Raises:
-        UserError: no such column (naming those there are), a text that is not text, no rows.
+        UserError: no such column, a text that is not text, no rows.
     """
     pairs = []
-    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
-        where = f"row {number} of {', '.join(inputs)}"
+    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         read = get_source(record, source, where=where, between=between)
         written = [_texts(record, column, where=where) for column in target]
         if listed == "sentences":
             written = [[" ".join(texts)] for texts in written if texts]
         targets = tuple(dict.fromkeys(text for texts in written for text in texts))
-        pairs.append(SourceTargetPair(read, targets, data_set, get_title(record, title, where=where)))
+        ranked_by = get_source(record, [title] if title else [], where=where)
+        pairs.append(SourceTargetPair(read, targets, data_set, ranked_by))
     if not pairs:
         raise UserError(f"{', '.join(inputs)} holds no rows; give a file with pairs of texts")
     return pairs
 
 
-def get_title(record: Mapping[str, Any], column: str, *, where: str) -> str:
-    """The title of a record, empty where no column has one.
+def get_source(record: Record, columns: Sequence[str], *, where: str, between: str = " ") -> str:
+    """Source text of a record.
 
     Raises:
-        UserError: as in `get_source`.
-    """
-    return get_source(record, [column], where=where) if column else ""
-
-
-def get_source(record: Mapping[str, Any], columns: Sequence[str], *, where: str, between: str = " ") -> str:
-    """The text of a record to be read.
-
-    Raises:
-        UserError: beginning with ``where``: no such column, or something in it that is not text.
+        UserError: beginning with ``where``: no such column, or a value that is not text.
     """
     return between.join(text for column in columns for text in _texts(record, column, where=where))
 
 
-def _texts(record: Mapping[str, Any], column: str, *, where: str) -> list[str]:
+def _texts(record: Record, column: str, *, where: str) -> list[str]:
     value = get_field(record, column, where=where)
     values = value if isinstance(value, list | tuple) else [value]
     texts = []
     for part in values:
-        if part is None or part != part:  # a gap in a table comes out of some readers as not-a-number
+        if part is None or part != part:  # a gap, NaN in tables
             continue
         if not isinstance(part, str | int | float):
             raise UserError(

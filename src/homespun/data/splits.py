@@ -1,6 +1,6 @@
-"""Labelled rows in parts: training and validation, or folds, with the classes in equal proportion.
+"""Stratified splits of labelled rows: training and validation, or folds.
 
-Apart from `homespun.data.labels`, because scikit-learn takes a second to import and a prediction needs none of it.
+A module of its own, because scikit-learn takes a second to import and prediction does not need it.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from sklearn.model_selection import GroupKFold, GroupShuffleSplit, KFold, Strati
 
 from homespun.errors import UserError
 
+Rows = NDArray[np.int64]  # row numbers, or a value for each row
+
 logger = logging.getLogger(__name__)
 
 
-def stratified_split(
-    targets: NDArray[np.int64], share: float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row indices of training and validation, ascending, with the classes in equal proportion on both sides.
+def stratified_split(targets: Rows, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Row indices of training and validation, ascending, with equal class proportions.
 
-    ``targets`` are `Labels.encode`'s. A class with one row stays in training. Rows with several labels have no one
-    class to keep in proportion, and are drawn at random. (rows, 1) are the groups that the rows belong to, such as the
-    texts that several questions are about: a group is whole on one side.
+    Args:
+        targets: of `Labels.encode`. A class with one row stays in training; multi-label rows are drawn at random;
+            (rows, 1) are groups, such as the texts of questions, which are not divided.
+        share: of the validation.
+        seed: of the split.
 
     Raises:
         UserError: the share is not between 0 and 1, or gives a side fewer rows than there are classes.
     """
     if not 0 < share < 1:
-        raise UserError(f"the validation share must lie between 0 and 1, not {share}")
+        raise UserError(f"the validation share {share} must be between 0 and 1, exclusive")
     rows = np.arange(len(targets))
     if _are_groups(targets):
         groups = len(np.unique(targets))
@@ -58,48 +60,36 @@ def stratified_split(
     return np.sort(np.concatenate([training, rows[lone]])), np.sort(validation)
 
 
-def stratified_folds(
-    targets: NDArray[np.int64], folds: int, seed: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def stratified_folds(targets: Rows, folds: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
     """Row indices of training and test of each of ``folds`` folds; each row is in exactly one test part.
 
-    A row that is the only one of its class is tested where nothing was learned of that class; such rows are shared out
-    by turns.
+    The only rows of their classes are distributed evenly over the test parts; their classes are then not in training.
 
     Raises:
-        UserError: fewer than two folds, or more than the smallest class has rows, such rows aside.
+        UserError: fewer than two folds, or more than the smallest class has rows (single rows aside).
     """
     if _are_groups(targets):
         groups = len(np.unique(targets))
-        if not 2 <= folds <= groups:
-            raise UserError(
-                f"{folds} folds asked for, but the rows belong to {groups} groups that are not divided; ask for 2 "
-                f"folds or more, and no more than that"
-            )
+        _check_folds(folds, groups, f"the rows belong to {groups} groups that are not divided")
         by_group = GroupKFold(folds, shuffle=True, random_state=seed)
         return iter(by_group.split(targets, groups=targets[:, 0]))
     if targets.ndim == 2:
-        if not 2 <= folds <= len(targets):
-            raise UserError(
-                f"{folds} folds asked for, but there are {len(targets)} rows; ask for 2 folds or more, and no more "
-                f"than that"
-            )
+        _check_folds(folds, len(targets), f"there are {len(targets)} rows")
         return iter(KFold(folds, shuffle=True, random_state=seed).split(targets))
     counts = np.bincount(targets)[targets]
     if (counts == 1).all():
         raise UserError("no class has two rows, of which folds could be made; give more rows of each class")
     smallest = int(counts[counts > 1].min())
-    if not 2 <= folds <= smallest:
-        raise UserError(
-            f"{folds} folds asked for, but the smallest class has {smallest} rows; ask for 2 folds or more, and no "
-            f"more than that, or leave out the classes with fewer rows"
-        )
+    _check_folds(folds, smallest, f"the smallest class has {smallest} rows")
     return _folds_of_classes(targets, counts > 1, folds, seed)
 
 
-def _folds_of_classes(
-    targets: NDArray[np.int64], several: NDArray[np.bool_], folds: int, seed: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _check_folds(folds: int, most: int, what: str) -> None:
+    if not 2 <= folds <= most:
+        raise UserError(f"folds={folds}: {what}; set 2 folds or more, and no more than that")
+
+
+def _folds_of_classes(targets: Rows, several: NDArray[np.bool_], folds: int, seed: int) -> Iterator[tuple[Rows, Rows]]:
     rows, lone = np.flatnonzero(several), np.flatnonzero(~several)
     if len(lone):
         logger.warning("%d rows are the only ones of their class; the folds that test them learn without it", len(lone))
@@ -109,14 +99,14 @@ def _folds_of_classes(
         yield np.setdiff1d(np.arange(len(targets)), own), own
 
 
-def _are_groups(targets: NDArray[np.int64]) -> bool:
+def _are_groups(targets: Rows) -> bool:
     return targets.ndim == 2 and targets.shape[1] == 1
 
 
-def stratified_order(targets: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """(rows,) an order of the rows whose every beginning holds the classes in about their proportion.
+def stratified_order(targets: Rows, seed: int) -> Rows:
+    """(rows,) an order of the rows whose every prefix has about the class proportions.
 
-    ``targets`` are those of `stratified_split`; where a row has no one class, the order is at random.
+    ``targets`` are those of `stratified_split`; multi-label rows are in random order.
     """
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(targets))

@@ -1,44 +1,43 @@
-"""Rows that go on from each other: a corpus as a few long streams, each cut into pieces in order."""
+"""Rows for truncated backpropagation through time: a corpus as parallel streams, cut into pieces."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from homespun.data.corpus import Corpus
-from homespun.data.rows import SHORTEST_LENGTH, Row
+from homespun.data.rows import Row, check_corpus_rows, check_index
 from homespun.errors import UserError
 
 
 class TbpttRows:
     """A corpus laid end to end, cut into ``streams`` of equal length, each cut into pieces of ``length`` tokens.
 
-    Row ``piece * streams + stream`` is a piece of a stream: so many rows on end are the same piece of all streams, and
-    as many later come those that go on from them. Documents are whole ``[CLS] text [SEP]``, in the order given. A row
-    has one token more than its length, that after its last, which is only a label; ``documents`` numbers the documents
-    in it. At the end of the corpus fewer tokens than there are streams are left out; the last pieces are shorter.
+    Row ``piece * streams + stream``: ``streams`` consecutive rows are the same piece of all streams, and the next as
+    many continue them. Documents are ``[CLS] text [SEP]``, in the order given. A row has one token more than its
+    length, which is only a label; ``documents`` numbers the documents in it. At the end of the corpus fewer than
+    ``streams`` tokens are left out; the last pieces are shorter.
 
     Args:
-        corpus: where the tokens are.
+        corpus: source of the tokens.
         documents: (n,) document indices: a side of `Corpus.split`.
         length: tokens in a piece.
-        streams: how many rows are read side by side.
+        streams: number of streams.
 
     Raises:
         UserError: ``length`` is below 8, or there are fewer than two tokens for each stream.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray, *, length: int, streams: int) -> None:
-        if length < SHORTEST_LENGTH:
-            raise UserError(f"rows of {length} tokens are too short; the length must be {SHORTEST_LENGTH} or more")
+        check_corpus_rows(length, documents)
         sizes = corpus.lengths[documents].astype(np.int64) + 2
         total = int(sizes.sum()) - 1  # the very last is only a label
         if total < 2 * streams:
             raise UserError(
-                f"{total + 1:,} tokens are too few for {streams} streams beside each other; give more text, hold out a "
+                f"{total + 1:,} tokens are too few for {streams} streams; give more text, hold out a "
                 f"larger share of it (data.validation), or lower train.batch_size and objective.streams"
             )
         self._corpus, self._documents = corpus, documents
-        self._ends = np.cumsum(sizes)  # (documents,) where each ends in the whole
+        self._ends = np.cumsum(sizes)  # (documents,) where each ends in the corpus
         self._each = total // streams
         self._cls, self._sep = corpus.tokenizer.cls_id, corpus.tokenizer.sep_id
         self.length, self.streams = length, streams
@@ -50,9 +49,7 @@ class TbpttRows:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        piece, stream = divmod(index, self.streams)
+        piece, stream = divmod(check_index(index, len(self)), self.streams)
         start = stream * self._each + piece * self.length
         end = start + int(self.lengths[index]) + 1
         ids, documents = [], []

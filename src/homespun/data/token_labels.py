@@ -1,30 +1,29 @@
-"""Sentences whose words have tags: reading them, and the rows that a tagger learns from."""
+"""Tagged sentences: reading them, and rows for token classification."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from homespun.data.labels import Labels, get_field
+from homespun.data.labels import Labels, get_field, read_rows
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.text.formats import conll_sentences
-from homespun.text.sources import read_records
-from homespun.text.tokenizer import Tokenizer
+from homespun.text.formats import Record, conll_sentences
+from homespun.text.tokenizer import TokenIds, Tokenizer
 
 IGNORE_INDEX = -100
-"""The label of a token that has none: a word's later pieces, special tokens, a tag that was not seen in training."""
+"""Label of tokens without one: later pieces of a word, special tokens, unknown tags."""
 
 _CHUNK = 1024  # sentences encoded at a time
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedWords:
-    """The words of a sentence and a tag for each, or no tags where they are to be told."""
+    """Words of a sentence with a tag for each, or no tags for prediction."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] = ()
@@ -38,29 +37,27 @@ def read_tagged_words(
     columns: Sequence[str] | None = None,
     encoding: str | None = None,
 ) -> list[TaggedWords]:
-    """The sentences of all records of ``inputs`` (see `homespun.text.sources.read_records`).
+    """Sentences of all records of ``inputs`` (see `homespun.text.sources.read_records`).
 
-    A record has a list in the column ``words`` and one in ``tags``; a string there is parted at its white space. A text
-    file is read as a CoNLL file.
+    A record has a list in the columns ``words`` and ``tags``, or a string, which is split at white space. A text file
+    is read as CoNLL.
 
     Raises:
-        UserError: no such column (naming those there are), tags that do not fit the words, no sentence.
+        UserError: no such column, tags that do not fit the words, no sentence.
     """
-    names = ", ".join(inputs)
     found = []
-    for number, record in enumerate(read_records(inputs, encoding=encoding, columns=columns), start=1):
-        where = f"row {number} of {names}"
+    for record, where in read_rows(inputs, encoding=encoding, columns=columns):
         if words not in record and list(record) == ["text"]:
             rows = conll_sentences(record["text"].splitlines(), where, columns)
             found += [_sentence(values, words, tags, f"{where}, line {line}") for line, values in rows]
         else:
             found.append(_sentence(record, words, tags, where))
     if not found:
-        raise UserError(f"{names} holds no sentence; give lists of words and tags, or a CoNLL file")
+        raise UserError(f"{', '.join(inputs)} holds no sentence; give lists of words and tags, or a CoNLL file")
     return found
 
 
-def _sentence(record: Mapping[str, Any], words: str, tags: str, where: str) -> TaggedWords:
+def _sentence(record: Record, words: str, tags: str, where: str) -> TaggedWords:
     found = get_list(record, words, where=where)
     right = tuple(tag.strip() for tag in get_list(record, tags, where=where))
     if len(found) != len(right):
@@ -70,8 +67,8 @@ def _sentence(record: Mapping[str, Any], words: str, tags: str, where: str) -> T
     return TaggedWords(found, right)
 
 
-def get_list(record: Mapping[str, Any], column: str, *, where: str) -> tuple[str, ...]:
-    """The words of a column, or its tags.
+def get_list(record: Record, column: str, *, where: str) -> tuple[str, ...]:
+    """Words or tags in a column.
 
     Raises:
         UserError: beginning with ``where``: no such column, or neither a list nor a text in it.
@@ -88,26 +85,23 @@ def get_list(record: Mapping[str, Any], column: str, *, where: str) -> tuple[str
 
 
 def word_spans(words: Sequence[str]) -> list[tuple[int, int]]:
-    """From where to where each word stands in the words joined by a space, in characters."""
-    spans, at = [], 0
-    for word in words:
-        spans.append((at, at + len(word)))
-        at += len(word) + 1
-    return spans
+    """(start, end) in characters of each word in the words joined by a space."""
+    ends = accumulate((len(word) for word in words), lambda end, size: end + 1 + size)
+    return [(end - len(word), end) for word, end in zip(words, ends, strict=True)]
 
 
 class TokenLabelRows:
-    """A row a sentence, ``[CLS] pieces [SEP]``, or several where it is longer than ``length``: windows that overlap.
+    """A row a sentence, ``[CLS] pieces [SEP]``, or overlapping windows of one longer than ``length``.
 
-    Special tokens are those of `Tokenizer.template`. The words are joined by a space and cut into pieces as any text
-    is; the first piece of a word carries its tag (Devlin et al. 2019, section 5.3). In windows that overlap, a word
-    belongs to that in which it has the most text on both sides, and to no other.
+    Special tokens are those of `Tokenizer.template`. Words are joined by a space and tokenized as text; the first piece
+    of a word carries its tag (Devlin et al. 2019, section 5.3). In overlapping windows, a word is predicted in the one
+    with the most context on both sides.
 
     Args:
-        sentences: words and tags; without tags where they are to be told.
-        length: the most tokens of a row, special tokens included.
+        sentences: words and tags; without tags for prediction.
+        length: maximum tokens of a row, special tokens included.
         stride: tokens that a window repeats of the one before.
-        names: the tags; a tag that is none of them is nobody's label.
+        names: the tags; other tags are ignored.
 
     Raises:
         UserError: ``length`` leaves no room between the special tokens, or for the stride.
@@ -125,7 +119,7 @@ class TokenLabelRows:
             )
         self.sentences = sentences
         self._numbers = {name: number for number, name in enumerate(names.names)}
-        self._rows: list[tuple[int, NDArray[Any], NDArray[np.int64], NDArray[np.int64]]] = []
+        self._rows: list[tuple[int, TokenIds, NDArray[np.int64], NDArray[np.int64]]] = []
         self.counts = {"empty_sentences": 0, "words_without_pieces": 0, "windowed": 0, "unseen_tags": 0}
         for start in range(0, len(sentences), _CHUNK):
             part = sentences[start : start + _CHUNK]
@@ -134,7 +128,7 @@ class TokenLabelRows:
                 self._add(place, ids, offsets, room, room - stride)
         self.lengths: NDArray[np.int64] = np.array([len(ids) + special for _, ids, _, _ in self._rows], dtype=np.int64)
 
-    def _add(self, sentence: int, ids: NDArray[Any], offsets: NDArray[np.int64], room: int, step: int) -> None:
+    def _add(self, sentence: int, ids: TokenIds, offsets: NDArray[np.int64], room: int, step: int) -> None:
         words, tags = self.sentences[sentence].words, self.sentences[sentence].tags
         places, of_word = _first_pieces(words, offsets)
         self.counts["empty_sentences"] += not words
@@ -150,11 +144,11 @@ class TokenLabelRows:
             self._rows.append((sentence, ids[start : start + room], places[own] - start + self._first, of_word[own]))
 
     def owner(self, index: int) -> int:
-        """The number of the sentence that a row is of."""
+        """Number of the sentence of a row."""
         return self._rows[index][0]
 
     def first_pieces(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(words,) places in a row of the first pieces of its own words, and which words of the sentence they are."""
+        """(words,) positions in a row of the first pieces of its words, and the numbers of these words."""
         _, _, places, words = self._rows[index]
         return places, words
 
@@ -162,7 +156,7 @@ class TokenLabelRows:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
-        """``label`` is (tokens,), with `IGNORE_INDEX` where there is none; a sentence without tags has none."""
+        """``label`` is (tokens,), with `IGNORE_INDEX` for none; None for a sentence without tags."""
         sentence, ids, places, words = self._rows[index]
         before, after = self._template
         input_ids = np.concatenate([before, ids, after], dtype=np.int64, casting="unsafe")
@@ -175,7 +169,7 @@ class TokenLabelRows:
 
 
 def _first_pieces(words: Sequence[str], offsets: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first piece of each word that has any, and which words these are; ascending."""
+    """First piece of each word that has any, and the numbers of these words, ascending."""
     if not words or not len(offsets):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     begins = np.array([start for start, _ in word_spans(words)], dtype=np.int64)
@@ -187,13 +181,13 @@ def _first_pieces(words: Sequence[str], offsets: NDArray[np.int64]) -> tuple[NDA
 
 
 def window_starts(tokens: int, room: int, step: int) -> NDArray[np.int64]:
-    """Where windows of ``room`` tokens begin, every ``step``, until the last token is in one."""
+    """Starts of windows of ``room`` tokens, every ``step``, until the last token is in one."""
     count = 1 + max(0, -(-(tokens - room) // step))
     return np.arange(count, dtype=np.int64) * step
 
 
 def assign_windows(places: NDArray[np.int64], starts: NDArray[np.int64], tokens: int, room: int) -> NDArray[np.int64]:
-    """(places,) the window in which each token has the most text on its poorer side, the first of several."""
+    """(places,) the first window in which each token has the most context on its shorter side."""
     ends = np.minimum(starts + room, tokens)
     around = np.minimum(places[:, None] - starts, ends - 1 - places[:, None])  # (places, windows), negative outside
     owners: NDArray[np.int64] = around.argmax(axis=1)

@@ -21,8 +21,7 @@ from torch.nn import functional as F
 from homespun.batch import Batch, Loss, RowSeed, Term
 from homespun.data.loader import Collate
 from homespun.data.question_answering import Question, QuestionRows, parse_questions, question_batch, read_questions
-from homespun.data.regression import SubsetRows
-from homespun.data.rows import Row, Rows
+from homespun.data.rows import Row, Rows, SubsetRows
 from homespun.errors import UserError
 from homespun.inference.question_answering import Answer, find_answers
 from homespun.metrics.qa import METRICS, answer_scores, mean_answers

@@ -24,12 +24,11 @@ from homespun.data.loader import Collate
 from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.data.source_target import (
-    Mixture,
     SourceTargetPair,
     SourceTargetRows,
     SourceTargetTemplate,
     get_source,
-    get_title,
+    mix_rows,
 )
 from homespun.errors import UserError
 from homespun.inference.batch_generation import generate_batch
@@ -254,7 +253,7 @@ class TextToTextTask:
         rows: Rows = training
         if (sets := self.data.sets) is not None:
             weights = [one.weight for one in sets]
-            rows = Mixture(training, training.data_sets, weights=weights, limit=self.data.limit)
+            rows = mix_rows(training, training.data_sets, weights=weights, limit=self.data.limit)
         return TrainingSetup(loss, loss.model, rows, objective.collate(loss.config), loss.export_model)
 
     def measure(self, model: Model, rows: SourceTargetRows, *, batch_size: int) -> Measured:
@@ -314,7 +313,8 @@ class TextToTextTask:
             pairs = []
             for where, record in chunk:
                 text = get_source(record, columns, where=where, between=self.data.between)
-                pairs.append(SourceTargetPair(text, ("?",), title=get_title(record, self.data.title, where=where)))
+                title = get_source(record, [self.data.title] if self.data.title else [], where=where)
+                pairs.append(SourceTargetPair(text, ("?",), title=title))
             rows = self.rows(pairs)
             truncated = (bool(cut) for cut in rows.cut)
             found = dict(zip(rows.usable.tolist(), zip(self._write(model, rows), truncated, strict=True), strict=True))

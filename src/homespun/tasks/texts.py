@@ -13,8 +13,7 @@ from pydantic import Field
 
 from homespun.data.labels import LabelledRows, LabelNames, Labels, get_text, read_labelled_records, read_labelled_texts
 from homespun.data.long_inputs import TRUNCATE, LongInputs, Truncate
-from homespun.data.regression import SubsetRows
-from homespun.data.rows import Rows
+from homespun.data.rows import Rows, SubsetRows
 from homespun.errors import UserError
 from homespun.models.bundle import ModelBundle
 from homespun.tasks.files import numbered_chunks, paths

@@ -1,4 +1,4 @@
-"""Streams of bytes: decompressed and downloaded, each of which says when it was cut short."""
+"""Streams of decompressed and downloaded bytes that raise `EOFError` if the data are cut short."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 
 class _Zstandard(io.RawIOBase):
-    """A stream of zstd frames that, unlike the library's own reader, says when it was cut short."""
+    """A stream of zstd frames; unlike the library's reader it raises `EOFError` on truncated data."""
 
     def __init__(self, stream: BinaryIO) -> None:
         import zstandard
@@ -47,7 +47,7 @@ class _Zstandard(io.RawIOBase):
 
 
 class _Response(io.RawIOBase):
-    """The body of an HTTP response that says when the connection broke before its end."""
+    """The body of an HTTP response; raises `EOFError` if the connection breaks before its end."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -67,7 +67,7 @@ class _Response(io.RawIOBase):
 
 
 def download(url: str) -> BinaryIO:
-    """The body of an address, as a stream."""
+    """Stream the body of a URL."""
     import urllib.error
     import urllib.request
 

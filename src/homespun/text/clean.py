@@ -1,4 +1,4 @@
-"""Cleaning: normalisation, exact and near duplicates, sentences."""
+"""Normalisation, exact and near duplicates, sentence splitting."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _UNSPACED = re.compile(
 
 
 def normalise(text: str) -> str:
-    r"""The same words in one form: NFC, no control characters, single spaces, ``\n`` as line end, no two blank lines.
+    r"""Normalise to NFC, without control characters, with single spaces and line ends ``\n``, at most one blank line.
 
-    Idempotent. Indentation goes too, so this is for prose.
+    Idempotent. Removes indentation, so it is for prose.
     """
     # Most texts need little of this, and looking for a substring is far cheaper than a regular expression.
     if not text.isascii():
@@ -46,7 +46,7 @@ def normalise(text: str) -> str:
 
 
 class ExactDuplicates:
-    """Says of each text whether its `normalise`d form is new. Holds 16 bytes a text, about 100 as Python keeps them."""
+    """Set of `normalise`d texts by digest, 16 bytes each (about 100 as Python objects)."""
 
     def __init__(self) -> None:
         self._seen: set[bytes] = set()
@@ -59,17 +59,15 @@ class ExactDuplicates:
 
 
 class NearDuplicates:
-    """Says of each text whether nothing like it came before: MinHash (Broder 1997) over shingles of five words.
+    """Near-duplicate filter: MinHash (Broder 1997) over shingles of five words, without case and punctuation.
 
-    Two texts are alike when the Jaccard similarity of their shingles, case and punctuation aside, is ``threshold`` or
-    more; in scripts without spaces a shingle is five characters. Chance has a say in it, with 240 hashes in bands: of
-    pairs exactly at the threshold about half are found, of pairs 0.1 above it nearly all, and a pair 0.2 below it is
-    rarely taken for one. The same texts in the same order always give the same answers. Texts that were refused are
-    not remembered.
+    Texts are near-duplicates if the Jaccard similarity of their shingles is at least ``threshold``; in scripts without
+    spaces a shingle is five characters. With 240 hashes in bands, about half of the pairs at the threshold are found,
+    nearly all 0.1 above it, hardly any 0.2 below it. Deterministic in the order of the texts; refused texts are not
+    remembered.
 
-    Memory is fixed: 4 bytes a band and slot, 17 bands at 0.8, so that the default ``capacity`` of a million documents
-    takes at most 143 MB (untouched pages take none). Beyond it the newest overwrite the oldest, and a few copies of
-    forgotten texts pass.
+    Memory is fixed: 4 bytes a band and slot, 17 bands at 0.8, at most 143 MB for a ``capacity`` of a million documents.
+    Beyond it the newest overwrite the oldest.
 
     Raises:
         UserError: ``threshold`` not between 0 and 1.
@@ -77,7 +75,7 @@ class NearDuplicates:
 
     def __init__(self, threshold: float = 0.8, *, capacity: int = 1_000_000) -> None:
         if not 0.0 < threshold < 1.0:
-            raise UserError(f"threshold={threshold} must lie between 0 and 1; 0.8 is usual")
+            raise UserError(f"threshold={threshold} must be between 0 and 1, exclusive; set it to 0.8")
         self._bands, self._rows = _banding(threshold)
         generator = np.random.Generator(np.random.PCG64(0x5EED))
         count = self._bands * self._rows
@@ -99,7 +97,7 @@ class NearDuplicates:
         return True
 
     def keys(self, text: str) -> NDArray[np.uint64]:
-        """(bands,) uint64: texts that agree in one of them are taken for duplicates; nothing is remembered."""
+        """(bands,) uint64 keys; texts that share one are taken for duplicates. Remembers nothing."""
         shingles = _shingles(text)
         minima = np.full(len(self._multipliers), np.iinfo(np.uint64).max, dtype=np.uint64)
         for start in range(0, len(shingles), 512):  # (hashes, 512) fits the cache
@@ -108,11 +106,11 @@ class NearDuplicates:
             np.minimum(minima, hashes.min(axis=1), out=minima)
         minima ^= minima >> np.uint64(32)
         keys: NDArray[np.uint64] = (minima.reshape(self._bands, self._rows) * self._mixers).sum(axis=1, dtype=np.uint64)
-        return _splitmix64(keys)
+        return splitmix64(keys)
 
 
 def similarity(text: str, other: str) -> float:
-    """The Jaccard similarity that `NearDuplicates` estimates: 1 where both have the same five words in a row."""
+    """Jaccard similarity that `NearDuplicates` estimates."""
     mine, theirs = np.unique(_shingles(text)), np.unique(_shingles(other))
     both = len(np.intersect1d(mine, theirs, assume_unique=True))
     return both / (len(mine) + len(theirs) - both)
@@ -124,7 +122,7 @@ _POWERS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 
 
 
 def _banding(threshold: float) -> tuple[int, int]:
-    """Bands and rows of at most `_HASHES` hashes such that a pair at ``threshold`` is found every other time."""
+    """Bands and rows of at most `_HASHES` hashes that find a pair at ``threshold`` with probability 1/2."""
 
     def middle(rows: int) -> float:
         return float((1.0 - 0.5 ** (1.0 / (_HASHES // rows))) ** (1.0 / rows))
@@ -134,9 +132,9 @@ def _banding(threshold: float) -> tuple[int, int]:
 
 
 def _shingles(text: str) -> NDArray[np.uint64]:
-    """A hash of every five words in a row; of all the words where there are fewer.
+    """Hashes of every five consecutive words, or of all words if there are fewer.
 
-    In scripts that have no spaces between words each character counts for one.
+    In scripts without spaces between words each character is a word.
     """
     text = text.lower()
     if not text.isascii():
@@ -148,12 +146,12 @@ def _shingles(text: str) -> NDArray[np.uint64]:
     windows = len(hashes) - _SHINGLE_WORDS + 1
     total = hashes[:windows] * _POWERS[0]
     for i in range(1, _SHINGLE_WORDS):
-        total = _splitmix64(total) + hashes[i : i + windows] * _POWERS[i]
-    return _splitmix64(total)
+        total = splitmix64(total) + hashes[i : i + windows] * _POWERS[i]
+    return splitmix64(total)
 
 
-def _splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every bit of the result hangs on every bit of the value."""
+def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Mix the bits of each value: the finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -197,7 +195,7 @@ _STARTERS = _words(
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """(start, end) of each sentence, in order, without the white space around it: together they hold all the rest.
+    """(start, end) of each sentence without surrounding white space, in order; together they hold all other characters.
 
     Rules for English, and for scripts without capitals: abbreviations, initials, decimals, quotes, ellipses and list
     numbers do not end a sentence; a blank line always does.
@@ -206,13 +204,8 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     start = len(text) - len(text.lstrip())
     for match in _END.finditer(text, start):
         if match["mark"] is None or _ends(text, start, match):
-            end = (
-                match.start("gap")
-                if match["mark"]
-                else match.end("ideographic")
-                if match["ideographic"]
-                else match.start()
-            )
+            gap, ideographic = match.start("gap"), match.end("ideographic")
+            end = gap if match["mark"] else ideographic if match["ideographic"] else match.start()
             if end > start:
                 spans.append((start, end))
             start = match.end()
@@ -223,7 +216,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 
 
 def _ends(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether the mark that ``match`` found ends the sentence that began at ``start``."""
+    """True if the mark that ``match`` found ends the sentence from ``start``."""
     after = match.end()
     if after == len(text):
         return False  # what remains is the last sentence anyway

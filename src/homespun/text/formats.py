@@ -1,4 +1,4 @@
-"""Bytes of one file to records, as a stream: decoding, plain text, csv and tsv, JSON, JSON lines, parquet, CoNLL."""
+"""Readers of one file: bytes to records, as a stream; plain text, csv, tsv, JSON, JSON lines, parquet, CoNLL."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, NamedTuple
 
 from homespun.errors import UserError
-from homespun.text.surrogates import without_surrogates
 
-Record = dict[str, Any]
+Record = Mapping[str, Any]  # of a file of unknown content
 NumberedRecord = tuple[int, Record]  # the line, or where a format has no lines the number of the record, from 1
-Reader = Callable[[BinaryIO, str, str | None, Sequence[str] | None], Iterator[NumberedRecord]]
+
+
+class ReadOptions(NamedTuple):
+    """Encoding of the files (None: detected), and column names of csv and tsv files without a header."""
+
+    encoding: str | None = None
+    columns: Sequence[str] | None = None
+
+
+Reader = Callable[[BinaryIO, str, ReadOptions], Iterator[NumberedRecord]]
 
 CHUNK = 1 << 18  # bytes read at a time; the first of them decide on the encoding
 FIELD_LIMIT = 1 << 27  # characters of one csv cell: beyond this it is an unclosed quote that swallows the file
@@ -30,14 +38,23 @@ _BYTE_ORDER_MARKS = (  # those of UTF-32 first: they begin with those of UTF-16
 )
 
 
-def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
-    """The text of ``stream`` in pieces.
+def without_surrogates(text: str) -> str:
+    """Replace each lone surrogate, which JSON can carry, by ``?``; the length stays."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
 
-    Without ``encoding`` it is told by the byte order mark, else UTF-8 if that fits, else by the letters of the first
-    part of the file that is not ASCII.
+
+def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator[str]:
+    """Decode ``stream`` in pieces.
+
+    Without ``encoding``: the byte order mark decides, else UTF-8 if it fits, else the non-ASCII letters of the first
+    part.
 
     Raises:
-        UserError: bytes that the encoding does not allow, with their offset; an encoding that does not exist.
+        UserError: bytes that the encoding does not allow, with their offset; an unknown encoding.
     """
     head = stream.read(CHUNK)
     mark, marked = next((pair for pair in _BYTE_ORDER_MARKS if head.startswith(pair[0])), (b"", None))
@@ -62,7 +79,7 @@ def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator
             offset = consumed - len(pending) + error.start
             raise UserError(
                 f"{name}: byte 0x{error.object[error.start]:02x} at offset {offset} is not {codec}; "
-                f"say which encoding it is, for example encoding='cp1252'"
+                f"set the encoding of the file, for example encoding='cp1252'"
             ) from error
         if text:
             yield text
@@ -74,7 +91,7 @@ def decode_stream(stream: BinaryIO, name: str, encoding: str | None) -> Iterator
 
 
 def split_lines(texts: Iterable[str]) -> Iterator[str]:
-    r"""Lines without their ends, which are ``\n``, ``\r\n`` or ``\r`` and nothing else."""
+    r"""Lines without their ends: ``\n``, ``\r\n`` or ``\r``, nothing else."""
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     parts: list[str] = []  # of a line that has not ended: joined once, so that a huge line costs no more than its size
     for text in itertools.chain(texts, ("",)):
@@ -88,40 +105,31 @@ def split_lines(texts: Iterable[str]) -> Iterator[str]:
         yield last
 
 
-def read_text(
-    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[NumberedRecord]:
-    """One record: the whole file under ``text``; none if there is nothing in it but white space."""
-    text = "".join(decode_stream(stream, name, encoding))
+def read_text(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
+    """One record with the file under ``text``; none if it is blank."""
+    text = "".join(decode_stream(stream, name, options.encoding))
     if text.strip():
         yield 1, {"text": text}
 
 
-def read_csv(
-    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[NumberedRecord]:
+def read_csv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """RFC 4180. The separator is a comma, unless the first line has more of ``;``, tab or ``|``."""
-    rows = split_lines(decode_stream(stream, name, encoding))
+    rows = split_lines(decode_stream(stream, name, options.encoding))
     first = next(rows, "")
     separator = max(",;\t|", key=first.count)  # the comma wins a tie
-    return _table(itertools.chain([first], rows), name, columns, delimiter=separator, quoting=csv.QUOTE_MINIMAL)
+    return _table(itertools.chain([first], rows), name, options.columns, delimiter=separator, quoted=True)
 
 
-def read_tsv(
-    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[NumberedRecord]:
-    """Cells are what stands between the tabs, quotes and all, unless the first lines were quoted by a program."""
-    rows = split_lines(decode_stream(stream, name, encoding))
+def read_tsv(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
+    """Cells between tabs, verbatim, unless a program quoted the first lines."""
+    rows = split_lines(decode_stream(stream, name, options.encoding))
     sample = list(itertools.islice(rows, SAMPLE_LINES))
-    quoting = csv.QUOTE_MINIMAL if _is_quoted(sample) else csv.QUOTE_NONE
-    return _table(itertools.chain(sample, rows), name, columns, delimiter="\t", quoting=quoting)
+    return _table(itertools.chain(sample, rows), name, options.columns, delimiter="\t", quoted=_is_quoted(sample))
 
 
-def read_jsonl(
-    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[NumberedRecord]:
+def read_jsonl(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """One JSON object a line; empty lines are skipped."""
-    for number, line in enumerate(split_lines(decode_stream(stream, name, encoding)), start=1):
+    for number, line in enumerate(split_lines(decode_stream(stream, name, options.encoding)), start=1):
         if line and not line.isspace():
             try:
                 value = json.loads(line)
@@ -132,45 +140,43 @@ def read_jsonl(
             yield number, _object(value, f"{name}, line {number}")
 
 
-def read_json(
-    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[NumberedRecord]:
-    """An array of objects, as a stream; several objects one after the other; or one object.
+def read_json(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
+    """An array of objects, streamed; several objects in a row; or one object.
 
-    One object whose only array of objects is called ``data``, ``rows`` or ``records``, or has no other key beside it,
-    is a wrapper: the records are that array.
+    One object is unwrapped if its only array of objects is its only key, or is called ``data``, ``rows`` or
+    ``records``.
     """
-    values = _json_values(decode_stream(stream, name, encoding), name)
+    values = _json_values(decode_stream(stream, name, options.encoding), name)
     first = next(values, None)
     if first is None:
         return
     second = next(values, None)
     rest = itertools.chain([first] if second is None else [first, second], values)
     if second is None and isinstance(first, dict):
-        arrays = [key for key, value in first.items() if _is_array_of_objects(value)]
+        lists = {key: value for key, value in first.items() if value and isinstance(value, list)}
+        arrays = [key for key, items in lists.items() if all(isinstance(item, dict) for item in items)]
         if len(arrays) == 1 and (len(first) == 1 or arrays[0] in ("data", "rows", "records")):
             rest = iter(first[arrays[0]])
     for number, value in enumerate(rest, start=1):
+        where = f"{name}, value {number}"
         try:
             cleaned = _as_text(value)
         except RecursionError as error:
-            raise UserError(f"{name}, value {number}: not a JSON value that can be read: {error}") from error
-        yield number, _object(cleaned, f"{name}, value {number}")
+            raise UserError(f"{where}: not a JSON value that can be read: {error}") from error
+        yield number, _object(cleaned, where)
 
 
-def read_conll(
-    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[NumberedRecord]:
-    """`conll_sentences` of the file."""
-    return conll_sentences(split_lines(decode_stream(stream, name, encoding)), name, columns)
+def read_conll(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
+    """Apply `conll_sentences` to the file."""
+    return conll_sentences(split_lines(decode_stream(stream, name, options.encoding)), name, options.columns)
 
 
 def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | None) -> Iterator[NumberedRecord]:
-    """A record a sentence: a word a line with its tags behind it, and an empty line after each sentence.
+    """A record a sentence, with a list for every column: a line a word with its tags, an empty line after each
+    sentence.
 
-    A record has a list for every column. Without ``columns`` the first are the ``words``, the last the ``tags``, and
-    those between ``column_2`` and on. Lines that begin with -DOCSTART-, and comments before a sentence (``# text = ``),
-    are passed over.
+    Without ``columns`` they are ``words``, ``column_2`` and on, ``tags``. Lines that begin with -DOCSTART-, and
+    comments before a sentence (``# text = ``), are skipped.
 
     Raises:
         UserError: a line with more or fewer cells than the others.
@@ -199,37 +205,26 @@ def conll_sentences(rows: Iterable[str], name: str, columns: Sequence[str] | Non
         found.append(cells)
 
 
-def read_parquet(
-    stream: BinaryIO, name: str, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[NumberedRecord]:
+def read_parquet(stream: BinaryIO, name: str, options: ReadOptions) -> Iterator[NumberedRecord]:
     """Rows in batches; ``stream`` must be seekable."""
     import pyarrow
     import pyarrow.parquet
 
     try:
         batches = pyarrow.parquet.ParquetFile(stream).iter_batches(batch_size=256)
-        number = itertools.count(1)
-        for batch in batches:
-            for row in batch.to_pylist():
-                yield next(number), row
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     except pyarrow.ArrowException as error:
-        raise UserError(f"{name} is not a whole parquet file: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{name} is cut short or damaged: {str(error).splitlines()[0]}") from error
 
 
 READERS: dict[str, Reader] = {
-    ".txt": read_text,
-    ".text": read_text,
-    ".md": read_text,
+    **dict.fromkeys((".txt", ".text", ".md"), read_text),
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".json": read_json,
-    ".jsonl": read_jsonl,
-    ".ndjson": read_jsonl,
+    **dict.fromkeys((".jsonl", ".ndjson"), read_jsonl),
     ".parquet": read_parquet,
-    ".conll": read_conll,
-    ".iob": read_conll,
-    ".iob2": read_conll,
-    ".bio": read_conll,
+    **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), read_conll),
 }
 
 
@@ -241,14 +236,14 @@ def _likely_encoding(head: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         from charset_normalizer import from_bytes
 
-        # Only the telling lines: in pages of English, a few accents decide.
-        telling = b"\n".join(line for line in head.split(b"\n") if not line.isascii())
-        fitting = from_bytes(telling[: 1 << 15])
+        # in English pages a few accents decide: only lines with non-ASCII bytes
+        lines = b"\n".join(line for line in head.split(b"\n") if not line.isascii())
+        fitting = from_bytes(lines[: 1 << 15])
         best = fitting.best()
         if best is None:
             raise UserError(
-                f"{name}: cannot tell its encoding (byte 0x{head[error.start]:02x} is not UTF-8, and no other fits); "
-                f"say which it is, for example encoding='cp1252'"
+                f"{name}: unknown encoding (byte 0x{head[error.start]:02x} is not UTF-8, and no other fits); "
+                f"set it, for example encoding='cp1252'"
             ) from error
         # Few accents fit half a dozen code pages equally well, and the Western one is by far the most common.
         western = any(m.chaos <= best.chaos + 0.01 for m in fitting if "cp1252" in m.could_be_from_charset)
@@ -265,10 +260,13 @@ def _checked(encoding: str) -> str:
 
 
 def _table(
-    rows: Iterable[str], name: str, columns: Sequence[str] | None, *, delimiter: str, quoting: Any
+    rows: Iterable[str], name: str, columns: Sequence[str] | None, *, delimiter: str, quoted: bool
 ) -> Iterator[NumberedRecord]:
     csv.field_size_limit(FIELD_LIMIT)
-    reader = csv.reader((f"{row}\n" for row in rows), delimiter=delimiter, quoting=quoting, strict=True)
+    lines = (f"{row}\n" for row in rows)
+    reader = csv.reader(
+        lines, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE, strict=True
+    )
     header = None if columns is None else list(columns)
     try:
         for row in reader:
@@ -283,7 +281,7 @@ def _table(
                 given = "columns= names" if columns is not None else "the header names"
                 raise UserError(
                     f"{name}, line {reader.line_num}: {len(row)} cells, but {given} {len(header)} "
-                    f"({', '.join(header)}); mend the line, or name the columns of a file without header by columns="
+                    f"({', '.join(header)}); correct the line, or name the columns of a file without header by columns="
                 )
             yield reader.line_num, dict(zip(header, row, strict=True))
     except csv.Error as error:
@@ -293,7 +291,7 @@ def _table(
 
 
 def _is_quoted(sample: Sequence[str]) -> bool:
-    """Whether the lines of a tsv file are the work of a program that quotes: all of them, down to the last quote."""
+    """True if a program that quotes wrote the lines of a tsv file."""
     if not any(cell.startswith('"') for line in sample for cell in line.split("\t")):
         return False
     reader = csv.reader((f"{line}\n" for line in sample), delimiter="\t", strict=True)
@@ -309,8 +307,7 @@ def _is_quoted(sample: Sequence[str]) -> bool:
         if len(sample) < SAMPLE_LINES or reader.line_num < len(sample) or len(sample) - finished > 20:
             return False
         spanning = True
-    # What somebody says over several rows is in quotes too; a program that quotes leaves lines of other widths, or
-    # writes quotes twice.
+    # quoted speech may span rows too; a program that quotes leaves lines of other widths, or doubles quotes
     unquoted_widths = {len(line.split("\t")) for line in sample if line}
     if spanning and not doubled and len(unquoted_widths) == 1 and unquoted_widths != {1}:
         return False
@@ -318,7 +315,7 @@ def _is_quoted(sample: Sequence[str]) -> bool:
 
 
 def _json_values(texts: Iterator[str], name: str) -> Iterator[Any]:
-    """The elements of an array, or the values one after the other, decoded as soon as they are whole."""
+    """Elements of an array, or consecutive values, decoded as soon as they are complete."""
     decode = json.JSONDecoder().raw_decode
     buffer, at, ended, count, in_array = "", 0, False, 0, False
     while True:
@@ -349,7 +346,7 @@ def _json_values(texts: Iterator[str], name: str) -> Iterator[Any]:
             if in_array:
                 raise UserError(f"{name}: cut short: the JSON array has no end after value {count}")
             return
-        # As much again as is left over, so that a huge value is not decoded anew for every little piece of it.
+        # read as much again as is left: a huge value is then decoded a logarithmic number of times
         buffer, at = buffer[at:], 0
         more, size = [], 0
         while size <= len(buffer) and not ended:
@@ -366,18 +363,14 @@ def _skip(text: str, at: int, characters: str) -> int:
     return at
 
 
-def _is_array_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
-def _object(value: Any, where: str) -> Record:
+def _object(value: object, where: str) -> Record:
     if not isinstance(value, dict):
         raise UserError(f"{where}: a JSON {type(value).__name__}, but a record is an object such as {{'text': ...}}")
     return value
 
 
 def _as_text(value: Any) -> Any:
-    """The value with every text in it `without_surrogates`."""
+    """Apply `without_surrogates` to every text in the value."""
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""The documentation of installed Python packages: real English that every machine has, labelled by package.
+"""Documentation of installed Python packages, labelled by package.
 
-Docstrings are found with `ast`, help pages by their suffix: no package is imported and nothing of it is run.
+Docstrings are found with `ast`, help pages by their suffix: no package is imported or run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -22,49 +22,17 @@ from typing import NamedTuple
 from homespun.errors import UserError
 from homespun.text.sources import Document
 
-# What an environment with homespun in it has, and what documents itself with enough text, most first.
-PACKAGES = (
-    "torch",
-    "scipy",
-    "sympy",
-    "sklearn",
-    "pandas",
-    "networkx",
-    "numpy",
-    "matplotlib",
-    "huggingface_hub",
-    "datasets",
-    "fontTools",
-    "mpmath",
-    "pydantic",
-    "accelerate",
-    "PIL",
-    "rich",
-    "pyparsing",
-    "pyarrow",
-    "mpl_toolkits",
-    "fsspec",
-    "click",
-    "tokenizers",
-    "jinja2",
-    "joblib",
-    "dateutil",
-)
 
-_SKIPPED_FOLDERS = frozenset(
-    [
-        "tests",
-        "test",
-        "_vendor",
-        "vendor",
-        "vendored",
-        "externals",
-        "_externals",
-        "extern",
-        "third_party",
-        "__pycache__",
-    ]
+def _names(line: str) -> tuple[str, ...]:
+    return tuple(line.split())
+
+
+# Dependencies of homespun and common packages, those with the most documentation first.
+PACKAGES = _names(
+    "torch scipy sympy sklearn pandas networkx numpy matplotlib huggingface_hub datasets fontTools mpmath pydantic "
+    "accelerate PIL rich pyparsing pyarrow mpl_toolkits fsspec click tokenizers jinja2 joblib dateutil"
 )
+_SKIPPED_FOLDERS = _names("tests test _vendor vendor vendored externals _externals extern third_party __pycache__")
 _PAGES = (".rst", ".md", ".txt")
 _NOT_PROSE = re.compile(
     r"licen[cs]e|copying|notice|authors|requirements|cmakelists|entry_points|top_level|sources", re.I
@@ -84,22 +52,26 @@ def python_documentation(
 ) -> Iterator[Document]:
     """Docstrings and help pages of installed packages, in the order of ``packages`` and of their files.
 
-    A document is the docstring of a module, class or function, a text handed to `add_newdoc`, `add_docstr` and their
-    kind or kept in a variable called ``...doc...``, or a ``.rst``, ``.md`` or ``.txt`` page inside the package. Its
-    label is the package, its source ``package.module:qualified.name``. Tests and vendored packages are left out, and so
-    is what is shorter than ``min_characters``. Texts repeat in a package: `homespun.text.clean` has filters for that.
+    A document is the docstring of a module, class or function; a text passed to `add_newdoc`, `add_docstr` and similar
+    functions, or assigned to a variable called ``...doc...``; or a ``.rst``, ``.md`` or ``.txt`` page in the package.
+    Its label is the package, its source ``package.module:qualified.name``. Tests and vendored packages are left out.
 
-    ``packages`` are importable names; without them, those of `PACKAGES` that are installed. With ``workers`` above 1,
-    files are parsed in as many processes; the order stays.
+    Args:
+        packages: importable names; None: those of `PACKAGES` that are installed.
+        min_characters: of a document.
+        workers: processes that parse files; the order stays.
 
     Raises:
-        UserError: a package that was named and is not installed.
+        UserError: a package of ``packages`` that is not installed.
     """
     names = [name for name in PACKAGES if _folders(name)] if packages is None else list(packages)
     for name in names:
         if not _folders(name):
-            raise UserError(f"the Python package {name!r} is not installed here, or holds no Python files")
-    tasks = _chunks(source for name in names for source in _sources(name))
+            raise UserError(
+                f"the Python package {name!r} is not installed, or has no Python files; install it, or leave it out"
+            )
+    sources = (source for name in names for source in _sources(name))
+    tasks = iter(lambda: list(islice(sources, _FILES_A_TASK)), [])
     if workers <= 1:
         for task in tasks:
             yield from _documents(task, min_characters)
@@ -110,11 +82,11 @@ def python_documentation(
             for future in [pool.submit(_documents, task, min_characters) for task in tasks]:
                 yield from future.result()
         finally:
-            pool.shutdown(cancel_futures=True)  # whoever stops early need not wait for the rest
+            pool.shutdown(cancel_futures=True)  # do not wait for files that the caller skips
 
 
 def _folders(package: str) -> list[str]:
-    """The folders, or the one file, of an installed top-level package; looking for it does not import it."""
+    """Folders, or the one file, of an installed top-level package, found without importing it."""
     try:
         spec = importlib.util.find_spec(package) if package.isidentifier() else None
     except (ImportError, ValueError):
@@ -138,12 +110,6 @@ def _sources(package: str) -> Iterator[_Source]:
                     parts = [package, *path.relative_to(root).with_suffix("").parts]
                     module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
                     yield _Source(package, module, str(path))
-
-
-def _chunks(sources: Iterable[_Source]) -> Iterator[list[_Source]]:
-    sources = iter(sources)
-    while chunk := list(islice(sources, _FILES_A_TASK)):
-        yield chunk
 
 
 def _documents(sources: Sequence[_Source], min_characters: int) -> list[Document]:
@@ -170,7 +136,7 @@ def _documents(sources: Sequence[_Source], min_characters: int) -> list[Document
 
 
 def _page(data: bytes) -> str | None:
-    """A help page, or None for a table, a word list or a template that happens to be called ``.txt``."""
+    """A help page, or None for a table, a word list or a template with the suffix ``.txt``."""
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError:
@@ -180,12 +146,13 @@ def _page(data: bytes) -> str | None:
 
 
 def _docstrings(data: bytes) -> Iterator[tuple[str, str]]:
-    """(qualified name, text) of each docstring and documentation string of a Python file; none if it does not parse."""
+    """(qualified name, text) of the docstrings and documentation strings of a Python file; none if it does not
+    parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of invalid escapes in files that are not ours
             tree = ast.parse(data)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # what the parser says to templates and odd bytes
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # templates, invalid bytes
         return
     pending: list[tuple[str, ast.AST]] = [("", tree)]
     while pending:
@@ -205,7 +172,7 @@ def _docstrings(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _documentation_strings(scope: str, statement: ast.Expr | ast.Assign) -> Iterator[tuple[str, str]]:
-    """The texts in ``add_newdoc(...)``, ``add_docstr(...)``, ``__doc__ = ...``, ``_shared_docs["..."] = ...``."""
+    """Texts in ``add_newdoc(...)``, ``add_docstr(...)``, ``__doc__ = ...``, ``_shared_docs["..."] = ...``."""
     if isinstance(statement, ast.Expr):
         if not isinstance(statement.value, ast.Call):
             return
@@ -224,7 +191,7 @@ def _documentation_strings(scope: str, statement: ast.Expr | ast.Assign) -> Iter
 
 
 def _strings(node: ast.AST) -> Iterator[str]:
-    """The string constants below ``node``; those that ``+`` joins are one."""
+    """String constants below ``node``; those joined by ``+`` are one."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -1,16 +1,14 @@
-"""What the families of released checkpoints have beside a file of SentencePiece: numbers of their own for tokens before
-and behind the pieces, what is done to a text first, and the tokens around it.
-"""
+"""SentencePiece checkpoints by family: ids of added tokens, text normalisation, special tokens around texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from tokenizers import AddedToken, Regex, normalizers, processors
 
+from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.io.json import read_optional
 from homespun.text.sentencepiece_files import CONTROL, UNKNOWN, Piece, Pieces, build_engine, read_pieces
@@ -22,30 +20,29 @@ _ORDER = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in which transfor
 
 @dataclass(frozen=True)
 class _Family:
-    """What a tokenizer class of transformers has beside the file: tokens of roles, and where they go around texts."""
+    """Roles, template, ids and normalisation of a tokenizer class of transformers."""
 
     roles: Mapping[str, str]
     single: str = ""
     pair: str = ""
-    numbered: Callable[[Pieces, dict[str, str], Mapping[str, Any]], Pieces] = lambda pieces, roles, settings: pieces
-    before: Callable[[Mapping[str, Any]], list[normalizers.Normalizer]] = lambda settings: []
+    numbered: Callable[[Pieces, dict[str, str], Tree], Pieces] = lambda pieces, roles, settings: pieces
+    before: Callable[[Tree], list[normalizers.Normalizer]] = lambda settings: []
 
 
 def is_sentencepiece(folder: Path) -> bool:
-    """Whether ``folder`` has a file of pieces."""
+    """True if ``folder`` has a SentencePiece file."""
     return bool(_files(folder))
 
 
 def convert_sentencepiece(folder: Path) -> tuple[str, dict[str, str]]:
-    """The tokenizer.json of the file of pieces in ``folder``, and the token of each role that it has.
+    """The tokenizer.json of the SentencePiece file in ``folder``, and the token of each role.
 
-    The family is that of ``tokenizer_class`` in ``tokenizer_config.json``, else of ``model_type`` in ``config.json``;
+    The family follows from ``tokenizer_class`` in ``tokenizer_config.json``, else ``model_type`` in ``config.json``;
     with neither, the pieces are taken as they are. Added tokens come from ``added_tokens.json``,
     ``tokenizer_config.json`` and ``special_tokens_map.json``.
 
     Raises:
-        UserError: a file that is damaged, too large, or of a kind that cannot be read; a family that numbers its
-            tokens in a way that is not known here.
+        UserError: a file that is damaged, too large, or of an unsupported kind; an unknown family.
     """
     files = _files(folder)
     if len(files) > 1:
@@ -89,7 +86,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted({path for pattern in _NAMES for path in folder.glob(pattern) if path.is_file()})
 
 
-def _family(folder: Path, settings: Mapping[str, Any]) -> _Family:
+def _family(folder: Path, settings: Tree) -> _Family:
     config = read_optional(folder / "config.json")
     name = settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type")
     name = _CLASSES.get(str(name), str(name).removesuffix("Fast")) if name else "PreTrainedTokenizer"
@@ -102,11 +99,11 @@ def _family(folder: Path, settings: Mapping[str, Any]) -> _Family:
     return _FAMILIES[name]
 
 
-def _added(folder: Path, settings: Mapping[str, Any], roles: Mapping[str, str]) -> list[tuple[AddedToken, int | None]]:
-    """Tokens that must be there, with their ids where the files say them; each once."""
+def _added(folder: Path, settings: Tree, roles: Mapping[str, str]) -> list[tuple[AddedToken, int | None]]:
+    """Added tokens, each once, with their ids if the files give them."""
     found: dict[str, tuple[AddedToken, int | None]] = {}
 
-    def add(value: Any, number: Any, *, special: bool) -> None:
+    def add(value: object, number: object, *, special: bool) -> None:
         token = _content(value)
         if token is None or not (number is None or (isinstance(number, int) and number >= 0)):
             raise UserError(f"{folder}: {value!r} with the id {number!r} is no added token")
@@ -160,27 +157,27 @@ def _with_added(pieces: Pieces, added: list[tuple[AddedToken, int | None]], path
     return replace(pieces, pieces=tuple(made))
 
 
-def _content(value: Any) -> str | None:
+def _content(value: object) -> str | None:
     token = value.get("content") if isinstance(value, dict) else value
     return token if isinstance(token, str) and token and not any("\ud800" <= c <= "\udfff" for c in token) else None
 
 
-def _listed(settings: Mapping[str, Any], name: str) -> list[Any]:
+def _listed(settings: Tree, name: str) -> list[object]:
     found = settings.get(name) or []
     if not isinstance(found, (list, dict)):
         raise UserError(f"{_CONFIG}: {name} must be a list of tokens, not {found!r}")
     return list(found.values()) if isinstance(found, dict) else found
 
 
-def _count(settings: Mapping[str, Any], name: str, default: int) -> int:
+def _count(settings: Tree, name: str, default: int) -> int:
     count = settings.get(name, default)
     if not isinstance(count, int) or not 0 <= count <= _GAP:
         raise UserError(f"{_CONFIG}: {name} must be a whole number from 0 to {_GAP:,}, not {count!r}")
     return count
 
 
-def _albert_pieces(pieces: Pieces, roles: dict[str, str], settings: Mapping[str, Any]) -> Pieces:
-    """A comma after a digit is a token of its own (as ALBERT's own program parted them afterwards)."""
+def _albert_pieces(pieces: Pieces, roles: dict[str, str], settings: Tree) -> Pieces:
+    """Make a comma after a digit a token, as ALBERT's postprocessing does."""
     made = [
         replace(p, score=p.score - 100) if len(p.text) > 1 and p.text[-1] == "," and p.text[-2].isdigit() else p
         for p in pieces.pieces
@@ -188,7 +185,7 @@ def _albert_pieces(pieces: Pieces, roles: dict[str, str], settings: Mapping[str,
     return replace(pieces, pieces=tuple(made))
 
 
-def _albert_text(settings: Mapping[str, Any]) -> list[normalizers.Normalizer]:
+def _albert_text(settings: Tree) -> list[normalizers.Normalizer]:
     steps: list[normalizers.Normalizer] = [
         normalizers.Replace(Regex(r"\s+"), " "),
         normalizers.Replace("``", '"'),
@@ -199,14 +196,14 @@ def _albert_text(settings: Mapping[str, Any]) -> list[normalizers.Normalizer]:
     return [*steps, normalizers.Lowercase()] if settings.get("do_lower_case", True) else steps
 
 
-def _deberta_text(settings: Mapping[str, Any]) -> list[normalizers.Normalizer]:
+def _deberta_text(settings: Tree) -> list[normalizers.Normalizer]:
     if settings.get("split_by_punct"):
         raise UserError(f"{_CONFIG}: split_by_punct is not known here for a vocabulary of SentencePiece")
     return [normalizers.Lowercase()] if settings.get("do_lower_case", False) else []
 
 
-def _t5_pieces(pieces: Pieces, roles: dict[str, str], settings: Mapping[str, Any]) -> Pieces:
-    """Sentinels behind the pieces, the first of them last."""
+def _t5_pieces(pieces: Pieces, roles: dict[str, str], settings: Tree) -> Pieces:
+    """Sentinels after the pieces, the first of them last."""
     listed = [t for t in _listed(settings, "additional_special_tokens") if "<extra_id_" in str(_content(t))]
     count = _count(settings, "extra_ids", len(listed) or 100)
     known = {piece.text for piece in pieces.pieces}
@@ -215,8 +212,8 @@ def _t5_pieces(pieces: Pieces, roles: dict[str, str], settings: Mapping[str, Any
     return replace(pieces, pieces=(*pieces.pieces, *more))
 
 
-def _pegasus_pieces(pieces: Pieces, roles: dict[str, str], settings: Mapping[str, Any]) -> Pieces:
-    """Tokens of pretraining between the first two pieces and the others: <mask_1>, <mask_2>, <unk_2> to <unk_102>."""
+def _pegasus_pieces(pieces: Pieces, roles: dict[str, str], settings: Tree) -> Pieces:
+    """Pretraining tokens after the first two pieces: <mask_1>, <mask_2>, <unk_2> to <unk_102>."""
     offset = _count(settings, "offset", 103)
     if not offset:
         return pieces

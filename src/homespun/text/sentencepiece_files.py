@@ -1,12 +1,11 @@
 """SentencePiece models, ``spm.model`` or ``spiece.model``, of ALBERT, BigBird, DeBERTa-v2 and v3, PEGASUS,
-BigBird-Pegasus, Reformer and T5 (Kudo and Richardson 2018, "SentencePiece").
+BigBird-Pegasus, Reformer and T5 (Kudo and Richardson 2018).
 
 The package ``sentencepiece`` parses the file; sizes and values are checked, and a `tokenizers.Tokenizer` with the ids
-of SentencePiece is built from it. `transformers.convert_slow_tokenizer` gives other ids: it leaves out the character
-table of BigBird and DeBERTa, and splits ALBERT's pieces differently. `homespun.text.sentencepiece_families` has the
-special tokens of each family.
-
-Two differences to SentencePiece: a control token in a text is read as characters; combining marks are put in NFC order.
+of SentencePiece is built. `transformers.convert_slow_tokenizer` gives other ids: it omits the character table of
+BigBird and DeBERTa, and splits ALBERT's pieces differently. `homespun.text.sentencepiece_families` has the special
+tokens of each family. Two differences to SentencePiece: a control token in a text is read as characters; combining
+marks are put in NFC order.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from homespun.text.vocabularies import WORD_START
 _BYTES, _PIECES, _CHARACTERS, _TABLE = 16 << 20, 1_000_000, 512, 4 << 20
 _NORMAL, UNKNOWN, CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _UNIGRAM, _BPE = 1, 2
-# what goes on with a written character: `tokenizers` looks up the whole of it, and where only its beginning is in the
-# table, drops the rest, so each part is looked up alone and composed afterwards; not before the first: it panics there
+# marks that continue a grapheme: `tokenizers` looks up the grapheme, and drops the rest if only its start is in the
+# table, so each code point is looked up alone and composed afterwards; not before the first, where it panics
 _MARK = r"(?!\A)(?=[\p{M}\x{200c}\x{200d}\x{ff9e}\x{ff9f}\x{1f3fb}-\x{1f3ff}])|(?<=\r)(?=\n)"
 _PRIVATE = 0xF0000  # characters that no normaliser touches: they stand for user-defined pieces while it works
 
@@ -157,18 +156,16 @@ def build_engine(pieces: Pieces, before: list[normalizers.Normalizer], added: li
 def _unigram(pieces: Pieces) -> models.Unigram:
     lowest = min(piece.score for piece in pieces.pieces if piece.type == _NORMAL)
     # the least score is also what unknown characters are weighed by, so pieces that no text has must not be below it
-    others = {_USER_DEFINED: -0.1}  # SentencePiece's own, whatever the file says
+    others = {_USER_DEFINED: -0.1}  # as SentencePiece, whatever the score in the file
     vocabulary = [(p.text, p.score if p.type == _NORMAL else others.get(p.type, lowest)) for p in pieces.pieces]
     unknown = next(place for place, piece in enumerate(pieces.pieces) if piece.type == UNKNOWN)
     return models.Unigram(vocabulary, unknown, any(piece.type == _BYTE for piece in pieces.pieces))
 
 
 def _byte_pairs(pieces: Pieces, word_first: bool) -> models.BPE:
-    """Every pair of pieces that makes a piece is a merge, those of the highest score first.
+    """Byte-pair merges: every pair of pieces that makes a piece, in the order of the scores.
 
-    Args:
-        pieces: of a byte-pair encoding.
-        word_first: look for a whole word first, which is how the user's own pieces are found.
+    ``word_first`` looks up complete words before merging, which finds user-defined pieces.
     """
     scores = {piece.text: piece.score for piece in pieces.pieces if piece.type == _NORMAL}
     merges = []
@@ -211,7 +208,7 @@ def _normalizer(
 
 
 def _precompiled(charsmap: bytes, path: Path) -> list[normalizers.Normalizer]:
-    """The table of characters, each part of a written character looked up alone."""
+    """Character table that looks up each code point of a grapheme by itself."""
     if (what := _damage(charsmap)) is not None:
         raise UserError(f"{path} is damaged: its table of characters {what}")
     try:
@@ -225,10 +222,13 @@ def _precompiled(charsmap: bytes, path: Path) -> list[normalizers.Normalizer]:
 
 
 def _damage(charsmap: bytes) -> str | None:
-    """What is wrong with a table of characters: `tokenizers` panics on a damaged one only when a text leads there.
+    """Validate a character table, as `tokenizers` panics on a damaged one only when a text reaches the damage.
 
-    It is the number of bytes of a trie, the trie as a double array (Aoe 1989) in units of four bytes, and texts that
-    end in a zero each, where the leaves of the trie point to.
+    The table is the size of a trie in bytes, the trie as a double array (Aoe 1989) of 4-byte units, and zero-terminated
+    texts that its leaves point to.
+
+    Returns:
+        the damage, or None.
     """
     size = int.from_bytes(charsmap[:4], "little")
     if len(charsmap) > _TABLE or size % 4 or not 0 < size <= len(charsmap) - 4:
@@ -262,10 +262,9 @@ def _damage(charsmap: bytes) -> str | None:
 
 
 def _parted(reserved: list[str], has_bytes: bool, texts: list[str]) -> pre_tokenizers.PreTokenizer:
-    """Parts the names of tokens that stand in a text, so that they are read as the characters they are made of.
+    """Split names of tokens in a text, so that they are read as their characters.
 
-    They are parted where no piece of the vocabulary goes across, nor a run of unknown characters, if there is such a
-    place: no other id changes.
+    The cut is where no piece of the vocabulary and no run of unknown characters crosses, if possible: other ids stay.
     """
     pairs = {text[place : place + 2] for text in texts for place in range(len(text) - 1)}
     known = {*texts}

@@ -1,4 +1,4 @@
-"""Files, folders, globs, archives, addresses and hub names to records and documents, as a stream."""
+"""Records and documents of files, folders, globs, archives, URLs and hub names, as a stream."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn, Self, cast
 
 from homespun.errors import UserError, first_line, nearest
 from homespun.text.byte_streams import DECOMPRESSORS, download
-from homespun.text.formats import READERS, Record, read_text
+from homespun.text.formats import READERS, ReadOptions, Record, read_text
 
 _SHORT = {".tgz": ".tar.gz", ".tbz2": ".tar.bz2", ".txz": ".tar.xz", ".tzst": ".tar.zst"}
 _ARCHIVES = (".zip", ".tar")
@@ -34,7 +34,7 @@ _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(/(?P<configuration>[\w.-]+))?
 
 @dataclass(frozen=True)
 class Document:
-    """A text, its label where it has one, and where it was found (``file:line``)."""
+    """A text, its label if any, and its location (``file:line``)."""
 
     text: str
     label: str | None = None
@@ -42,7 +42,7 @@ class Document:
 
 
 class ReadProgress:
-    """How much of the inputs has been read: bytes of local files as they lie on the disk, so compressed ones too."""
+    """Bytes read of local input files, as they are on disk (compressed)."""
 
     def __init__(self, inputs: Sequence[str]) -> None:
         self.done = 0
@@ -50,7 +50,7 @@ class ReadProgress:
 
     @property
     def share(self) -> float | None:
-        """From 0 to 1; None where the size of the inputs is not known."""
+        """From 0 to 1; None if the size of the inputs is not known."""
         return min(1.0, self.done / self.total) if self.total else None
 
 
@@ -59,15 +59,16 @@ def _size(inputs: Sequence[str]) -> int | None:
         return None
     try:
         return sum(os.path.getsize(file.name) for entry in inputs for file in _local_files(entry))
-    except (OSError, UserError):  # whoever reads them says what is wrong
+    except (OSError, UserError):  # reading them raises the error
         return None
 
 
 def digest_files(inputs: Sequence[str]) -> str:
-    """A digest of the names, sizes and times of all local files in ``inputs``; pipes and what lies elsewhere left out.
+    """Digest of the names, sizes and modification times of all local files in ``inputs``; pipes and remote files are
+    left out.
 
     Raises:
-        UserError: an input that is missing.
+        UserError: an input is missing.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in itertools.chain.from_iterable(map(_local_files, filter(_is_local, inputs))):
@@ -84,29 +85,30 @@ def read_records(
     columns: Sequence[str] | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Iterator[Record]:
-    """One dict a record, streamed, in the order of ``inputs``; within a folder or glob in the order of the names.
+    """Stream the records of ``inputs`` in order; of a folder or glob in the order of the names.
 
     An input is
 
     - a file: ``.txt .text .md`` (one record, ``{"text": ...}``), ``.csv``, ``.tsv``, ``.json`` (an array of objects, or
-      an object), ``.jsonl .ndjson``, ``.parquet``, any of them also compressed: ``.gz .xz .bz2 .zst``;
+      an object), ``.jsonl .ndjson``, ``.parquet``, CoNLL, each also compressed: ``.gz .xz .bz2 .zst``;
     - a ``.zip`` or ``.tar`` archive of such files (``.tar.gz``, ``.tgz`` ...), read without unpacking it;
-    - a folder, with all the folders in it and those that it has links to, or a glob (``data/**/*.csv``): files of other
-      kinds are passed over;
-    - an address: ``https://...``, or any that `fsspec` knows, such as ``hf://``;
-    - a data set on the Hugging Face hub, ``owner/name``, ``owner/name/configuration``, either with ``:split``
-      (``train`` if not said).
+    - a folder with all folders in it, or a glob (``data/**/*.csv``): files of other kinds are skipped;
+    - a URL: ``https://...``, or any that `fsspec` knows, such as ``hf://``;
+    - a data set on the Hugging Face hub, ``owner/name`` or ``owner/name/configuration``, with ``:split`` (default
+      ``train``).
 
-    ``encoding`` is that of all the inputs; without it each file's is detected. ``columns`` names the cells of csv and
-    tsv files that have no header. ``read_progress`` is updated.
+    Memory: one record, a `json` file that is one object, a text file, or 256 rows of parquet.
 
-    Memory: one record at a time, a `json` file that is one object, a text file, or 256 rows of parquet.
+    Args:
+        encoding: of all inputs; None: detected for each file.
+        columns: names of the cells of csv and tsv files without a header.
+        read_progress: is updated.
 
     Raises:
-        UserError: an input that is missing, of an unknown kind, without any record, cut short or damaged; bytes that
+        UserError: an input that is missing, of an unknown kind, without records, truncated or damaged; bytes that
             cannot be decoded; a line of the wrong shape.
     """
-    for record in _read(inputs, encoding, columns, read_progress):
+    for record in _read(inputs, ReadOptions(encoding, columns), read_progress):
         yield record.values
 
 
@@ -119,15 +121,15 @@ def read_documents(
     columns: Sequence[str] | None = None,
     read_progress: ReadProgress | None = None,
 ) -> Iterator[Document]:
-    """The documents in ``inputs`` (see `read_records`), those without text left out.
+    """Documents in ``inputs`` (see `read_records`), without those that have no text.
 
-    A plain text file is one document, whatever ``text_field`` says. Labels become strings.
+    A plain text file is one document, whatever ``text_field`` is. Labels become strings.
 
     Raises:
         UserError: as `read_records`; no such field; a text that is not a string; no text at all.
     """
     found = False
-    for record in _read(inputs, encoding, columns, read_progress):
+    for record in _read(inputs, ReadOptions(encoding, columns), read_progress):
         text = record.field("text" if record.is_text_file else text_field)
         if text is None:
             continue
@@ -164,14 +166,12 @@ class _File(NamedTuple):
     open: Callable[[], BinaryIO]
 
 
-def _read(
-    inputs: Sequence[str], encoding: str | None, columns: Sequence[str] | None, read_progress: ReadProgress | None
-) -> Iterator[_Found]:
+def _read(inputs: Sequence[str], options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Found]:
     if not inputs:
         raise UserError("no input was given; name files, folders, globs, addresses or hub data sets")
     for entry in inputs:
         found = False
-        records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, encoding, columns, read_progress)
+        records = _hub(entry) if _is_hub_name(entry) else _files_records(entry, options, read_progress)
         for record in records:
             found = True
             yield record
@@ -179,13 +179,11 @@ def _read(
             raise UserError(f"{entry} is empty: there is no record in it")
 
 
-def _files_records(
-    entry: str, encoding: str | None, columns: Sequence[str] | None, read_progress: ReadProgress | None
-) -> Iterator[_Found]:
+def _files_records(entry: str, options: ReadOptions, read_progress: ReadProgress | None) -> Iterator[_Found]:
     for file in _remote_files(entry) if "://" in entry else _local_files(entry):
         try:
             with contextlib.closing(file.open()) as stream:
-                records = _file_records(file.name, stream, encoding, columns)
+                records = _file_records(file.name, stream, options)
                 if read_progress is None or not read_progress.total:
                     yield from records
                     continue
@@ -228,7 +226,7 @@ def _local_files(entry: str) -> Iterator[_File]:
 
 
 def _inside(root: Path) -> Iterator[Path]:
-    """The files of a folder and of those in it that are not hidden, each folder once; links to folders come last."""
+    """Files of a folder and of the folders in it that are not hidden, each folder once; links to folders last."""
 
     def refuse(error: OSError) -> NoReturn:
         raise UserError(
@@ -288,7 +286,7 @@ def _known_kinds() -> str:
 
 
 def _suffixes(name: str) -> tuple[str, list[str]]:
-    """The suffix that names the format, and those of the compressions around it, outermost first."""
+    """Suffix of the format, and those of the compressions around it, outermost first."""
     path = PurePosixPath(re.sub(r"[?#].*$", "", name) if name.startswith(_WEB) else Path(name).name)
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in _SHORT:
@@ -302,22 +300,17 @@ def _suffixes(name: str) -> tuple[str, list[str]]:
 # Reading one file
 
 
-def _file_records(
-    name: str, stream: BinaryIO, encoding: str | None, columns: Sequence[str] | None, *, member: str | None = None
-) -> Iterator[_Found]:
+def _file_records(name: str, stream: BinaryIO, options: ReadOptions, *, member: str | None = None) -> Iterator[_Found]:
     """The records of a file, or of the ``member`` of an archive that it is."""
     suffix, compressions = _suffixes(name if member is None else member)
     for compression in compressions:
         stream = DECOMPRESSORS[compression](stream)
     direct = not compressions and member is None
-    if suffix == ".parquet":
-        with _seekable(stream, direct=direct) as seekable:
-            for number, values in READERS[suffix](seekable, name, encoding, columns):
-                yield _Found(values, f"{name}:{number}", False)
-    elif suffix in READERS:
+    if suffix in READERS:
         is_text_file = READERS[suffix] is read_text
-        for number, values in READERS[suffix](stream, name, encoding, columns):
-            yield _Found(values, name if is_text_file else f"{name}:{number}", is_text_file)
+        with _seekable(stream, direct=direct) if suffix == ".parquet" else contextlib.nullcontext(stream) as content:
+            for number, values in READERS[suffix](content, name, options):
+                yield _Found(values, name if is_text_file else f"{name}:{number}", is_text_file)
     elif suffix == ".zip" and member is None:
         with _seekable(stream, direct=direct) as seekable, zipfile.ZipFile(seekable) as archive:
             for info in archive.infolist():
@@ -325,30 +318,24 @@ def _file_records(
                     if info.flag_bits & 1:
                         raise UserError(f"{name}: {info.filename} is encrypted; unpack it with its password first")
                     with archive.open(info) as inner:
-                        yield from _member_records(name, info.filename, cast(BinaryIO, inner), encoding, columns)
+                        path, content = f"{name}/{info.filename}", cast(BinaryIO, inner)
+                        yield from _file_records(path, content, options, member=info.filename)
     elif suffix == ".tar" and member is None:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_CompleteTar) as tar:
             for entry in tar:
                 if entry.isfile() and _is_readable_member(entry.name):
                     extracted = cast(BinaryIO, tar.extractfile(entry))  # a file object: nothing is written anywhere
-                    yield from _member_records(name, entry.name, extracted, encoding, columns)
+                    yield from _file_records(f"{name}/{entry.name}", extracted, options, member=entry.name)
         while stream.read(1 << 20):  # so that a compressed archive cut after its last member is noticed
             pass
     else:
         raise UserError(f"{name}: unknown kind of file; known are {_known_kinds()}")
 
 
-def _member_records(
-    archive: str, member: str, stream: BinaryIO, encoding: str | None, columns: Sequence[str] | None
-) -> Iterator[_Found]:
-    return _file_records(f"{archive}/{member}", stream, encoding, columns, member=member)
-
-
 class _CompleteTar(tarfile.TarInfo):
-    """Members of an archive that ends with its end block: where another is due and none is, it was cut or damaged.
+    """Members of a tar archive that raise an error if the end block is missing, which `tarfile` accepts.
 
-    `tarfile` alone takes what is left of a cut archive for the whole. An archive that was written without an end cannot
-    be told from a cut one, and is refused too.
+    An archive written without an end cannot be distinguished from a truncated one, and is refused too.
     """
 
     @classmethod
@@ -362,13 +349,13 @@ class _CompleteTar(tarfile.TarInfo):
 
 
 def _is_readable_member(name: str) -> bool:
-    # Archives inside archives are passed over: some of them have no bottom.
+    # nested archives are skipped: they may be bombs
     return _suffixes(name)[0] in READERS and not _is_hidden(PurePosixPath(name))
 
 
 @contextlib.contextmanager
 def _seekable(stream: BinaryIO, *, direct: bool) -> Iterator[BinaryIO]:
-    """Formats with their directory at the end must jump: what cannot is copied to a nameless temporary file."""
+    """Copy a stream that cannot seek to a temporary file: zip and parquet have their directory at the end."""
     if direct and stream.seekable():
         yield stream
         return
@@ -382,7 +369,7 @@ def _seekable(stream: BinaryIO, *, direct: bool) -> Iterator[BinaryIO]:
 
 
 def _is_hub_name(entry: str) -> bool:
-    """Looks like ``owner/name``, and neither is there such a path nor a folder ``owner`` in which it was mistyped."""
+    """True for ``owner/name`` if neither such a path nor a folder ``owner`` exists."""
     return (
         _HUB_NAME.fullmatch(entry) is not None
         and not _is_known(entry)
@@ -394,7 +381,8 @@ def _is_hub_name(entry: str) -> bool:
 
 def _hub(entry: str) -> Iterator[_Found]:
     match = _HUB_NAME.fullmatch(entry)
-    name, configuration, split = match.group("name", "configuration", "split") if match else (entry, None, None)
+    assert match is not None
+    name, configuration, split = match.group("name", "configuration", "split")
     import datasets
     import huggingface_hub
 

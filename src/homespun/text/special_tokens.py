@@ -1,17 +1,22 @@
-"""The roles of special tokens: which token of a vocabulary pads, which begins a text, which ends it."""
+"""Special tokens: their roles in a vocabulary, and the template that puts them around texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from tokenizers import Encoding, models
+from tokenizers import Tokenizer as Engine
+
+from homespun.config import Tree
 from homespun.io.json import read_json
 from homespun.text.vocabularies import CLS, MASK, PAD, SEP, UNK
 
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 
-# What the token of a role is usually called, for a tokenizer.json that comes without a word about it.
+# usual names, for a tokenizer.json without configuration
 USUAL_NAMES = {
     "pad": (PAD, "<pad>", "<|pad|>", "<|padding|>"),
     "unk": (UNK, "<unk>"),
@@ -21,20 +26,19 @@ USUAL_NAMES = {
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|endoftext|>"),
     "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>"),
 }
-# A model that has no [CLS] or [SEP] begins and ends its sequences with these instead, and one without [PAD] pads with
-# the end of a text, or with what is unknown (GPT-2, GPT): no model reads its padding.
+# roles that replace a missing [CLS], [SEP] or [PAD] (GPT-2, GPT); no model reads its padding
 FALLBACK_ROLES = {"cls": ("bos",), "sep": ("eos",), "pad": ("eos", "unk")}
 
 
 def find_token(role: str, roles: Mapping[str, str]) -> str | None:
-    """The token of a role, or the one that stands in for it."""
+    """The token of a role, or of its fallback."""
     return next((roles[name] for name in (role, *FALLBACK_ROLES.get(role, ())) if name in roles), None)
 
 
-def find_roles(tree: dict[str, Any], vocabulary: Mapping[str, int], folder: Path) -> dict[str, str]:
-    """The token of each role that the vocabulary has: the one that is named, or the one with a usual name.
+def find_roles(tree: Tree, vocabulary: Mapping[str, int], folder: Path) -> dict[str, str]:
+    """The token of each role in the vocabulary: the one named in ``folder``, or one with a usual name.
 
-    One that names what a text begins or ends with, and no [CLS] or [SEP], has none.
+    A tokenizer that names bos or eos, and no cls or sep, has none.
     """
     named = _read_roles(folder)
     roles = {}
@@ -49,13 +53,10 @@ def find_roles(tree: dict[str, Any], vocabulary: Mapping[str, int], folder: Path
 
 
 def _read_roles(folder: Path) -> dict[str, str]:
-    """The roles that the files beside a tokenizer.json name: values are the token, or an object with its content."""
+    """Roles named by the files next to a tokenizer.json: values are the token, or an object with its content."""
     roles: dict[str, str] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        file = folder / name
-        if not file.is_file():
-            continue
-        config = read_json(file)
+        config = read_json(folder / name) if (folder / name).is_file() else {}
         for role in ROLES:
             value = config.get(f"{role}_token") if isinstance(config, dict) else None
             token = value.get("content") if isinstance(value, dict) else value
@@ -64,11 +65,58 @@ def _read_roles(folder: Path) -> dict[str, str]:
     return roles
 
 
-def _model_unknown(role: str, tree: dict[str, Any]) -> list[str]:
-    """The token that the model itself falls back on, for the role ``unk``."""
+def _model_unknown(role: str, tree: Tree) -> list[str]:
+    """The unknown token of the model, for the role ``unk``."""
     model = tree["model"]
     if role != "unk":
         return []
     if model.get("unk_id") is not None:
         return [model["vocab"][model["unk_id"]][0]]
     return [model["unk_token"]] if model.get("unk_token") else []
+
+
+@dataclass(frozen=True)
+class SpecialTokensTemplate:
+    """Ids of special tokens: (before, after) a text; (before, between, after) a pair."""
+
+    single: tuple[list[int], list[int]] = ([], [])
+    pair: tuple[list[int], list[int], list[int]] = ([], [], [])
+
+    @classmethod
+    def of(cls, engine: Engine) -> SpecialTokensTemplate:
+        """Read the template of a tokenizer; empty if it has none."""
+        bare = Engine(models.WordLevel({"a": 0}, unk_token="a"))  # of a text that is one token, whatever the vocabulary
+        if engine.post_processor is not None:
+            bare.post_processor = engine.post_processor
+        (before, after), (first, between, last) = _around(bare.encode("a")), _around(bare.encode("a", "a"))
+        return cls((before, after), (first, between, last))
+
+    @classmethod
+    def between(cls, begin: int, end: int) -> SpecialTokensTemplate:
+        """``begin A end``, and ``begin A end B end``."""
+        return cls(([begin], [end]), ([begin], [end], [end]))
+
+    def add_to(self, tree: Tree, tokens: Sequence[str]) -> None:
+        """Make it the template of the tokenizer.json ``tree``, which has none; ``tokens`` are those of each id."""
+
+        def special(ids: list[int], segment: int) -> list[object]:
+            return [{"SpecialToken": {"id": tokens[i], "type_id": segment}} for i in ids]
+
+        (begins, ends), (before, between, after) = self.single, self.pair
+        first, second = ({"Sequence": {"id": name, "type_id": segment}} for name, segment in (("A", 0), ("B", 1)))
+        used = sorted({*begins, *ends, *before, *between, *after})
+        template = {
+            "type": "TemplateProcessing",
+            "single": [*special(begins, 0), first, *special(ends, 0)],
+            "pair": [*special(before, 0), first, *special(between, 0), second, *special(after, 1)],
+            "special_tokens": {tokens[i]: {"id": tokens[i], "ids": [i], "tokens": [tokens[i]]} for i in used},
+        }
+        present = tree.get("post_processor")
+        tree["post_processor"] = {"type": "Sequence", "processors": [present, template]} if present else template
+
+
+def _around(encoding: Encoding) -> list[list[int]]:
+    """The special tokens before, between and after texts of one token each."""
+    positions = [position for position, text in enumerate(encoding.sequence_ids) if text is not None]
+    edges = [-1, *positions, len(encoding.ids)]
+    return [encoding.ids[begin + 1 : end] for begin, end in pairwise(edges)]

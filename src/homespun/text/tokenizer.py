@@ -1,4 +1,4 @@
-"""Tokenizers: five kinds trained from a stream of texts, and any `tokenizer.json` loaded, behind one small face."""
+"""Tokenizers: five kinds trained from a stream of texts, and any loaded `tokenizer.json`, with one interface."""
 
 from __future__ import annotations
 
@@ -15,53 +15,49 @@ from numpy.typing import NDArray
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Engine
 
+from homespun.config import Tree
 from homespun.errors import UserError, first_line, nearest
 from homespun.io.atomic import write_text
+from homespun.text.formats import without_surrogates
 from homespun.text.sentencepiece_families import convert_sentencepiece, is_sentencepiece
-from homespun.text.special_tokens import ROLES, find_roles, find_token
-from homespun.text.surrogates import without_surrogates
-from homespun.text.template import SpecialTokensTemplate
-from homespun.text.vocabularies import (
-    KINDS,
-    LEARN,
-    SPECIAL_TOKENS,
-    WORD_START,
-    Kind,
-    TextStream,
-)
+from homespun.text.special_tokens import ROLES, SpecialTokensTemplate, find_roles, find_token
+from homespun.text.vocabularies import KINDS, LEARN, SPECIAL_TOKENS, WORD_START, Kind, TextStream
 from homespun.text.vocabulary_files import load_vocabulary_files, refuse_duplicates, with_special_tokens
 
 __all__ = ["KINDS", "SPECIAL_TOKENS", "Kind", "Tokenizer"]
 
 
 def sentinel(number: int) -> str:
-    """The token that stands for the span ``number``, from 0, that was cut out of a text (T5)."""
+    """Sentinel token of the span ``number``, from 0 (T5)."""
     return f"<extra_id_{number}>"
 
 
+TokenIds = NDArray[np.integer[Any]]
+"""(tokens,) uint16 or uint32."""
+
+_CHUNK = 1024  # texts encoded at a time
 BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "ĉ", "č")  # how byte-level vocabularies spell " ", "\n", "\t", "\r"
 
 
 class Tokenizer:
-    """Text to token ids and back; final. Made by `train` or `load`, never changed afterwards, and picklable.
+    """Text to token ids and back. Made by `train` or `load`; immutable and picklable.
 
     ``kind`` is one of `KINDS`:
 
-    - ``bpe``: byte-pair encoding over bytes (GPT-2, RoBERTa). Nothing is unknown, ``decode`` returns the very text.
+    - ``bpe``: byte-pair encoding over bytes (GPT-2, RoBERTa). Nothing is unknown, ``decode`` returns the exact text.
     - ``bpe-characters``: byte-pair encoding over characters, words marked by ``▁`` (SentencePiece). ``decode`` returns
-      the NFC text with runs of white space as one space; characters too rare for the vocabulary become ``[UNK]``.
+      the NFC text with single spaces; characters too rare for the vocabulary become ``[UNK]``.
     - ``wordpiece``: BERT's; pieces inside a word begin with ``##``.
     - ``unigram``: the unigram language model of Kudo (2018), words marked by ``▁``.
     - ``words``: the most frequent words and punctuation marks, the rest ``[UNK]``.
 
-    A special token that stands in a text, such as ``[MASK]`` in this sentence, is encoded as the ordinary characters it
-    is made of: no text can smuggle in a control token.
+    A special token in a text, such as ``[MASK]`` in this sentence, is encoded as ordinary characters.
     """
 
     def __init__(self, content: str, roles: Mapping[str, str]) -> None:
-        """``content`` is a tokenizer.json; ``roles`` maps some of `ROLES` to tokens. Use `train` or `load`."""
+        """``content`` is a tokenizer.json; ``roles`` maps names in `ROLES` to tokens. Use `train` or `load`."""
         tree = json.loads(content)
-        # These two are state of the last caller, not part of what the tokenizer is: rows are cut and padded later.
+        # state of the last caller: rows are truncated and padded later
         tree["truncation"] = tree["padding"] = None
         self._content = json.dumps(tree, ensure_ascii=False, sort_keys=False)
         self._engine = Engine.from_str(self._content)
@@ -83,13 +79,10 @@ class Tokenizer:
         lowercase: bool = False,
         max_characters: int = 1_000_000_000,
     ) -> Tokenizer:
-        """A new tokenizer of exactly ``vocab_size`` tokens, of which ids 0-4 are `SPECIAL_TOKENS`.
+        """Train a tokenizer of exactly ``vocab_size`` tokens, of which ids 0-4 are `SPECIAL_TOKENS`; deterministic.
 
-        The texts are a stream, read once. What is held is the count of each distinct word, never the texts (44 MB of
-        English cost 50 to 110 MB at the peak); reading stops after ``max_characters``, so that this too is bounded on
-        an endless stream. Shuffle a stream that is longer than that and sorted.
-
-        The same texts give the same tokenizer, to the bit.
+        The stream of texts is read once, up to ``max_characters``; shuffle a longer one that is sorted. Memory is the
+        counts of distinct words (44 MB of English: 50 to 110 MB).
 
         Raises:
             UserError: unknown kind; no text; ``vocab_size`` too small for the kind, or larger than the text allows.
@@ -97,7 +90,9 @@ class Tokenizer:
         if kind not in KINDS:
             raise UserError(f"unknown kind of tokenizer {kind!r}{nearest(str(kind), KINDS)}")
         if vocab_size <= len(SPECIAL_TOKENS):
-            raise UserError(f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_TOKENS)} special tokens")
+            raise UserError(
+                f"vocab_size={vocab_size} leaves no room after the {len(SPECIAL_TOKENS)} special tokens; raise it"
+            )
         stream = TextStream(texts, max_characters)
         content = LEARN[kind](stream, vocab_size, lowercase)
         if stream.characters == 0:
@@ -117,16 +112,14 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """The tokenizer of a folder that `save` or transformers wrote, or of a bare ``tokenizer.json`` of any origin.
+        """Load a folder that `save` or transformers wrote, or a ``tokenizer.json``.
 
-        A folder without ``tokenizer.json`` may have ``vocab.txt`` or ``prophetnet.tokenizer``, or ``vocab.json`` and
-        ``merges.txt``, or a file of SentencePiece.
-
-        The tokens of each role are those that ``tokenizer_config.json`` or ``special_tokens_map.json`` beside it name,
-        and otherwise those with a usual name. A role nobody has is an error only when it is asked for.
+        A folder without ``tokenizer.json`` may have ``vocab.txt``, ``prophetnet.tokenizer``, ``vocab.json`` with
+        ``merges.txt``, or a SentencePiece file. Tokens of roles are those that ``tokenizer_config.json`` or
+        ``special_tokens_map.json`` name, else those with a usual name.
 
         Raises:
-            UserError: no such file, or not a tokenizer, or one with an entry twice.
+            UserError: no such file, not a tokenizer, or one with a duplicate entry.
         """
         path = Path(path)
         file = path / "tokenizer.json" if path.is_dir() else path
@@ -139,7 +132,7 @@ class Tokenizer:
                 content, roles = convert_sentencepiece(path)
                 vocabulary = Engine.from_str(content).get_vocab(with_added_tokens=True)
                 others = find_roles(json.loads(content), vocabulary, path)
-                if "cls" not in roles:  # a family that begins texts with a token says with which
+                if "cls" not in roles:  # the families decide on their own cls token
                     others.pop("cls", None)
                 return cls(content, others | roles)
             what = "a folder without tokenizer.json" if path.is_dir() else "no such file or folder"
@@ -157,9 +150,9 @@ class Tokenizer:
         return cls(content, find_roles(tree, engine.get_vocab(with_added_tokens=True), file.parent))
 
     def save(self, folder: str | Path) -> None:
-        """Writes ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``.
+        """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``special_tokens_map.json``, each atomically.
 
-        `load` opens the folder, and so does ``transformers.AutoTokenizer``. Each file is replaced in one step.
+        `load` and ``transformers.AutoTokenizer`` open the folder.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,26 +162,32 @@ class Tokenizer:
         write_text(folder / "tokenizer_config.json", json.dumps(config, ensure_ascii=False, indent=2))
         write_text(folder / "tokenizer.json", self._content)  # last: without it the folder is not a tokenizer
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Tokenizer, (self._content, self._roles)
 
     def __repr__(self) -> str:
         return f"Tokenizer(kind={self.kind!r}, vocab_size={self.vocab_size}, fingerprint={self.fingerprint!r})"
 
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[Any]]:
-        """The ids of each text, without special tokens and uncut: ``uint16`` while 65,536 ids do, else ``uint32``.
-
-        Texts are spread over the cores by `tokenizers` itself.
-        """
+    def encode_batch(self, texts: Sequence[str]) -> list[TokenIds]:
+        """Ids of each text, without special tokens, not truncated; parallel in `tokenizers`."""
         dtype = self.dtype
         encodings = _encodings(self._engine.encode_batch_fast, texts)
         return [np.array(encoding.ids, dtype=dtype) for encoding in encodings]
 
-    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[NDArray[Any], NDArray[np.int64]]]:
-        """The ids of each text as `encode_batch` gives them, and (tokens, 2) from where to where each stands in it.
+    def encode_truncated(self, texts: Sequence[str], length: int) -> tuple[list[TokenIds], NDArray[np.bool_]]:
+        """The first ``length`` ids of each text, and (texts,) True if more were left out. Encodes in chunks."""
+        ids: list[TokenIds] = []
+        cut: list[bool] = []
+        for start in range(0, len(texts), _CHUNK):
+            for encoded in self.encode_batch(texts[start : start + _CHUNK]):
+                ids.append(encoded[:length].copy())
+                cut.append(len(encoded) > length)
+        return ids, np.array(cut, dtype=np.bool_)
 
-        Offsets count characters. The white space that a token begins with is left out of its own: that of a token of
-        nothing else is empty.
+    def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[TokenIds, NDArray[np.int64]]]:
+        """Ids as `encode_batch`, and (tokens, 2) start and end in characters of each token.
+
+        Leading white space is not part of a token's span; a token of white space has an empty one.
         """
         found = []
         for text, encoding in zip(texts, _encodings(self._engine.encode_batch, texts), strict=True):
@@ -200,16 +199,16 @@ class Tokenizer:
         return found
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``, any iterable of integers."""
+        """Text of ``ids``."""
         return str(self._engine.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
-    def decode_batch(self, batch: Sequence[NDArray[Any]]) -> list[str]:
-        """The text of each, without special tokens; spread over the cores by `tokenizers` itself."""
+    def decode_batch(self, batch: Sequence[TokenIds]) -> list[str]:
+        """Text of each, without special tokens; parallel in `tokenizers`."""
         return list(self._engine.decode_batch([ids.tolist() for ids in batch], skip_special_tokens=True))
 
     @cached_property
     def tokens(self) -> list[str]:
-        """(vocab_size,) tokens by id, as the vocabulary spells them; empty where an id has none."""
+        """(vocab_size,) tokens by id; empty for an unused id."""
         names = [""] * self.vocab_size
         for token, i in self._vocabulary.items():
             names[i] = token
@@ -222,7 +221,7 @@ class Tokenizer:
 
     @property
     def roles(self) -> dict[str, str]:
-        """The token of each of `ROLES` that it has."""
+        """Token by role, of `ROLES`."""
         return dict(self._roles)
 
     @property
@@ -232,23 +231,23 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """Pads a batch: ``[PAD]``, or the end-of-text token where there is none, or what is unknown."""
+        """``[PAD]``, or the end-of-text or unknown token."""
         return self._role_id("pad")
 
     @property
     def unk_id(self) -> int | None:
-        """``None`` where nothing is unknown, as with bytes."""
+        """``None`` if nothing is unknown, as with bytes."""
         token = self._roles.get("unk")
         return None if token is None else self._vocabulary[token]
 
     @property
     def cls_id(self) -> int:
-        """Begins a sequence: ``[CLS]``, or the beginning-of-text token where there is none."""
+        """``[CLS]``, or the beginning-of-text token."""
         return self._role_id("cls")
 
     @property
     def sep_id(self) -> int:
-        """Ends a sequence: ``[SEP]``, or the end-of-text token where there is none."""
+        """``[SEP]``, or the end-of-text token."""
         return self._role_id("sep")
 
     @property
@@ -257,12 +256,12 @@ class Tokenizer:
 
     @property
     def template(self) -> tuple[list[int], list[int]]:
-        """The special tokens before a text and after it: its template's, or else its own cls and sep, or none."""
+        """Ids before a text and after it: those of the template, else cls and sep, or none."""
         return self._template.single
 
     @property
     def pair_template(self) -> tuple[list[int], list[int], list[int]]:
-        """The special tokens before the first text of a pair, between both, and after the second; see `template`."""
+        """Ids before the first text of a pair, between both, and after the second; see `template`."""
         return self._template.pair
 
     @cached_property
@@ -273,7 +272,7 @@ class Tokenizer:
         return template
 
     def for_transformers(self) -> Tokenizer:
-        """The same with what transformers cannot know by itself: its frame as a template, its padding by name."""
+        """The tokenizer with its template and padding token explicit, as transformers needs them."""
         tree = json.loads(self._content)
         if self._template != SpecialTokensTemplate.of(self._engine):
             self._template.add_to(tree, self.tokens)
@@ -281,13 +280,13 @@ class Tokenizer:
 
     @cached_property
     def sentinel_ids(self) -> NDArray[np.int64]:
-        """(n,) of ``<extra_id_0>``, ``<extra_id_1>`` and on, as far as there are; see `homespun.text.sentinels`."""
+        """(n,) ids of ``<extra_id_0>``, ``<extra_id_1>``, ...; see `homespun.text.sentinels`."""
         found = takewhile(lambda i: i is not None, (self._vocabulary.get(sentinel(n)) for n in count()))
         return np.array(list(found), dtype=np.int64)
 
     @cached_property
     def special_mask(self) -> NDArray[np.bool_]:
-        """(vocab_size,) bool: never masked, never sampled. Roles, added special tokens, and ids without a token."""
+        """(vocab_size,) bool: roles, special added tokens and unused ids, which are never masked or sampled."""
         mask = np.ones(self.vocab_size, dtype=np.bool_)
         mask[list(self._vocabulary.values())] = False
         mask[[self._vocabulary[token] for token in self._roles.values()]] = True
@@ -298,9 +297,8 @@ class Tokenizer:
     def word_starts(self) -> NDArray[np.bool_]:
         """(vocab_size,) bool: the token begins a word.
 
-        The first token of a text begins a word too, whatever this says (in byte-level vocabularies it has no space
-        before it), and so does the first after a special token. Vocabularies that mark the *end* of words, as GPT-1's
-        ``</w>``, cannot say it token by token: there every token counts as a word.
+        The first token of a text and the first after a special token begin a word too (byte-level vocabularies have no
+        space there). In vocabularies that mark the *end* of words, as GPT-1's ``</w>``, every token counts as a word.
         """
         starts = np.ones(self.vocab_size, dtype=np.bool_)
         model = json.loads(self._content)["model"]
@@ -327,16 +325,16 @@ class Tokenizer:
 
 
 def _encodings(encode: Callable[..., list[Encoding]], texts: Sequence[str]) -> list[Encoding]:
-    """What ``encode`` makes of the texts; `tokenizers` refuses the whole batch where one has a lone surrogate."""
+    """Encode; `tokenizers` refuses a batch with a lone surrogate."""
     try:
         return encode(list(texts), add_special_tokens=False)
     except TypeError:
         return encode([without_surrogates(text) for text in texts], add_special_tokens=False)
 
 
-def _kind_of(tree: dict[str, Any]) -> Kind:
+def _kind_of(tree: Tree) -> Kind:
     model = tree["model"]
-    # Very old files do not name the type of their model; `tokenizers` then tells it by its fields, and so do we.
+    # very old files do not name the type of their model; its fields decide, as in `tokenizers`
     name = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
     if name == "BPE":
         steps = json.dumps([tree.get("normalizer"), tree.get("pre_tokenizer")])

@@ -1,4 +1,4 @@
-"""How each kind of vocabulary is learnt: a stream of texts to the content of a tokenizer.json."""
+"""Training of each kind of vocabulary: a stream of texts to the content of a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Engine
 
 from homespun.errors import UserError
-from homespun.text.surrogates import without_surrogates
+from homespun.text.formats import without_surrogates
 
 Kind = Literal["bpe", "bpe-characters", "wordpiece", "unigram", "words"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
+_TRAINER: dict[str, Any] = {"special_tokens": list(SPECIAL_TOKENS), "show_progress": False}
+
 WORD_START = "▁"  # U+2581, as in SentencePiece
 
 
 class TextStream:
-    """Texts up to a number of characters; remembers how many went by."""
+    """Texts up to ``limit`` characters; counts the characters."""
 
     def __init__(self, texts: Iterable[str], limit: int) -> None:
         self._texts = texts
@@ -48,32 +50,23 @@ def _learn_bpe(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
         engine.normalizer = normalizers.Lowercase()
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, **_TRAINER)
     return _trained(engine, trainer, stream)
 
 
 def _learn_bpe_characters(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
     engine = _marked_words(models.BPE(unk_token=UNK, fuse_unk=True), lowercase)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL_TOKENS),
-        limit_alphabet=_alphabet_limit(vocab_size),
-        show_progress=False,
-    )
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, limit_alphabet=_alphabet_limit(vocab_size), **_TRAINER)
     return _trained(engine, trainer, stream)
 
 
 def _learn_unigram(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
     engine = _marked_words(models.Unigram(), lowercase)
-    trainer = trainers.UnigramTrainer(
-        vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), unk_token=UNK, show_progress=False
-    )
+    trainer = trainers.UnigramTrainer(vocab_size=vocab_size, unk_token=UNK, **_TRAINER)
     tree = json.loads(_trained(engine, trainer, stream))
-    # The trainer works in the order of a hash map, which differs between runs. So do the last digits of its sums, and
-    # the order in which it puts the characters that are there only because each must have a piece on a ladder of
-    # scores (from the lowest up, 0.0001 apart). Rounded and sorted they are the same every time.
+    # The trainer iterates over a hash map, whose order differs between runs. So do the last digits of its sums, and the
+    # order of the required single characters on a ladder of scores (from the lowest up, 0.0001 apart). Rounding and
+    # sorting makes them deterministic.
     special, pieces = tree["model"]["vocab"][: len(SPECIAL_TOKENS)], dict(tree["model"]["vocab"][len(SPECIAL_TOKENS) :])
     lowest = min(pieces.values(), default=0.0)
     ladder: list[str] = []
@@ -89,9 +82,8 @@ def _learn_unigram(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
 
 
 def _learn_wordpiece(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
-    # `WordPieceTrainer` numbers the "##" alphabet in the order of a hash map, so that two runs give two vocabularies.
-    # WordPiece training is byte-pair merging all the same: we merge words that begin with a mark instead, which is
-    # deterministic, and then write "▁th" as "th" and "ing" as "##ing".
+    # `WordPieceTrainer` numbers the "##" alphabet in hash map order: two runs give two vocabularies. Its merges
+    # are those of BPE, so merge words that begin with a mark, and then write "▁th" as "th" and "ing" as "##ing".
     mark = "\ue000"  # private use: the normalizer removes it from texts
     normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     words = pre_tokenizers.BertPreTokenizer()
@@ -123,7 +115,7 @@ def _learn_words(stream: TextStream, vocab_size: int, lowercase: bool) -> str:
     engine = Engine(models.WordLevel(unk_token=UNK))
     engine.normalizer = _normalizer(lowercase)
     engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # words, and each punctuation mark alone
-    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), show_progress=False)
+    trainer = trainers.WordLevelTrainer(vocab_size=vocab_size, **_TRAINER)
     return _trained(engine, trainer, stream)
 
 
@@ -138,7 +130,7 @@ LEARN: dict[Kind, Callable[[TextStream, int, bool], str]] = {
 
 
 def _marked_words(model: models.Model, lowercase: bool) -> Engine:
-    """An engine whose words begin with ``▁``, with punctuation apart from letters (as SentencePiece's, by script)."""
+    """An engine that marks word starts by ``▁`` and splits punctuation from letters (as SentencePiece, by script)."""
     engine = Engine(model)
     engine.normalizer = _normalizer(lowercase)
     engine.pre_tokenizer = pre_tokenizers.Sequence(
@@ -157,24 +149,24 @@ def _normalizer(lowercase: bool) -> normalizers.Normalizer:
 
 
 def _alphabet_limit(vocab_size: int) -> int:
-    """BERT's 1,000 characters, or a quarter of a smaller vocabulary, or 128; the rarest become ``[UNK]``."""
+    """Alphabet size: BERT's 1,000, a quarter of a smaller vocabulary, at least 128; the rarest become ``[UNK]``."""
     return min(1000, max(128, (vocab_size - len(SPECIAL_TOKENS)) // 4))
 
 
 def _trained(engine: Engine, trainer: Any, stream: TextStream) -> str:
     try:
         engine.train_from_iterator(stream, trainer)
-    except (UserError, OSError):  # of whoever reads the texts
+    except (UserError, OSError):  # of the reader
         raise
     except Exception as error:  # `tokenizers` raises bare Exception, as for an alphabet larger than the vocabulary
         if stream.characters == 0:
-            raise UserError("there is no text to train a tokenizer on") from error
+            raise UserError("there is no text to train a tokenizer on; give files with text") from error
         raise UserError(f"no tokenizer of vocab_size={trainer.vocab_size} could be trained: {error}") from error
     return _with_template(engine)
 
 
 def _with_template(engine: Engine) -> str:
-    """The tokenizer.json, with [CLS] A [SEP] B [SEP] for those who encode through transformers."""
+    """The tokenizer.json with the template [CLS] A [SEP] B [SEP]."""
     ids = engine.get_vocab(with_added_tokens=True)
     if CLS in ids:
         engine.post_processor = processors.TemplateProcessing(

@@ -1,20 +1,19 @@
-"""New words for a tokenizer that is there: whole words of a text that it cuts into many pieces become one token each.
+"""Vocabulary extension: frequent words that a tokenizer splits become one token each.
 
-They go into the tokenizer's own vocabulary, behind the ids that are there, and not into the list of added tokens: a
-word then keeps the space before it, stands for whole words only, is normalised as all text is, and decodes to what it
-was.
+They are added to the tokenizer's own vocabulary, after the present ids, and not to its added tokens: a word then keeps
+the space before it, matches complete words only, is normalised as other text, and decodes exactly.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tokenizers import Tokenizer as Engine
 
+from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabularies import WORD_START
@@ -25,23 +24,23 @@ _BETWEEN = str.maketrans("", "", "-'’")
 
 @dataclass(frozen=True)
 class Word:
-    """A new word: its token, how often it was seen, in how many pieces it was, how many pieces are saved."""
+    """A new word."""
 
     token: str
-    count: int
-    pieces: int
+    count: int  # occurrences
+    pieces: int  # tokens before the extension
 
     @property
     def gain(self) -> int:
-        """Pieces saved; a word that was unknown as a whole counts as one."""
+        """Tokens saved; an unknown word counts as one."""
         return self.count * max(1, self.pieces - 1)
 
 
 @dataclass(frozen=True)
 class AddedTokens:
-    """What one tokenizer has beyond another: ids from ``first`` on, each with the ids of its ``pieces``.
+    """Ids from ``first`` on that one tokenizer has and another lacks, each with the other's ``pieces``.
 
-    A token has no pieces where the other tokenizer makes nothing of it, as WordPiece of a line's end.
+    Empty pieces if the other tokenizer has none for it, as WordPiece for a line end.
     """
 
     first: int
@@ -51,23 +50,22 @@ class AddedTokens:
 def extend(
     tokenizer: Tokenizer, texts: Iterable[str], count: int, *, capacity: int = 1_000_000, least: int = 2
 ) -> tuple[Tokenizer, list[Word]]:
-    """The tokenizer with ``count`` words of ``texts`` more, and these, those first that save the most pieces.
+    """Add the ``count`` words of ``texts`` that save the most tokens; returns the tokenizer and these words.
 
-    All ids stay. Byte-pair encoding looks for a whole word first from then on (``ignore_merges``), so that a new word
-    needs no merges and no other word is cut in another way. In WordPiece and unigram vocabularies a new word can also
-    be the beginning of a longer one, as any word there.
+    All ids stay. Byte-pair encoding then looks up complete words first (``ignore_merges``), so a new word needs no
+    merges and no other word changes. In WordPiece and unigram vocabularies a new word can also begin a longer one.
 
     Args:
         texts: a stream, read once.
-        capacity: distinct words to count at once. Where there are more, all counts are lowered by that of the rarest
-            (Misra and Gries 1982): no word can be missed that is more than one in ``capacity``.
-        least: how often a word must have been seen.
+        capacity: distinct words to count. Beyond it, all counts are lowered by that of the rarest (Misra and Gries
+            1982): no word is missed that is more than one in ``capacity``.
+        least: minimum count of a word.
 
     Raises:
-        UserError: fewer words than that are worth a token, or a tokenizer that cannot be extended.
+        UserError: too few words are worth a token, or the tokenizer cannot be extended.
     """
     if count < 1:
-        raise UserError(f"--add {count}: give the number of words to add, 1 or more")
+        raise UserError(f"--add {count} must be 1 or more; set the number of words to add")
     tree = json.loads(tokenizer.content)
     _refuse(tree, tokenizer)
     engine = Engine.from_str(tokenizer.content)
@@ -84,15 +82,15 @@ def extend(
     found.sort(key=lambda word: (-word.gain, word.token))
     if len(found) < count:
         raise UserError(
-            f"--add {count}: only {len(found)} words of this text are in several pieces and there {least} times; "
-            f"ask for at most that many, or give more text"
+            f"--add {count}: only {len(found)} words of this text have several pieces and occur {least} times; "
+            f"lower --add to that, or give more text"
         )
     chosen = found[:count]
     return _with_words(tokenizer, tree, engine, chosen), chosen
 
 
 def find_added_tokens(before: Tokenizer, after: Tokenizer) -> AddedTokens | None:
-    """What ``after`` has beyond ``before``; None where it is not the same tokenizer with more tokens."""
+    """Tokens that ``after`` has and ``before`` lacks; None unless ``after`` is an extension of ``before``."""
     first = before.vocab_size
     if before.fingerprint == after.fingerprint:
         return AddedTokens(first)
@@ -110,7 +108,7 @@ def find_added_tokens(before: Tokenizer, after: Tokenizer) -> AddedTokens | None
     return AddedTokens(first, tuple(tuple(int(i) for i in ids) for ids in before.encode_batch(texts)))
 
 
-def _refuse(tree: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+def _refuse(tree: Tree, tokenizer: Tokenizer) -> None:
     model = tree["model"]
     if model.get("end_of_word_suffix"):
         raise UserError(
@@ -118,13 +116,13 @@ def _refuse(tree: Mapping[str, Any], tokenizer: Tokenizer) -> None:
             f"train one on the text"
         )
     if tree.get("pre_tokenizer") is None:
-        raise UserError("this tokenizer does not part texts into words, so none can be added; train one on the text")
+        raise UserError("this tokenizer does not split texts into words, so none can be added; train one on the text")
     if tokenizer.kind == "unigram" and len(model["vocab"]) != tokenizer.vocab_size:
         raise UserError("this unigram tokenizer has tokens behind its vocabulary, so none can be added to it")
 
 
 def _words(engine: Engine, texts: Iterable[str]) -> Iterator[str]:
-    """The words as the model gets them: normalised, with their marks."""
+    """Words as the model gets them: normalised, with their marks."""
     for text in texts:
         normal = text if engine.normalizer is None else engine.normalizer.normalize_str(text)
         yield from (word for word, _ in engine.pre_tokenizer.pre_tokenize_str(normal))
@@ -141,12 +139,12 @@ def _counted(words: Iterable[str], capacity: int) -> Counter[str]:
 
 
 def _is_word(engine: Engine, token: str) -> bool:
-    """Letters, with hyphens and apostrophes between them, once the mark of the beginning is off."""
+    """True for letters, with hyphens and apostrophes between them, after the word mark."""
     word = token if engine.decoder is None else engine.decoder.decode([token]).strip()
     return len(word) > 1 and word[0].isalpha() and word[-1].isalpha() and word.translate(_BETWEEN).isalpha()
 
 
-def _with_words(tokenizer: Tokenizer, tree: dict[str, Any], engine: Engine, words: list[Word]) -> Tokenizer:
+def _with_words(tokenizer: Tokenizer, tree: Tree, engine: Engine, words: list[Word]) -> Tokenizer:
     model, first = tree["model"], tokenizer.vocab_size
     known = engine.get_vocab(with_added_tokens=True)
     if tokenizer.kind == "unigram":

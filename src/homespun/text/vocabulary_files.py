@@ -1,8 +1,8 @@
-"""Vocabularies in files older than tokenizer.json: ``vocab.txt`` of BERT, ``prophetnet.tokenizer``, ``vocab.json`` and
-``merges.txt`` of GPT-2.
+"""Vocabulary files older than tokenizer.json: ``vocab.txt`` (BERT), ``prophetnet.tokenizer``, ``vocab.json`` with
+``merges.txt`` (GPT-2).
 
-What they leave open is read as their first programs had it: BERT's lower case unless ``tokenizer_config.json`` says
-otherwise, and ProphetNet's too, byte-level BPE without a space before the text.
+Defaults are those of the first implementations: BERT and ProphetNet lower case unless ``tokenizer_config.json`` has
+another setting, byte-level BPE no space before the text.
 """
 
 from __future__ import annotations
@@ -29,26 +29,19 @@ _SEPARATOR = "[X_SEP]"  # that ProphetNet writes between sentences
 
 @dataclass(frozen=True)
 class VocabularyFiles:
-    """What the files of a folder describe.
+    """Content of vocabulary files."""
 
-    Args:
-        engine: the tokenizer, without special tokens.
-        around: roles of the tokens that go around texts.
-        template: what puts them there, of those tokens, each with its id.
-        special: special tokens that have no role.
-    """
-
-    engine: Engine
-    around: tuple[str, ...]
-    template: Callable[..., processors.PostProcessor]
-    special: tuple[str, ...] = ()
+    engine: Engine  # without special tokens
+    around: tuple[str, ...]  # roles of the tokens around texts
+    template: Callable[..., processors.PostProcessor]  # of these tokens, each with its id
+    special: tuple[str, ...] = ()  # tokens without a role
 
 
 def load_vocabulary_files(folder: Path) -> VocabularyFiles | None:
-    """The tokenizer that the files of ``folder`` describe; None: there are no such files.
+    """Load the vocabulary files of ``folder``; None if there are none.
 
     Raises:
-        UserError: files that are cut short or have an entry twice.
+        UserError: files that are truncated or have a duplicate entry.
     """
     if (folder / WORDPIECE).is_file():
         return VocabularyFiles(_wordpiece(folder, WORDPIECE), ("cls", "sep"), _of_bert)
@@ -62,10 +55,10 @@ def load_vocabulary_files(folder: Path) -> VocabularyFiles | None:
 
 
 def with_special_tokens(files: VocabularyFiles, roles: Mapping[str, str]) -> str:
-    """The tokenizer.json of ``files`` with the tokens of ``roles`` special, and put around texts where it has them.
+    """The tokenizer.json of ``files`` with the tokens of ``roles`` special, and around texts if all are there.
 
     Raises:
-        UserError: a token whose name cannot stand there.
+        UserError: a token that cannot be in a template.
     """
     engine = files.engine
     of_bytes = isinstance(engine.model, models.BPE)
@@ -82,10 +75,10 @@ def with_special_tokens(files: VocabularyFiles, roles: Mapping[str, str]) -> str
 
 
 def refuse_duplicates(content: str, engine: Engine, *, source: str) -> None:
-    """Look for an entry that stands twice in a tokenizer.json, in its vocabulary and among its added tokens.
+    """Raise an error for a duplicate entry of a tokenizer.json, in its vocabulary or added tokens.
 
     Raises:
-        UserError: a token or an id does; or ``engine``, made of it, gives an added token another id than it has there.
+        UserError: a duplicate token or id; an added token whose id differs in ``engine``, which was made of it.
     """
     tree = json.loads(content, object_pairs_hook=lambda pairs: _unique(pairs, source))
     vocabulary = tree["model"].get("vocab")

@@ -1,7 +1,7 @@
-"""Words told apart by their letters and digits, straight from token ids: what ROUGE counts, without decoding.
+"""Hashes of words from token ids, for ROUGE without decoding.
 
-A word is known by a number of 64 bits that is made of its characters alone. So ``mat`` is one word wherever it stands,
-with a space before it or a full stop behind it, in one token or in three.
+A hash of 64 bits depends on the letters and digits of a word alone: ``mat`` has the same one with a space before it or
+a full stop after it, in one token or in three.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from tokenizers.pre_tokenizers import ByteLevel
 
+from homespun.text.clean import splitmix64
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.vocabularies import WORD_START
 
@@ -24,7 +25,7 @@ _BASE = 0x9E3779B97F4A7C15  # odd, and without a pattern: numbers of words are p
 
 @dataclass(frozen=True)
 class WordHashes:
-    """The letters and digits of every token of a vocabulary. Picklable; made by `WordHashes.of`."""
+    """Letters and digits of every token of a vocabulary. Picklable."""
 
     numbers: np.ndarray  # (vocab,) uint64: of the token's letters; 0 where it has none
     letters: np.ndarray  # (vocab,) int64: how many it has
@@ -32,7 +33,7 @@ class WordHashes:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> WordHashes:
-        """Those of ``tokenizer``, in upper and lower case as it has them. Special tokens have no letters."""
+        """Hash the tokens of ``tokenizer``, case-sensitive. Special tokens have no letters."""
         numbers = np.zeros(tokenizer.vocab_size, np.uint64)
         letters = np.zeros(tokenizer.vocab_size, np.int64)
         model = json.loads(tokenizer.content)["model"]
@@ -45,20 +46,20 @@ class WordHashes:
                 continue
             codes = _letters(token.removeprefix(prefix).removesuffix(suffix), symbols)
             number = 0
-            for code in codes:
-                number = (number * _BASE + _splitmix64(code)) % 2**64
+            for mixed in splitmix64((np.array(codes, np.uint64) + np.uint64(1)) * np.uint64(_BASE)).tolist():
+                number = (number * _BASE + mixed) % 2**64
             numbers[token_id], letters[token_id] = number, len(codes)
         return cls(numbers, letters, tokenizer.word_starts.copy())
 
     def __call__(self, ids: np.ndarray, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The words of a text, in order.
+        """Hash the words of a text, in order.
 
         Args:
             ids: (seq,) token ids.
-            breaks: places where a word begins, whatever the tokens say: sentences.
+            breaks: positions where a word begins in any case: sentences.
 
         Returns:
-            (words,) uint64, equal for equal words, and (words,) int64, the place of the first token of each.
+            (words,) uint64, equal for equal words, and (words,) int64, the position of the first token of each.
         """
         letters = self.letters[ids]
         begins = self.begins[ids]
@@ -88,26 +89,18 @@ def _vocabulary(model: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _letters(token: str, symbols: Mapping[str, int] | None) -> list[int]:
-    """The codes of a token's letters, digits and marks upon them; of its bytes, where ``symbols`` names them."""
+    """Codes of a token's letters, digits and combining marks; of its bytes if ``symbols`` names them."""
     if symbols is None:
         return [ord(c) for c in token.replace(WORD_START, "") if c.isalnum() or unicodedata.category(c)[0] == "M"]
     codes = [symbols[c] for c in token if c in symbols]
-    # a byte of a longer character may be a part of a letter, and is taken for one
+    # a byte of a multi-byte character counts as a letter
     return [code for code in codes if code >= 0x80 or chr(code).isalnum()]
 
 
 @cache
 def _bytes_of_characters() -> dict[str, int]:
-    """What each character of a byte-level vocabulary stands for (GPT-2): printable bytes for themselves."""
+    """Byte of each character of a byte-level vocabulary (GPT-2)."""
     alphabet = set(ByteLevel.alphabet())
     printable = [byte for byte in range(256) if chr(byte) in alphabet]
     others = [byte for byte in range(256) if chr(byte) not in alphabet]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-def _splitmix64(code: int) -> int:
-    """A number of 64 bits for a character, as far from its neighbours' as can be (splitmix64)."""
-    number = (code + 1) * 0x9E3779B97F4A7C15 % 2**64
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    number = (number ^ number >> 27) * 0x94D049BB133111EB % 2**64
-    return number ^ number >> 31
