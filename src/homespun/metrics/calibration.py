@@ -1,24 +1,24 @@
-"""Whether a classifier is right as often as it says: calibration by a temperature, and how far off it is.
+"""Calibration of classifiers by temperature, and its measures.
 
-Guo et al. 2017: all logits are divided by one number, found where the examples that the model was not trained on are
-likeliest. No prediction changes, only how sure the model says it is.
+All logits are divided by one temperature, that of the greatest likelihood of validation examples (Guo et al. 2017). It
+changes probabilities, not predictions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
-from homespun.metrics.thresholds import cross_val_predict
+from homespun.metrics.classification import Metrics
+from homespun.metrics.thresholds import Rows, cross_val_predict
 
 _BINS = 15
-_MAX_TEMPERATURE = 20.0  # a temperature further from 1 than this factor says that something else is wrong
-MIN_EXAMPLES = 30  # validation examples that anything is tuned on
+_MAX_TEMPERATURE = 20.0  # factor; beyond it something else is wrong
+MIN_EXAMPLES = 30  # validation examples needed for tuning
 
 Logits = NDArray[np.float64]
 Truth = NDArray[np.int64]
@@ -39,7 +39,7 @@ def row_losses(logits: Logits, truth: Truth) -> NDArray[np.float64]:
 
 
 def find_temperature(logits: Logits, truth: Truth) -> float:
-    """The temperature with the least mean of `row_losses`; between 1/20 and 20."""
+    """Temperature with the least mean of `row_losses`, between 1/20 and 20."""
     limit = np.log(_MAX_TEMPERATURE)
     found = minimize_scalar(
         lambda t: float(row_losses(logits / np.exp(t), truth).mean()), bounds=(-limit, limit), method="bounded"
@@ -48,33 +48,34 @@ def find_temperature(logits: Logits, truth: Truth) -> float:
 
 
 def cross_val_temperature(logits: Logits, truth: Truth) -> tuple[float, str]:
-    """`find_temperature` where one found on four fifths of the rows makes the others likelier too, and why it is 1
-    where it is 1."""
+    """`find_temperature`, if cross-validation finds it better than 1; and the reason if the temperature is 1."""
     if len(truth) < MIN_EXAMPLES:
-        return 1.0, f"{len(truth)} validation examples are too few to find a temperature on; {MIN_EXAMPLES} would do"
+        return (
+            1.0,
+            f"{len(truth)} validation examples are too few for a temperature; at least {MIN_EXAMPLES} are needed",
+        )
 
-    def find(rows: NDArray[np.int64]) -> Callable[[NDArray[np.int64]], NDArray[np.float64]]:
+    def find(rows: Rows) -> Callable[[Rows], NDArray[np.float64]]:
         temperature = find_temperature(logits[rows], truth[rows])
         return lambda others: row_losses(logits[others] / temperature, truth[others])
 
     if cross_val_predict(len(truth), find).mean() >= row_losses(logits, truth).mean():
-        return 1.0, "no temperature made validation examples likelier that it was not found on"
+        return 1.0, "no temperature improved the cross-validated likelihood"
     temperature = find_temperature(logits, truth)
     if not 1.01 / _MAX_TEMPERATURE < temperature < _MAX_TEMPERATURE / 1.01:
-        return 1.0, "the best temperature is further from 1 than a factor of 20: the logits say next to nothing"
+        return 1.0, "the best temperature is further from 1 than a factor of 20: the logits are uninformative"
     return temperature, ""
 
 
-def measure_calibration(logits: Logits, truth: Truth, temperature: float) -> dict[str, Any]:
-    """How far a classifier is off, ``before`` its logits are divided by the temperature and ``after``: `reliability`
-    and ``log_loss`` of each.
+def measure_calibration(logits: Logits, truth: Truth, temperature: float) -> Metrics:
+    """`reliability` and ``log_loss`` ``before`` and ``after`` division of the logits by the temperature.
 
-    Where a text may have several labels, each label of each text is an answer, as sure as its probability.
+    Multi-label: every label of every text is a prediction.
     """
     return {"before": _measure(logits, truth), "after": _measure(logits / temperature, truth)}
 
 
-def _measure(logits: Logits, truth: Truth) -> dict[str, Any]:
+def _measure(logits: Logits, truth: Truth) -> Metrics:
     if truth.ndim == 2:
         found = reliability(expit(logits).ravel(), truth.ravel() == 1)
     else:
@@ -83,24 +84,18 @@ def _measure(logits: Logits, truth: Truth) -> dict[str, Any]:
     return {"log_loss": float(row_losses(logits, truth).mean())} | found
 
 
-def reliability(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> dict[str, Any]:
-    """How sure (n,) answers were against whether they were right, in 15 bins of equal width (Guo et al. 2017).
+def reliability(confidence: NDArray[np.float64], right: NDArray[np.bool_]) -> Metrics:
+    """Reliability of (n,) confidences against correctness, in 15 bins of equal width (Guo et al. 2017).
 
     Returns:
-        ``ece``, the expected calibration error: the mean distance between the two, by answers; and ``bins``, of each
-        that is not empty ``confidence`` and ``right`` (means) and ``count``.
+        ``ece``, the expected calibration error; and ``bins``, of each that is not empty ``confidence`` and ``right``
+            (means) and ``count``.
     """
     places = np.minimum((confidence * _BINS).astype(np.int64), _BINS - 1)
-    bins = []
-    for place in range(_BINS):
-        inside = places == place
-        if inside.any():
-            bins.append(
-                {
-                    "confidence": float(confidence[inside].mean()),
-                    "right": float(right[inside].mean()),
-                    "count": int(inside.sum()),
-                }
-            )
+    inside = [places == place for place in np.unique(places)]
+    bins = [
+        {"confidence": float(confidence[own].mean()), "right": float(right[own].mean()), "count": int(own.sum())}
+        for own in inside
+    ]
     error = sum(one["count"] * abs(one["confidence"] - one["right"]) for one in bins) / max(1, len(confidence))
     return {"ece": error, "bins": bins}

@@ -1,26 +1,26 @@
-"""How good a classifier is: metrics of true labels against predictions, as plain values for JSON and the report.
+"""Metrics of classifiers, as plain values for JSON and the report.
 
 `classification_metrics` gives these keys for one label a text:
 
 | key | what |
 |---|---|
 | `rows` | texts |
-| `accuracy` | share of texts whose class is right |
-| `macro_f1`, `weighted_f1` | mean F1 over the classes that occur or are predicted, each alike / by its rows |
+| `accuracy` | share of correct texts |
+| `macro_f1`, `weighted_f1` | mean F1 over the classes that occur or are predicted, unweighted / weighted by rows |
 | `log_loss` | mean negative log probability of the right class, in nats; where there are probabilities |
 | `roc_auc`, `pr_auc`, `positive` | two classes only: areas under the ROC curve and precision-recall curve (average precision) of the class `positive`, the second; `None` where one class does not occur |
 | `f1` | two classes only: F1 of the second |
 | `per_class` | `{name: {precision, recall, f1, support}}` |
 | `confusion` | `{labels, counts, percent}`: rows are the truth, columns the prediction, percent of each row |
 
-and for several labels a text `rows`, `accuracy` (the whole set of labels is right), `micro_f1`, `macro_f1`,
+and for several labels a text `rows`, `accuracy` (all labels are right), `micro_f1`, `macro_f1`,
 `weighted_f1`, `log_loss` (mean binary one over all texts and classes) and `per_class`.
 """  # noqa: E501  a table
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,13 +37,15 @@ from sklearn.metrics import (
 from homespun.data.labels import Labels
 
 Metrics = dict[str, Any]
+Floats = NDArray[np.floating[Any]]
 
 
-def classify(
-    probabilities: NDArray[Any], labels: Labels, thresholds: Sequence[float] | None = None
-) -> NDArray[np.int64]:
-    """The predictions of (rows, classes) probabilities: (rows,) likeliest classes, or (rows, classes) zeros and ones
-    where a text may have several, one for a probability above the class's threshold, which is one half if not given."""
+def classify(probabilities: Floats, labels: Labels, thresholds: Sequence[float] | None = None) -> NDArray[np.int64]:
+    """Predictions of (rows, classes) probabilities: (rows,) likeliest classes; multi-label (rows, classes) zeros and
+    ones.
+
+    ``thresholds``: of each class, for multi-label; one half by default.
+    """
     if labels.multi_label:
         return (probabilities > (0.5 if thresholds is None else np.array(thresholds))).astype(np.int64)
     likeliest: NDArray[np.int64] = probabilities.argmax(axis=1)
@@ -55,20 +57,20 @@ def classification_metrics(
     truth: NDArray[np.int64],
     predicted: NDArray[np.int64],
     *,
-    probabilities: NDArray[Any] | None = None,
-    scores: NDArray[Any] | None = None,
+    probabilities: Floats | None = None,
+    scores: Floats | None = None,
 ) -> Metrics:
     """The metrics listed above.
 
     Args:
         labels: the classes.
         truth: (rows,) class numbers, or (rows, classes) zeros and ones.
-        predicted: like ``truth``; `classify` makes it of probabilities.
-        probabilities: (rows, classes), where the classifier gives any.
-        scores: (rows, classes), higher for likelier, of a classifier without probabilities, for the areas under curves.
+        predicted: as ``truth``; see `classify`.
+        probabilities: (rows, classes), if any.
+        scores: (rows, classes), higher for likelier, of a classifier without probabilities, for areas under curves.
     """
     if len(truth) == 0 or truth.shape != predicted.shape:
-        raise ValueError(f"truth {truth.shape} and predictions {predicted.shape} must be alike and not empty")
+        raise ValueError(f"truth {truth.shape} and predictions {predicted.shape} must have the same shape, not empty")
     numbers = list(range(len(labels)))
     # without `labels` scikit-learn takes the classes that occur: absent ones do not pull the mean down
     occurring = None if labels.multi_label else sorted(set(truth.tolist()) | set(predicted.tolist()))
@@ -88,22 +90,28 @@ def classification_metrics(
     columns = precision_recall_fscore_support(truth, predicted, labels=numbers, average=None, zero_division=0.0)
     if len(labels) == 2 and not labels.multi_label:
         metrics["f1"] = float(columns[2][1])
-    metrics["per_class"] = {
-        name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
-        for name, precision, recall, f1, support in zip(labels.names, *columns, strict=True)
-    }
+    metrics["per_class"] = class_metrics(labels.names, *columns)
     if not labels.multi_label:
-        counts = confusion_matrix(truth, predicted, labels=numbers)
-        percent = 100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1)
-        metrics["confusion"] = {
-            "labels": list(labels.names),
-            "counts": counts.tolist(),
-            "percent": percent.round(2).tolist(),
-        }
+        metrics["confusion"] = confusion(labels.names, truth, predicted)
     return metrics
 
 
-def log_loss(truth: NDArray[np.int64], probabilities: NDArray[Any]) -> float:
+def class_metrics(names: Iterable[str], *columns: Iterable[float]) -> dict[str, Metrics]:
+    """``per_class`` from the columns of precision, recall, F1 and support."""
+    return {
+        name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
+        for name, precision, recall, f1, support in zip(names, *columns, strict=True)
+    }
+
+
+def confusion(names: Sequence[str], truth: NDArray[np.int64], predicted: NDArray[np.int64]) -> Metrics:
+    """``confusion`` of (rows,) classes."""
+    counts = confusion_matrix(truth, predicted, labels=np.arange(len(names)))
+    percent = 100 * counts / counts.sum(axis=1, keepdims=True).clip(min=1)
+    return {"labels": list(names), "counts": counts.tolist(), "percent": percent.round(2).tolist()}
+
+
+def log_loss(truth: NDArray[np.int64], probabilities: Floats) -> float:
     """Mean negative log probability of the truth, in nats; probabilities are clipped at the epsilon of float32.
 
     Args:
@@ -117,20 +125,18 @@ def log_loss(truth: NDArray[np.int64], probabilities: NDArray[Any]) -> float:
     return float(-np.where(truth == 1, np.log(likely), np.log(unlikely)).mean())
 
 
-def summarise(runs: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
-    """Mean and deviation over seeds or folds: ``{metric: {mean, std, values}}`` of each single-valued metric.
+def summarise(runs: Sequence[Metrics]) -> dict[str, Metrics]:
+    """Mean and deviation over seeds or folds of each number: ``{metric: {mean, std, values}}``.
 
-    ``std`` is the sample deviation (divided by n - 1), and ``None`` for a single run. Metrics that some run lacks are
-    left out.
+    ``std`` is the sample deviation (divided by n - 1), ``None`` for one run. Metrics that a run lacks are left out.
     """
-    names = [name for name, value in runs[0].items() if isinstance(value, float)] if runs else []
+    columns: dict[str, list[Any]] = {name: [run.get(name) for run in runs] for name in (runs[0] if runs else ())}
     return {
         name: {
             "mean": statistics.fmean(values),
             "std": statistics.stdev(values) if len(values) > 1 else None,
             "values": values,
         }
-        for name in names
-        if all(isinstance(run.get(name), float) for run in runs)
-        for values in [[run[name] for run in runs]]
+        for name, values in columns.items()
+        if all(isinstance(value, float) for value in values)
     }

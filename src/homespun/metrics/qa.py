@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers, as SQuAD's own script counts them (Rajpurkar et al. 2016, section 6.1; 2018)."""
+"""Exact match and F1 of answers, as in SQuAD's script (Rajpurkar et al. 2016, section 6.1; 2018)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+
+from homespun.metrics.classification import Metrics
 
 METRICS = ("exact_match", "f1")
 
@@ -16,15 +17,14 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalise_answer(text: str) -> str:
-    """Lower case, without punctuation (that of ASCII), articles and white space to spare."""
+    """Lower case, without ASCII punctuation, articles and extra white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def answer_scores(predicted: str, right: Sequence[str]) -> dict[str, float]:
-    """``exact_match`` and ``f1`` over words, 0 to 1: the best over the right answers, of which there may be none.
+    """``exact_match`` and ``f1`` over words, 0 to 1: the best over the right answers.
 
-    Answers that are nothing once they are normalised are passed over, as in the script: without one that is something,
-    nothing is the right answer.
+    Answers that are empty once normalised are skipped, as in the script; without others, the empty answer is right.
     """
     truths = [text for text in right if normalise_answer(text)] or [""]
     return {
@@ -40,10 +40,9 @@ def _f1(predicted: Sequence[str], right: Sequence[str]) -> float:
     return 2 * common / (len(predicted) + len(right))
 
 
-def mean_answers(scores: Sequence[dict[str, float]], answerable: Sequence[bool]) -> dict[str, Any]:
-    """The metrics of many questions: ``rows`` and the means; of those with an answer and those without besides, where
-    there are both."""
-    metrics: dict[str, Any] = {"rows": len(scores), **_means(scores)}
+def mean_answers(scores: Sequence[dict[str, float]], answerable: Sequence[bool]) -> Metrics:
+    """Means over questions with ``rows``; also of those with and without an answer, if there are both."""
+    metrics: Metrics = {"rows": len(scores), **_means(scores)}
     if len(set(answerable)) == 2:
         for name, wanted in (("has_answer", True), ("no_answer", False)):
             own = [score for score, has in zip(scores, answerable, strict=True) if has == wanted]

@@ -27,10 +27,10 @@ _NEEDS_VARIATION = frozenset({"roc_auc", "pr_auc", "pearson", "spearman"})  # un
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether the least of a measure is the best.
+    """True if lower values of a metric are better.
 
     Raises:
-        UserError: it is no measure.
+        UserError: an unknown metric.
     """
     if metric not in METRICS:
         raise UserError(f"{metric!r} is no measure of a validation{nearest(metric, METRICS)}")

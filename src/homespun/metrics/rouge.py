@@ -1,4 +1,4 @@
-"""ROUGE: the words, pairs of words and longest subsequence that a text has in common with a right one (Lin 2004)."""
+"""ROUGE: common words, word pairs and longest subsequence of a text and a reference (Lin 2004)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from homespun.errors import UserError
+from homespun.metrics.classification import Metrics
 
 METRICS = ("rouge1", "rouge2", "rougeL")
 
@@ -23,22 +24,20 @@ class Rouge:
         try:
             from rouge_score.rouge_scorer import RougeScorer
         except ImportError:
-            raise UserError(
-                "texts that were written are measured by ROUGE, which is not installed; pip install 'homespun[metrics]'"
-            ) from None
+            raise UserError("ROUGE needs the package rouge-score; pip install 'homespun[metrics]'") from None
         self._scorer: Any = RougeScorer(list(METRICS), use_stemmer=True)
 
     def scores(self, text: str, references: Sequence[str]) -> dict[str, float]:
-        """Of each of `METRICS`, 0 to 1: that of the reference which the text is nearest to in it."""
+        """F1 of each of `METRICS`, 0 to 1, with the nearest reference."""
         found = self._scorer.score_multi(list(references), text)
         return {name: float(found[name].fmeasure) for name in METRICS}
 
 
-def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], targets: Sequence[str]) -> dict[str, Any]:
-    """The metrics of many texts: the means of their scores, ``rows``, and the mean of their ``words``.
+def mean_scores(scores: Sequence[dict[str, float]], texts: Sequence[str], targets: Sequence[str]) -> Metrics:
+    """Means of the scores of texts, with ``rows`` and the mean number of ``words``.
 
-    ``commonest`` is the share of the text that comes most often, and ``commonest_target`` that of the target: a model
-    that writes the same of everything has learned what the targets have in common, which may do for a fair score.
+    ``commonest`` and ``commonest_target`` are the shares of the most frequent text and target: a model that always
+    writes one text may still have fair scores.
     """
     means = {name: fmean(score[name] for score in scores) for name in METRICS}
     words = fmean(len(text.split()) for text in texts)

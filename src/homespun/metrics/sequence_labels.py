@@ -1,4 +1,4 @@
-"""How good a tagger is: entities by seqeval, and words one by one."""
+"""Metrics of token classification: entities by seqeval, and words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from homespun.errors import UserError
-from homespun.metrics.classification import Metrics
+from homespun.metrics.classification import Metrics, class_metrics
 
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 WORD_METRICS = ("accuracy", "macro_f1")
@@ -14,13 +14,13 @@ Tags = Sequence[Sequence[str]]
 
 
 def are_entities(tags: Sequence[str]) -> bool:
-    """The tags mark spans: each is ``O``, or has a mark of IOB, IOBES or BILOU before a name, such as ``B-``."""
+    """True if the tags mark spans: each is ``O``, or has an IOB, IOBES or BILOU mark, such as ``B-``."""
     marked = [tag for tag in tags if tag != "O"]
     return bool(marked) and all(len(tag) > 2 and tag[0] in "BIESLU" and tag[1] == "-" for tag in marked)
 
 
 class EntityMetrics:
-    """Precision, recall and F1 over whole entities, all alike (CoNLL's), by the package seqeval.
+    """Precision, recall and F1 over complete entities (CoNLL's), by the package seqeval.
 
     Raises:
         UserError: the package is not installed.
@@ -30,43 +30,36 @@ class EntityMetrics:
         try:
             from seqeval.metrics import accuracy_score, classification_report
         except ImportError:
-            raise UserError(
-                "tags are measured by entity through seqeval, which is not installed; pip install 'homespun[metrics]'"
-            ) from None
+            raise UserError("entity metrics need the package seqeval; pip install 'homespun[metrics]'") from None
         self._report: Any = classification_report
         self._accuracy: Any = accuracy_score
 
     def __call__(self, truth: Tags, predicted: Tags) -> Metrics:
-        """``rows`` (sentences), `ENTITY_METRICS` and ``per_class`` by name. Sentences without words count not."""
+        """``rows`` (sentences), `ENTITY_METRICS` and ``per_class`` by name, without sentences that have no words."""
         pairs = [(list(right), list(output)) for right, output in zip(truth, predicted, strict=True) if right]
         if not pairs:
             raise UserError("there is nothing to measure: no sentence has a word")
         references, outputs = [right for right, _ in pairs], [output for _, output in pairs]
-        # where there is no entity at all, seqeval divides by nothing before it can be told what that is
+        # without entities, seqeval divides by zero before `zero_division` applies
         empty = not any(tag != "O" for tags in (*references, *outputs) for tag in tags)
         found = {} if empty else self._report(references, outputs, output_dict=True, zero_division=0)
         mean = found.get("micro avg", {})
+        classes = {name: values for name, values in found.items() if not name.endswith(" avg")}
+        columns = (
+            [values[key] for values in classes.values()] for key in ("precision", "recall", "f1-score", "support")
+        )
         return {
             "rows": len(truth),
             "f1": float(mean.get("f1-score", 0.0)),
             "precision": float(mean.get("precision", 0.0)),
             "recall": float(mean.get("recall", 0.0)),
             "accuracy": float(self._accuracy(references, outputs)),
-            "per_class": {
-                name: {
-                    "precision": float(of["precision"]),
-                    "recall": float(of["recall"]),
-                    "f1": float(of["f1-score"]),
-                    "support": int(of["support"]),
-                }
-                for name, of in found.items()
-                if not name.endswith(" avg")
-            },
+            "per_class": class_metrics(classes, *columns),
         }
 
 
 def word_metrics(truth: Tags, predicted: Tags) -> Metrics:
-    """``rows`` (sentences), `WORD_METRICS` and ``per_class`` of tags that mark no spans, such as parts of speech."""
+    """``rows`` (sentences), `WORD_METRICS` and ``per_class`` of tags such as parts of speech."""
     from sklearn.metrics import accuracy_score, precision_recall_fscore_support
 
     right = [tag for tags in truth for tag in tags]
@@ -75,10 +68,7 @@ def word_metrics(truth: Tags, predicted: Tags) -> Metrics:
         raise UserError("there is nothing to measure: no sentence has a word")
     names = sorted({*right, *output})
     columns = precision_recall_fscore_support(right, output, labels=names, average=None, zero_division=0.0)
-    per_class = {
-        name: {"precision": float(precision), "recall": float(recall), "f1": float(f1), "support": int(support)}
-        for name, precision, recall, f1, support in zip(names, *columns, strict=True)
-    }
+    per_class = class_metrics(names, *columns)
     return {
         "rows": len(truth),
         "accuracy": float(accuracy_score(right, output)),

@@ -1,8 +1,8 @@
-"""From which probability on a text has a label, where it may have several.
+"""Decision thresholds of multi-label classifiers.
 
-Of several labels a text, one half is seldom the best place to cut: a rare label's probabilities hardly get there. The
-place is found on examples that the model was not trained on, and kept only where it holds for examples that it was not
-found on either (`cross_val_predict`): with few examples the best cut is that of chance (Lipton et al. 2014).
+One half is seldom best: probabilities of rare labels hardly reach it. Thresholds are found on validation examples, and
+kept only if they hold in cross-validation (`cross_val_predict`): with few examples the best one is noise (Lipton et al.
+2014).
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 Average = Literal["micro_f1", "macro_f1"]
 Probabilities = NDArray[np.float64]
 Truth = NDArray[np.int64]
+Rows = NDArray[np.int64]  # row numbers
 _FOLDS = 5
 _HALF = 0.5
 
 
 def best_threshold(probabilities: Probabilities, truth: Truth) -> float:
-    """The cut with the greatest F1 of these (n,) probabilities against (n,) zeros and ones, between two of them.
+    """Threshold with the greatest F1 of (n,) probabilities against (n,) zeros and ones, midway between two of them.
 
-    Of equal ones, that nearest to one half; one half where nothing is true.
+    Of equal ones the nearest to one half; one half if nothing is true.
     """
     order = np.argsort(-probabilities, kind="stable")
     values, hits = probabilities[order], np.cumsum(truth[order])
@@ -41,8 +42,8 @@ def find_thresholds(
 ) -> tuple[float, ...]:
     """A threshold a label, for (rows, labels) probabilities and zeros and ones.
 
-    ``global`` is one for all. The best of each label by itself is the best macro F1; for micro F1 the labels are gone
-    through, each with the others as they stand, until none moves (Fan and Lin 2007).
+    ``global`` is one for all. For macro F1 each label has its own best; for micro F1 the labels are optimized in turn,
+    with the others fixed, until none changes (Fan and Lin 2007).
     """
     labels = int(probabilities.shape[1])
     if scope == "global":
@@ -81,7 +82,7 @@ def _by_turns(probabilities: Probabilities, truth: Truth, thresholds: list[float
 
 
 def f1(probabilities: Probabilities, truth: Truth, thresholds: tuple[float, ...], average: Average) -> float:
-    """The F1 that the thresholds come to; of a label that is neither true nor predicted it is 0, as in scikit-learn."""
+    """F1 of the thresholds; 0 for a label that is neither true nor predicted, as in scikit-learn."""
     return _f1(probabilities > np.array(thresholds), truth, average)
 
 
@@ -91,36 +92,24 @@ def _f1(predicted: NDArray[np.bool_], truth: Truth, average: Average) -> float:
     return float(np.mean(2 * hits / np.maximum(1, predicted.sum(axis=axis) + truth.sum(axis=axis))))
 
 
-def cross_val_predict(
-    rows: int,
-    find: Callable[[NDArray[np.int64]], Callable[[NDArray[np.int64]], NDArray[np.float64]]],
-) -> NDArray[np.float64]:
-    """Of each of ``rows``, what is said by something found on others: in five parts, each by what the other four say.
+def cross_val_predict(rows: int, find: Callable[[Rows], Callable[[Rows], NDArray[np.float64]]]) -> NDArray[np.float64]:
+    """(rows, ...) predictions by five-fold cross-validation.
 
-    Args:
-        rows: how many there are.
-        find: rows -> a function of rows, whose values are what is said of them.
+    ``find`` maps training rows to a function that maps test rows to their predictions.
     """
     parts = np.arange(rows) % _FOLDS
     np.random.Generator(np.random.PCG64(0)).shuffle(parts)
-    found: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
-    for part in range(_FOLDS):
-        inside = np.flatnonzero(parts == part)
-        if len(inside):
-            found.append((inside, find(np.flatnonzero(parts != part))(inside)))
-    first = found[0][1]
-    predictions = np.empty((rows, *first.shape[1:]), dtype=np.float64)
-    for inside, values in found:
-        predictions[inside] = values
-    return predictions
+    tested = [inside for part in range(_FOLDS) if len(inside := np.flatnonzero(parts == part))]
+    values = np.concatenate([find(np.setdiff1d(np.arange(rows), inside))(inside) for inside in tested])
+    return values[np.argsort(np.concatenate(tested))]
 
 
 def cross_val_f1(
     probabilities: Probabilities, truth: Truth, *, scope: Literal["global", "per_label"], average: Average
 ) -> float:
-    """The F1 on these rows of thresholds that were each found on others of them."""
+    """Cross-validated F1 of thresholds."""
 
-    def find(rows: NDArray[np.int64]) -> Callable[[NDArray[np.int64]], NDArray[np.float64]]:
+    def find(rows: Rows) -> Callable[[Rows], NDArray[np.float64]]:
         cuts = np.array(find_thresholds(probabilities[rows], truth[rows], scope=scope, average=average))
         return lambda others: (probabilities[others] > cuts).astype(np.float64)
 
