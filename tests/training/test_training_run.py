@@ -159,7 +159,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(run, caplo
         assert run.best_checkpoint().step == 3
     assert message in caplog.text
     damage(kind, run.path / "checkpoints" / "step-3")
-    with pytest.raises(UserError, match=r"no checkpoint of .* is whole"):
+    with pytest.raises(UserError, match=r"no checkpoint"):
         run.latest_checkpoint()
 
 

@@ -1,4 +1,4 @@
-"""How much of a budget is used, and when it is over: pure arithmetic over what was done so far."""
+"""Progress of a training within its budget."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from homespun.training.config import Budget
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run has done, over all resumes."""
+    """Totals of a run, over all resumes."""
 
     steps: int = 0
     tokens: int = 0  # padding excluded
     seconds: float = 0.0  # wall clock of training
-    step_seconds: float = 0.0  # what a step takes of late; 0 before the first
-    closing_seconds: float = 0.0  # what the last validation will take; 0 before the first
+    step_seconds: float = 0.0  # recent time of a step; 0 before the first
+    closing_seconds: float = 0.0  # expected time of the last validation; 0 before the first
 
 
 @dataclass(frozen=True)
 class Limits:
-    """A budget in figures that compare to `Progress`."""
+    """A budget in the units of `Progress`."""
 
     seconds: float = math.inf
     tokens: float = math.inf
@@ -36,23 +36,22 @@ class Limits:
         return cls(budget.time or math.inf, budget.tokens or math.inf, steps)
 
     def share(self, progress: Progress) -> float:
-        """The used share of the budget, 0 to 1: the largest over its limits."""
+        """Used share of the budget, 0 to 1: the largest over its limits."""
         return min(1.0, self._share(progress, ahead=0.0))
 
     def share_at_mid_step(self, progress: Progress) -> float:
-        """The share at the middle of the next step: where its learning rate is read.
+        """Share at the middle of the next step, at which its learning rate is read.
 
-        Read at its middle, the first step of a warmup is not lost to a rate of zero, and the last is as near to the
-        end as a step can be.
+        So the first step of a warmup has a rate above zero, and the last is as near to the end as possible.
         """
         return min(1.0, self._share(progress, ahead=0.5))
 
     def is_over(self, progress: Progress) -> bool:
-        """Whether the next step would lie more outside the budget than inside: a run ends at most half a step off."""
+        """True if the middle of the next step is outside the budget: a run ends at most half a step off."""
         return self._share(progress, ahead=0.5) >= 1.0
 
     def seconds_left(self, progress: Progress) -> float | None:
-        """Time until the end at the pace so far; ``None`` before the first step."""
+        """Remaining time at the pace so far; ``None`` before the first step."""
         share = self.share(progress)
         return progress.seconds * (1.0 - share) / share if share and progress.steps else None
 

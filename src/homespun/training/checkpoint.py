@@ -1,7 +1,7 @@
-"""One checkpoint: a folder of safetensors files and a ``state.json`` with plain values and the digest of everything.
+"""Checkpoints: a folder of safetensors files and a ``state.json`` with plain values and digests.
 
-Nothing in it is pickled, so reading one runs no code of whoever wrote it. There is no random state to keep: the data of
-a step and its dropout are functions of the seed and the step's number, which ``state.json`` holds.
+Nothing is pickled, so reading one runs no code. There is no random state: data and dropout of a step are functions of
+the seed and the step number.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _STATE = "state.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint: every file had its size and digest when it was read."""
+    """A checkpoint whose files were verified."""
 
     path: Path
     state: State
 
     @property
     def step(self) -> int:
-        """How many steps the run had made."""
+        """Number of steps of the run."""
         return int(self.state["step"])
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors of ``model`` or ``optimizer``, by name, on the CPU."""
+        """Tensors of ``model`` or ``optimizer``, by name, on the CPU."""
         try:
             return load_file(self.path / f"{name}.safetensors")
         except (SafetensorError, OSError) as error:
@@ -68,10 +68,10 @@ def write_checkpoint(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], 
 
 
 def read_state(folder: Path) -> tuple[State, State]:
-    """The state of a checkpoint and what it says of its files, from ``state.json`` alone.
+    """State and file digests of a checkpoint, from ``state.json`` alone.
 
     Raises:
-        UserError: it is missing, cut short or altered.
+        UserError: it is missing, truncated or altered.
     """
     path = folder / _STATE
     try:
@@ -79,23 +79,23 @@ def read_state(folder: Path) -> tuple[State, State]:
         digest = content.pop("blake2b")
         state, files = content["state"], content["files"]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise UserError(f"{path} is missing or cut short: the checkpoint is not whole") from error
+        raise UserError(f"{path} is missing or cut short: the checkpoint is incomplete") from error
     if digest != _digest_of(content):
         raise UserError(f"{path} was altered: its digest does not match")
     return state, files
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The checkpoint in ``folder``, all of it verified.
+    """Read and verify the checkpoint in ``folder``.
 
     Raises:
-        UserError: naming the file that is missing, cut short or altered.
+        UserError: a file is missing, truncated or altered.
     """
     state, files = read_state(folder)
     for name, expected in files.items():
         path = folder / Path(name).name
         if not path.is_file():
-            raise UserError(f"{path} is missing: the checkpoint is not whole")
+            raise UserError(f"{path} is missing: the checkpoint is incomplete")
         size = path.stat().st_size
         if size != expected["bytes"]:
             raise UserError(f"{path} was cut short or altered: {size} bytes, not {expected['bytes']}")
@@ -120,7 +120,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     """Set the state of ``optimizer`` from `optimizer_tensors`.
 
     Raises:
-        UserError: there is state of a parameter that the optimizer does not have.
+        UserError: state of a parameter that the optimizer does not have.
     """
     names = [name for group in optimizer.param_groups for name in group["param_names"]]
     numbers = {name: number for number, name in enumerate(names)}
@@ -129,7 +129,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
         what, _, name = key.partition("/")
         if name not in numbers:
             raise UserError(
-                f"the checkpoint is of another optimizer: it has {what} of {name}, which does not learn here"
+                f"the checkpoint is of another optimizer: it has {what} of {name}, which is not trained here"
             )
         state.setdefault(numbers[name], {})[what] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

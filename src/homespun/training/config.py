@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import BeforeValidator, Field, model_validator
 from torch import nn
 
 from homespun.config import Bytes, Config, Count, Duration
-from homespun.training.optim import adafactor, adamw, has_fused, parameter_groups
+from homespun.training.optim import adamw, has_fused, parameter_groups
 from homespun.training.soap import MAX_SIDE, OneSidedSoap
 
 Positive = Annotated[Count, Field(gt=0)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Warmup = Annotated[float, Field(ge=0, lt=1, description="share of the budget over which the rate rises from zero")]
-Final = Annotated[float, Field(ge=0, le=1, description="what is left of the rate at the end, as a share of its height")]
+Warmup = Annotated[
+    float, Field(ge=0, lt=1, description="share of the budget over which the learning rate rises from zero")
+]
+Final = Annotated[float, Field(ge=0, le=1, description="final learning rate / peak learning rate")]
+LayerDecay = Annotated[
+    float, Field(gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all equal")
+]
 
 
 class Budget(Config):
-    """What a run may use. The first limit reached ends it, and the schedule is annealed right there.
+    """Limits of a run. The first one reached ends it, and the schedule ends there.
 
-    Time is the wall clock of training over all resumes: waiting for data, steps, checkpoints and validations, the last
-    one included, for which time is set aside. It is not what comes before the loop and after it, nor work that a kill
-    lost.
+    Time is the wall clock of training over all resumes: data, steps, checkpoints and validations, the last one
+    included; not preparation, the report, or work that a kill lost.
     """
 
     time: Duration | None = Field(default=None, description="seconds, or 90s, 20m, 2h, 1h30m")
@@ -46,36 +50,32 @@ class Budget(Config):
 
 
 class LinearSchedule(Config):
-    """Up during the warmup, then straight down to the end of the budget."""
+    """Linear warmup, then linear decay to the end of the budget."""
 
     kind: Literal["linear"] = "linear"
     warmup: Warmup = 0.06
     final: Final = 0.0
 
     def multiplier(self, share: float) -> float:
-        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
-        if share < self.warmup:
-            return share / self.warmup
-        return self.final + (1.0 - self.final) * _left(share, self.warmup)
+        """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
+        return _warmed(share, self.warmup, self.final, _left(share, self.warmup))
 
 
 class CosineSchedule(Config):
-    """Up during the warmup, then down along half a cosine (Loshchilov and Hutter 2017)."""
+    """Linear warmup, then decay along half a cosine (Loshchilov and Hutter 2017)."""
 
     kind: Literal["cosine"] = "cosine"
     warmup: Warmup = 0.06
     final: Final = 0.0
 
     def multiplier(self, share: float) -> float:
-        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
-        if share < self.warmup:
-            return share / self.warmup
+        """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
         fall = 0.5 * (1.0 - math.cos(math.pi * _left(share, self.warmup)))
-        return self.final + (1.0 - self.final) * fall
+        return _warmed(share, self.warmup, self.final, fall)
 
 
 class WarmupStableDecaySchedule(Config):
-    """Up during the warmup, level, then straight down to the end of the budget (Hu et al. 2024, MiniCPM)."""
+    """Linear warmup, constant, then linear decay to the end of the budget (MiniCPM, Hu et al. 2024)."""
 
     kind: Literal["warmup_stable_decay"] = "warmup_stable_decay"
     warmup: Warmup = 0.06
@@ -89,39 +89,42 @@ class WarmupStableDecaySchedule(Config):
         return self
 
     def multiplier(self, share: float) -> float:
-        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
-        if share < self.warmup:
-            return share / self.warmup
-        return self.final + (1.0 - self.final) * min(1.0, max(0.0, 1.0 - share) / self.decay)
+        """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
+        return _warmed(share, self.warmup, self.final, min(1.0, max(0.0, 1.0 - share) / self.decay))
 
 
 class ConstantSchedule(Config):
-    """Up during the warmup, then level."""
+    """Linear warmup, then constant."""
 
     kind: Literal["constant"] = "constant"
     warmup: Warmup = 0.06
 
     def multiplier(self, share: float) -> float:
-        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
+        """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
         return share / self.warmup if share < self.warmup else 1.0
 
 
 class InverseSquareRootSchedule(Config):
-    """Level first, then down with the inverse square root of the steps (Raffel et al. 2020, section 3.1.2).
+    """Constant, then decay with the inverse square root of the steps (Raffel et al. 2020, section 3.1.2).
 
-    T5 pretrains at ``1 / sqrt(max(n, 10,000))`` in step n of 524,288: a height of 0.01, level for 2% of the budget.
+    T5 pretrains at ``1 / sqrt(max(n, 10,000))`` in step n of 524,288: peak 0.01, constant for 2% of the budget.
     """
 
     kind: Literal["inverse_square_root"] = "inverse_square_root"
     level: float = Field(default=0.02, gt=0, le=1, description="share of the budget before the rate falls")
 
     def multiplier(self, share: float) -> float:
-        """What the learning rate is multiplied by where ``share`` (0 to 1) of the budget is used."""
+        """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
         return math.sqrt(self.level / max(share, self.level))
 
 
 def _left(share: float, warmup: float) -> float:
     return max(0.0, 1.0 - share) / (1.0 - warmup)
+
+
+def _warmed(share: float, warmup: float, final: float, fall: float) -> float:
+    """Linear warmup, then ``fall`` from 1 to 0 mapped to 1 to ``final``."""
+    return share / warmup if share < warmup else final + (1.0 - final) * fall
 
 
 Schedule = Annotated[
@@ -131,16 +134,14 @@ Schedule = Annotated[
 
 
 class AdamW(Config):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), in one fused kernel where there is one."""
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019), fused if the device has a kernel."""
 
     kind: Literal["adamw"] = "adamw"
-    learning_rate: float = Field(default=5e-4, gt=0, description="the height of the schedule")
+    learning_rate: float = Field(default=5e-4, gt=0, description="peak learning rate")
     weight_decay: float = Field(default=0.01, ge=0, description="not applied to biases and norms")
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="decay of the mean and of the mean square")
     eps: float = Field(default=1e-6, gt=0)
-    layer_decay: float = Field(
-        default=1.0, gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all alike"
-    )
+    layer_decay: LayerDecay = 1.0
 
     @model_validator(mode="after")
     def _betas_below_one(self) -> AdamW:
@@ -149,7 +150,7 @@ class AdamW(Config):
         return self
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the parameters of ``module`` that learn; each group has its ``scale`` of the rate."""
+        """Optimizer of the trainable parameters; each group has its ``scale`` of the learning rate."""
         groups = parameter_groups(module, weight_decay=self.weight_decay, layer_decay=self.layer_decay)
         return adamw(groups, learning_rate=self.learning_rate, betas=self.betas, eps=self.eps)
 
@@ -157,24 +158,22 @@ class AdamW(Config):
 class Soap(Config):
     """Adam in the eigenbasis of each matrix's gradients (Vyas et al. 2025), one-sided: see `homespun.training.soap`.
 
-    Learns more from the same tokens than AdamW in pretraining. Norms, biases and matrices wider than 1,024 on both
-    sides are trained by AdamW.
+    Pretraining learns more from the same tokens than with AdamW. AdamW trains norms, biases and matrices wider than
+    1,024 on both sides.
     """
 
     kind: Literal["soap"] = "soap"
-    learning_rate: float = Field(default=5e-3, gt=0, description="of matrices, the height of the schedule")
+    learning_rate: float = Field(default=5e-3, gt=0, description="peak learning rate of matrices")
     others: float = Field(default=0.4, gt=0, description="rate of norms, biases and wide matrices / learning_rate")
     weight_decay: float = Field(default=0.0, ge=0, description="not applied to biases and norms")
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="decay of the mean and of the mean square")
     shampoo_beta: Beta = Field(default=0.95, description="decay of the covariance of gradients")
     frequency: int = Field(default=10, ge=1, description="steps between two eigendecompositions")
     eps: float = Field(default=1e-8, gt=0)
-    layer_decay: float = Field(
-        default=1.0, gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all alike"
-    )
+    layer_decay: LayerDecay = 1.0
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the parameters of ``module`` that learn; each group has its ``scale`` of the rate."""
+        """Optimizer of the trainable parameters; each group has its ``scale`` of the learning rate."""
         groups = parameter_groups(
             module, weight_decay=self.weight_decay, layer_decay=self.layer_decay, others=self.others, widest=MAX_SIDE
         )
@@ -190,14 +189,14 @@ class Soap(Config):
 
 
 class Adafactor(Config):
-    """Little memory: of a matrix's mean squares the means of rows and columns are kept (Shazeer and Stern 2018).
+    """Adam with factored second moments: row and column means of a matrix (Shazeer and Stern 2018).
 
-    The learning rate is relative: it is multiplied by the root mean square of what it changes, at least by the second
-    of ``eps``, and cut to ``1 / sqrt(step)``. As T5 used it, there is no mean of gradients and no weight decay.
+    The learning rate is relative: multiplied by the root mean square of the parameter, at least by the second of
+    ``eps``, and at most ``1 / sqrt(step)``. As in T5, without momentum and weight decay.
     """
 
     kind: Literal["adafactor"] = "adafactor"
-    learning_rate: float = Field(default=0.01, gt=0, description="relative, the height of the schedule")
+    learning_rate: float = Field(default=0.01, gt=0, description="peak learning rate, relative")
     weight_decay: float = Field(default=0.0, ge=0, description="not applied to biases and norms")
     beta2_decay: float = Field(default=-0.8, le=0, description="mean squares decay by 1 - step^this")
     clip_threshold: float = Field(default=1.0, ge=1, description="updates with a larger root mean square are cut to it")
@@ -205,31 +204,25 @@ class Adafactor(Config):
         default=(1e-18, 1e-3),
         description="the least that mean squares are taken for is its square; least size of a weight",
     )
-    layer_decay: float = Field(
-        default=1.0, gt=0, le=1, description="each layer's rate as a share of the rate of the layer above; 1: all alike"
-    )
+    layer_decay: LayerDecay = 1.0
 
     @model_validator(mode="after")
     def _large_enough(self) -> Adafactor:
-        # its square stands under a root in float32: at zero, weights without a gradient become not a number
+        # its square is under a root in float32: at zero, weights without a gradient become NaN
         if self.eps[0] < 1e-18 or self.eps[1] < 0:
             raise ValueError(f"eps must be at least 1e-18 and 0, unlike {list(self.eps)}")
         return self
 
     def build(self, module: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of the parameters of ``module`` that learn; each group has its ``scale`` of the rate."""
+        """Optimizer of the trainable parameters; each group has its ``scale`` of the learning rate."""
         groups = parameter_groups(module, weight_decay=self.weight_decay, layer_decay=self.layer_decay)
-        return adafactor(
-            groups,
-            learning_rate=self.learning_rate,
-            beta2_decay=self.beta2_decay,
-            clip_threshold=self.clip_threshold,
-            eps=self.eps,
+        return torch.optim.Adafactor(
+            groups, lr=self.learning_rate, beta2_decay=self.beta2_decay, eps=self.eps, d=self.clip_threshold
         )
 
 
-def _kind_of_optimizer(tree: Any) -> Any:
-    """AdamW, where nothing is said."""
+def _kind_of_optimizer(tree: object) -> object:
+    """AdamW unless another kind is given."""
     return {"kind": "adamw"} | tree if isinstance(tree, dict) else tree
 
 
@@ -237,7 +230,7 @@ Optimizer = Annotated[AdamW | Adafactor | Soap, Field(discriminator="kind"), Bef
 
 
 class TrainConfig(Config):
-    """The loop."""
+    """Settings of the training loop."""
 
     seed: int = Field(default=0, ge=0, description="order of the data, its corruption and dropout follow from it")
     batch_size: int = Field(default=32, ge=1, description="rows of one step, over all processes")
@@ -280,11 +273,11 @@ class TrainConfig(Config):
         description="on a CPU: processes of this machine that share every step, each with its part of the cores; auto: "
         "as many as were measured to be fastest, which is 1",
     )
-    workers: int = Field(default=0, ge=0, description="processes that prepare batches beside the training")
+    workers: int = Field(default=0, ge=0, description="processes that prepare batches during training")
     tensorboard: bool = Field(default=False, description="write for TensorBoard too; needs homespun[track]")
 
     @model_validator(mode="after")
-    def _a_row_for_each_process(self) -> TrainConfig:
+    def _check_processes(self) -> TrainConfig:
         if self.processes != "auto" and self.processes > self.batch_size:
             raise ValueError(
                 f"processes={self.processes} cannot share a step of batch_size={self.batch_size} rows; lower processes "

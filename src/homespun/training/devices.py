@@ -1,4 +1,4 @@
-"""Where training runs: device, processes, precision, compilation. The processes are `accelerate`'s."""
+"""Devices: processes (of `accelerate`), number types, compilation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LONG_SECONDS, _LONG_STEPS = 900, 2000  # compiling takes a minute or two
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process among those that train together, and its device."""
+    """Rank, number of processes and device of this process."""
 
     rank: int
     world_size: int
@@ -31,9 +31,9 @@ class DistributedContext:
 
     @classmethod
     def join(cls) -> DistributedContext:
-        """Joins the processes that `torchrun` or `accelerate launch` started; else there is one.
+        """Join the processes that `torchrun` or `accelerate launch` started; else there is one.
 
-        The device is the best there is; ``ACCELERATE_USE_CPU=true`` makes it the CPU.
+        The device is the best available; ``ACCELERATE_USE_CPU=true`` makes it the CPU.
         """
         if torch.distributed.is_available():  # functions there hold on to the group they find when imported
             importlib.import_module("torch.distributed.nn.functional")
@@ -44,28 +44,28 @@ class DistributedContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one process that writes."""
+        """True in the one process that writes."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait for all processes."""
         PartialState().wait_for_everyone()
 
 
 def trains_on_cpu() -> bool:
-    """Whether training runs on the CPU: there is nothing better, or ``ACCELERATE_USE_CPU`` asks for it."""
+    """True without an accelerator, or with ``ACCELERATE_USE_CPU``."""
     asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     return asked or not torch.accelerator.is_available()
 
 
 def _leave(state: PartialState) -> None:
-    """Ends the threads of the group, which may abort the process if they outlive the interpreter."""
+    """End the threads of the process group, which may abort the process if they outlive the interpreter."""
     state.destroy_process_group()
-    gc.collect()  # who lets go of the group last joins its threads, and may be in a cycle that nobody has any more
+    gc.collect()  # the last reference to the group joins its threads, and may be in an unreachable cycle
 
 
 def resolve_dtype(precision: Literal["auto", "float32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
-    """In which type of numbers the matrix products of a step are made; weights are float32 always.
+    """Dtype of the matrix products of a step; weights are always float32.
 
     ``auto`` is bf16 on a GPU that has it, and float32 elsewhere; `homespun.training.precision` measures a CPU first.
 
@@ -81,23 +81,23 @@ def resolve_dtype(precision: Literal["auto", "float32", "bf16", "fp16"], device:
 
 
 def has_lstm(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch has an LSTM in these numbers there: in bfloat16 oneDNN's takes a processor that knows them."""
+    """True if torch has an LSTM of ``dtype`` on ``device``: in bfloat16 oneDNN's needs hardware support."""
     on_onednn = device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return dtype != torch.bfloat16 or not on_onednn or mkldnn_has_bf16()
 
 
 def has_bf16() -> bool | None:
-    """Whether the CPU has bfloat16 instructions; ``None``: not known.
+    """True if the CPU has bfloat16 instructions; ``None``: not known.
 
-    Where it has, steps of small models took 0.4 to 0.7 of the time of those in float32; where it has not, products took
-    58 to 100 times as long.
+    With them, steps of small models took 0.4 to 0.7 of the time of float32; without, products took 58 to 100 times as
+    long.
     """
     can: dict[str, object] | None = getattr(torch.cpu, "get_capabilities", lambda: None)()
     return any(can.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16")) if can else None
 
 
 def is_worth_compiling(device: torch.device, limits: Limits) -> bool:
-    """What ``compile: auto`` means: a GPU, a run long enough to gain, and the compilers there.
+    """True for ``compile: auto`` on a GPU, in a long run, with compilers installed.
 
     On a CPU `torch.compile` was measured to gain nothing on small models.
     """

@@ -1,4 +1,4 @@
-"""With what a run was made: versions, processor, memory, GPUs, commit. Nothing that names a person or a machine."""
+"""Environment of a run: versions, processor, memory, GPUs, commit. No names of persons or machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -16,7 +15,7 @@ import torch
 _PACKAGES = ("homespun", "torch", "tokenizers", "accelerate", "datasets", "pyarrow", "numpy", "scikit-learn")
 
 
-def describe_environment() -> dict[str, Any]:
+def describe_environment() -> dict[str, object]:
     """``python``, ``packages``, ``system``, ``cpu``, ``cores``, ``threads``, ``memory_bytes``, ``gpus``, ``commit``."""
     return {
         "python": platform.python_version(),
@@ -50,7 +49,7 @@ def processor_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit checked out in the current folder, with ``+changes`` where files differ from it; ``None``: no git."""
+    """Commit checked out in the current folder, with ``+changes`` if files differ from it; ``None``: no git."""
     try:
         commit = _git("rev-parse", "HEAD").strip()
         return f"{commit}+changes" if _git("status", "--porcelain", "--untracked-files=no") else commit

@@ -1,8 +1,8 @@
-"""What the C library does with memory that is freed. Nothing heavy is imported here: a process may yet begin anew.
+"""Settings of glibc's allocator. Imports nothing heavy: the process may re-exec.
 
-glibc fits tensors into the holes that others left, and small objects as well. Of these it sets freed ones aside, seven
-of each size, and as long as one is set aside the holes beside it stay two: the next tensor of the size that was there
-goes elsewhere. A training on a CPU then takes up to twice and a half the memory of its tensors.
+glibc fits tensors and small objects into free blocks, but keeps seven freed objects of each size in its tcache. Blocks
+next to these do not merge, so the next tensor of the same size goes elsewhere: a CPU training takes up to 2.5 times the
+memory of its tensors.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ _REEXECED = "HOMESPUN_REEXECED"
 
 
 def training_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` for a process that trains: with a heap that sets nothing aside, unless it says how many.
+    """``environment`` with glibc's tcache disabled, unless it sets the tcache; unchanged without glibc.
 
-    The same where the C library is not glibc. Measured on a CPU, over 20 small models: 1 to 18 % less memory at the
-    peak, interpreter and libraries included, in the same time; a larger Reformer took 716 MB in place of 924.
-    Tokenizing takes 6 % more time, so that this is for training alone.
+    Measured on a CPU, over 20 small models: 1 to 18 % less peak memory in the same time; a larger Reformer took 716 MB
+    instead of 924. Tokenization takes 6 % more time, so this is for training alone.
     """
     tunables = environment.get(_TUNABLES, "")
     if _glibc("mallopt") is None or "glibc.malloc.tcache_count" in tunables:
@@ -34,25 +33,22 @@ def training_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def reexec_with_tunables() -> None:
-    """Put this process in its `training_environment`: it runs again from its first line. Call it first of all."""
+    """Re-exec with `training_environment`, which libc reads only at start. Call it first."""
     environment = training_environment(os.environ)
     if environment == dict(os.environ) or _REEXECED in os.environ:
         return
     try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment | {_REEXECED: "1"})
-    except OSError:  # a system that does not let it: it takes more memory then
+    except OSError:  # not allowed: training takes more memory
         return
 
 
 def disable_malloc_trim() -> None:
-    """Let the C library keep up to 2 GB of freed memory for the next tensors, in place of giving each back at once.
+    """Let glibc keep up to 2 GB of freed memory, and set none of the smallest blocks aside; nothing without glibc.
 
-    Tensors above some megabytes are else fresh pages every time, which the kernel fills with zeros when they are first
-    touched. Measured on a CPU: 4 % of the time of a small ELECTRA step (23,000 page faults to none), a quarter of that
-    of BigBird attention at 4,096 tokens; the same peak within 2 %. Does nothing where the C library is not glibc.
-
-    And set none of the smallest blocks aside, which is the part of a `training_environment` that a running process may
-    still be told.
+    Otherwise tensors above several megabytes are new pages, which the kernel zeroes. Measured on a CPU: 4 % of the time
+    of a small ELECTRA step (23,000 page faults to none), a quarter of BigBird attention at 4,096 tokens; the same peak
+    within 2 %.
     """
     mallopt = _glibc("mallopt")
     if mallopt is not None:
@@ -62,7 +58,7 @@ def disable_malloc_trim() -> None:
 
 
 def trim_malloc() -> None:
-    """The opposite, once: what is free now no longer counts as this process's."""
+    """Return free memory to the system, once."""
     gc.collect()
     trim = _glibc("malloc_trim")
     if trim is not None:

@@ -1,4 +1,4 @@
-"""How much memory training takes, at its peak."""
+"""Peak memory of training."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import torch
 
 from homespun.training.malloc import trim_malloc
 
-_INTERVAL = 0.02  # seconds; reading the resident size takes some 20 microseconds
+_INTERVAL = 0.02  # seconds; reading the resident size takes about 20 microseconds
 
 
 class PeakMemory:
-    """Measures between entering and leaving ``with``.
+    """Measure the peak memory inside ``with``.
 
-    On a GPU it is the allocator's own peak. On a CPU a thread samples the resident size of this process, interpreter
-    and libraries included, after what earlier work freed was given back; the system's own high-water mark would tell of
-    what went before.
+    On a GPU the allocator's peak. On a CPU a thread samples the resident size of the process after earlier free memory
+    was returned; the system's high-water mark would include earlier work.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers over named parameter groups: by role (matrices, embeddings, vectors) and by depth."""
+"""Parameter groups for optimizers: by role (matrices, embeddings, vectors) and by depth."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LAYER = re.compile(r"layers\.(?P<number>\d+)\.")
 
 
 def layer_scales(names: Sequence[str], layer_decay: float) -> dict[str, float]:
-    """By what the rate of each named parameter is multiplied: ``layer_decay ** (layers above it)``.
+    """Factor of the learning rate of each named parameter: ``layer_decay ** (layers above it)``.
 
-    What is outside a ``backbone`` (heads) and its ``final_norm`` are at the top and learn at the full rate; the last of
-    its ``layers.<i>`` comes one below, and the embeddings with all else of the backbone below the first (Clark et al.
-    2020; Howard and Ruder 2018).
+    Parameters outside a ``backbone`` (heads) and its ``final_norm`` have the full rate; the last of its ``layers.<i>``
+    is one below, and the embeddings with the rest of the backbone are below the first (Clark et al. 2020; Howard and
+    Ruder 2018).
     """
     parts: dict[str, tuple[str, str]] = {}
     layers: dict[str, int] = {}
@@ -51,19 +51,19 @@ def parameter_groups(
 ) -> list[Group]:
     """Groups of named parameters, each with its ``weight_decay`` and its ``scale`` of the learning rate.
 
-    Vectors (biases, and the weights of norms) do not decay; matrices, embeddings among them, do. Frozen parameters are
-    left out, and a tied one is there once.
+    Vectors (biases, weights of norms) do not decay; matrices, embeddings included, do. Frozen parameters are left out;
+    a tied one is there once.
 
     Args:
-        module: what is trained.
+        module: to be trained.
         weight_decay: of matrices.
         layer_decay: see `layer_scales`.
-        others: scale of the learning rate of parameters that are not rotated.
+        others: scale of the learning rate of parameters without ``rotate``.
         widest: matrices whose smaller side is at most this are in groups with ``rotate``, see
             `homespun.training.soap.OneSidedSoap`.
 
     Raises:
-        UserError: nothing in ``module`` learns.
+        UserError: every parameter is frozen.
     """
     named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     if not named:
@@ -82,26 +82,16 @@ def parameter_groups(
 def adamw(
     groups: list[Group], *, learning_rate: float, betas: tuple[float, float], eps: float
 ) -> torch.optim.Optimizer:
-    """AdamW over `parameter_groups`, fused where the device has a kernel for it."""
+    """AdamW over `parameter_groups`, fused if the device has a kernel."""
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=eps, fused=has_fused(groups))
 
 
 def has_fused(groups: list[Group]) -> bool:
-    """Whether AdamW has a fused kernel for these parameters."""
+    """True if AdamW has a fused kernel for these parameters."""
     return all(parameter.device.type in _FUSED for group in groups for _, parameter in group["params"])
 
 
-def adafactor(
-    groups: list[Group], *, learning_rate: float, beta2_decay: float, clip_threshold: float, eps: tuple[float, float]
-) -> torch.optim.Optimizer:
-    """Adafactor (Shazeer and Stern 2018) over `parameter_groups`: of a matrix it keeps only sums of rows and columns.
-
-    Its rate is relative, to the size of what it changes, and never above ``1 / sqrt(step)``.
-    """
-    return torch.optim.Adafactor(groups, lr=learning_rate, beta2_decay=beta2_decay, eps=eps, d=clip_threshold)
-
-
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Give every group its ``scale`` of ``learning_rate``."""
+    """Set the learning rate of every group to its ``scale`` of ``learning_rate``."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group.get("scale", 1.0)

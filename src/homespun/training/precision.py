@@ -1,4 +1,4 @@
-"""The precision of a training: what ``train.precision=auto`` chooses, by measuring matrix products."""
+"""Precision of a training: ``train.precision=auto`` is decided by measuring matrix products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from homespun.training.devices import has_bf16, has_lstm, resolve_dtype
 logger = logging.getLogger(__name__)
 
 MIN_SPEEDUP = 1.3
-"""bfloat16 over float32 products from which a training is expected to gain; the rest of a step gains nothing."""
+"""Speed of bfloat16 / float32 products from which ``auto`` is bf16; the rest of a step gains nothing."""
 
 _LEAST_SECONDS, _LEAST_FLOPS = 60.0, 5e12  # a minute of one core in float32
 _ROUNDS, _SIZE, _SECONDS = 6, 512, 0.3
@@ -32,7 +32,7 @@ _NAMES: dict[torch.dtype, PrecisionName] = dict(
 
 @dataclass(frozen=True)
 class Precision:
-    """The type of numbers that matrix products of a training are made in, and why it was chosen."""
+    """Dtype of matrix products, and the reason for it."""
 
     name: PrecisionName
     reason: str
@@ -47,16 +47,15 @@ def choose_precision(
     batch_size: int,
     row_tokens: float,
 ) -> Precision:
-    """The precision that a new training takes; a resumed one keeps its own.
+    """Precision of a new training; a resumed one keeps its own.
 
-    On a CPU ``auto`` is bf16 where the processor has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times
-    as fast with them, measured in 0.3 s, once a process. A short training is float32 without a measurement: under a
-    minute of ``train.budget.time``, or under 5e12 FLOPs. These are 6 x parameters x tokens (Kaplan et al. 2020,
-    section 2.1).
+    On a CPU ``auto`` is bf16 if the processor has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times as
+    fast with them, measured in 0.3 s, once a process. Short trainings are float32 without a measurement: under a minute
+    of ``train.budget.time``, or under 5e12 FLOPs, 6 x parameters x tokens (Kaplan et al. 2020, section 2.1).
 
     Args:
         precision: ``train.precision``.
-        device: where the training runs.
+        device: of the training.
         objective: its parameters are counted; tensors without values suffice.
         limits: of the budget.
         batch_size: rows of a step.
@@ -86,12 +85,7 @@ def choose_precision(
 
 
 def recorded_precision(state: State | None, device: torch.device) -> Precision | None:
-    """The precision that a resumed run keeps.
-
-    Args:
-        state: of its last checkpoint; ``None``: it has none.
-        device: where it is resumed.
-    """
+    """Precision of a resumed run on ``device``, from the ``state`` of its last checkpoint; ``None`` without one."""
     if state is None:
         return None
     if "precision" in state:
@@ -100,7 +94,7 @@ def recorded_precision(state: State | None, device: torch.device) -> Precision |
 
 
 def multiplies_faster_in_bf16() -> bool:
-    """Whether the CPU has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times as fast with them."""
+    """True if the CPU has bfloat16 instructions and multiplies at least `MIN_SPEEDUP` times as fast with them."""
     return bool(has_bf16()) and _bf16_speedup(torch.get_num_threads()) >= MIN_SPEEDUP
 
 
@@ -113,7 +107,7 @@ def _bf16_speedup(threads: int) -> float:
 def product_rates(*, size: int, seconds: float) -> tuple[float, float]:
     """FLOPs a second of square matrix products on the CPU, in float32 and in bfloat16.
 
-    Both types alternate, and the best round of each counts, so that other work on the machine disturbs neither alone.
+    Both types alternate and the best round of each counts, so that other work disturbs neither alone.
 
     Args:
         size: rows and columns of the matrices.

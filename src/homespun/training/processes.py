@@ -1,4 +1,4 @@
-"""Processes of this machine that train together, started from one: what ``torchrun`` does, without another command."""
+"""Data-parallel CPU processes started from one, as ``torchrun`` does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import traceback
 import warnings
 from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
-from typing import Any
 
 import torch
 from accelerate.utils import patch_environment
@@ -29,15 +28,15 @@ _TRACEBACK_CHARACTERS = 4000  # those of all processes fit into a pipe
 
 
 def is_launched() -> bool:
-    """Whether this is already one of several processes, started by ``torchrun``, ``accelerate launch`` or `launch`."""
+    """True in one of several processes of ``torchrun``, ``accelerate launch`` or `launch`."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def launch(count: int, function: Callable[..., object], *arguments: object) -> None:
     """Call ``function(*arguments)`` in ``count`` new CPU processes, joined to a group by `DistributedContext.join`.
 
-    Each has an equal part of this process's threads. They talk over the loopback interface, and warnings come from the
-    first alone. SIGINT and SIGTERM are passed on; a second Ctrl-C ends all at once. None outlives the call.
+    Each has an equal part of this process's threads. They use the loopback interface; warnings come from the first
+    alone. SIGINT and SIGTERM are passed on; a second Ctrl-C ends all at once. None outlives the call.
 
     Args:
         count: processes.
@@ -45,7 +44,7 @@ def launch(count: int, function: Callable[..., object], *arguments: object) -> N
         arguments: picklable.
 
     Raises:
-        UserError: what the first process to fail raised, or a process was killed.
+        UserError: of the first process that failed, or a process was killed.
         RuntimeError: with the traceback of any other exception.
         KeyboardInterrupt: the processes were interrupted before they could save a checkpoint.
     """
@@ -104,7 +103,7 @@ def _wait(started: ProcessContext, interruption: Interruption) -> None:
 def _cause(
     failure: ProcessException, errors: SimpleQueue[BaseException], interruption: Interruption, count: int
 ) -> BaseException:
-    """What to raise for the failure of a process."""
+    """Exception to raise for the failure of a process."""
     # the first report is of the process that failed by itself: the others lost their connection to it afterwards
     if not errors.empty() and (interruption.asked or not _was_killed(failure)):
         return errors.get()
@@ -122,7 +121,9 @@ def _was_killed(failure: ProcessException) -> bool:
     return isinstance(failure, ProcessExitedException) and failure.exit_code < 0
 
 
-def _child(rank: int, errors: SimpleQueue[BaseException], function: Callable[..., object], arguments: Any) -> None:
+def _child(
+    rank: int, errors: SimpleQueue[BaseException], function: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # signals of the terminal reach the parent alone, which passes each on once
     signal.signal(signal.SIGINT, signal.default_int_handler)

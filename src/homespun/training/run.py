@@ -1,4 +1,4 @@
-"""The run directory: config, environment, metrics, checkpoints and result. Every write is whole or not there."""
+"""Run folder: config, environment, metrics, checkpoints and result. All writes are atomic."""
 
 from __future__ import annotations
 
@@ -16,17 +16,11 @@ from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
-from homespun.config import dump, read_yaml
+from homespun.config import Tree, dump, read_yaml
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, remove, write_text
 from homespun.results import RunResult
-from homespun.training.checkpoint import (
-    Checkpoint,
-    State,
-    read_checkpoint,
-    read_state,
-    write_checkpoint,
-)
+from homespun.training.checkpoint import Checkpoint, State, read_checkpoint, read_state, write_checkpoint
 from homespun.training.environment import describe_environment
 
 logger = logging.getLogger(__name__)
@@ -35,7 +29,7 @@ _CONFIG, _ENVIRONMENT, _METRICS, _RESULT = "config.yaml", "environment.json", "m
 
 
 class Run:
-    """A run directory. Only the main one of several processes writes; for the others every write does nothing."""
+    """A run folder. Only the main process writes; in the others every write does nothing."""
 
     def __init__(self, path: str | Path, *, main: bool = True) -> None:
         self.path = Path(path)
@@ -43,18 +37,19 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: BaseModel, *, resume: bool, main: bool = True) -> Run:
-        """A new run in ``path``, or with ``resume`` the one that is there, where its config is the same but for
-        ``train.budget``, which may grow.
+        """Create a run in ``path``, or with ``resume`` open the present one, whose config may differ in
+        ``train.budget`` alone.
 
         Args:
-            path: a folder that does not exist, is empty but for what a run leaves that was killed before it had its
-                config, or (with ``resume``) holds the run.
-            config: everything that decides what the run does; written out whole.
-            resume: go on with a run that is there; where there is none, begin.
-            main: whether this process writes, one of several.
+            path: a folder that does not exist, is empty (but for leftovers of a run killed before it had its
+                config), or, with ``resume``, holds the run.
+            config: complete settings of the run.
+            resume: continue a present run.
+            main: True in the process that writes.
 
         Raises:
-            UserError: ``path`` is something else, holds a run and ``resume`` is off, or that run's config differs.
+            UserError: ``path`` is something else, holds a run and ``resume`` is off, or that run's config
+                differs.
         """
         run = cls(path, main=main)
         if not main:
@@ -83,33 +78,33 @@ class Run:
         if differences:
             more = f", and {len(differences) - 3} more" if len(differences) > 3 else ""
             raise UserError(f"{self.path} was run with another config: {'; '.join(differences[:3])}{more}")
-        if before != now:  # a run may be given a larger budget: it is no longer finished, and goes on under it
+        if before != now:  # the budget may grow: the run is then no longer finished
             (self.path / _RESULT).unlink(missing_ok=True)
             write_text(self.path / _CONFIG, dump(config))
 
-    def log(self, event: str, *, time: float, **values: Any) -> None:
-        """Append one line to ``metrics.jsonl``; ``time`` is in seconds of training so far. NaN becomes null."""
+    def log(self, event: str, *, time: float, **values: object) -> None:
+        """Append a line to ``metrics.jsonl``; ``time`` is in seconds of training so far. NaN becomes null."""
         if not self.main:
             return
         line = json.dumps(_plain({"event": event, "time": round(time, 3)} | values), ensure_ascii=False)
-        # unbuffered, and one write a line: whoever reads along, or comes after a kill, finds whole lines
+        # unbuffered, and one write a line: readers find complete lines, also after a kill
         with (self.path / _METRICS).open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 
     def save_checkpoint(self, tensors: Mapping[str, Mapping[str, Tensor]], state: State, *, keep: int) -> None:
-        """Write ``checkpoints/step-<state["step"]>`` where it is not there yet, and let older ones go.
+        """Write ``checkpoints/step-<state["step"]>`` unless it exists, and remove older ones.
 
         Args:
-            tensors: one file of tensors a name: ``model``, ``optimizer``.
-            state: plain values: ``step``, and ``score`` (greater is better; ``None`` where it was not validated).
-            keep: how many of the last checkpoints stay, besides the one of the best score.
+            tensors: a file of tensors a name: ``model``, ``optimizer``.
+            state: plain values: ``step``, and ``score`` (greater is better; ``None`` without a validation).
+            keep: number of last checkpoints that stay, besides the best.
         """
         folder = self.path / "checkpoints" / f"step-{state['step']}"
         if not self.main or folder.exists():
             return
         try:
             with (self.path / _METRICS).open("ab") as metrics:
-                os.fsync(metrics.fileno())  # what the checkpoint counts on must be there after a power cut too
+                os.fsync(metrics.fileno())  # must be on disk before the checkpoint that refers to it
                 logged = metrics.tell()
             write_checkpoint(folder, tensors, state | {"metrics_bytes": logged})
         except (OSError, SafetensorError) as error:
@@ -121,15 +116,15 @@ class Run:
                 self._remove(old)
 
     def latest_checkpoint(self) -> Checkpoint | None:
-        """The last whole checkpoint; a broken one is passed over with a warning. ``None``: there are none at all.
+        """The last valid checkpoint; skips broken ones with a warning. ``None``: there are none.
 
         Raises:
-            UserError: there are checkpoints, and not one is whole.
+            UserError: no checkpoint is valid.
         """
         return self._first_valid(list(reversed(self._folders())))
 
     def latest_state(self) -> State | None:
-        """The state of the last checkpoint whose state can be read, its tensors unread; ``None``: there is none."""
+        """State of the last checkpoint with a valid one, without its tensors; ``None``: there is none."""
         for folder in reversed(self._folders()):
             try:
                 return read_state(folder)[0]
@@ -138,16 +133,16 @@ class Run:
         return None
 
     def best_checkpoint(self) -> Checkpoint | None:
-        """The whole checkpoint of the best validation; the last where none was validated; ``None``: there are none.
+        """The valid checkpoint of the best validation, or the last without validations; ``None``: there are none.
 
         Raises:
-            UserError: there are checkpoints, and not one is whole.
+            UserError: no checkpoint is valid.
         """
         scored = self._by_score()
         return self._first_valid(scored + [f for f in reversed(self._folders()) if f not in scored])
 
     def rewind(self, checkpoint: Checkpoint | None) -> None:
-        """Make the directory what it was right after ``checkpoint`` (``None``: the beginning), to go on from there."""
+        """Reset the folder to its state right after ``checkpoint`` (``None``: the start)."""
         if not self.main:
             return
         for left in (self.path / "checkpoints").glob(f"{TEMPORARY}*"):
@@ -160,19 +155,19 @@ class Run:
         if metrics.exists() and metrics.stat().st_size > logged:
             os.truncate(metrics, logged)
 
-    def write_result(self, result: dict[str, Any]) -> None:
-        """Write ``result.json``, with the keys of `RunResult`: the run is finished."""
+    def write_result(self, result: Mapping[str, object]) -> None:
+        """Write ``result.json`` with the keys of `RunResult`, which marks the run as finished."""
         if self.main:
             checked = RunResult.model_validate(_plain(result)).to_json()
             write_text(self.path / _RESULT, json.dumps(checked, indent=1, ensure_ascii=False))
 
     def _folders(self) -> list[Path]:
-        """The checkpoints, oldest first."""
+        """Checkpoint folders, oldest first."""
         found = [p for p in (self.path / "checkpoints").glob("step-*") if p.name.removeprefix("step-").isdecimal()]
         return sorted(found, key=_number)
 
     def _by_score(self) -> list[Path]:
-        """Those that were validated, the best first, the earlier of equals first; broken ones left out."""
+        """Validated checkpoints, best first, earlier first among equals; without broken ones."""
         scores: dict[Path, float] = {}
         for folder in self._folders():
             try:
@@ -192,18 +187,18 @@ class Run:
                 problem = error
                 logger.warning("%s; trying another checkpoint", error)
         if problem is not None:
-            raise UserError(f"no checkpoint of {self.path} is whole: {problem}") from problem
+            raise UserError(f"no checkpoint of {self.path} is valid: {problem}") from problem
         return None
 
     def _remove(self, folder: Path) -> None:
-        # renamed first: a kill in the middle leaves no half of a checkpoint under its name
+        # renamed first, so that a kill leaves no partial checkpoint under its name
         renamed = folder.with_name(f"{TEMPORARY}old-{folder.name}")
         os.rename(folder, renamed)
         shutil.rmtree(renamed)
 
 
 def holds_run(path: Path, *, resume: bool) -> bool:
-    """Whether ``path`` holds a run to go on with; where it does not, one can be begun there.
+    """True if ``path`` holds a run to resume; False if a run can be created there.
 
     Raises:
         UserError: ``path`` is something else, or holds a run and ``resume`` is off.
@@ -216,12 +211,12 @@ def holds_run(path: Path, *, resume: bool) -> bool:
             raise UserError(f"{path} holds {state}; continue it with --resume, or give --out a new folder")
         return True
     if path.is_dir() and not all(map(_is_left_over, path.iterdir())):
-        raise UserError(f"{path} is a folder with other things in it; give --out a new or empty one")
+        raise UserError(f"{path} is a folder with other things in it; set --out to a new or empty one")
     return False
 
 
 def _is_left_over(entry: Path) -> bool:
-    """Whether this may be of a run that was killed before it had its config."""
+    """True for an entry that a run killed before it had its config may leave."""
     if entry.name == "checkpoints":
         return entry.is_dir() and not any(entry.iterdir())
     return entry.name == _ENVIRONMENT or entry.name.startswith(TEMPORARY)
@@ -231,8 +226,8 @@ def _number(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def _plain(value: Any) -> Any:
-    """Like ``value``, as JSON has it: figures that are not finite become null."""
+def _plain(value: object) -> Any:
+    """``value`` for JSON: numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -242,16 +237,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _with_defaults(tree: dict[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """A config that was written before settings were added, with their defaults."""
+def _with_defaults(tree: Tree, kind: type[BaseModel]) -> Tree:
+    """A config written before settings were added, with their defaults."""
     try:
         return dict(yaml.safe_load(dump(kind.model_validate(tree))))
     except ValidationError:
         return tree
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(tree: Mapping[str, object], prefix: str = "") -> Tree:
+    flat: Tree = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the loop grants after the step at hand."""
+"""Ctrl-C and SIGTERM: stop after the current step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Interruption:
-    """Inside ``with``, the first signal sets ``asked``; a second Ctrl-C raises `KeyboardInterrupt` at once.
+    """Inside ``with``, the first signal sets ``asked``; a second Ctrl-C raises `KeyboardInterrupt`.
 
     Signals reach the main thread alone: in another thread this does nothing.
     """
@@ -25,7 +25,7 @@ class Interruption:
 
     @property
     def asked(self) -> bool:
-        """Whether a signal came."""
+        """True after a signal."""
         return self.signal is not None
 
     def __enter__(self) -> Interruption:
@@ -41,7 +41,7 @@ class Interruption:
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a worker forked from here: it must die of it, as it would have
+        if os.getpid() != self._process:  # a forked worker: end it by default
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return

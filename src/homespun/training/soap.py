@@ -1,16 +1,18 @@
-"""SOAP: Adam in the eigenbasis of the gradients' second moments, on one side of each matrix."""
+"""SOAP: Adam in the eigenbasis of the gradient covariance, on one side of each matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, overload
+from typing import overload
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from homespun.training.optim import Group
+
 MAX_SIDE = 1024
-"""Widest smaller side of a matrix whose eigenvectors are computed; other matrices are trained by Adam."""
+"""Maximum smaller side of a matrix with eigenvectors; Adam trains other matrices."""
 _EARLY_STEPS = frozenset({1, 2, 4, 8, 16})  # steps at which the basis is computed besides every `frequency` steps
 LAST_EARLY_STEP = max(_EARLY_STEPS)
 """Steps after which the basis is computed every ``frequency`` steps only."""
@@ -19,10 +21,10 @@ LAST_EARLY_STEP = max(_EARLY_STEPS)
 class OneSidedSoap(torch.optim.AdamW):
     """One-sided SOAP for groups with ``rotate: True``, AdamW for the others.
 
-    Of a matrix of m x n, m <= n, an average of ``G G^T`` is kept, and Adam is computed on gradients rotated into its
-    eigenvectors ``Q``: the update is ``Q adam(Q^T G)`` (Vyas et al. 2025, algorithm 3, with the other side's basis the
-    identity). When ``Q`` changes, the mean of the rotated gradients is rotated with it, and the mean of their squares
-    is kept. Two m x m matrices a parameter are stored besides Adam's state. The products follow `torch.autocast`.
+    For an m x n matrix, m <= n, an average of ``G G^T`` is kept, and Adam runs on gradients rotated into its
+    eigenvectors ``Q``: the update is ``Q adam(Q^T G)`` (Vyas et al. 2025, algorithm 3, with the identity as the other
+    side's basis). When ``Q`` changes, the first moment is rotated with it, and the second is kept. Two m x m matrices a
+    parameter are stored besides Adam's state. The products follow `torch.autocast`.
 
     Args:
         groups: with ``rotate``, see `homespun.training.optim.parameter_groups`.
@@ -34,7 +36,7 @@ class OneSidedSoap(torch.optim.AdamW):
 
     def __init__(
         self,
-        groups: list[dict[str, Any]],
+        groups: list[Group],
         *,
         learning_rate: float,
         betas: tuple[float, float],
@@ -48,8 +50,8 @@ class OneSidedSoap(torch.optim.AdamW):
         # not in the state's tensors: reading one waits for the device, and a planned step has no values
         self._steps: dict[Tensor, int] = {}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state, and with it how many steps each matrix has made."""
+    def load_state_dict(self, state_dict: Group) -> None:
+        """Load the state, and the number of steps of each matrix."""
         super().load_state_dict(state_dict)
         self._steps = {parameter: int(state["step"]) for parameter, state in self.state.items() if "basis" in state}
 
@@ -75,7 +77,7 @@ class OneSidedSoap(torch.optim.AdamW):
             parameter.grad = gradient
         return result
 
-    def _update_rotated(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+    def _update_rotated(self, parameters: list[Tensor], group: Group) -> None:
         if not parameters:
             return
         states, rotated = [], []
@@ -109,16 +111,13 @@ class OneSidedSoap(torch.optim.AdamW):
             parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(back)
 
     def _update_state(self, parameter: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        """The state of a matrix after its covariance, and its basis where that is due, have seen the gradient."""
+        """State of a matrix with its covariance, and its basis if due, updated by the gradient."""
         state: dict[str, Tensor] = self.state[parameter]
         if not state:
             side = min(gradient.shape)
             state["step"] = torch.zeros((), dtype=torch.float32)
             # contiguous, as products are: the fused kernel goes through all of them in one order
-            state["exp_avg"], state["exp_avg_sq"] = (
-                gradient.new_zeros(gradient.shape),
-                gradient.new_zeros(gradient.shape),
-            )
+            state["exp_avg"], state["exp_avg_sq"] = (gradient.new_zeros(gradient.shape) for _ in range(2))
             state["covariance"] = gradient.new_zeros(side, side)
             state["basis"] = torch.eye(side, dtype=gradient.dtype, device=gradient.device)
         tall = is_tall(gradient)
@@ -134,7 +133,7 @@ class OneSidedSoap(torch.optim.AdamW):
 
 
 def is_tall(matrix: Tensor) -> bool:
-    """Whether the second side is the smaller one, and so the one that is rotated."""
+    """True if the second side is the smaller, rotated one."""
     return matrix.shape[0] > matrix.shape[1]
 
 

@@ -1,4 +1,4 @@
-"""One step of learning: gradients over micro-batches and processes, then the optimizer. Knows nothing of runs."""
+"""Training step: gradients over micro-batches and processes, then the optimizer."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from homespun.batch import Batch, Loss
 from homespun.errors import NotFinite, UserError
 from homespun.models.bundle import load_weights, weights_of
 from homespun.nn.torch_private import is_compile_error
-from homespun.training.checkpoint import (
-    Checkpoint,
-    State,
-    load_optimizer,
-    optimizer_tensors,
-)
+from homespun.training.checkpoint import Checkpoint, State, load_optimizer, optimizer_tensors
 from homespun.training.config import TrainConfig
 from homespun.training.devices import has_lstm, resolve_dtype
 from homespun.training.optim import set_learning_rate
@@ -29,7 +24,7 @@ from homespun.training.optim import set_learning_rate
 
 @dataclass(frozen=True)
 class Update:
-    """What a step of the optimizer was made of."""
+    """Loss and gradient norm of an optimizer step."""
 
     loss: float
     losses: dict[str, float]  # mean of each term
@@ -38,24 +33,24 @@ class Update:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What working through a step's micro-batches leaves, besides the gradients in the parameters."""
+    """Loss terms of a step, whose gradients are in the parameters."""
 
     names: list[str]
     weights: list[float]
-    figures: Tensor  # (2 * terms,): sums, then counts
+    sums_and_counts: Tensor  # (2 * terms,): sums, then counts
 
 
 class TrainingStep:
     """An objective on its device, in its precision, with its optimizer.
 
     Args:
-        objective: is moved to the device, and trained in place.
-        config: how to train.
-        accelerator: the device and the processes.
+        objective: moved to the device, and trained in place.
+        config: settings.
+        accelerator: device and processes.
         compiled: run the forward and backward pass through `torch.compile`.
 
     Raises:
-        UserError: the device does not have the precision, or nothing in the objective learns.
+        UserError: the device lacks the precision, or every parameter is frozen.
     """
 
     def __init__(self, objective: nn.Module, config: TrainConfig, accelerator: Accelerator, *, compiled: bool) -> None:
@@ -75,18 +70,18 @@ class TrainingStep:
         self._forward: Callable[[Batch], Loss] = torch.compile(self._parallel) if compiled else self._parallel
 
     def compute_gradients(self, parts: list[Batch], targets: dict[str, float], *, seed: int) -> Gradients | None:
-        """The gradients of a step, from nothing; ``None`` where its micro-batches do not fit into memory.
+        """Compute the gradients of a step; ``None`` if its micro-batches do not fit into memory.
 
         Args:
-            parts: this process's micro-batches.
-            targets: those of the whole step, over all micro-batches and processes.
-            seed: of everything that the forward pass draws.
+            parts: micro-batches of this process.
+            targets: of the step, over all micro-batches and processes.
+            seed: of the forward pass.
 
         Raises:
             UserError: the objective cannot be compiled.
         """
         self._optimizer.zero_grad(set_to_none=True)
-        # not `torch.manual_seed`, which sees to devices that are not there, in 0.1 ms
+        # not `torch.manual_seed`, which takes 0.1 ms for absent devices
         torch.default_generator.manual_seed(seed)
         if self.device.type != "cpu":
             torch.get_device_module(self.device).manual_seed(seed)
@@ -98,7 +93,7 @@ class TrainingStep:
                 raise UserError(f"torch.compile failed ({reason}); set train.compile=off") from error
             if not _is_out_of_memory(error):
                 raise
-        # outside the handler, whose traceback holds on to every tensor of the step
+        # outside the handler, whose traceback references every tensor of the step
         self._optimizer.zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -133,11 +128,11 @@ class TrainingStep:
         return Gradients(names, weights, figures)
 
     def _zero(self) -> Tensor:
-        """() float: 0, of every parameter that learns."""
+        """() float: 0, a function of every trained parameter."""
         return torch.stack([p.sum() for p in self.objective.parameters() if p.requires_grad]).sum() * 0.0
 
     def update(self, gradients: Gradients, targets: dict[str, float], *, learning_rate: float) -> Update:
-        """Clip the gradients and let the optimizer make its step.
+        """Clip the gradients and make an optimizer step.
 
         Raises:
             NotFinite: before anything is changed.
@@ -146,8 +141,8 @@ class TrainingStep:
         parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         self._scaler.unscale_(self._optimizer)
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or math.inf)
-        figures = self.accelerator.reduce(gradients.figures, reduction="sum")
-        # one reading a step: on a GPU each one waits for all that is under way
+        figures = self.accelerator.reduce(gradients.sums_and_counts, reduction="sum")
+        # one transfer a step: on a GPU each one synchronizes
         *values, length = torch.cat([figures, norm.float()[None]]).tolist()
         sums, counts = values[: len(gradients.names)], values[len(gradients.names) :]
         for name, value in zip(gradients.names, sums, strict=True):
@@ -170,19 +165,19 @@ class TrainingStep:
         return Update(loss, means, length)
 
     def autocast(self, *, enabled: bool = True) -> contextlib.AbstractContextManager[None]:
-        """The context in which the objective is called."""
+        """Context for calls of the objective."""
         return torch.autocast(self.device.type, dtype=self._dtype, enabled=enabled and self._dtype != torch.float32)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint keeps as tensors."""
+        """Tensors of a checkpoint."""
         return {"model": weights_of(self.objective), "optimizer": optimizer_tensors(self._optimizer)}
 
     def state(self) -> State:
-        """What a checkpoint keeps as plain values."""
+        """Plain values of a checkpoint."""
         return {"scaler": self._scaler.state_dict()}
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Become what `tensors` and `state` told.
+        """Restore weights, optimizer and gradient scaler.
 
         Raises:
             UserError: the checkpoint is of another model or optimizer.

@@ -1,4 +1,4 @@
-"""The figures of a run for TensorBoard, beside `metrics.jsonl`."""
+"""TensorBoard log of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TensorBoard:
-    """Writes steps and validations into ``folder``; what is there from ``step`` on is hidden, as it is done again.
+    """Writer of steps and validations into ``folder``; hides entries from ``step`` on, which are repeated.
 
     Raises:
         UserError: TensorBoard is not installed.
@@ -30,8 +30,8 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder), purge_step=step + 1)
 
     def write(self, step: StepResult) -> None:
-        """One step, with its validation where it has one."""
-        figures: dict[str, Any] = {
+        """Write a step, with its validation if any."""
+        figures: dict[str, object] = {
             "train/learning_rate": step.learning_rate,
             "train/gradient_norm": step.gradient_norm,
             "train/tokens_per_second": step.tokens_per_second,
@@ -46,5 +46,5 @@ class TensorBoard:
                 self._writer.add_scalar(name, value, step.number)
 
     def close(self) -> None:
-        """Write out what is held back."""
+        """Flush and close."""
         self._writer.close()

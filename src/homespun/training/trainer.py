@@ -1,4 +1,4 @@
-"""The loop: an iterator of steps. What watches a run is ordinary code in the loop, not a callback."""
+"""Training loop: an iterator of steps. Observers are ordinary code in the loop, not callbacks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _REST = 4  # a budget of time: times as long as a validation took, until the nex
 
 
 class Interrupted(UserError):
-    """Ctrl-C or SIGTERM; a checkpoint of the last whole step is written."""
+    """Ctrl-C or SIGTERM; a checkpoint of the last complete step is written."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step of the optimizer, over all its micro-batches and processes."""
+    """An optimizer step, over all its micro-batches and processes."""
 
     number: int  # 1 for the first
     epoch: float  # passes over the data so far
@@ -61,31 +61,28 @@ class StepResult:
 
 
 class Trainer:
-    """Trains ``objective`` on ``loader`` within the budget of ``config``, and writes what happens to ``run``.
+    """Trains ``objective`` on ``loader`` within the budget of ``config``, and logs to ``run``.
 
-    ``for step in trainer`` yields a `StepResult` after each one. A run with checkpoints resumes from the last. Every
-    step is a function of the state before it and of (seed, step, process): its rows and their corruption come from the
-    loader, and the random numbers of its dropout from a seed made of the three. So a killed and resumed run computes
-    what an uninterrupted one would, to the bit, under budgets of steps, tokens or epochs; and nothing that happens
-    between two steps (a validation, the caller's own drawing) changes the training.
+    ``for step in trainer`` yields a `StepResult` after each step. A run with checkpoints resumes from the last. Every
+    step is a function of the state before it and of (seed, step, process): rows and corruption come from the loader,
+    dropout from a seed of the three. So a resumed run equals an uninterrupted one, to the bit, under budgets of steps,
+    tokens or epochs; and nothing between two steps (a validation, random draws of the caller) changes the training.
 
-    The gradient of a step is that of `Loss.total` over all its targets, however it is cut into micro-batches and
-    shared by processes: each micro-batch is weighted by `Batch.targets`.
-
+    The gradient of a step is that of `Loss.total` over all its targets, for any split into micro-batches and processes.
     Leaving the loop early (``break``) saves a checkpoint of the last step.
 
     Args:
-        objective: maps a batch to its `Loss`; is moved to the device, and trained in place.
+        objective: maps a batch to its `Loss`; moved to the device, and trained in place.
         loader: of this process's part of every step.
-        config: how to train.
-        run: where to write.
+        config: settings.
+        run: folder to write.
         validate: called every ``validate_every`` of the budget and at the end, in every process.
         clock: seconds; for tests.
 
     Raises:
-        UserError: on building, for a precision the device does not have or nothing to train; on iterating, for a
+        UserError: on building, for a precision the device does not have or only frozen parameters; on iterating, for a
             budget too small for one step, a micro-batch of one row that does not fit into memory, or a checkpoint of
-            something else.
+            another run.
         NotFinite: on iterating: a loss or gradient is not finite, and the weights are as before the step; or a
             validation is not, and no checkpoint has these weights.
         Interrupted: on iterating: Ctrl-C or SIGTERM.
@@ -104,7 +101,7 @@ class Trainer:
         context = DistributedContext.join()
         if (loader.rank, loader.world_size) != (context.rank, context.world_size):
             raise ValueError(f"the loader is of process {loader.rank} of {loader.world_size}; this is {context}")
-        # precision is the learner's: an accelerator that had one would bind every later one in this process to it
+        # autocast is `TrainingStep`'s: the precision of an accelerator would bind every later one in this process
         handler = DistributedDataParallelKwargs(broadcast_buffers=False)
         self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[handler])
         if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
@@ -131,7 +128,7 @@ class Trainer:
         self._started = self._saved = 0.0
 
     def __iter__(self) -> Iterator[StepResult]:
-        """The steps, until the budget is used or `early_stopping` ends them."""
+        """Steps, until the budget is used or `early_stopping` ends them."""
         with Interruption() as interruption, PeakMemory(self.device) as self._memory:
             board = self._begin()
             loader, batches = self.loader, self.loader.steps(self.progress.steps)
@@ -179,7 +176,7 @@ class Trainer:
         return chosen
 
     def _begin(self) -> TensorBoard | None:
-        """Take up the last checkpoint where there is one."""
+        """Resume from the last checkpoint, if any."""
         checkpoint = self.run.latest_checkpoint()
         self.accelerator.wait_for_everyone()  # before the main process tidies up what the others are reading
         self.run.rewind(checkpoint)
@@ -282,14 +279,14 @@ class Trainer:
         return NotFinite(f"{what} at step {step}; {kept}; lower train.optimizer.learning_rate or train.max_grad_norm")
 
     def _step_targets(self, parts: list[Batch]) -> tuple[dict[str, float], int]:
-        """The targets of each term and the tokens of the whole step, over micro-batches and processes."""
+        """Targets of each term and tokens of the step, over micro-batches and processes."""
         names = sorted({name for part in parts for name in part.targets})
         values = [sum(part.targets.get(name, 0.0) for part in parts) for name in names]
         *values, total = self._sum([*values, float(sum(part.real_tokens for part in parts))])
         return dict(zip(names, values, strict=True)), round(total)
 
     def _smaller(self, number: int, parts: list[Batch]) -> list[Batch]:
-        """The same step in micro-batches of half the size, which is the size from here on."""
+        """The same step in micro-batches of half the size, which is the size from now on."""
         size = max(part.num_rows for part in parts)
         if self.world_size > 1:  # the others wait for this one's gradients of a step that it cannot make
             raise UserError(f"out of memory with micro-batches of {size} rows; lower train.micro_batch_size")
@@ -307,12 +304,12 @@ class Trainer:
         return math.floor(self.limits.share(self.progress) / self.config.validate_every + 1e-9)
 
     def _too_soon(self) -> bool:
-        """Whether the last validation is so near, by its own length, that a budget of time would go to them."""
+        """True if, in a budget of time, the last validation was too recent for its length."""
         since = self.progress.seconds - self._validated
         return math.isfinite(self.limits.seconds) and since < _REST * self.progress.closing_seconds
 
     def _validation(self) -> EvalResult | None:
-        """Validate where a multiple of ``validate_every`` was passed, and after the last step."""
+        """Validate after each multiple of ``validate_every``, and after the last step."""
         self._score = None
         passed = self._validations_due()
         due = passed > self._validations and not self._too_soon()
@@ -344,7 +341,7 @@ class Trainer:
         return evaluation
 
     def _save(self) -> None:
-        """Save a checkpoint of the last step, unless there is one or no step was made."""
+        """Save a checkpoint of the last step, if any."""
         if not self.progress.steps:
             return
         self._take_peak()
@@ -381,17 +378,17 @@ class Trainer:
         return self._clock() - self._started
 
     def _time(self, began: float) -> tuple[float, float]:
-        """The seconds of training so far, and those since ``began``: both of the main process, whose clock decides."""
+        """Seconds of training so far, and since ``began``, by the clock of the main process."""
         ended = self._seconds()
         ended, seconds = self._broadcast(ended, ended - began)
         return ended, seconds
 
     def _broadcast(self, *values: float) -> list[float]:
-        """The main process's values in all of them, so that they decide alike."""
+        """Values of the main process, in all processes."""
         return self._sum([value if self.rank == 0 else 0.0 for value in values])
 
     def _sum(self, values: list[float]) -> list[float]:
-        """The sums over the processes."""
+        """Sums over the processes."""
         if self.world_size == 1:
             return values
         summed = self.accelerator.reduce(torch.tensor(values, dtype=torch.float64, device=self.device), reduction="sum")

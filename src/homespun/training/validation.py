@@ -1,4 +1,4 @@
-"""What a validation says, and the plainest one: the mean of every term of the loss over held-out batches."""
+"""Results of a validation, and the held-out loss."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from homespun.batch import Batch
 from homespun.errors import NotFinite, UserError, nearest
+from homespun.metrics.classification import Metrics
 from homespun.metrics.registry import METRICS, lower_is_better
 
 _SEED = 0
@@ -20,19 +20,17 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The loss, the mean of each of its terms, and metrics such as those of `homespun.metrics.classification`."""
+    """Loss, mean of each of its terms, and metrics such as those of `homespun.metrics.classification`."""
 
     loss: float
     losses: dict[str, float]
-    metrics: dict[str, Any] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
 
     def score(self, metric: str) -> float:
-        """The value of ``loss`` or of a measure, its sign such that more is better.
-
-        What is no number is the worst: NaN, and ``None``, as of a correlation with answers that are all the same.
+        """Value of ``loss`` or of a metric, negated if lower is better; -inf for NaN and ``None``.
 
         Raises:
-            UserError: there is no such measure (see `homespun.metrics.registry`).
+            UserError: there is no such metric (see `homespun.metrics.registry`).
         """
         values = {"loss": self.loss} | {name: value for name, value in self.metrics.items() if name in METRICS}
         if metric not in values:
@@ -44,19 +42,19 @@ class EvalResult:
 
 
 def by_term(loss: float, losses: Mapping[str, float]) -> dict[str, float]:
-    """Keys of a log: ``loss/total``, the weighted sum, and ``loss/TERM``, the mean of each term."""
+    """Log keys: ``loss/total``, the weighted sum, and ``loss/TERM``, the mean of each term."""
     return {"loss/total": loss} | {f"loss/{term}": value for term, value in losses.items()}
 
 
 def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.device | str) -> EvalResult:
-    """The exact mean of every term over ``batches``: without dropout or gradients, and without a trace in training.
+    """Exact mean of every term over ``batches``, without dropout or gradients.
 
-    Objectives that sample (ELECTRA's generator) draw the same numbers every time, and the caller's random state and
-    the mode of ``objective`` are as before afterwards.
+    Deterministic, also for objectives that sample (ELECTRA's generator); restores the random state and the mode of
+    ``objective``.
 
     Raises:
-        UserError: there is not one batch.
-        NotFinite: a term is not.
+        UserError: there is no batch.
+        NotFinite: a term is not finite.
     """
     device = torch.device(device)
     sums: defaultdict[str, list[Tensor]] = defaultdict(list)
@@ -79,7 +77,7 @@ def evaluate_loss(objective: nn.Module, batches: Iterable[Batch], device: torch.
     losses = {}
     for name in weights:
         if not torch.stack(sums[name]).isfinite().all():
-            raise NotFinite(f"the loss term {name!r} is not finite on the validation rows: the model is of no use")
+            raise NotFinite(f"the loss term {name!r} is not finite on the validation rows")
         count = _total(counts[name])
         losses[name] = _total(sums[name]) / count if count else math.nan
     weighted = [weight * losses[name] for name, weight in weights.items() if weight and not math.isnan(losses[name])]
