@@ -25,7 +25,7 @@ from homespun.metrics.classification import Metrics, classification_metrics, cla
 
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline on the test texts: its metrics, and (texts,) or (texts, classes) what it predicted."""
+    """Metrics on the test texts, and (texts,) or (texts, classes) predictions."""
 
     metrics: Metrics
     predicted: NDArray[np.int64]
@@ -38,11 +38,11 @@ def baseline_report(
     test_labels: LabelNames,
     labels: Labels,
 ) -> dict[str, Metrics]:
-    """``{"majority": ..., "tfidf": ...}``: each the metrics of `homespun.metrics.classification`, with ``seconds`` (fit
-    and prediction) and ``parameters`` (numbers that were learned).
+    """``{"majority": ..., "tfidf": ...}``: metrics of `homespun.metrics.classification`, ``seconds`` (fit and
+    prediction) and ``parameters``.
 
     Raises:
-        UserError: a label not seen in training, or training texts without a word.
+        UserError: an unknown label, or training texts without a word.
     """
     train, test = labels.encode(train_labels), labels.encode(test_labels)
     return {
@@ -52,8 +52,8 @@ def baseline_report(
 
 
 def majority(train: NDArray[np.int64], test: NDArray[np.int64], labels: Labels) -> Baseline:
-    """Always the most frequent class, with the classes' shares as probabilities; of several labels a text, those that
-    more than half of the texts have."""
+    """The most frequent class, with class shares as probabilities; multi-label: the labels of over half of the
+    texts."""
     start = time.perf_counter()
     shares = train.mean(axis=0) if labels.multi_label else np.bincount(train, minlength=len(labels)) / len(train)
     probabilities = np.tile(shares, (len(test), 1))
@@ -74,9 +74,12 @@ def tfidf(
 ) -> Baseline:
     """TF-IDF of words and word pairs with sublinear term frequency, and a linear support vector machine a class.
 
-    Labels are `Labels.encode`'s. There are no probabilities, and so no log loss; areas under curves are of the
-    distances from the plane. A label that all training texts have, or none, is predicted as such. ``seconds`` are the
-    second texts of training and test, where they are pairs: see `text_features`.
+    Areas under curves are of the distances from the plane; there is no log loss. A label that all training texts have,
+    or none, is predicted as such.
+
+    Args:
+        train, test: of `Labels.encode`.
+        seconds: second texts of training and test pairs: see `text_features`.
 
     Raises:
         UserError: the training texts hold no word.
@@ -95,10 +98,10 @@ def tfidf(
 def text_features(
     train: Sequence[str], test: Sequence[str], *, seconds: tuple[Sequence[str], Sequence[str]] | None = None
 ) -> tuple[Any, Any]:
-    """Sparse (texts, features) of training and test: TF-IDF of words and word pairs, sublinear in their frequency.
+    """Sparse (texts, features) of training and test: TF-IDF of words and word pairs, sublinear.
 
-    Of pairs, whose second texts are ``seconds``: the TF-IDF of what both texts have, of what one has beyond the other,
-    and three numbers, the cosine of both, the share of their words that they share, and the ratio of their lengths.
+    For pairs with second texts ``seconds``: the TF-IDF product and absolute difference, the cosine, the share of common
+    words, and the ratio of lengths.
 
     Raises:
         UserError: the training texts hold no word.
@@ -108,7 +111,7 @@ def text_features(
     try:
         vectorizer.fit([*train, *others[0]])
     except ValueError as error:
-        raise UserError("the training texts hold no word; is the text column the right one?") from error
+        raise UserError("the training texts hold no word; set data.text to a column of text") from error
     if seconds is None:
         return vectorizer.transform(train), vectorizer.transform(test)
     learned, unseen = (
@@ -149,7 +152,7 @@ def tfidf_ridge(
 
 
 def _distances(features: Any, column: NDArray[np.int64], unseen: Any) -> NDArray[np.float64]:
-    """How far each of the ``unseen`` texts lies on the side of a class, learned from zeros and ones."""
+    """(texts,) distances of the ``unseen`` texts from the plane of a class, trained on zeros and ones."""
     if column.min() == column.max():
         return np.full(unseen.shape[0], 1.0 if column[0] else -1.0)
     distances: NDArray[np.float64] = LinearSVC(random_state=0).fit(features, column).decision_function(unseen)

@@ -1,10 +1,11 @@
-"""Configs: load, override, validate, explain. One frozen model a variant, tagged by `kind`; the union is the registry.
+"""Configs: load, override, validate. A union of frozen models, tagged by `kind`, is the registry of its variants.
 
-YAML is read by safe load only. Every error names the key, what was given and what is allowed, in one line.
+YAML is read by safe load only. Every error has the key, the given value and the allowed ones, in one line.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ Tree = dict[str, Any]
 
 
 class Config(BaseModel):
-    """What every config is: frozen, and closed to keys that it does not know."""
+    """Base of all configs: frozen, no unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -55,7 +56,7 @@ def parse_duration(value: object) -> float:
 
 
 def parse_count(value: object) -> int:
-    """A whole number of ``1000``, ``"1000"``, ``"250k"``, ``"10M"``, ``"1.5B"``."""
+    """An integer from ``1000``, ``"1000"``, ``"250k"``, ``"10M"``, ``"1.5B"``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKMGB]?)", str(value).replace("_", "").strip())
     number = None if isinstance(value, bool) or match is None else Decimal(match[1]) * _COUNTS[match[2]]
     if number is None or number != int(number):
@@ -74,7 +75,7 @@ def parse_bytes(value: object) -> int:
     return round(number)
 
 
-# the schemas say what may be written, which is more than what is held
+# the schemas accept more types than the fields have
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
@@ -109,12 +110,12 @@ def read_yaml(path: str | Path) -> Tree:
 
 
 def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
-    """A copy of ``tree`` with ``"train.budget.time=2h"``-like assignments applied; values are read as YAML.
+    """Copy of ``tree`` with assignments such as ``"train.budget.time=2h"``; values are read as YAML.
 
     Raises:
-        UserError: an assignment without ``=``, or a path through something that is not a mapping.
+        UserError: an assignment without ``=``, or a path through a plain value.
     """
-    result: Tree = _copy(tree)
+    result = copy.deepcopy(dict(tree))
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals or not path:
@@ -133,7 +134,7 @@ def override(tree: Mapping[str, Any], assignments: Sequence[str]) -> Tree:
 
 
 def _value(text: str) -> Any:
-    """Read as YAML, or as it stands where that is none or makes nothing of it, as of the separator ``|``."""
+    """Read as YAML; the text itself if it is not YAML or empty, such as ``|``."""
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -142,14 +143,6 @@ def _value(text: str) -> Any:
 
 
 _NOTHING = ("~", "null", "Null", "NULL", "''", '""')
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy(item) for item in value]
-    return value
 
 
 def validate(kind: type[T], tree: Mapping[str, Any], *, source: str) -> T:
@@ -185,7 +178,7 @@ def _problem(error: Any, kind: type[BaseModel]) -> str:
 
 
 def _keys_at(kind: type[BaseModel], location: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The keys allowed at ``location``, and the location with the tags of unions left out."""
+    """Keys allowed at ``location``, and the location without the tags of unions."""
     models: list[type[BaseModel]] = [kind]
     path: list[str] = []
     for part in location:

@@ -1,4 +1,4 @@
-"""The one exception that means: the caller gave something wrong, and here is what to do about it."""
+"""Errors of users, and their messages."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """A mistake in what was given: says what was given, what is allowed, and the way out, in one line.
+    """A wrong input: what is wrong - value - allowed - fix, in one line.
 
-    A command prints it as one line and exits with code 2; every other exception is a bug of ours and shows its
-    traceback.
+    Commands print it and exit with code 2; any other exception is a bug and shows its traceback.
     """
 
 
 class NotFinite(UserError):
-    """A loss, a gradient or what a model says is infinite or not a number."""
+    """A loss, gradient or model output is infinite or NaN."""
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or the whole list where nothing is near: the tail of an error about a name."""
+    """End of an error about a name: ``"; did you mean 'x'?"``, or all names if none is near."""
     names = sorted(allowed)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:
@@ -29,10 +28,10 @@ def nearest(name: str, allowed: Iterable[str]) -> str:
 
 
 def shorten_warnings() -> None:
-    """Let this process print warnings in one line each, without the line of code that warns."""
+    """Print warnings of this process in one line each, without source code."""
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, of which some say several lines and some nothing."""
+    """First line of an error message, or the name of its type."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
