@@ -6,21 +6,26 @@ differs is what it cannot say: a setting that some family knows nothing of is ne
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import JsonValue
 from torch import Tensor
 
 from homespun.config import Tree, validate
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.hf.engine import Drop, Table
+from homespun.hf.engine import Table
 from homespun.hf.labels import default_labels, write_labels
-from homespun.models.config import CausalLMHeadConfig, ModelConfig
+from homespun.models.config import BackboneConfig, CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import NAMED_TOKENS
+
+Defaults = dict[str, JsonValue]
+Fixed = Mapping[str, tuple[JsonValue, ...]]
+Infer = Callable[[Tree, Mapping[str, Tensor]], Tree]
+Notes = Callable[[Any], tuple[str, ...]]  # of the config of the family's backbone
 
 STORED = "stored"  # the head that the files are said to have, whatever it is
 
@@ -32,7 +37,7 @@ _ACTIVATIONS = {
     "swish": "silu",
 }
 # Settings that change what a model computes, with the one value of each that ours has.
-_FIXED: Mapping[str, tuple[Any, ...]] = {
+_FIXED: Fixed = {
     "position_embedding_type": (None, "absolute"),
     "is_decoder": (None, False),
     "add_cross_attention": (None, False),
@@ -61,6 +66,11 @@ _FREE = frozenset(
 )
 
 
+def no_notes(backbone: BackboneConfig) -> tuple[str, ...]:
+    """No notes."""
+    return ()
+
+
 @dataclass(frozen=True)
 class Architecture:
     """One class of transformers.
@@ -84,7 +94,7 @@ class Architecture:
     head: Callable[[Tree], Tree | None]
     pipeline: str | None = None
     unsupported_fields: frozenset[str] = frozenset()
-    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: ()
+    notes: Notes = no_notes
     dropout: str = "classifier_dropout"
     fits: Callable[[Tree], bool] = lambda tree: True
     write: Callable[[Tree], Tree] = lambda head: {}
@@ -127,14 +137,14 @@ class Family:
     prefix: str
     table: Table
     architectures: tuple[Architecture, ...]
-    defaults: Mapping[str, Any]
+    defaults: Mapping[str, JsonValue]
     names: Mapping[str, str] = field(default_factory=dict)
     decoder_names: Mapping[str, str] | None = None
     read: Callable[[Tree, str | None], Tree] = lambda settings, kind: {}
     write: Callable[[Any], Tree] = lambda backbone: {}
-    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    fixed: Fixed = field(default_factory=dict)
     offset: Callable[[int], int] = lambda pad_token_id: 0
-    infer_from_tensors: Callable[[Tree, Mapping[str, Tensor]], Tree] = lambda tree, weights: {}
+    infer_from_tensors: Infer = lambda tree, weights: {}
     dropouts: Callable[[Tree], Sequence[str]] = lambda settings: ()
 
     @property
@@ -279,26 +289,6 @@ class Family:
                 f'`homespun convert --head none`, or write "architectures": ["{name}"] there'
             )
         return found[0]
-
-
-def headless(
-    name: str,
-    prefix: str,
-    *drops: Drop,
-    unsupported_fields: frozenset[str] = frozenset(),
-    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
-) -> Architecture:
-    """The class without a head: the tensors of heads in its files, and ``drops`` before them, are left out."""
-    heads = Drop(rf"(?!{re.escape(prefix)}).*", "of a head, and the model is opened without")
-    return Architecture(
-        name,
-        kind=None,
-        table=Table(drops=(*drops, heads)),
-        head=lambda settings: None,
-        pipeline="feature-extraction",
-        unsupported_fields=unsupported_fields,
-        notes=notes,
-    )
 
 
 def activation(name: object) -> str:

@@ -13,13 +13,19 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 
 
-def classification(kind: str) -> Callable[[Tree], Tree]:
-    """The settings of a classification head of ours, from config.json."""
+def classification(kind: str, *, dropout: str = "classifier_dropout", **fields: object) -> Callable[[Tree], Tree]:
+    """Settings of our classification head from config.json.
+
+    Args:
+        kind: of the head.
+        dropout: the setting of the head's dropout; without it, that of the hidden states.
+        fields: further settings of the head.
+    """
 
     def head(tree: Tree) -> Tree:
-        dropout = tree.get("classifier_dropout")
-        dropout = tree.get("hidden_dropout_prob", 0.1) if dropout is None else dropout
-        return {"kind": kind, "num_labels": _count(tree), "dropout": dropout}
+        given = tree.get(dropout)
+        given = tree.get("hidden_dropout_prob", 0.1) if given is None else given
+        return {"kind": kind, "num_labels": _count(tree), "dropout": given} | fields
 
     return head
 

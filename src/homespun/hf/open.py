@@ -11,9 +11,9 @@ from huggingface_hub import snapshot_download
 
 from homespun.config import Tree
 from homespun.errors import UserError
+from homespun.hf.builders import pooler_notes
 from homespun.hf.engine import Table, UnusedTensor, Weights, their_name, to_ours
 from homespun.hf.families import FAMILIES
-from homespun.hf.families.bert import pooler_notes
 from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.labels import read_labels
 from homespun.hf.weights import FILES, has_weights, modernize_name, read_weights

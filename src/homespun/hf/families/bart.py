@@ -1,33 +1,32 @@
-"""BART (Lewis et al. 2020): an encoder with a decoder over the same words, normalised after the sublayers.
+"""BART (Lewis et al. 2020), and the parts of its relatives: an encoder-decoder over the same words, post-norm.
 
-Its position table has two rows that nothing reads before position 0. ``activation_dropout``, ``encoder_layerdrop`` and
-``decoder_layerdrop`` leave out something in training alone: ours has none of them, so they are not read, and written
-as 0. ``final_logits_bias`` is a number a word, not learned.
+Two unused rows stand before position 0. ``activation_dropout``, ``encoder_layerdrop`` and ``decoder_layerdrop`` matter
+in training alone: they are not supported, and written as 0. ``final_logits_bias``, a number a word, is not learned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from homespun.config import Tree
+from homespun.hf import builders
+from homespun.hf.builders import LAYER, attention_rules, feedforward_rules, module
 from homespun.hf.engine import Copy, DefaultTensor, Rule, Table, in_stack
-from homespun.hf.families.bert import learned_positions, question_answering
-from homespun.hf.family import Architecture, Family, headless
-from homespun.hf.labels import classification
+from homespun.hf.family import Architecture, Defaults, Family
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
+STACKS = ("encoder", "decoder")
 _ROWS_BEFORE = 2
 _ENDS = (
     "transformers classifies by the last eos_token_id of a text and this model by its last token: every text must end "
     "with that token, and hold as many of it as the others of its batch"
 )
-
-# what the configs of BART and its relatives assume, where it is the same
-DEFAULTS: Mapping[str, Any] = {
+# of BART and its relatives
+_DEFAULTS: Defaults = {
     "vocab_size": 50265,
     "max_position_embeddings": 1024,
     "encoder_layers": 12,
@@ -54,12 +53,9 @@ DEFAULTS: Mapping[str, Any] = {
     "forced_bos_token_id": None,
     "forced_eos_token_id": None,
 }
-DROPOUTS = ("activation_dropout", "encoder_layerdrop", "decoder_layerdrop")
-FIXED: Mapping[str, tuple[Any, ...]] = {"is_encoder_decoder": (None, True), "tie_word_embeddings": (None, True)}
 
 
-def names(stack: str) -> dict[str, str]:
-    """What the fields of a stack are called in config.json."""
+def _names(stack: str, names: dict[str, str]) -> dict[str, str]:
     return {
         "hidden_size": "d_model",
         "num_hidden_layers": f"{stack}_layers",
@@ -69,134 +65,128 @@ def names(stack: str) -> dict[str, str]:
         "hidden_dropout_prob": "dropout",
         "attention_probs_dropout_prob": "attention_dropout",
         "initializer_range": "init_std",
-    }
+    } | {ours: theirs.format(stack=stack) for ours, theirs in names.items()}
 
 
-def attention_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """One attention of BART's, and the norm beside it."""
-    own = f"backbone.layers.{{i}}.{ours}"
-    parts = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
-    return (
-        *(Rule(f"{theirs}.{part}.{{p}}", f"{own}.sublayer.{name}.{{p}}") for part, name in parts.items()),
-        Rule(f"{theirs}_layer_norm.{{p}}", f"{own}.norm.{{p}}"),
+def family(
+    model_type: str,
+    name: str,
+    rules: tuple[Rule, ...],
+    *architectures: Architecture,
+    defaults: Defaults,
+    stack: Tree,
+    table: Table | None = None,
+    encoder: Callable[[Tree], Tree] = lambda settings: {},
+    write: Callable[[EncoderDecoderConfig], Tree] = lambda backbone: {},
+    names: dict[str, str] | None = None,
+    without: tuple[str, ...] = (),
+) -> Family:
+    """A relative of BART: its decoder, and the words of both stacks, which are one tensor.
+
+    Args:
+        model_type, architectures, write: as in `Family`.
+        name: of the model in the names of its tensors.
+        rules: all tensors but the words and the layers of the decoder.
+        defaults: settings that differ from BART's, or are added.
+        stack: fields of both stacks that are not plain values.
+        table: further copies, drops and default tensors.
+        encoder: further fields of the encoder, from config.json.
+        names: further names of fields in config.json, with ``{stack}``.
+        without: settings of BART that the family lacks.
+    """
+    shared = f"{name}.shared.weight"
+    words = Table(
+        rules=(Rule(shared, "backbone.encoder.embeddings.words.weight"), *rules, *_decoder_rules(name)),
+        copies=tuple(Copy(f"{name}.{part}.embed_tokens.weight", of=shared) for part in STACKS),
+    )
+    own = {"type_vocab_size": 0, "layer_norm_eps": 1e-5} | stack
+    return Family(
+        model_type=model_type,
+        prefix=f"{name}.",
+        table=words + (table or Table()),
+        architectures=architectures,
+        defaults={key: value for key, value in _DEFAULTS.items() if key not in without} | defaults,
+        names=_names("encoder", names or {}),
+        decoder_names=_names("decoder", names or {}),
+        read=lambda settings, kind: {"encoder": own | encoder(settings), "decoder": own},
+        write=write,
+        fixed={"is_encoder_decoder": (None, True), "tie_word_embeddings": (None, True)},
+        dropouts=lambda settings: ("activation_dropout", "encoder_layerdrop", "decoder_layerdrop"),
     )
 
 
-def feedforward_rules(layer: str) -> tuple[Rule, ...]:
-    """The feed-forward of a layer, and its norm."""
-    own = "backbone.layers.{i}.feedforward"
+def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
     return (
-        Rule(f"{layer}.fc1.{{p}}", f"{own}.sublayer.inner.{{p}}"),
-        Rule(f"{layer}.fc2.{{p}}", f"{own}.sublayer.outer.{{p}}"),
-        Rule(f"{layer}.final_layer_norm.{{p}}", f"{own}.norm.{{p}}"),
+        *attention_rules(theirs, "q_proj", "k_proj", "v_proj", "out_proj", ours=ours),
+        module(f"{theirs}_layer_norm", f"{LAYER}.{ours}.norm"),
     )
 
 
-def encoder_rules(name: str) -> tuple[Rule, ...]:
-    """The layers of BART's encoder, where the family calls its model ``name``."""
+def _feedforward(layer: str) -> tuple[Rule, ...]:
+    norm = module(f"{layer}.final_layer_norm", f"{LAYER}.feedforward.norm")
+    return (*feedforward_rules(layer, "fc1", "fc2"), norm)
+
+
+def encoder_rules(name: str, *attention: Rule) -> tuple[Rule, ...]:
+    """Layers of the encoder, with the rules of another ``attention`` than BART's if given."""
     layer = f"{name}.encoder.layers.{{i}}"
-    return in_stack("encoder", *attention_rules(f"{layer}.self_attn", "attention"), *feedforward_rules(layer))
+    if attention:
+        attention = (*attention, module(f"{layer}.self_attn_layer_norm", f"{LAYER}.attention.norm"))
+    return in_stack("encoder", *(attention or _attention(f"{layer}.self_attn", "attention")), *_feedforward(layer))
 
 
-def decoder_rules(name: str) -> tuple[Rule, ...]:
-    """The layers of BART's decoder, which its relatives have too."""
+def _decoder_rules(name: str) -> tuple[Rule, ...]:
     layer = f"{name}.decoder.layers.{{i}}"
-    return in_stack(
-        "decoder",
-        *attention_rules(f"{layer}.self_attn", "attention"),
-        *attention_rules(f"{layer}.encoder_attn", "cross_attention"),
-        *feedforward_rules(layer),
-    )
+    attentions = _attention(f"{layer}.self_attn", "attention") + _attention(f"{layer}.encoder_attn", "cross_attention")
+    return in_stack("decoder", *attentions, *_feedforward(layer))
 
 
 def position_rules(name: str, *, rows_before: int = 0) -> tuple[Rule, ...]:
-    """Learned positions of both stacks, the first of them after so many rows."""
+    """Position tables of both stacks, with so many rows before position 0."""
     return tuple(
         rule
-        for stack in ("encoder", "decoder")
+        for stack in STACKS
         for rule in in_stack(
-            stack, learned_positions(f"{name}.{stack}.embed_positions.weight", offset=lambda pad: rows_before)
+            stack,
+            builders.learned_positions(f"{name}.{stack}.embed_positions.weight", offset=lambda pad: rows_before),
         )
     )
 
 
 def norm_rules(name: str, theirs: str, ours: str) -> tuple[Rule, ...]:
-    """A norm that each stack has once."""
+    """A norm of each stack."""
     return tuple(
-        rule
-        for stack in ("encoder", "decoder")
-        for rule in in_stack(stack, Rule(f"{name}.{stack}.{theirs}.{{p}}", f"backbone.{ours}.{{p}}"))
+        rule for stack in STACKS for rule in in_stack(stack, module(f"{name}.{stack}.{theirs}", f"backbone.{ours}"))
     )
 
 
-def shared_words(name: str) -> Table:
-    """The words of both stacks, which are one tensor."""
-    shared = f"{name}.shared.weight"
-    return Table(
-        rules=(Rule(shared, "backbone.encoder.embeddings.words.weight"),),
-        copies=tuple(Copy(f"{name}.{stack}.embed_tokens.weight", of=shared) for stack in ("encoder", "decoder")),
-    )
-
-
-def conditional_lm(
-    architecture: str,
-    name: str,
-    *,
-    unsupported_fields: frozenset[str] = frozenset(),
-    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
-) -> Architecture:
-    """The class that writes: a tied head, and a number that is added to each logit."""
+def conditional_lm(architecture: str, name: str) -> Architecture:
+    """Language model: a tied head, and a bias of the logits, which is zero in a model without."""
+    bias = Rule("final_logits_bias", "head.bias", lambda tensor, _: tensor.flatten(), lambda tensor, _: tensor[None])
     return Architecture(
         architecture,
         kind="causal_lm",
         table=Table(
-            rules=(
-                Rule(
-                    "final_logits_bias",
-                    "head.bias",
-                    lambda tensor, backbone: tensor.flatten(),  # a row there
-                    lambda tensor, backbone: tensor[None],
-                ),
-            ),
+            rules=(bias,),
             copies=(Copy("lm_head.weight", of=f"{name}.shared.weight"),),
             default_tensors=(DefaultTensor("final_logits_bias", _no_bias),),
         ),
         head=lambda settings: {"kind": "causal_lm", "final_logits_bias": True},
         pipeline="text2text-generation",
-        # a model without it has zeros there
-        unsupported_fields=unsupported_fields | {"head.final_logits_bias"},
-        notes=notes,
+        unsupported_fields=frozenset({"head.final_logits_bias"}),
     )
 
 
-def classifier(
-    architecture: str,
-    *,
-    unsupported_fields: frozenset[str] = frozenset(),
-    notes: Callable[[Any], tuple[str, ...]] = lambda backbone: (),
-) -> Architecture:
-    """The class that classifies a text, by what the decoder makes of its last token when it reads the same text.
-
-    Theirs looks for the last ``eos_token_id``, which is the last token of a text.
-    """
-
-    def head(settings: Tree) -> Tree:
-        pooled = classification("pooled")(settings)
-        return pooled | {"input_dropout": pooled["dropout"], "token": "last"}
-
-    return Architecture(
-        architecture,
-        kind="pooled",
-        table=Table(
-            rules=(
-                Rule("classification_head.dense.{p}", "head.dense.{p}"),
-                Rule("classification_head.out_proj.{p}", "head.classifier.{p}"),
-            )
+def classifier(architecture: str) -> Architecture:
+    """Classifier of the decoder's last token, where it reads the same text; there, of the last ``eos_token_id``."""
+    return replace(
+        builders.text_classification(
+            architecture,
+            dense="classification_head.dense",
+            classifier="classification_head.out_proj",
+            head=lambda settings: builders.input_dropout_classification(settings) | {"token": "last"},
         ),
-        head=head,
-        pipeline="text-classification",
-        unsupported_fields=unsupported_fields,
-        notes=lambda backbone: (_ENDS, *notes(backbone)),
+        notes=lambda backbone: (_ENDS,),
     )
 
 
@@ -204,37 +194,18 @@ def _no_bias(backbone: EncoderDecoderConfig) -> Tensor:
     return torch.zeros(1, backbone.vocab_size)
 
 
-def _read(settings: Tree, kind: str | None) -> Tree:
-    stack = {
-        "type_vocab_size": 0,
-        "layer_norm_eps": 1e-5,
-        "positions": {"kind": "learned", "offset": _ROWS_BEFORE},
-    }
-    return {"encoder": stack, "decoder": stack}
-
-
-BART = Family(
-    model_type="bart",
-    prefix="model.",
-    table=shared_words("model")
-    + Table(
-        rules=(
-            *position_rules("model", rows_before=_ROWS_BEFORE),
-            *norm_rules("model", "layernorm_embedding", "embeddings.norm"),
-            *encoder_rules("model"),
-            *decoder_rules("model"),
-        )
+BART = family(
+    "bart",
+    "model",
+    (
+        *position_rules("model", rows_before=_ROWS_BEFORE),
+        *norm_rules("model", "layernorm_embedding", "embeddings.norm"),
+        *encoder_rules("model"),
     ),
-    architectures=(
-        headless("BartModel", "model."),
-        conditional_lm("BartForConditionalGeneration", "model"),
-        classifier("BartForSequenceClassification"),
-        question_answering("BartForQuestionAnswering"),
-    ),
-    defaults={**DEFAULTS, "forced_eos_token_id": 2, "classifier_dropout": 0.0},
-    names=names("encoder"),
-    decoder_names=names("decoder"),
-    read=_read,
-    fixed=FIXED,
-    dropouts=lambda settings: DROPOUTS,
+    builders.headless("BartModel", "model."),
+    conditional_lm("BartForConditionalGeneration", "model"),
+    classifier("BartForSequenceClassification"),
+    builders.question_answering("BartForQuestionAnswering"),
+    defaults={"forced_eos_token_id": 2, "classifier_dropout": 0.0},
+    stack={"positions": {"kind": "learned", "offset": _ROWS_BEFORE}},
 )

@@ -1,19 +1,18 @@
-"""BigBird (Zaheer et al. 2020), ITC: blocks that see their neighbours, random ones, and a global first and last block.
+"""BigBird (Zaheer et al. 2020), ITC: windows of blocks, random blocks, and a global first and last block.
 
-The weights are the same on both sides, the graph is not quite, in three ways of transformers' that depend on the mode
-or on the other texts of a batch, which nothing here does:
+The weights are the same on both sides. The attention of transformers depends on the mode and on the batch:
 
-- Random blocks are drawn here once, from ``seed``, and used in training and in evaluation. There training draws others,
-  by the length of the batch, and evaluation has none: the first block is seen ``num_random_blocks`` times more instead.
-- The last block is here the one of a text's last token, there that of the batch's last place. They are the same where
-  less than a block is padded.
-- Batches of at most ``(5 + 2 * num_random_blocks) * block_size`` tokens get full attention there. Here they see what
-  the blocks allow, which is everything up to 4 blocks and less than that beyond.
+- Random blocks are drawn here once, from ``seed``, for training and evaluation. transformers draws others in training,
+  by the length of the batch, and none in evaluation: it counts the first block ``num_random_blocks`` times more.
+- The global last block is here that of the last token of a text, there that of the batch: the same if less than a block
+  is padded.
+- Batches of at most ``(5 + 2 * num_random_blocks) * block_size`` tokens get full attention there. Here the blocks hold,
+  which are full attention up to 4 blocks.
 
-Where a question is answered, the logits of its tokens are lowered there by a million, up to the first separator, and
-the text after it is segment 1 where no segments are given. Here the caller gives them, and looks for the answer there.
+`BigBirdForQuestionAnswering` lowers the logits of the question by a million, up to the first separator, and makes the
+text after it segment 1 if no segments are given. Here the caller gives segments, and searches them for the answer.
 
-Besides, dropout of the embeddings stands there before the norm, and block-sparse attention has none.
+Dropout of the embeddings stands before the norm there, and block-sparse attention has none.
 """
 
 from __future__ import annotations
@@ -25,42 +24,28 @@ from homespun.attention.full import FullAttentionConfig
 from homespun.attention.sparse import BlocksConfig, RandomBlocksConfig, SparseAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.engine import DefaultTensor, Rule, Table
-from homespun.hf.families.bert import (
-    CAUSAL,
-    CAUSAL_FIXED,
-    CAUSAL_NAMES,
-    DEFAULTS,
-    MASKED_LM,
-    drop_pooler,
-    encoder_table,
-    language_model,
-    pooler,
-    pooler_notes,
-    token_classification,
-)
-from homespun.hf.family import Architecture, Family, activation, headless
+from homespun.hf import builders
+from homespun.hf.builders import BERT_DEFAULTS, CAUSAL, CAUSAL_FIXED, CAUSAL_NAMES, annotated, module
+from homespun.hf.engine import DefaultTensor, Table
+from homespun.hf.families.bert import MASKED_LM
+from homespun.hf.family import Architecture, Family, activation
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
 
-# classes that have a pooler and do not use it
+# for classes that have a pooler and do not use it
 _POOLER = Table(
-    drops=(drop_pooler("bert"),),
     default_tensors=(
         DefaultTensor("bert.pooler.weight", lambda backbone: torch.zeros(backbone.hidden_size, backbone.hidden_size)),
         DefaultTensor("bert.pooler.bias", lambda backbone: torch.zeros(backbone.hidden_size)),
-    ),
+    )
 )
 
 
-_LM = MASKED_LM + Table(default_tensors=_POOLER.default_tensors)
-
-
 def read_blocks(settings: Tree) -> Tree:
-    """The attention that ``attention_type`` and its sizes describe.
+    """Attention of ``attention_type``.
 
     Raises:
-        UserError: there is no such type.
+        UserError: an unknown type.
     """
     if settings["attention_type"] == "original_full":
         return {"kind": "full"}
@@ -78,7 +63,7 @@ def read_blocks(settings: Tree) -> Tree:
 
 
 def write_blocks(attention: AttentionConfig) -> Tree:
-    """The settings of an attention that they can say."""
+    """Settings of a full attention, or of blocks."""
     match attention:
         case FullAttentionConfig():
             return {"attention_type": "original_full"}
@@ -88,7 +73,7 @@ def write_blocks(attention: AttentionConfig) -> Tree:
 
 
 def block_notes(attention: AttentionConfig) -> tuple[str, ...]:
-    """In what transformers' graph differs."""
+    """Notes on the differences of attention in transformers."""
     settings = write_blocks(attention)
     if "num_random_blocks" not in settings:
         return ()
@@ -129,59 +114,45 @@ def _read(settings: Tree, kind: str | None) -> Tree:
     return {"attention": read_blocks(settings)}
 
 
-def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
-    return block_notes(backbone.attention)
-
+_QA = "qa_classifier"
 
 BIG_BIRD = Family(
     model_type="big_bird",
     prefix="bert.",
-    table=encoder_table("bert"),
+    table=builders.encoder_table("bert") + builders.drop_pooler("bert"),
     architectures=(
-        headless(
-            "BigBirdModel",
-            "bert.",
-            drop_pooler("bert"),
-            notes=lambda backbone: pooler_notes(backbone) + _graph(backbone),
-        ),
-        pooler("BigBirdModel", "bert.pooler", notes=_graph),
-        language_model("BigBirdForMaskedLM", _LM, notes=_graph),
-        language_model("BigBirdForPreTraining", _LM, notes=_graph),
-        language_model("BigBirdForCausalLM", _LM, causal=True),
-        Architecture(
-            "BigBirdForSequenceClassification",
-            kind="ffn",
-            table=_POOLER
-            + Table(
-                rules=(
-                    Rule("classifier.dense.{p}", "head.dense.{p}"),
-                    Rule("classifier.out_proj.{p}", "head.classifier.{p}"),
-                )
+        *annotated(
+            *builders.models_with_pooler("BigBirdModel", "bert.pooler"),
+            builders.language_model("BigBirdForMaskedLM", MASKED_LM + _POOLER, causal=False),
+            builders.language_model("BigBirdForPreTraining", MASKED_LM + _POOLER, causal=False),
+            builders.text_classification(
+                "BigBirdForSequenceClassification",
+                _POOLER,
+                kind="ffn",
+                head=lambda settings: classification("ffn", hidden_act=activation(settings["hidden_act"]))(settings),
             ),
-            head=lambda settings: classification("ffn")(settings) | {"hidden_act": activation(settings["hidden_act"])},
-            pipeline="text-classification",
-            notes=_graph,
-        ),
-        token_classification("BigBirdForTokenClassification", _POOLER, notes=_graph),
-        Architecture(
-            "BigBirdForQuestionAnswering",
-            kind="question_answering_ffn",
-            table=Table(
-                rules=(
-                    Rule("qa_classifier.intermediate.dense.{p}", "head.feedforward.sublayer.1.inner.{p}"),
-                    Rule("qa_classifier.output.dense.{p}", "head.feedforward.sublayer.1.outer.{p}"),
-                    Rule("qa_classifier.output.LayerNorm.{p}", "head.feedforward.norm.{p}"),
-                    Rule("qa_classifier.qa_outputs.{p}", "head.classifier.{p}"),
+            builders.token_classification("BigBirdForTokenClassification", _POOLER),
+            Architecture(
+                "BigBirdForQuestionAnswering",
+                kind="question_answering_ffn",
+                table=Table(
+                    rules=(
+                        module(f"{_QA}.intermediate.dense", "head.feedforward.sublayer.1.inner"),
+                        module(f"{_QA}.output.dense", "head.feedforward.sublayer.1.outer"),
+                        module(f"{_QA}.output.LayerNorm", "head.feedforward.norm"),
+                        module(f"{_QA}.qa_outputs", "head.classifier"),
+                    )
                 ),
-                drops=(drop_pooler("bert"),),
+                head=_answers,
+                pipeline="question-answering",
+                notes=_question_notes,
+                dropout="qa_dropout",
             ),
-            head=_answers,
-            pipeline="question-answering",
-            notes=lambda backbone: _graph(backbone) + _question_notes(backbone),
-            dropout="qa_dropout",
+            notes=lambda backbone: block_notes(backbone.attention),
         ),
+        builders.language_model("BigBirdForCausalLM", MASKED_LM + _POOLER, causal=True),
     ),
-    defaults=DEFAULTS
+    defaults=BERT_DEFAULTS
     | CAUSAL
     | {
         "vocab_size": 50358,

@@ -1,32 +1,33 @@
-"""DeBERTa (He et al. 2021), and what its second and third versions have of it.
+"""DeBERTa (He et al. 2021), and the parts that versions 2 and 3 share.
 
-Of the two heads for masked words that transformers has, ``legacy`` and not, both are read, whichever config.json names:
-they compute the same from tensors of other names. The legacy one is written, which every version of transformers opens.
+transformers has two heads for masked tokens, ``legacy`` and another, which differ in the names of tensors. Both are
+read, whichever config.json names. The legacy one is written: every version of transformers opens it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
 from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
+from homespun.hf import builders
+from homespun.hf.builders import LAYER, annotated, feedforward_rules, learned_positions, module, norm_rules
 from homespun.hf.engine import Copy, Drop, Rule, Table
-from homespun.hf.families.bert import learned_positions, masked_lm, question_answering, token_classification
-from homespun.hf.family import Architecture, Family, activation, headless
+from homespun.hf.families import bert
+from homespun.hf.family import Architecture, Defaults, Family, activation
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
 from homespun.models.positions import LearnedPositionsConfig
 
-_LAYER, _OWN = "deberta.encoder.layer.{i}", "backbone.layers.{i}"
-SELF, ATTENTION = f"{_LAYER}.attention.self", f"{_OWN}.attention.sublayer"
-RELATIVE = "backbone.layers.0.attention.sublayer.relative"  # all layers have the first one's
+_EMBEDDINGS, _LAYER = "deberta.embeddings", "deberta.encoder.layer.{i}"
+SELF, ATTENTION = f"{_LAYER}.attention.self", f"{LAYER}.attention.sublayer"
+RELATIVE = "backbone.layers.0.attention.sublayer.relative"  # shared by all layers
 _TERMS = ("c2p", "p2c")
-# transformers has no enhanced mask decoder, which nothing but telling masked tokens needs
+# only masked language modelling needs the enhanced mask decoder, which transformers lacks
 _LATE = frozenset({"backbone.enhanced_mask_decoder"})
 
 
@@ -34,23 +35,22 @@ def _has_positions(backbone: EncoderConfig) -> bool:
     return isinstance(backbone.positions, LearnedPositionsConfig)
 
 
+_POSITIONS = f"{_EMBEDDINGS}.position_embeddings.weight"
 TABLE = Table(
     rules=(
-        Rule("deberta.embeddings.word_embeddings.weight", "backbone.embeddings.words.weight"),
-        replace(learned_positions("deberta.embeddings.position_embeddings.weight"), when=_has_positions),
+        Rule(f"{_EMBEDDINGS}.word_embeddings.weight", "backbone.embeddings.words.weight"),
+        replace(learned_positions(_POSITIONS), when=_has_positions),
         Rule(
-            "deberta.embeddings.position_embeddings.weight",
+            _POSITIONS,
             "backbone.embeddings.late.embedding.weight",
             when=lambda backbone: backbone.enhanced_mask_decoder,
         ),
-        Rule("deberta.embeddings.token_type_embeddings.weight", "backbone.embeddings.segments.weight"),
-        Rule("deberta.embeddings.LayerNorm.{p}", "backbone.embeddings.norm.{p}"),
+        Rule(f"{_EMBEDDINGS}.token_type_embeddings.weight", "backbone.embeddings.segments.weight"),
+        module(f"{_EMBEDDINGS}.LayerNorm", "backbone.embeddings.norm"),
         Rule("deberta.encoder.rel_embeddings.weight", f"{RELATIVE}.embedding.weight"),
-        Rule(f"{_LAYER}.attention.output.dense.{{p}}", f"{ATTENTION}.output.{{p}}"),
-        Rule(f"{_LAYER}.attention.output.LayerNorm.{{p}}", f"{_OWN}.attention.norm.{{p}}"),
-        Rule(f"{_LAYER}.intermediate.dense.{{p}}", f"{_OWN}.feedforward.sublayer.inner.{{p}}"),
-        Rule(f"{_LAYER}.output.dense.{{p}}", f"{_OWN}.feedforward.sublayer.outer.{{p}}"),
-        Rule(f"{_LAYER}.output.LayerNorm.{{p}}", f"{_OWN}.feedforward.norm.{{p}}"),
+        module(f"{_LAYER}.attention.output.dense", f"{ATTENTION}.output"),
+        *feedforward_rules(_LAYER, "intermediate.dense", "output.dense"),
+        *norm_rules(_LAYER, "attention.output.LayerNorm", "output.LayerNorm"),
     ),
     drops=(
         Drop(r"deberta\.embeddings\.position_ids", "a constant, not a weight"),
@@ -60,15 +60,8 @@ TABLE = Table(
         ),
     ),
 )
-_MASKED_LM = Table(
-    rules=(
-        Rule("cls.predictions.transform.dense.{p}", "head.transform.{p}"),
-        Rule("cls.predictions.transform.LayerNorm.{p}", "head.norm.{p}"),
-        Rule("cls.predictions.bias", "head.bias"),
-    ),
+_MASKED_LM = bert.masked_lm_table(f"{_EMBEDDINGS}.word_embeddings") + Table(
     copies=(
-        Copy("cls.predictions.decoder.weight", of="deberta.embeddings.word_embeddings.weight"),
-        Copy("cls.predictions.decoder.bias", of="cls.predictions.bias"),
         # the same tensors by the names of the released checkpoints
         Copy("lm_predictions.lm_head.bias", of="cls.predictions.bias"),
         *(
@@ -77,29 +70,24 @@ _MASKED_LM = Table(
             for p in ("weight", "bias")
         ),
     ),
-    drops=(Drop(r"mask_predictions\..*", "the head that tells replaced tokens, which is for pretraining"),),
+    drops=(Drop(r"mask_predictions\..*", "the head of replaced token detection, which is for pretraining"),),
 )
 
 
 def _notes(backbone: EncoderConfig) -> tuple[str, ...]:
     if not backbone.enhanced_mask_decoder:
         return ()
-    return ("transformers does not read position_embeddings, with which this model was trained to tell masked tokens",)
+    return ("transformers ignores position_embeddings, with which this model predicted masked tokens in pretraining",)
 
 
 def _pooled(settings: Tree) -> Tree:
     if settings.get("pooler_hidden_size", settings["hidden_size"]) != settings["hidden_size"]:
         raise UserError(f"pooler_hidden_size={settings['pooler_hidden_size']!r} is not supported, only hidden_size")
-    head = classification("pooled")(settings | {"classifier_dropout": settings["cls_dropout"]})
+    head = classification("pooled", dropout="cls_dropout")(settings)
     return head | {
         "input_dropout": settings["pooler_dropout"],
         "hidden_act": activation(settings["pooler_hidden_act"]),
     }
-
-
-def _labels(settings: Tree) -> Tree:
-    dropout = settings["hidden_dropout_prob"]  # cls_dropout is of whole texts there
-    return classification("token_classification")(settings | {"classifier_dropout": dropout})
 
 
 def _write_pooled(head: Tree) -> Tree:
@@ -107,32 +95,29 @@ def _write_pooled(head: Tree) -> Tree:
 
 
 def architectures(name: str) -> tuple[Architecture, ...]:
-    """The classes of a version of this ``name``."""
+    """The classes of the version ``name``."""
     return (
-        headless(f"{name}Model", "deberta.", unsupported_fields=_LATE, notes=_notes),
-        Architecture(f"{name}ForMaskedLM", kind="masked_lm", table=_MASKED_LM, head=masked_lm, pipeline="fill-mask"),
-        Architecture(
-            f"{name}ForSequenceClassification",
-            kind="pooled",
-            table=Table(
-                rules=(
-                    Rule("pooler.dense.{p}", "head.dense.{p}"),
-                    Rule("classifier.{p}", "head.classifier.{p}"),
-                )
+        *annotated(
+            builders.headless(f"{name}Model", "deberta."),
+            builders.text_classification(
+                f"{name}ForSequenceClassification",
+                dense="pooler.dense",
+                classifier="classifier",
+                head=_pooled,
+                write=_write_pooled,
             ),
-            head=_pooled,
-            write=_write_pooled,
-            unsupported_fields=_LATE,
+            # cls_dropout is that of texts alone
+            builders.token_classification(f"{name}ForTokenClassification", dropout="hidden_dropout_prob"),
+            builders.question_answering(f"{name}ForQuestionAnswering"),
             notes=_notes,
-            pipeline="text-classification",
+            unsupported_fields=_LATE,
         ),
-        token_classification(f"{name}ForTokenClassification", head=_labels, unsupported_fields=_LATE, notes=_notes),
-        question_answering(f"{name}ForQuestionAnswering", unsupported_fields=_LATE, notes=_notes),
+        builders.language_model(f"{name}ForMaskedLM", _MASKED_LM),
     )
 
 
-# what the configs of all versions assume, where it is the same
-DEFAULTS: Mapping[str, Any] = {
+# of all versions
+DEFAULTS: Defaults = {
     "hidden_act": "gelu",
     "hidden_dropout_prob": 0.1,
     "attention_probs_dropout_prob": 0.1,
@@ -153,15 +138,15 @@ NAMES = {"classifier_dropout": "cls_dropout"}
 
 
 def count(value: object) -> object:
-    """A number that may be left open there, by any below 1, and here by 0."""
+    """A number that is not set if below 1; 0 here."""
     return max(value, 0) if isinstance(value, int) else value
 
 
 def read(settings: Tree, **attention: object) -> Tree:
-    """What all versions are, beside plain values and what makes the ``attention`` of this one its own.
+    """Fields that are not plain values; ``attention``: those of a version.
 
     Raises:
-        UserError: a setting that ours does not have.
+        UserError: an unsupported setting.
     """
     if settings["relative_attention"] is not True:
         raise UserError(f"relative_attention={settings['relative_attention']!r} is not supported, only True")
@@ -182,7 +167,7 @@ def read(settings: Tree, **attention: object) -> Tree:
 
 
 def write(backbone: EncoderConfig) -> Tree:
-    """The same, the other way; of another attention, that of the papers."""
+    """Settings that are not plain values; with another attention, those of the paper."""
     given = backbone.attention
     attention = given if isinstance(given, DisentangledAttentionConfig) else DisentangledAttentionConfig()
     return {
@@ -195,7 +180,7 @@ def write(backbone: EncoderConfig) -> Tree:
 
 
 def _by_head(parts: tuple[int, int]) -> Callable[[Tensor, EncoderConfig], Tensor]:
-    """Rows that stand by head and then by what they make, or the other way, turned about; ``parts`` places them."""
+    """Transpose rows of (heads, projections), or of (projections, heads); ``parts`` is the order of the axes."""
 
     def change(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
         counts = [backbone.num_attention_heads, 3]
@@ -220,7 +205,7 @@ DEBERTA = Family(
             Rule(f"{SELF}.q_bias", f"{ATTENTION}.query.bias"),
             Rule(f"{SELF}.v_bias", f"{ATTENTION}.value.bias"),
             Rule(f"{SELF}.pos_proj.weight", f"{ATTENTION}.position_key.weight"),
-            Rule(f"{SELF}.pos_q_proj.{{p}}", f"{ATTENTION}.position_query.{{p}}"),
+            module(f"{SELF}.pos_q_proj", f"{ATTENTION}.position_query"),
         )
     ),
     architectures=architectures("Deberta"),

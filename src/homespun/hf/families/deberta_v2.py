@@ -1,13 +1,14 @@
-"""DeBERTa V2 and V3 (He et al. 2021, 2023): distances in buckets, which go through the projections of the content.
+"""DeBERTa V2 and V3 (He et al. 2021, 2023): distances in buckets, with the projections of the content.
 
-V3 is V2 trained as ELECTRA is; its ``conv_kernel_size`` is 0, and so must it be here.
+V3 is V2 trained as ELECTRA; its ``conv_kernel_size`` is 0, the only value that is supported.
 """
 
 from __future__ import annotations
 
 from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Tree
-from homespun.hf.engine import Rule, Table
+from homespun.hf.builders import module
+from homespun.hf.engine import Table
 from homespun.hf.families import deberta
 from homespun.hf.families.deberta import ATTENTION, DEFAULTS, NAMES, RELATIVE, SELF, TABLE, architectures, count
 from homespun.hf.family import Family
@@ -41,12 +42,9 @@ DEBERTA_V2 = Family(
     table=TABLE
     + Table(
         rules=(
-            Rule(f"{SELF}.query_proj.{{p}}", f"{ATTENTION}.query.{{p}}"),
-            Rule(f"{SELF}.key_proj.{{p}}", f"{ATTENTION}.key.{{p}}"),
-            Rule(f"{SELF}.value_proj.{{p}}", f"{ATTENTION}.value.{{p}}"),
-            Rule(f"{SELF}.pos_key_proj.{{p}}", f"{ATTENTION}.position_key.{{p}}"),
-            Rule(f"{SELF}.pos_query_proj.{{p}}", f"{ATTENTION}.position_query.{{p}}"),
-            Rule("deberta.encoder.LayerNorm.{p}", f"{RELATIVE}.norm.{{p}}"),
+            *(module(f"{SELF}.{part}_proj", f"{ATTENTION}.{part}") for part in ("query", "key", "value")),
+            *(module(f"{SELF}.pos_{part}_proj", f"{ATTENTION}.position_{part}") for part in ("query", "key")),
+            module("deberta.encoder.LayerNorm", f"{RELATIVE}.norm"),
         )
     ),
     architectures=architectures("DebertaV2"),

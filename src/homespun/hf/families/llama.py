@@ -1,32 +1,26 @@
-"""Llama (Touvron et al. 2023), and what nanochat, Qwen3 and EuroBERT have of it.
+"""Llama (Touvron et al. 2023), and the parts that nanochat, Qwen3 and EuroBERT share.
 
-Our dropout of vectors (``hidden_dropout_prob``) has no equivalent in these classes. It is written to config.json under
-our name, where transformers ignores it.
+transformers has no dropout of hidden states here: ``hidden_dropout_prob`` is written to config.json, and ignored there.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from homespun.config import Tree
 from homespun.errors import UserError
+from homespun.hf import builders
+from homespun.hf.builders import annotated, module
 from homespun.hf.engine import Change, Drop, Rule, Table, unchanged
-from homespun.hf.families.gpt2 import causal_lm, last_token, padding
-from homespun.hf.family import Architecture, Family, headless
+from homespun.hf.family import Architecture, Defaults, Family, Fixed
 from homespun.models.encoder import EncoderConfig
 from homespun.models.positions import RotaryPositionsConfig
 
-LAYER, OWN = "model.layers.{i}", "backbone.layers.{i}"
-EMBEDDINGS = Rule("model.embed_tokens.weight", "backbone.embeddings.words.weight")
-
-# settings under our names that these configs spell otherwise
-NAMES = {
-    "attention_probs_dropout_prob": "attention_dropout",
-    "layer_norm_eps": "rms_norm_eps",
-    "head_size": "head_dim",
-}
-# what all of these configs have, with the values of LlamaConfig
-DEFAULTS = {
+LAYERS = "model.layers.{i}"
+WORDS = "model.embed_tokens"
+# LlamaConfig
+_DEFAULTS: Defaults = {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
@@ -44,32 +38,69 @@ DEFAULTS = {
     "attention_dropout": 0.0,
     "hidden_dropout_prob": 0.0,
 }
-ROTATIONS = Drop(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "frequencies of the rotations, not a weight")
-NORMS = (
-    Rule(f"{LAYER}.input_layernorm.{{p}}", f"{OWN}.attention.norm.{{p}}"),
-    Rule(f"{LAYER}.post_attention_layernorm.{{p}}", f"{OWN}.feedforward.norm.{{p}}"),
-    Rule("model.norm.{p}", "backbone.final_norm.{p}"),
-)
-GATED = (
-    Rule(f"{LAYER}.mlp.gate_proj.{{p}}", f"{OWN}.feedforward.sublayer.inner.{{p}}"),
-    Rule(f"{LAYER}.mlp.up_proj.{{p}}", f"{OWN}.feedforward.sublayer.gate.{{p}}"),
-    Rule(f"{LAYER}.mlp.down_proj.{{p}}", f"{OWN}.feedforward.sublayer.outer.{{p}}"),
-)
 
 
-def attention_rules(rotated: Change = unchanged) -> tuple[Rule, ...]:
-    """Projections of the attention; ``rotated`` changes those of queries and keys, and undoes its own change."""
-    theirs, ours = f"{LAYER}.self_attn", f"{OWN}.attention.sublayer"
+def backbone_rules(rotated: Change = unchanged) -> tuple[Rule, ...]:
+    """Embeddings and attention; ``rotated`` changes queries and keys, and is its own inverse."""
     return (
-        Rule(f"{theirs}.q_proj.{{p}}", f"{ours}.query.{{p}}", rotated, rotated),
-        Rule(f"{theirs}.k_proj.{{p}}", f"{ours}.key.{{p}}", rotated, rotated),
-        Rule(f"{theirs}.v_proj.{{p}}", f"{ours}.value.{{p}}"),
-        Rule(f"{theirs}.o_proj.{{p}}", f"{ours}.output.{{p}}"),
+        Rule(f"{WORDS}.weight", "backbone.embeddings.words.weight"),
+        *builders.attention_rules(f"{LAYERS}.self_attn", "q_proj", "k_proj", "v_proj", "o_proj", rotated=rotated),
     )
 
 
-def read(settings: Tree) -> Tree:
-    """Fields of a stack with RMS norms before its sublayers, and rotary positions.
+GATED = Table(
+    rules=(
+        *backbone_rules(),
+        *builders.norm_rules(LAYERS, "input_layernorm", "post_attention_layernorm"),
+        module("model.norm", "backbone.final_norm"),
+        *builders.feedforward_rules(f"{LAYERS}.mlp", "gate_proj", "down_proj", gate="up_proj"),
+    ),
+    drops=(Drop(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq", "frequencies of the rotations, not a weight"),),
+)
+
+
+def family(
+    model_type: str,
+    table: Table,
+    *architectures: Architecture,
+    defaults: Defaults,
+    fields: Tree,
+    check: Callable[[Tree], None],
+    fixed: Fixed | None = None,
+) -> Family:
+    """A relative of Llama.
+
+    Args:
+        model_type, table, architectures: as in `Family`.
+        defaults: settings that differ from Llama's, or are added.
+        fields: of our backbone, that differ from those of `_read`.
+        check: raises `UserError` for settings that are not supported.
+        fixed: as in `Family`.
+    """
+
+    def read(settings: Tree, kind: str | None) -> Tree:
+        check(settings)
+        return _read(settings) | fields
+
+    return Family(
+        model_type=model_type,
+        prefix="model.",
+        table=table,
+        architectures=annotated(*architectures, notes=_dropout_note),
+        defaults=_DEFAULTS | defaults,
+        names={
+            "attention_probs_dropout_prob": "attention_dropout",
+            "layer_norm_eps": "rms_norm_eps",
+            "head_size": "head_dim",
+        },
+        read=read,
+        write=_write,
+        fixed=fixed or {},
+    )
+
+
+def _read(settings: Tree) -> Tree:
+    """Fields of a pre-norm stack with RMS norms and rotary positions.
 
     Raises:
         UserError: scaled rotary positions.
@@ -83,12 +114,12 @@ def read(settings: Tree) -> Tree:
         "positions": {"kind": "rotary", "theta": rope_theta(settings)},
         "num_key_value_heads": 0 if groups in (None, heads) else groups,
         "head_size": 0 if size is None or settings["hidden_size"] == _product(size, heads) else size,
-        "pad_token_id": padding(settings),
+        "pad_token_id": builders.pad_or_eos(settings),
     }
 
 
-def write(backbone: EncoderConfig) -> Tree:
-    """Settings of a config.json that are not plain values here."""
+def _write(backbone: EncoderConfig) -> Tree:
+    """Settings that are not plain values."""
     positions = backbone.positions
     heads = backbone.num_attention_heads
     own: Tree = {"head_dim": backbone.head_size or backbone.hidden_size // heads}
@@ -98,16 +129,16 @@ def write(backbone: EncoderConfig) -> Tree:
 
 
 def _product(*factors: object) -> int | None:
-    """None where config.json has something else than whole numbers, which is reported with the field."""
+    """None for other values than whole numbers, which the field itself reports."""
     numbers = [factor for factor in factors if isinstance(factor, int)]
     return math.prod(numbers) if len(numbers) == len(factors) else None
 
 
 def rope_theta(settings: Tree, default: object = 10_000.0) -> object:
-    """The base of the wavelengths: of ``rope_parameters`` (transformers 5), or of the older ``rope_theta``.
+    """Base of the wavelengths: of ``rope_parameters`` (transformers 5), or the older ``rope_theta``.
 
     Raises:
-        UserError: positions that are scaled, or rotate a part of each head.
+        UserError: scaled positions, or a rotation of a part of each head.
     """
     # transformers prefers the older name where a file has both
     parameters = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
@@ -124,18 +155,13 @@ def rope_theta(settings: Tree, default: object = 10_000.0) -> object:
 
 
 def check_heads(settings: Tree) -> None:
-    """That the class takes the sizes.
-
-    Raises:
-        UserError: it refuses them.
-    """
+    """Raise `UserError` for heads that transformers refuses."""
     hidden, heads = settings["hidden_size"], settings["num_attention_heads"]
     if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads:
         raise UserError(f"hidden_size={hidden} must be a multiple of num_attention_heads={heads}")
 
 
-def dropout_note(backbone: EncoderConfig) -> tuple[str, ...]:
-    """A note on dropout that transformers does not apply."""
+def _dropout_note(backbone: EncoderConfig) -> tuple[str, ...]:
     if not backbone.hidden_dropout_prob:
         return ()
     return (f"hidden_dropout_prob={backbone.hidden_dropout_prob} is not applied by transformers in training",)
@@ -143,29 +169,18 @@ def dropout_note(backbone: EncoderConfig) -> tuple[str, ...]:
 
 def decoder_classes(name: str) -> tuple[Architecture, ...]:
     """The model, and the heads that predict the next token and classify texts by the last one."""
-    words = "model.embed_tokens"
     return (
-        headless(f"{name}Model", "model.", notes=dropout_note),
-        *(
-            causal_lm(f"{name}ForCausalLM", words, tied=tied, default=False, notes=dropout_note)
-            for tied in (True, False)
-        ),
-        last_token(f"{name}ForSequenceClassification", notes=dropout_note),
+        builders.headless(f"{name}Model", "model."),
+        *builders.causal_lm(f"{name}ForCausalLM", WORDS, tied_by_default=False),
+        builders.last_token_classification(f"{name}ForSequenceClassification"),
     )
 
 
-def _read(settings: Tree, kind: str | None) -> Tree:
-    check_heads(settings)
-    return read(settings) | {"gated_feed_forward": True, "causal": True}
-
-
-LLAMA = Family(
-    model_type="llama",
-    prefix="model.",
-    table=Table(rules=(EMBEDDINGS, *attention_rules(), *NORMS, *GATED), drops=(ROTATIONS,)),
-    architectures=decoder_classes("Llama"),
-    defaults=DEFAULTS | {"mlp_bias": False},
-    names=NAMES,
-    read=_read,
-    write=write,
+LLAMA = family(
+    "llama",
+    GATED,
+    *decoder_classes("Llama"),
+    defaults={"mlp_bias": False},
+    fields={"gated_feed_forward": True, "causal": True},
+    check=check_heads,
 )

@@ -1,47 +1,31 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa under windows, with tokens that see all through projections of their own.
+"""Longformer (Beltagy et al. 2020): RoBERTa with sliding windows and global tokens with separate projections.
 
-Their classes differ in which tokens those are by themselves: the first one where a text is classified, those of the
-question where one is answered, none elsewhere. Here the first one is, and all others are named by the caller, in
-``global_attention_mask``, as they can be there.
+By themselves, classes of transformers make the first token global to classify a text, the question's to answer one, and
+none elsewhere. Ours makes the first one global; the caller gives others in ``global_attention_mask``, as there.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from homespun.attention import AttentionConfig
 from homespun.attention.sparse import GlobalConfig, SparseAttentionConfig, WindowConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.engine import Rule, Table
-from homespun.hf.families.bert import (
-    DEFAULTS,
-    drop_pooler,
-    encoder_table,
-    gelu_masked_lm,
-    pooler,
-    pooler_notes,
-    question_answering,
-    token_classification,
-)
-from homespun.hf.families.roberta import (
-    classification_table,
-    count_from_padding,
-    masked_lm_table,
-    pooled_classification,
-)
-from homespun.hf.family import Architecture, Family, headless
+from homespun.hf import builders
+from homespun.hf.builders import BERT_DEFAULTS, LAYER, annotated, gelu_masked_lm, module
+from homespun.hf.engine import Table
+from homespun.hf.families import roberta
+from homespun.hf.family import Family, Notes
 from homespun.models.encoder import EncoderConfig
 
-_LAYER, _OWN = "longformer.encoder.layer.{i}.attention.self", "backbone.layers.{i}.attention.sublayer"
+_LAYER, _OWN = "longformer.encoder.layer.{i}.attention.self", f"{LAYER}.attention.sublayer"
 _FIRST = frozenset({"backbone.attention.everywhere.first"})
 
 
 def read_windows(settings: Tree, *, first: int) -> Tree:
-    """The attention that ``attention_window`` describes, with so many ``first`` tokens that see all by themselves.
+    """Sparse attention of ``attention_window``, in which the ``first`` tokens are global.
 
     Raises:
-        UserError: windows that are no even numbers.
+        UserError: a window is not a positive even number.
     """
     given = settings["attention_window"]
     windows = given if isinstance(given, list) else [given]
@@ -56,7 +40,7 @@ def read_windows(settings: Tree, *, first: int) -> Tree:
 
 
 def write_windows(attention: AttentionConfig) -> Tree:
-    """``attention_window`` of an attention that has one."""
+    """``attention_window`` of a sparse attention of windows."""
     match attention:
         case SparseAttentionConfig(patterns=[WindowConfig(radius=list(radius))]):
             return {"attention_window": [2 * each for each in radius]}
@@ -70,7 +54,7 @@ def _read(settings: Tree, kind: str | None) -> Tree:
 
 
 def global_token_notes(attention: AttentionConfig, own: int) -> tuple[str, ...]:
-    """What is to be said where a model makes other tokens global by itself than the ``own`` first ones of its class."""
+    """Note on a model whose own global tokens are not the ``own`` first ones of its class."""
     match attention:
         case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first != own:
             mask = f"with 1 at the first {first} and 0 at the others" if first else "that is all 0"
@@ -85,7 +69,7 @@ def _describe_count(first: int) -> str:
     return f"the first {first}" if first else "none"
 
 
-def _note_global_tokens(own: int) -> Callable[[EncoderConfig], tuple[str, ...]]:
+def _notes(own: int) -> Notes:
     return lambda backbone: global_token_notes(backbone.attention, own)
 
 
@@ -99,54 +83,28 @@ def _question_notes(backbone: EncoderConfig) -> tuple[str, ...]:
 LONGFORMER = Family(
     model_type="longformer",
     prefix="longformer.",
-    table=encoder_table("longformer", offset=count_from_padding)
+    table=roberta.table("longformer")
     + Table(
-        rules=tuple(
-            Rule(f"{_LAYER}.{part}_global.{{p}}", f"{_OWN}.{part}_global.{{p}}") for part in ("query", "key", "value")
-        )
+        rules=tuple(module(f"{_LAYER}.{part}_global", f"{_OWN}.{part}_global") for part in ("query", "key", "value"))
     ),
-    architectures=(
-        headless(
-            "LongformerModel",
-            "longformer.",
-            drop_pooler("longformer"),
-            unsupported_fields=_FIRST,
-            notes=lambda backbone: pooler_notes(backbone) + _note_global_tokens(0)(backbone),
+    architectures=annotated(
+        *annotated(
+            *builders.models_with_pooler("LongformerModel", "longformer.pooler.dense"),
+            builders.language_model("LongformerForMaskedLM", roberta.masked_lm_table("longformer"), gelu_masked_lm),
+            builders.token_classification("LongformerForTokenClassification"),
+            notes=_notes(0),
         ),
-        pooler("LongformerModel", "longformer.pooler.dense", unsupported_fields=_FIRST, notes=_note_global_tokens(0)),
-        Architecture(
-            "LongformerForMaskedLM",
-            kind="masked_lm",
-            table=masked_lm_table("longformer"),
-            head=gelu_masked_lm,
-            pipeline="fill-mask",
-            unsupported_fields=_FIRST,
-            notes=_note_global_tokens(0),
+        *annotated(
+            builders.text_classification(
+                "LongformerForSequenceClassification", head=builders.input_dropout_classification
+            ),
+            notes=_notes(1),
         ),
-        Architecture(
-            "LongformerForSequenceClassification",
-            kind="pooled",
-            table=classification_table("longformer"),
-            head=pooled_classification,
-            pipeline="text-classification",
-            unsupported_fields=_FIRST,
-            notes=_note_global_tokens(1),
-        ),
-        token_classification(
-            "LongformerForTokenClassification",
-            Table(drops=(drop_pooler("longformer"),)),
-            unsupported_fields=_FIRST,
-            notes=_note_global_tokens(0),
-        ),
-        question_answering(
-            "LongformerForQuestionAnswering",
-            Table(drops=(drop_pooler("longformer"),)),
-            unsupported_fields=_FIRST,
-            notes=_question_notes,
-        ),
+        *annotated(builders.question_answering("LongformerForQuestionAnswering"), notes=_question_notes),
+        unsupported_fields=_FIRST,
     ),
-    defaults=DEFAULTS | {"attention_window": 512, "pad_token_id": 1},
+    defaults=BERT_DEFAULTS | {"attention_window": 512, "pad_token_id": 1},
     read=_read,
     write=lambda backbone: write_windows(backbone.attention),
-    offset=count_from_padding,
+    offset=builders.after_padding,
 )

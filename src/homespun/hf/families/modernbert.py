@@ -1,31 +1,34 @@
 """ModernBERT (Warner et al. 2024): rotary positions, gated feed-forwards, and windows in all layers but every third.
 
-Global and local layers rotate with different bases. Dropout of embeddings and inside the feed-forward are two numbers
-there; here the first is that of all vectors, and there is none inside.
+Global and local layers rotate with different bases. ``embedding_dropout`` is here the dropout of all hidden states;
+``mlp_dropout``, inside the feed-forward, is not supported.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from homespun.attention import AlternatingAttentionConfig
 from homespun.attention.full import FullAttentionConfig
 from homespun.attention.sparse import SparseAttentionConfig, WindowConfig
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.engine import Copy, Rule, Table
+from homespun.hf import builders
+from homespun.hf.builders import LAYER, module
+from homespun.hf.engine import Rule, Table
 from homespun.hf.families.llama import rope_theta
-from homespun.hf.family import Architecture, Family, activation, headless
-from homespun.hf.labels import classification
+from homespun.hf.family import Family, activation
 from homespun.models.encoder import EncoderConfig
 from homespun.models.positions import RotaryPositionsConfig
 
-_LAYER, _OWN = "model.layers.{i}", "backbone.layers.{i}"
+_LAYER, _WORDS = "model.layers.{i}", "model.embeddings.tok_embeddings"
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETA = {_GLOBAL: 160_000.0, _LOCAL: 10_000.0}
-_POOLING = {"cls": "first", "mean": "mean"}
+_POOLING = builders.Pooling({"cls": "first", "mean": "mean"})
 
 
 def _layer_types(settings: Tree) -> list[str]:
-    """Whether each layer is global or local.
+    """Type of each layer, global or local.
 
     Raises:
         UserError: not one type for each layer.
@@ -40,7 +43,7 @@ def _layer_types(settings: Tree) -> list[str]:
 
 
 def _theta(settings: Tree, kind: str) -> object:
-    """The base of one type of layers: of ``rope_parameters``, or of the older ``global_`` and ``local_rope_theta``."""
+    """Base of one type of layers: of ``rope_parameters``, or the older ``global_`` and ``local_rope_theta``."""
     nested = settings.get("rope_parameters")
     if isinstance(nested, dict):
         nested = nested.get(kind)
@@ -52,7 +55,7 @@ def _theta(settings: Tree, kind: str) -> object:
 
 
 def _period(types: list[str]) -> list[str]:
-    """The shortest cycle that the layers repeat."""
+    """Shortest cycle of the layers."""
     return next(
         types[:size]
         for size in range(1, len(types) + 1)
@@ -86,7 +89,7 @@ def _write(backbone: EncoderConfig) -> Tree:
         attentions = [*backbone.attention.cycle]
     radii = {_radius(attention) for attention in attentions} - {0}
     if None in radii or len(radii) > 1:
-        return {}  # what is assumed differs, and is named
+        return {}  # the defaults then differ, and are reported
     layers = range(backbone.num_hidden_layers)
     types = [_LOCAL if _radius(attentions[layer % len(attentions)]) else _GLOBAL for layer in layers]
     own: Tree = {"layer_types": types, "mlp_dropout": backbone.hidden_dropout_prob}
@@ -105,7 +108,7 @@ def _write(backbone: EncoderConfig) -> Tree:
 
 
 def _radius(attention: object) -> int | None:
-    """How far a layer sees; 0: everything, None: it is no plain window."""
+    """Radius of a window; 0: full attention, None: another attention."""
     if isinstance(attention, FullAttentionConfig):
         return 0
     if not isinstance(attention, SparseAttentionConfig) or attention.everywhere is not None:
@@ -128,11 +131,7 @@ def _masked_lm(settings: Tree) -> Tree:
 
 
 def _pooled(settings: Tree) -> Tree:
-    pooling = settings["classifier_pooling"]
-    if pooling not in _POOLING:
-        raise UserError(f"classifier_pooling={pooling!r} is not supported, only {' and '.join(map(repr, _POOLING))}")
-    return classification("pooled")(settings) | {
-        "token": _POOLING[pooling],
+    return _POOLING.read(settings) | {
         "hidden_act": activation(settings["classifier_activation"]),
         "bias": settings["classifier_bias"],
         "norm": "layer_norm",
@@ -141,68 +140,47 @@ def _pooled(settings: Tree) -> Tree:
 
 
 def _write_pooled(head: Tree) -> Tree:
-    pooling = {ours: theirs for theirs, ours in _POOLING.items()}
-    return {
-        "classifier_pooling": pooling.get(head["token"], "cls"),
+    return _POOLING.write(head) | {
         "classifier_activation": head["hidden_act"],
         "classifier_bias": head["bias"],
     }
 
+
+def _write_masked_lm(head: Tree) -> Tree:
+    return {"classifier_activation": head["hidden_act"], "classifier_bias": head["transform_bias"]}
+
+
+def _joined(theirs: str, part: str, *ours: str) -> Rule:
+    """Rule of several linear layers that are one in their files."""
+    return Rule(f"{_LAYER}.{theirs}.{{p}}", tuple(f"{LAYER}.{part}.sublayer.{name}.{{p}}" for name in ours))
+
+
+_MASKED_LM = builders.masked_lm_table(_WORDS, "head.dense", "head.norm", "decoder")
 
 MODERNBERT = Family(
     model_type="modernbert",
     prefix="model.",
     table=Table(
         rules=(
-            Rule("model.embeddings.tok_embeddings.weight", "backbone.embeddings.words.weight"),
-            Rule("model.embeddings.norm.{p}", "backbone.embeddings.norm.{p}"),
-            Rule(
-                f"{_LAYER}.attn.Wqkv.{{p}}",
-                tuple(f"{_OWN}.attention.sublayer.{part}.{{p}}" for part in ("query", "key", "value")),
-            ),
-            Rule(f"{_LAYER}.attn.Wo.{{p}}", f"{_OWN}.attention.sublayer.output.{{p}}"),
-            Rule(f"{_LAYER}.attn_norm.{{p}}", f"{_OWN}.attention.norm.{{p}}"),
-            Rule(
-                f"{_LAYER}.mlp.Wi.{{p}}",
-                (f"{_OWN}.feedforward.sublayer.inner.{{p}}", f"{_OWN}.feedforward.sublayer.gate.{{p}}"),
-            ),
-            Rule(f"{_LAYER}.mlp.Wo.{{p}}", f"{_OWN}.feedforward.sublayer.outer.{{p}}"),
-            Rule(f"{_LAYER}.mlp_norm.{{p}}", f"{_OWN}.feedforward.norm.{{p}}"),
-            Rule("model.final_norm.{p}", "backbone.final_norm.{p}"),
+            Rule(f"{_WORDS}.weight", "backbone.embeddings.words.weight"),
+            module("model.embeddings.norm", "backbone.embeddings.norm"),
+            _joined("attn.Wqkv", "attention", "query", "key", "value"),
+            module(f"{_LAYER}.attn.Wo", f"{LAYER}.attention.sublayer.output"),
+            _joined("mlp.Wi", "feedforward", "inner", "gate"),
+            module(f"{_LAYER}.mlp.Wo", f"{LAYER}.feedforward.sublayer.outer"),
+            *builders.norm_rules(_LAYER, "attn_norm", "mlp_norm"),
+            module("model.final_norm", "backbone.final_norm"),
         )
     ),
     architectures=(
-        headless("ModernBertModel", "model."),
-        Architecture(
-            "ModernBertForMaskedLM",
-            kind="masked_lm",
-            table=Table(
-                rules=(
-                    Rule("head.dense.{p}", "head.transform.{p}"),
-                    Rule("head.norm.{p}", "head.norm.{p}"),
-                    Rule("decoder.bias", "head.bias"),
-                ),
-                copies=(Copy("decoder.weight", of="model.embeddings.tok_embeddings.weight"),),
-            ),
-            head=_masked_lm,
-            pipeline="fill-mask",
-            write=lambda head: {
-                "classifier_activation": head["hidden_act"],
-                "classifier_bias": head["transform_bias"],
-            },
-        ),
-        Architecture(
+        builders.headless("ModernBertModel", "model."),
+        replace(builders.language_model("ModernBertForMaskedLM", _MASKED_LM, _masked_lm), write=_write_masked_lm),
+        builders.text_classification(
             "ModernBertForSequenceClassification",
-            kind="pooled",
-            table=Table(
-                rules=(
-                    Rule("head.dense.{p}", "head.dense.{p}"),
-                    Rule("head.norm.{p}", "head.norm.{p}"),
-                    Rule("classifier.{p}", "head.classifier.{p}"),
-                )
-            ),
+            Table(rules=(module("head.norm", "head.norm"),)),
+            dense="head.dense",
+            classifier="classifier",
             head=_pooled,
-            pipeline="text-classification",
             write=_write_pooled,
         ),
     ),

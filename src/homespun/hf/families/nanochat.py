@@ -1,7 +1,7 @@
-"""nanochat (Karpathy 2025): a Llama whose norms have no weights, with normalised queries and keys and squared ReLU.
+"""nanochat (Karpathy 2025): Llama with norms without weights, also of queries and keys, and squared ReLU.
 
-The class rotates queries and keys in the opposite direction, which is ours with the halves of each head exchanged, and
-normalises them afterwards, which is the same as before: a norm without weights does not depend on rotations.
+transformers rotates queries and keys in the opposite direction, which is ours with the halves of each head exchanged.
+It normalises them afterwards, which is the same as before: a norm without weights does not depend on rotations.
 """
 
 from __future__ import annotations
@@ -10,33 +10,22 @@ from torch import Tensor
 
 from homespun.config import Tree
 from homespun.errors import UserError
-from homespun.hf.engine import Rule, Table
-from homespun.hf.families.gpt2 import causal_lm
-from homespun.hf.families.llama import (
-    DEFAULTS,
-    EMBEDDINGS,
-    LAYER,
-    NAMES,
-    OWN,
-    attention_rules,
-    dropout_note,
-    read,
-    write,
-)
-from homespun.hf.family import Architecture, Family, headless
+from homespun.hf import builders
+from homespun.hf.engine import Table
+from homespun.hf.families import llama
 from homespun.models.encoder import EncoderConfig
 
 
 def exchange_halves(tensor: Tensor, backbone: EncoderConfig) -> Tensor:
-    """Rows of a projection to heads, the first half of each head after the second."""
+    """Exchange the halves of each head in the rows of a projection."""
     size = backbone.head_size or backbone.hidden_size // backbone.num_attention_heads
     if not tensor.dim() or tensor.shape[0] % size or size % 2:
         return tensor  # a wrong shape is reported with those of all tensors
     return tensor.reshape(-1, 2, size // 2, *tensor.shape[1:]).flip(1).reshape(tensor.shape)
 
 
-def _uncapped(settings: Tree) -> None:
-    cap = settings.get("final_logit_softcapping", 15.0)  # a null is no cap, and a missing value is the default
+def _check_cap(settings: Tree) -> None:
+    cap = settings.get("final_logit_softcapping", 15.0)  # null is no cap, a missing value the default
     if cap is not None:
         raise UserError(
             f"final_logit_softcapping={cap} is not supported by the head, only null; "
@@ -44,46 +33,23 @@ def _uncapped(settings: Tree) -> None:
         )
 
 
-def _causal_lm(*, tied: bool) -> Architecture:
-    return causal_lm(
-        "NanoChatForCausalLM",
-        "model.embed_tokens",
-        tied=tied,
-        default=False,
-        check=_uncapped,
-        settings={"final_logit_softcapping": None},
-        notes=dropout_note,
-    )
-
-
-def _read(settings: Tree, kind: str | None) -> Tree:
-    return read(settings) | {
-        "mlp_bias": False,
-        "embedding_norm": True,
-        "norm_weight": False,
-        "qk_norm": True,
-        "causal": True,
-    }
-
-
-NANOCHAT = Family(
-    model_type="nanochat",
-    prefix="model.",
-    table=Table(
+NANOCHAT = llama.family(
+    "nanochat",
+    Table(
         rules=(
-            EMBEDDINGS,
-            *attention_rules(exchange_halves),
-            Rule(f"{LAYER}.mlp.fc1.{{p}}", f"{OWN}.feedforward.sublayer.inner.{{p}}"),
-            Rule(f"{LAYER}.mlp.fc2.{{p}}", f"{OWN}.feedforward.sublayer.outer.{{p}}"),
+            *llama.backbone_rules(exchange_halves),
+            *builders.feedforward_rules(f"{llama.LAYERS}.mlp", "fc1", "fc2"),
         )
     ),
-    architectures=(
-        headless("NanoChatModel", "model.", notes=dropout_note),
-        _causal_lm(tied=True),
-        _causal_lm(tied=False),
+    builders.headless("NanoChatModel", "model."),
+    *builders.causal_lm(
+        "NanoChatForCausalLM",
+        llama.WORDS,
+        tied_by_default=False,
+        check=_check_cap,
+        settings={"final_logit_softcapping": None},
     ),
-    defaults=DEFAULTS
-    | {
+    defaults={
         "vocab_size": 50304,
         "hidden_size": 768,
         "intermediate_size": 8192,
@@ -92,7 +58,12 @@ NANOCHAT = Family(
         "hidden_act": "relu2",
         "pad_token_id": 1,
     },
-    names=NAMES,
-    read=_read,
-    write=write,
+    fields={
+        "mlp_bias": False,
+        "embedding_norm": True,
+        "norm_weight": False,
+        "qk_norm": True,
+        "causal": True,
+    },
+    check=lambda settings: None,
 )

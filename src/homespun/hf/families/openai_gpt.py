@@ -1,20 +1,20 @@
-"""GPT (Radford et al. 2018): GPT-2's layers normalised after the sum, as BERT's are.
+"""GPT (Radford et al. 2018): the layers of GPT-2, post-norm as BERT's.
 
-Its own tokenizer names no end of text either: it pads with what is unknown.
+Its tokenizer has no end of text: texts are padded with the unknown token.
 """
 
 from __future__ import annotations
 
 from homespun.config import Tree
-from homespun.hf.engine import Table
-from homespun.hf.families.gpt2 import CAUSAL_MASK, DEFAULTS, NAMES, causal_lm, decoder, last_token, layer_rules
-from homespun.hf.family import Family, headless
+from homespun.hf import builders
+from homespun.hf.families import gpt2
+from homespun.hf.family import Family
 from homespun.models.encoder import EncoderConfig
 
 
 def _read(settings: Tree, kind: str | None) -> Tree:
-    # what they call gelu is the tanh formula here alone
-    return decoder(settings) | {"hidden_act": "gelu_new" if settings["afn"] == "gelu" else settings["afn"]}
+    # here alone, "gelu" is the tanh formula
+    return gpt2.read(settings) | {"hidden_act": "gelu_new" if settings["afn"] == "gelu" else settings["afn"]}
 
 
 def _write(backbone: EncoderConfig) -> Tree:
@@ -25,15 +25,14 @@ def _write(backbone: EncoderConfig) -> Tree:
 OPENAI_GPT = Family(
     model_type="openai-gpt",
     prefix="transformer.",
-    table=Table(rules=layer_rules("tokens_embed", "positions_embed"), drops=(CAUSAL_MASK,)),
+    table=gpt2.table("tokens_embed", "positions_embed"),
     architectures=(
-        headless("OpenAIGPTModel", "transformer."),
-        causal_lm("OpenAIGPTLMHeadModel", "transformer.tokens_embed", tied=True),
-        causal_lm("OpenAIGPTLMHeadModel", "transformer.tokens_embed", tied=False),
-        last_token("OpenAIGPTForSequenceClassification"),
+        builders.headless("OpenAIGPTModel", "transformer."),
+        *builders.causal_lm("OpenAIGPTLMHeadModel", "transformer.tokens_embed", tied_by_default=True),
+        builders.last_token_classification("OpenAIGPTForSequenceClassification"),
     ),
-    defaults=DEFAULTS | {"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
-    names=NAMES | {"hidden_act": "afn"},
+    defaults=gpt2.DEFAULTS | {"vocab_size": 40478, "n_positions": 512, "afn": "gelu"},
+    names=gpt2.NAMES | {"hidden_act": "afn"},
     read=_read,
     write=_write,
     dropouts=lambda settings: ("embd_pdrop",),

@@ -1,12 +1,12 @@
-"""ProphetNet (Qi et al. 2020): an encoder, and a decoder whose streams predict several tokens ahead.
+"""ProphetNet (Qi et al. 2020): an encoder-decoder whose decoder has streams that predict several tokens ahead.
 
-Position 0 stands in the row after the padding id's. The vectors of the streams are there in another order, the first
-one last. ``disable_ngram_loss`` and ``eps`` are of the loss and ``activation_dropout`` of training alone: they are not
-read, and written as what changes nothing.
+Position 0 is the row after that of the padding id. In the embedding of the streams, the first one is last there.
+``disable_ngram_loss``, ``eps`` and ``activation_dropout`` matter in training alone: they are not read, and written as
+values without effect.
 
-In a pass over many tokens, ``transformers`` 5.23 gives the biases of distance of the predicting streams to other
-tokens, heads and streams than those that they were computed from, later ones too. In a pass over one token, as it
-generates, and in the code that was released with the paper, they are in order; so they are here.
+In a pass over many tokens, ``transformers`` 5.23 adds relative position biases of the predicting streams to the wrong
+tokens, heads and streams, later ones among them. In a pass over one token, as in generation, and in the code that was
+released with the paper, they are right, as here.
 """
 
 from __future__ import annotations
@@ -15,17 +15,15 @@ from torch import Tensor
 
 from homespun.attention.ngram import NgramAttentionConfig
 from homespun.config import Tree
+from homespun.hf import builders
+from homespun.hf.builders import LAYER, after_padding, attention_rules, feedforward_rules, module
 from homespun.hf.engine import Copy, Rule, Table, in_stack
-from homespun.hf.families.bert import learned_positions
-from homespun.hf.family import Architecture, Family, headless
+from homespun.hf.family import Architecture, Family
 from homespun.models.config import BackboneConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
 _WORDS = "prophetnet.word_embeddings.weight"
-
-
-def _after_padding(pad_token_id: int) -> int:
-    return pad_token_id + 1
+_DECODER = "prophetnet.decoder.layers.{i}"
 
 
 def _move_last_first(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
@@ -37,29 +35,23 @@ def _move_first_last(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
 
 
 def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
-    own = f"backbone.layers.{{i}}.{ours}"
-    parts = {"query_proj": "query", "key_proj": "key", "value_proj": "value", "out_proj": "output"}
     return (
-        *(Rule(f"{theirs}.{part}.{{p}}", f"{own}.sublayer.{name}.{{p}}") for part, name in parts.items()),
-        Rule(f"{theirs}_layer_norm.{{p}}", f"{own}.norm.{{p}}"),
+        *attention_rules(theirs, "query_proj", "key_proj", "value_proj", "out_proj", ours=ours),
+        module(f"{theirs}_layer_norm", f"{LAYER}.{ours}.norm"),
     )
 
 
 def _stack(name: str, *others: Rule) -> tuple[Rule, ...]:
-    layer, own = f"prophetnet.{name}.layers.{{i}}", "backbone.layers.{i}"
+    layer = f"prophetnet.{name}.layers.{{i}}"
     return in_stack(
         name,
-        learned_positions(f"prophetnet.{name}.position_embeddings.weight", offset=_after_padding),
-        Rule(f"prophetnet.{name}.embeddings_layer_norm.{{p}}", "backbone.embeddings.norm.{p}"),
+        builders.learned_positions(f"prophetnet.{name}.position_embeddings.weight", offset=after_padding),
+        module(f"prophetnet.{name}.embeddings_layer_norm", "backbone.embeddings.norm"),
         *_attention(f"{layer}.self_attn", "attention"),
-        Rule(f"{layer}.feed_forward.intermediate.{{p}}", f"{own}.feedforward.sublayer.inner.{{p}}"),
-        Rule(f"{layer}.feed_forward.output.{{p}}", f"{own}.feedforward.sublayer.outer.{{p}}"),
-        Rule(f"{layer}.feed_forward_layer_norm.{{p}}", f"{own}.feedforward.norm.{{p}}"),
+        *feedforward_rules(f"{layer}.feed_forward", "intermediate", "output"),
+        module(f"{layer}.feed_forward_layer_norm", f"{LAYER}.feedforward.norm"),
         *others,
     )
-
-
-_LAYER, _OWN = "prophetnet.decoder.layers.{i}", "backbone.layers.{i}"
 
 
 def _names(stack: str) -> dict[str, str]:
@@ -121,14 +113,14 @@ PROPHETNET = Family(
             *_stack("encoder"),
             *_stack(
                 "decoder",
-                *_attention(f"{_LAYER}.cross_attn", "cross_attention"),
-                Rule(f"{_LAYER}.self_attn.relative_pos_embeddings.{{p}}", f"{_OWN}.attention.sublayer.relative.{{p}}"),
+                *_attention(f"{_DECODER}.cross_attn", "cross_attention"),
+                module(f"{_DECODER}.self_attn.relative_pos_embeddings", f"{LAYER}.attention.sublayer.relative"),
             ),
         ),
         copies=tuple(Copy(f"prophetnet.{stack}.word_embeddings.weight", of=_WORDS) for stack in ("encoder", "decoder")),
     ),
     architectures=(
-        headless("ProphetNetModel", "prophetnet.", notes=_main_stream),
+        builders.headless("ProphetNetModel", "prophetnet.", notes=_main_stream),
         Architecture(
             "ProphetNetForConditionalGeneration",
             kind="causal_lm",
@@ -138,7 +130,6 @@ PROPHETNET = Family(
             notes=_notes,
         ),
     ),
-    # what transformers' ProphetNetConfig assumes, but for what is of the loss or of training alone
     defaults={
         "vocab_size": 30522,
         "hidden_size": 1024,
@@ -176,6 +167,6 @@ PROPHETNET = Family(
         "add_cross_attention": (None, True),
         "tie_word_embeddings": (None, True),
     },
-    offset=_after_padding,
+    offset=after_padding,
     dropouts=lambda settings: ("activation_dropout",),
 )

@@ -1,13 +1,12 @@
-"""Reformer (Kitaev et al. 2020): local and hashed attention in turn, reversible layers, positions of two axes.
+"""Reformer (Kitaev et al. 2020): alternating local and LSH attention, reversible layers, axial positions.
 
-The hashes are drawn there in every forward pass, all layers the same where ``hash_seed`` is given, and here once a
-layer, from ``seed``: what a token sees is then not the same, and a model trained with one is used with the other, as
-Reformers are made to be.
+transformers draws the hashes in each forward pass (from ``hash_seed``, the same for all layers), ours once a layer from
+``seed``: a model sees other tokens on the two sides, which Reformers tolerate.
 
-Where it is causal, a hashed token sees earlier ones of its own bucket in a model that begins here, and of neighbouring
-buckets there, as in one opened from there. A row closes to a ring at its last real token here, at the last place of its
-batch there: the same where less than a chunk is padded. Dropout stands in other places there, in the feed-forward and
-on words and positions apart, and may be another in attention of either kind: here it is that of the local layers.
+In a causal model that is trained here, a hashed token sees earlier tokens of its own bucket; in one of transformers,
+or opened from there, those of neighbouring buckets too. Rows are circular: here at the last real token, there at the
+end of the batch, the same if less than a chunk is padded. Dropout differs: there in the feed-forward, on words and on
+positions, with one number for each kind of attention; here that of the local layers holds.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from homespun.attention.local import LocalAttentionConfig
 from homespun.attention.lsh import LSHAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
+from homespun.hf import builders
+from homespun.hf.builders import CAUSAL_FIXED, LAYER, annotated, module
 from homespun.hf.engine import DefaultTensor, Drop, Rule, Table
-from homespun.hf.families.bert import CAUSAL_FIXED, learned_positions, question_answering, require_is_decoder
-from homespun.hf.family import Architecture, Family, headless
-from homespun.hf.labels import classification
+from homespun.hf.family import Architecture, Family
 from homespun.models.encoder import EncoderConfig
 from homespun.models.meta_device import MOST_LAYERS
 from homespun.models.positions import AxialPositionsConfig
 
-_LAYER, _OWN = "reformer.encoder.layers.{i}", "backbone.layers.{i}"
+_LAYER = "reformer.encoder.layers.{i}"
 _AXES = "reformer.embeddings.position_embeddings.weights"
 _HASHED = "lsh"
 
@@ -111,21 +110,19 @@ def _lm_head(name: str, pipeline: str, *, causal: bool) -> Architecture:
             drops=(Drop(r"lm_head\.(decoder\.)?bias", "transformers does not add it"),),
             default_tensors=(DefaultTensor("lm_head.bias", lambda backbone: torch.zeros(backbone.vocab_size)),),
         ),
-        head=require_is_decoder(
+        head=builders.require_is_decoder(
             name, lambda settings: {"kind": "causal_lm", "tie_word_embeddings": False}, causal=causal
         ),
         pipeline=pipeline,
-        notes=_graph,
     )
 
 
 def _pooled(settings: Tree) -> Tree:
     # two streams, pooled to the width of one
-    head = classification("pooled")(settings)
-    return head | {"input_dropout": head["dropout"], "pooler_size": settings["hidden_size"]}
+    return builders.input_dropout_classification(settings) | {"pooler_size": settings["hidden_size"]}
 
 
-def _graph(backbone: EncoderConfig) -> tuple[str, ...]:
+def _notes(backbone: EncoderConfig) -> tuple[str, ...]:
     hashes = (
         "the hashes of attention are not those that this model was trained with: transformers draws its own, for every "
         "layer the same",
@@ -144,40 +141,27 @@ REFORMER = Family(
     table=Table(
         rules=(
             Rule("reformer.embeddings.word_embeddings.weight", "backbone.embeddings.words.weight"),
-            learned_positions("reformer.embeddings.position_embeddings.embedding.weight"),
+            builders.learned_positions("reformer.embeddings.position_embeddings.embedding.weight"),
             Rule(f"{_AXES}.0", "backbone.embeddings.positions.row.weight", _flat, lambda tensor, _: tensor[:, None]),
             Rule(f"{_AXES}.1", "backbone.embeddings.positions.column.weight", _flat, lambda tensor, _: tensor[None]),
-            Rule(f"{_LAYER}.attention.layer_norm.{{p}}", f"{_OWN}.attention.norm.{{p}}"),
             *(
-                Rule(f"{_LAYER}.attention.self_attention.{part}.{{p}}", f"{_OWN}.attention.sublayer.{part}.{{p}}")
+                module(f"{_LAYER}.attention.self_attention.{part}", f"{LAYER}.attention.sublayer.{part}")
                 for part in ("query_key", "query", "key", "value")
             ),
-            Rule(f"{_LAYER}.attention.output.dense.{{p}}", f"{_OWN}.attention.sublayer.output.{{p}}"),
-            Rule(f"{_LAYER}.feed_forward.layer_norm.{{p}}", f"{_OWN}.feedforward.norm.{{p}}"),
-            Rule(f"{_LAYER}.feed_forward.dense.dense.{{p}}", f"{_OWN}.feedforward.sublayer.inner.{{p}}"),
-            Rule(f"{_LAYER}.feed_forward.output.dense.{{p}}", f"{_OWN}.feedforward.sublayer.outer.{{p}}"),
-            Rule("reformer.encoder.layer_norm.{p}", "backbone.final_norm.0.{p}"),
+            module(f"{_LAYER}.attention.output.dense", f"{LAYER}.attention.sublayer.output"),
+            *builders.feedforward_rules(f"{_LAYER}.feed_forward", "dense.dense", "output.dense"),
+            *builders.norm_rules(_LAYER, "attention.layer_norm", "feed_forward.layer_norm"),
+            module("reformer.encoder.layer_norm", "backbone.final_norm.0"),
         ),
         drops=(Drop(r"reformer\..*\.(self_)?mask_value_float(16|32)", "a constant, not a weight"),),
     ),
-    architectures=(
-        headless("ReformerModel", "reformer.", notes=_graph),
+    architectures=annotated(
+        builders.headless("ReformerModel", "reformer."),
         _lm_head("ReformerForMaskedLM", "fill-mask", causal=False),
         _lm_head("ReformerModelWithLMHead", "text-generation", causal=True),
-        Architecture(
-            "ReformerForSequenceClassification",
-            kind="pooled",
-            table=Table(
-                rules=(
-                    Rule("classifier.dense.{p}", "head.dense.{p}"),
-                    Rule("classifier.out_proj.{p}", "head.classifier.{p}"),
-                )
-            ),
-            head=_pooled,
-            pipeline="text-classification",
-            notes=_graph,
-        ),
-        question_answering("ReformerForQuestionAnswering", notes=_graph),
+        builders.text_classification("ReformerForSequenceClassification", head=_pooled),
+        builders.question_answering("ReformerForQuestionAnswering"),
+        notes=_notes,
     ),
     defaults={
         "vocab_size": 320,

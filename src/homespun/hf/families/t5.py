@@ -1,21 +1,19 @@
-"""T5 (Raffel et al. 2020), 1.0 and 1.1: relative biases, root mean square norms before the sublayers, no other biases.
+"""T5 (Raffel et al. 2020), 1.0 and 1.1: relative position biases, RMS norms before the sublayers, no other biases.
 
-Version 1.0 has a ReLU and writes with its word embeddings, on vectors times ``d_model^-0.5``; 1.1 has a gated GELU,
-output embeddings of its own and vectors as they are. config.json once said which by ``tie_word_embeddings``; newer ones
-say ``scale_decoder_outputs``, and whether embeddings are tied only their tensors tell.
+Version 1.0 has ReLU and ties its output embeddings, with hidden states times ``d_model^-0.5``; 1.1 has a gated GELU and
+untied output embeddings. Older config.json files tell them by ``tie_word_embeddings``, newer ones by
+``scale_decoder_outputs``, and the tensors alone whether the embeddings are tied.
 
-The encoder alone, `T5EncoderModel`, is a family of one stack; the class that classifies texts, which holds both stacks
-under a name of its own, another of two.
+`T5EncoderModel` is a family of one stack, and `T5ForSequenceClassification`, which has both stacks under another name,
+a second one of two.
 
-T5 has no longest text: ``n_positions`` is the length it was trained at, 512 where a file does not say. Dropout is one
-number there, and falls on the inner vectors of the feed-forward too, which ours has not. What T5 draws its first
-weights from is its own; a fresh one here is drawn as all others are, and does best on vectors as they are.
+T5 has no maximal length: ``n_positions`` is that of its training, 512 by default. ``dropout_rate`` applies inside the
+feed-forward too there. Its initialisation is not used here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,20 +21,20 @@ from torch import Tensor
 from homespun.attention.relative_bias import RelativeBiasAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
+from homespun.hf import builders
+from homespun.hf.builders import LAYER, annotated
 from homespun.hf.engine import Copy, Drop, Rule, Table, in_stack
 from homespun.hf.families.bart import classifier
-from homespun.hf.families.bert import question_answering, token_classification
-from homespun.hf.family import Architecture, Family, activation, headless
+from homespun.hf.family import Architecture, Defaults, Family, Infer, activation
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
 _WORDS, _OUTPUT = "shared.weight", "lm_head.weight"
-_HEAD = Drop(r"lm_head\.weight", "of a head, and the model is opened without")
-_OWN = "backbone.layers.{i}"
-# what our stacks may have otherwise, and what config.json has no word for; `_notes` speaks of what matters
-_UNSUPPORTED_FIELDS = ("attention_probs_dropout_prob", "initializer_range")
+_DROPPED_HEAD = "of a head, and the model is opened without"
+# not in config.json; `_notes` reports those that matter
+_UNSUPPORTED = ("attention_probs_dropout_prob", "initializer_range")
 
-_DEFAULTS: Mapping[str, Any] = {
+_DEFAULTS: Defaults = {
     "vocab_size": 32128,
     "d_model": 512,
     "d_kv": 64,
@@ -81,16 +79,16 @@ def _attention(theirs: str, name: str, ours: str) -> tuple[Rule, ...]:
 
 
 def _stack(name: str, prefix: str = "") -> tuple[Rule, ...]:
-    """The layers of a stack, in which the feed-forward comes last."""
+    """Layers of a stack; the feed-forward is the last part of a layer."""
     layer = f"{prefix}{name}.block.{{i}}.layer"
-    cross = _attention(f"{layer}.1", "EncDecAttention", f"{_OWN}.cross_attention") if name == "decoder" else ()
-    last, own = f"{layer}.{2 if cross else 1}", f"{_OWN}.feedforward"
+    cross = _attention(f"{layer}.1", "EncDecAttention", f"{LAYER}.cross_attention") if name == "decoder" else ()
+    last, own = f"{layer}.{2 if cross else 1}", f"{LAYER}.feedforward"
     return (
-        *_attention(f"{layer}.0", "SelfAttention", f"{_OWN}.attention"),
-        # the table of all layers is in the first
+        *_attention(f"{layer}.0", "SelfAttention", f"{LAYER}.attention"),
+        # in the first layer, for all of them
         Rule(
             f"{layer}.0.SelfAttention.relative_attention_bias.weight",
-            f"{_OWN}.attention.sublayer.kernel.bias.embedding.weight",
+            f"{LAYER}.attention.sublayer.kernel.bias.embedding.weight",
         ),
         *cross,
         Rule(f"{last}.DenseReluDense.wi.weight", f"{own}.sublayer.inner.weight", when=_plain),
@@ -176,7 +174,7 @@ def _scaled(tree: Tree) -> bool:
 
 
 def _infer_tying(tree: Tree, weights: Mapping[str, Tensor]) -> Tree:
-    """Transformers 5 says of every T5 that its embeddings are tied, and takes those of the files where they are not."""
+    """Infer tying from the tensors: transformers 5 writes ``tie_word_embeddings=true`` for every T5."""
     words, output = weights.get(_WORDS), weights.get(_OUTPUT)
     if not _tied(tree) or words is None or output is None:
         return {}
@@ -193,25 +191,23 @@ def _conditional_lm(*, tied: bool, scaled: bool) -> Architecture:
         table=table,
         head=lambda settings: {"kind": "causal_lm", "tie_word_embeddings": tied, "scaled": scaled},
         pipeline="text2text-generation",
-        unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO,
-        notes=_notes,
         write=lambda head: {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled},
         fits=lambda tree: (_tied(tree), _scaled(tree)) == (tied, scaled),
     )
 
 
-_UNSUPPORTED_FIELDS_OF_ONE = frozenset(f"backbone.{name}" for name in _UNSUPPORTED_FIELDS)
-_UNSUPPORTED_FIELDS_OF_TWO = frozenset(
+_UNSUPPORTED_OF_ONE = frozenset(f"backbone.{name}" for name in _UNSUPPORTED)
+_UNSUPPORTED_OF_TWO = frozenset(
     {
         "backbone.learned_padding",
         "backbone.decoder.max_position_embeddings",
-        *(f"backbone.{stack}.{name}" for stack in ("encoder", "decoder") for name in _UNSUPPORTED_FIELDS),
+        *(f"backbone.{stack}.{name}" for stack in ("encoder", "decoder") for name in _UNSUPPORTED),
     }
 )
 
 
 def _both_stacks(prefix: str) -> Table:
-    """Both stacks over their words, under ``prefix``."""
+    """Both stacks under ``prefix``."""
     words = f"{prefix}{_WORDS}"
     unused = rf"{prefix}decoder\..*\.EncDecAttention\.relative_attention_bias\.weight"
     return Table(
@@ -225,53 +221,52 @@ def _both_stacks(prefix: str) -> Table:
     )
 
 
-_DEFAULTS_OF_TWO = {
-    **_DEFAULTS,
-    "num_decoder_layers": None,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-    "decoder_start_token_id": None,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "is_encoder_decoder": True,
-}
-_NAMES_OF_DECODER = _NAMES | {"num_hidden_layers": "num_decoder_layers"}
+def _of_two(
+    prefix: str, *architectures: Architecture, defaults: Defaults, infer: Infer = lambda tree, weights: {}
+) -> Family:
+    return Family(
+        model_type="t5",
+        prefix=prefix,
+        table=_both_stacks(prefix),
+        architectures=annotated(*architectures, notes=_notes, unsupported_fields=_UNSUPPORTED_OF_TWO),
+        defaults=_DEFAULTS
+        | {
+            "num_decoder_layers": None,
+            "bos_token_id": None,
+            "eos_token_id": 1,
+            "decoder_start_token_id": None,
+            "forced_bos_token_id": None,
+            "forced_eos_token_id": None,
+            "is_encoder_decoder": True,
+        }
+        | defaults,
+        names=_NAMES,
+        decoder_names=_NAMES | {"num_hidden_layers": "num_decoder_layers"},
+        read=_read,
+        write=lambda backbone: _write_stack(backbone.encoder),
+        infer_from_tensors=infer,
+    )
 
-T5 = Family(
-    model_type="t5",
-    prefix="",
-    table=_both_stacks(""),
-    architectures=(
-        headless("T5Model", "", _HEAD, unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO, notes=_notes),
-        _conditional_lm(tied=True, scaled=True),
-        _conditional_lm(tied=False, scaled=False),
-        _conditional_lm(tied=True, scaled=False),
-        _conditional_lm(tied=False, scaled=True),
-        question_answering("T5ForQuestionAnswering", unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO, notes=_notes),
-    ),
-    defaults=_DEFAULTS_OF_TWO,
-    names=_NAMES,
-    decoder_names=_NAMES_OF_DECODER,
-    read=_read,
-    write=lambda backbone: _write_stack(backbone.encoder),
-    infer_from_tensors=_infer_tying,
+
+T5 = _of_two(
+    "",
+    builders.headless("T5Model", "", Drop(r"lm_head\.weight", _DROPPED_HEAD)),
+    _conditional_lm(tied=True, scaled=True),
+    _conditional_lm(tied=False, scaled=False),
+    _conditional_lm(tied=True, scaled=False),
+    _conditional_lm(tied=False, scaled=True),
+    builders.question_answering("T5ForQuestionAnswering"),
+    defaults={},
+    infer=_infer_tying,
 )
 
-_INSIDE = "transformer."  # classes with a head hold the encoder under this name
+_INSIDE = "transformer."  # prefix of the stacks in classes with a head
 
-T5_CLASSIFIER = Family(
-    model_type="t5",
-    prefix=_INSIDE,
-    table=_both_stacks(_INSIDE),
-    architectures=(
-        headless("T5Model", _INSIDE, unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO, notes=_notes),
-        classifier("T5ForSequenceClassification", unsupported_fields=_UNSUPPORTED_FIELDS_OF_TWO, notes=_notes),
-    ),
-    defaults=_DEFAULTS_OF_TWO | {"classifier_dropout": 0.0},
-    names=_NAMES,
-    decoder_names=_NAMES_OF_DECODER,
-    read=_read,
-    write=lambda backbone: _write_stack(backbone.encoder),
+T5_CLASSIFIER = _of_two(
+    _INSIDE,
+    builders.headless("T5Model", _INSIDE),
+    classifier("T5ForSequenceClassification"),
+    defaults={"classifier_dropout": 0.0},
 )
 
 T5_ENCODER = Family(
@@ -281,18 +276,18 @@ T5_ENCODER = Family(
         rules=(Rule(f"{_INSIDE}{_WORDS}", "backbone.embeddings.words.weight"), *_stack("encoder", _INSIDE)),
         copies=(Copy(f"{_INSIDE}encoder.embed_tokens.weight", of=f"{_INSIDE}{_WORDS}"),),
     ),
-    architectures=(
-        headless(
+    architectures=annotated(
+        builders.headless(
             "T5EncoderModel",
             _INSIDE,
             Drop(r"transformer\.decoder\..*", "of the decoder, and the model is opened without"),
-            Drop(r"transformer\.lm_head\.weight", "of a head, and the model is opened without"),
-            unsupported_fields=_UNSUPPORTED_FIELDS_OF_ONE,
-            notes=_notes,
+            Drop(r"transformer\.lm_head\.weight", _DROPPED_HEAD),
         ),
-        token_classification("T5ForTokenClassification", unsupported_fields=_UNSUPPORTED_FIELDS_OF_ONE, notes=_notes),
+        builders.token_classification("T5ForTokenClassification"),
+        notes=_notes,
+        unsupported_fields=_UNSUPPORTED_OF_ONE,
     ),
-    defaults={**_DEFAULTS, "classifier_dropout": 0.0},
+    defaults=_DEFAULTS | {"classifier_dropout": 0.0},
     names=_NAMES,
     read=lambda settings, kind: _read_stack(settings),
     write=_write_stack,
