@@ -460,7 +460,7 @@ def test_the_card_names_what_was_gone_on_from(tmp_path: Path, monkeypatch: pytes
         front = card.split("---\n")[1]
         assert (f"base_model: {name}\n" in front, "base_model" in front) == (in_front, in_front)
         base = name if name != tmp_path / "base" else "base"  # nothing of this machine
-        assert (f"Its training went on from `{base}`." in card) == (name is not None)
+        assert (f"trained from `{base}`" in card) == (name is not None)
         assert str(tmp_path) not in card
 
 

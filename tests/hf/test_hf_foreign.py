@@ -229,7 +229,7 @@ def test_dropouts_that_ours_has_not_are_noted(
     folder = save(tmp_path / "hf", name, **sizes)
     before = open_any(folder).notes
     edit(folder, **{key: 0.25})
-    noted = f"{key} is 0.25 in config.json, and {kept} here and in what is written; it is of training alone"
+    noted = f"{key} is 0.25 in config.json, and {kept} here and in what is written; it is for training alone"
     assert open_any(folder).notes == (*before, noted)
 
 

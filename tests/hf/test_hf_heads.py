@@ -68,7 +68,7 @@ def test_what_is_named_goes_along(
     message = dropped_head_warning(config)
     assert message is not None
     bare = export_huggingface(tmp_path / "bare", config.build(), config, tokenizer).architecture
-    assert message.startswith(f"hf/ will hold {bare} without the head '{head['kind']}'; for one that goes along set ")
+    assert message.startswith(f"hf/ will hold {bare} without the head '{head['kind']}'")
     for name, settings in kept.items():
         assert f"{' '.join(f'objective.head.{key}={value}' for key, value in settings.items())} ({name})" in message
         own = {"num_labels": head["num_labels"]} if "num_labels" in head else {}
@@ -88,10 +88,8 @@ def test_what_is_named_goes_along(
 def test_where_none_goes_along(backbone: dict[str, Any], head: dict[str, Any], name: str) -> None:
     sizes = {"intermediate_size": 4 * SIZES["hidden_size"], "layer_norm_eps": 1e-5}
     message = dropped_head_warning(config_of(sizes | backbone, head))
-    assert message == (
-        f"hf/ will hold {name}Model without the head {head['kind']!r}: "
-        f"no class of transformers with this backbone has it, or another in its place"
-    )
+    assert message is not None
+    assert message.startswith(f"hf/ will hold {name}Model without the head {head['kind']!r}: no class of transformers")
 
 
 @pytest.mark.parametrize(

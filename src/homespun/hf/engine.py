@@ -1,16 +1,16 @@
-"""The rule engine: a table of names, read in both directions, that says where every tensor goes.
+"""Tables of tensor names, read in both directions.
 
-Every tensor on either side matches exactly one rule. What has no place is dropped with a reason that the report keeps,
-and what nothing in the table speaks of is an error.
+Each tensor on either side matches exactly one rule. Tensors without a rule are dropped with a reason, which the report
+keeps, or they are an error.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,84 +18,71 @@ from torch import Tensor
 from homespun.errors import UserError
 from homespun.models.config import BackboneConfig
 
+T = TypeVar("T")
 Weights = dict[str, Tensor]
-Change = Callable[[Tensor, Any], Tensor]  # and the config of the backbone, of the kind that the family has
+AnyBackbone = Any  # the config of the family's kind of backbone, which no annotation can name for all families
+Change = Callable[[Tensor, AnyBackbone], Tensor]
 
-# a number is spelled in one way only, so that no two names are of one layer
+# one spelling a number, so that no two names are of one layer
 _PLACEHOLDERS = {"i": r"(?P<i>0|[1-9][0-9]{0,5})", "p": r"(?P<p>weight|bias)"}
 
 
 def unchanged(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
-    """The tensor is the same on both sides."""
+    """Return the tensor."""
     return tensor
-
-
-def same_number(backbone: BackboneConfig) -> int:
-    """Layers have the same numbers on both sides."""
-    return 1
-
-
-def always(backbone: BackboneConfig) -> bool:
-    """Whatever the backbone."""
-    return True
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One name there, one name here. ``{i}`` stands for a number and ``{p}`` for ``weight`` or ``bias``.
+    """One name in their files and one name here, or several.
 
-    ``to_ours`` and ``to_theirs`` change the tensor on its way; each undoes the other. Several names here are equal
-    parts of the tensor that ``to_ours`` gives, along its first dimension. ``{i}`` here is ``stride`` times the one
-    there: layers that share their weights are one there, and here named by the first of them. A rule with a ``when``
-    is there only for backbones of which that is true; the name is then free for a drop.
+    Args:
+        theirs: their name; ``{i}`` stands for a number and ``{p}`` for ``weight`` or ``bias``.
+        ours: our name; several are equal parts of the tensor that ``to_ours`` returns, along its first dimension.
+        to_ours, to_theirs: changes of the tensor, each the inverse of the other.
+        stride: layers here for each of theirs, which share their weights: ``{i}`` here is ``stride`` times theirs.
+        when: backbones that the rule applies to; for others the name may be dropped.
     """
 
     theirs: str
     ours: str | tuple[str, ...]
     to_ours: Change = unchanged
     to_theirs: Change = unchanged
-    stride: Callable[[Any], int] = same_number
-    when: Callable[[Any], bool] = always
+    stride: Callable[[AnyBackbone], int] = lambda backbone: 1
+    when: Callable[[AnyBackbone], bool] = lambda backbone: True
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names here."""
+        """Our names."""
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     def our_placeholders(self, match: re.Match[str], backbone: BackboneConfig) -> dict[str, str]:
-        """What the placeholders of a name there stand for here."""
+        """Values of the placeholders in our names, from a match of their name."""
         values = match.groupdict()
         return values | {"i": str(int(values["i"]) * self.stride(backbone))} if "i" in values else values
 
-    def their_placeholders(self, match: re.Match[str], backbone: BackboneConfig) -> dict[str, str]:
-        """What the placeholders of a name here stand for there."""
+    def their_name(self, match: re.Match[str], backbone: BackboneConfig) -> str:
+        """Name in their files, from a match of one of ours."""
         values = match.groupdict()
-        return values | {"i": str(int(values["i"]) // self.stride(backbone))} if "i" in values else values
+        if "i" in values:
+            values["i"] = str(int(values["i"]) // self.stride(backbone))
+        return self.theirs.format(**values)
 
 
 def in_stack(stack: str, *rules: Rule) -> tuple[Rule, ...]:
-    """Rules of one stack, for that of a backbone of two which is called so: their names there as they are given."""
+    """Rules of a single stack, for the ``stack`` of an encoder-decoder; their names stay."""
 
-    def qualified(name: str) -> str:
-        return name.replace("backbone.", f"backbone.{stack}.", 1)
-
-    def inside(change: Change) -> Change:
-        return lambda tensor, backbone: change(tensor, getattr(backbone, stack))
-
-    def counted(stride: Callable[[Any], int]) -> Callable[[Any], int]:
-        return lambda backbone: stride(getattr(backbone, stack))
-
-    def asked(when: Callable[[Any], bool]) -> Callable[[Any], bool]:
-        return lambda backbone: when(getattr(backbone, stack))
+    def inside(function: Callable[..., T]) -> Callable[..., T]:
+        return lambda *arguments: function(*arguments[:-1], getattr(arguments[-1], stack))
 
     return tuple(
-        Rule(
-            rule.theirs,
-            qualified(rule.ours) if isinstance(rule.ours, str) else tuple(qualified(part) for part in rule.ours),
-            inside(rule.to_ours),
-            inside(rule.to_theirs),
-            counted(rule.stride),
-            asked(rule.when),
+        replace(
+            rule,
+            ours=tuple(part.replace("backbone.", f"backbone.{stack}.", 1) for part in rule.parts),
+            to_ours=inside(rule.to_ours),
+            to_theirs=inside(rule.to_theirs),
+            stride=inside(rule.stride),
+            when=inside(rule.when),
         )
         for rule in rules
     )
@@ -103,7 +90,7 @@ def in_stack(stack: str, *rules: Rule) -> tuple[Rule, ...]:
 
 @dataclass(frozen=True)
 class Copy:
-    """A tied tensor: ``name`` holds the same values as ``of``, of which one is enough."""
+    """A tied tensor: ``name`` has the values of ``of``; one of them is enough."""
 
     name: str
     of: str
@@ -111,27 +98,24 @@ class Copy:
 
 @dataclass(frozen=True)
 class Drop:
-    """Tensors of theirs, by regular expression, that have no place here, and why; of these, ``only`` such."""
+    """Tensors that are left out: a regular expression of their names, the reason, and ``only`` which of these."""
 
     pattern: str
     reason: str
-    only: Callable[[Tensor, Any], bool] = lambda tensor, backbone: True
+    only: Callable[[Tensor, AnyBackbone], bool] = lambda tensor, backbone: True
 
 
 @dataclass(frozen=True)
 class DefaultTensor:
-    """A tensor that theirs must have and ours may lack: one that changes nothing, made where no rule gives it.
-
-    ``None`` is no tensor.
-    """
+    """A tensor without effect that their files need, if no rule gives it; ``make`` may return None, for no tensor."""
 
     name: str
-    make: Callable[[Any], Tensor | None]
+    make: Callable[[AnyBackbone], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Table:
-    """All that is said about the tensors of one kind of model."""
+    """Rules, copies, drops and default tensors of a backbone or a head."""
 
     rules: tuple[Rule, ...] = ()
     copies: tuple[Copy, ...] = ()
@@ -149,7 +133,7 @@ class Table:
 
 @dataclass(frozen=True)
 class UnusedTensor:
-    """A tensor that was not taken along, and why."""
+    """A tensor of the files that was not used, and the reason."""
 
     name: str
     reason: str
@@ -158,11 +142,14 @@ class UnusedTensor:
 def to_ours(
     table: Table, theirs: Mapping[str, Tensor], backbone: BackboneConfig, *, source: str
 ) -> tuple[Weights, tuple[UnusedTensor, ...]]:
-    """Their tensors under our names, and those that were left out.
+    """Convert their tensors to ours.
+
+    Returns:
+        Our tensors by name, and the unused tensors.
 
     Raises:
-        UserError: a tensor that the table does not know, a copy that is not tied, a tensor of whole numbers, or two
-            that are one here; ``source`` begins the error.
+        UserError: an unknown tensor, a copy that is not tied, an integer tensor, or two tensors with one name here;
+            the message begins with ``source``.
     """
     given = dict(theirs)
     left = []
@@ -196,7 +183,7 @@ def to_ours(
                 raise UserError(f"{source}: {name} is {tensor.dtype}; quantised weights cannot be opened")
             values = rule.our_placeholders(match, backbone)
             changed, count = rule.to_ours(tensor, backbone), len(rule.parts)
-            # a number has no parts; that its shape is wrong is said where all shapes are looked at
+            # a scalar has no parts; its shape is reported with all others
             parts = changed.tensor_split(count) if changed.dim() else (changed,) * count
             for part, piece in zip(rule.parts, parts, strict=True):
                 ours = part.format(**values)
@@ -215,12 +202,12 @@ def to_ours(
 
 
 def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig) -> Weights:
-    """Our tensors under their names, with the fills that they lack."""
+    """Convert our tensors to theirs, and add default tensors."""
     weights: Weights = {}
     for name in ours:
         rule, match = _their_rule(table, name, backbone)
-        theirs = rule.theirs.format(**rule.their_placeholders(match, backbone))
-        if theirs not in weights:  # else it was made with the first of its parts
+        theirs = rule.their_name(match, backbone)
+        if theirs not in weights:  # else made with its first part
             pieces = [ours[part.format(**match.groupdict())] for part in rule.parts]
             weights[theirs] = rule.to_theirs(torch.cat(pieces) if len(pieces) > 1 else pieces[0], backbone)
     for default in table.default_tensors:
@@ -231,13 +218,13 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], backbone: BackboneConfig
 
 
 def their_name(table: Table, name: str, backbone: BackboneConfig) -> str:
-    """What our tensor ``name`` is called on their side."""
+    """Name in their files of our tensor ``name``."""
     rule, match = _their_rule(table, name, backbone)
-    return rule.theirs.format(**rule.their_placeholders(match, backbone))
+    return rule.their_name(match, backbone)
 
 
 def _their_rule(table: Table, name: str, backbone: BackboneConfig) -> tuple[Rule, re.Match[str]]:
-    """The one rule that has this name of ours, and where its placeholders stand in it."""
+    """The only rule for a name of ours, and its match."""
     found = [
         (rule, match)
         for rule in table.rules

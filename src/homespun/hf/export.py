@@ -1,4 +1,4 @@
-"""Writing a model as a Hugging Face folder, which ``transformers`` opens with ``from_pretrained``."""
+"""Export to a Hugging Face folder, which ``transformers`` opens with ``from_pretrained``."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
 CONFIG, CARD = "config.json", "README.md"
-REPORT = "conversion.json"  # beside a model that `homespun convert` wrote, in any form
+REPORT = "conversion.json"  # of `homespun convert`, in any format
 _WEIGHTS = "model.safetensors"
 _REPLACEABLE = frozenset({_WEIGHTS, REPORT, "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"})
 
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written, and what could not be said.
+    """Result of an export.
 
     Args:
-        folder: where it is, or None: then nothing was written, and ``notes`` says why.
+        folder: the folder; None if nothing was written, for the reason in ``notes``.
         architecture: the class of transformers.
-        notes: what is not the same there.
+        notes: differences from the model.
     """
 
     folder: str | None
@@ -52,14 +52,19 @@ def export_huggingface(
     labels: Labels | None = None,
     base_model: str | Path | None = None,
 ) -> ExportReport:
-    """Write ``folder`` whole or not at all: weights, config.json, tokenizer, model card. It replaces an older export.
+    """Write weights, config.json, tokenizer and model card to ``folder``, atomically; an older export is replaced.
 
-    A model that no family has, such as one with Linformer's attention, is not written; a head that none has is left
-    out, and the backbone written alone; narrow embeddings that none has are folded (`homespun.hf.folding`). The report
-    says so. The card names the ``base_model`` that was gone on from.
+    A model that no family has, such as one with Linformer's attention, is not written. A head that none has is left
+    out. Factorised embeddings that none has are folded (`homespun.hf.folding`). The report has notes on all of these.
+
+    Args:
+        folder: a new or empty folder, or an export.
+        model, config, tokenizer: of the model.
+        labels: classes of its head.
+        base_model: the model that it was trained from, for the card.
 
     Raises:
-        UserError: ``folder`` holds something else than an export; the tokenizer or the labels are of another model.
+        UserError: ``folder`` has other contents, or the tokenizer or the labels are of another model.
     """
     folder = Path(folder)
     if tokenizer.vocab_size > config.backbone.vocab_size:
@@ -68,7 +73,7 @@ def export_huggingface(
             f"export a model with its own tokenizer"
         )
     check_replaceable(folder, CONFIG, CARD)
-    # transformers finds padding by its id, so the id is the tokenizer's, which made the texts
+    # transformers finds padding by its id, which must be the tokenizer's
     config = config.model_copy(
         update={"backbone": config.backbone.with_tokens(config.backbone.vocab_size, tokenizer.pad_id)}
     )
@@ -85,21 +90,21 @@ def export_huggingface(
         raise UserError(f"{len(labels)} labels were given for a head of {num_labels} classes")
     tree = family.write_config(architecture, config, labels=labels)
     roles = tokenizer.roles
-    if "sep" in roles:  # classes that answer questions look for it in the text
+    if "sep" in roles:  # question answering searches the text for it
         tree["sep_token_id"] = tokenizer.sep_id
-    if architecture.pipeline == "text-generation":  # transformers assumes those of its own checkpoints
+    if architecture.pipeline == "text-generation":  # the defaults are those of its own checkpoints
         tree["bos_token_id"] = tokenizer.cls_id if "cls" in roles or "bos" in roles else None
         tree["eos_token_id"] = tokenizer.sep_id if "sep" in roles or "eos" in roles else None
     if architecture.kind is None:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith("head.")}
     theirs = to_theirs(family.table + architecture.table, weights, config.backbone)
-    if architecture.bare:  # files of the class without a head name their tensors from the inside
+    if architecture.bare:
         theirs = {name.removeprefix(family.prefix): tensor for name, tensor in theirs.items()}
     tree["dtype"] = str(model.backbone.embeddings.words.weight.dtype).removeprefix("torch.")
 
     with atomic_path(folder) as made:
         made.mkdir()
-        # "format" is what transformers tells safetensors of torch by
+        # transformers requires "format"
         tensors = {name: tensor.cpu().contiguous() for name, tensor in theirs.items()}
         save_file(tensors, made / _WEIGHTS, metadata={"format": "pt"})
         tokenizer.for_transformers().save(made)
@@ -112,15 +117,12 @@ def export_huggingface(
 
 
 def check_replaceable(folder: Path, description: str, *others: str) -> None:
-    """That nothing is lost where a model in ``folder`` is replaced: it is new, or empty, or holds a model and no more.
+    """Raise `UserError` unless ``folder`` is new or empty, or has a model and nothing else.
 
     Args:
-        folder: where the model is to be.
-        description: the file in it that says what model it is.
-        others: names of files that may be there, beside those of weights and tokenizer.
-
-    Raises:
-        UserError: it holds something else, which is named.
+        folder: of the model to write.
+        description: the file that describes the model.
+        others: further files that are allowed, besides those of weights and tokenizer.
     """
     if not folder.exists():
         return
@@ -129,17 +131,17 @@ def check_replaceable(folder: Path, description: str, *others: str) -> None:
     found = sorted(folder.iterdir())
     known = {description, *others, *_REPLACEABLE}
     foreign = [path for path in found if path.name not in known or not path.is_file()]
-    if not {description, _WEIGHTS} <= {path.name for path in found}:  # a few files of such names are no model
+    if not {description, _WEIGHTS} <= {path.name for path in found}:  # no complete model
         foreign = foreign or found
     if foreign:
         raise UserError(f"{folder} holds other things, such as {foreign[0].name}; give a new or empty folder")
 
 
 def _complete_tokenizer(path: Path, backbone: BackboneConfig) -> None:
-    """What transformers must know of the model when it makes its inputs: the length, and whether it has segments."""
+    """Add the maximal length and the names of inputs, which depend on the model."""
     tree = json.loads(path.read_text(encoding="utf-8"))
     tree["model_max_length"] = backbone.max_position_embeddings
-    # which of them it leaves out by itself differs from version to version
+    # the default differs between versions
     segments = ["token_type_ids"] if backbone.type_vocab_size > 1 else []
     tree["model_input_names"] = ["input_ids", *segments, "attention_mask"]
     path.write_text(_json(tree), encoding="utf-8")
@@ -154,7 +156,7 @@ def _card(
 ) -> str:
     backbone = config.backbone
     front = ["---", "library_name: transformers"]
-    # there, where the card may be read, a folder of this machine is no model
+    # a local folder is no model for readers elsewhere
     front += [f"base_model: {base_model}"] if base_model is not None and is_hub_name(str(base_model)) else []
     front += [f"pipeline_tag: {architecture.pipeline}"] if architecture.pipeline else []
     front += ["tags:", "- homespun", "---"]
@@ -174,9 +176,9 @@ def _card(
         "```",
     ]
     if base_model is not None:
-        # the card may be read elsewhere: not by whom or where on this machine it was made
+        # no local paths in the card
         base = Path(base_model).name if Path(base_model).is_absolute() else base_model
-        body += ["", f"Its training went on from `{base}`."]
+        body += ["", f"It was trained from `{base}`."]
     body += ["", "What to know:", "", *(f"- {note}" for note in notes)] if notes else []
     body += ["", "Its training data and its quality are not recorded in this folder."]
     return "\n".join([*front, "", *body]) + "\n"

@@ -1,14 +1,13 @@
-"""What a family of Hugging Face models is: its table of tensors, its settings, the classes we have heads for.
+"""A family of Hugging Face models: tensors, settings, and the classes that we have heads for.
 
-Whether a family can say a model is not a list of conditions. Its config.json is written and read again, and what then
-differs is what it cannot say: a setting that some family knows nothing of is never lost in silence.
+A family can express a model if its config.json, written and read again, gives the same config. The differences are
+reported, so that no setting is lost silently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pydantic import JsonValue
 from torch import Tensor
@@ -16,27 +15,27 @@ from torch import Tensor
 from homespun.config import Tree, validate
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.hf.engine import Table
+from homespun.hf.engine import AnyBackbone, Table
 from homespun.hf.labels import default_labels, write_labels
 from homespun.models.config import BackboneConfig, CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
 from homespun.models.encoder_decoder import NAMED_TOKENS
 
 Defaults = dict[str, JsonValue]
-Fixed = Mapping[str, tuple[JsonValue, ...]]
+Fixed = dict[str, tuple[JsonValue, ...]]
 Infer = Callable[[Tree, Mapping[str, Tensor]], Tree]
-Notes = Callable[[Any], tuple[str, ...]]  # of the config of the family's backbone
+Notes = Callable[[AnyBackbone], tuple[str, ...]]
 
-STORED = "stored"  # the head that the files are said to have, whatever it is
+STORED = "stored"  # the head that config.json names
 
-# Their other names for our activations. `gelu_fast` is the same tanh formula with its constants written out.
+# gelu_fast: the tanh formula with its constants written out
 _ACTIVATIONS = {
     "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu_new",
     "gelu_fast": "gelu_new",
     "swish": "silu",
 }
-# Settings that change what a model computes, with the one value of each that ours has.
+# settings that change the outputs, with the values that are supported
 _FIXED: Fixed = {
     "position_embedding_type": (None, "absolute"),
     "is_decoder": (None, False),
@@ -44,7 +43,7 @@ _FIXED: Fixed = {
     "pruned_heads": (None, {}),
     "quantization_config": (None,),
 }
-# Settings of ours that do not change what a model computes from its weights outside training.
+# settings of ours without effect on the outputs outside training
 _FREE = frozenset(
     {
         *(
@@ -52,7 +51,7 @@ _FREE = frozenset(
             for stack in ("", "encoder.", "decoder.")
             for name in (
                 "pad_token_id",
-                "positions.offset",  # any family can hold any: the rows before position 0 are read by nothing
+                "positions.offset",  # rows before position 0 are never read
                 "feed_forward_chunk",
                 "residual.scaled_initialisation",
                 "initialization",
@@ -77,15 +76,15 @@ class Architecture:
 
     Args:
         name: the class.
-        kind: the ``kind`` of our head that is the same, None for the model without a head.
-        table: the head's tensors.
-        head: our head's settings from config.json, completed by what transformers assumes.
-        pipeline: the hub's word for what it does.
-        unsupported_fields: settings of ours, by path, that config.json has no place for and ``notes`` speaks of.
-        notes: what its user should know, of a backbone.
-        dropout: what config.json calls the dropout of its head.
-        write: what else of our head's settings config.json has a place for.
-        fits: which config.json it speaks of, where several have its name.
+        kind: the ``kind`` of our head, None without a head.
+        table: tensors of the head.
+        head: settings of our head, from config.json with its defaults.
+        pipeline: the hub's name of the task.
+        unsupported_fields: paths of settings that config.json lacks, which ``notes`` report.
+        notes: differences from transformers, for a backbone.
+        dropout: our name of the setting for the head's dropout.
+        write: further settings of config.json, from our head's.
+        fits: if several classes have this name, whether config.json means this one.
     """
 
     name: str
@@ -101,12 +100,12 @@ class Architecture:
 
     @property
     def classifies(self) -> bool:
-        """Whether its logits are those of classes, named in config.json: of texts or of tokens."""
+        """True if it predicts classes that config.json names, of texts or of tokens."""
         return self.pipeline in ("text-classification", "token-classification")
 
     @property
     def bare(self) -> bool:
-        """Whether its files name the backbone's tensors without the family's prefix."""
+        """True if its files lack the family's prefix in names of the backbone's tensors."""
         return self.kind in (None, "pooler")
 
 
@@ -116,21 +115,20 @@ class Family:
 
     Args:
         model_type: as in config.json.
-        prefix: what the names of the backbone's tensors begin with, except in files of the class without a head.
-        table: the tensors of the backbone.
-        architectures: its classes; the one without a head is among them.
-        defaults: the settings that config.json has, each with what transformers assumes where it does not say.
-        names: of our fields, those that are called otherwise there. Every field whose key is in ``defaults`` is a plain
+        prefix: of the names of the backbone's tensors, except in files of the class without a head.
+        table: tensors of the backbone.
+        architectures: the classes, among them one without a head.
+        defaults: the settings of config.json with the defaults of transformers. A field with a setting here is a plain
             value, the same on both sides.
-        decoder_names: the same of the decoder, of a family of encoders with one, whose backbone is then told by
-            ``read`` as ``{"encoder": ..., "decoder": ...}``; None: one stack. Tokens that its config names
-            (``decoder_start_token_id``, ...) are plain values too.
-        read: what of our backbone is not a plain value, from the settings and our kind of head.
-        write: the same, the other way; what it cannot say it leaves as assumed.
-        fixed: settings that change what a model computes, with the values that ours has, the last one to be named.
-        offset: how many rows of the position table come before position 0, from the padding id.
-        infer_from_tensors: settings that the tensors of the files tell better than their config.json.
-        dropouts: settings, from those of a config.json, that are numbers of their own there and not here.
+        names: settings of our fields, if they have other names.
+        decoder_names: the same for the decoder of an encoder-decoder, whose ``read`` returns
+            ``{"encoder": ..., "decoder": ...}``; None for one stack. Special tokens are plain values too.
+        read: fields that are not plain values, from the settings and the kind of our head.
+        write: the inverse; settings that it cannot express keep their defaults.
+        fixed: settings that change the outputs, with the supported values; messages name the last one.
+        offset: rows of the position table before position 0, from the padding id.
+        infer_from_tensors: settings for which the tensors are a better source than config.json.
+        dropouts: dropout settings, of a config.json, that we lack.
     """
 
     model_type: str
@@ -141,52 +139,52 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     decoder_names: Mapping[str, str] | None = None
     read: Callable[[Tree, str | None], Tree] = lambda settings, kind: {}
-    write: Callable[[Any], Tree] = lambda backbone: {}
-    fixed: Fixed = field(default_factory=dict)
+    write: Callable[[AnyBackbone], Tree] = lambda backbone: {}
+    fixed: Mapping[str, tuple[JsonValue, ...]] = field(default_factory=dict)
     offset: Callable[[int], int] = lambda pad_token_id: 0
     infer_from_tensors: Infer = lambda tree, weights: {}
     dropouts: Callable[[Tree], Sequence[str]] = lambda settings: ()
 
     @property
     def backbone(self) -> str:
-        """The ``kind`` of our backbones that it has."""
+        """The ``kind`` of our backbone."""
         return "encoder" if self.decoder_names is None else "encoder_decoder"
 
     @property
     def _stacks(self) -> dict[str, Mapping[str, str]]:
-        """The stacks of a backbone, by their names in it, and what their fields are called in config.json."""
+        """Names of settings by the name of the stack, which is empty for one stack."""
         return (
             {"": self.names} if self.decoder_names is None else {"encoder": self.names, "decoder": self.decoder_names}
         )
 
     @property
     def _tokens(self) -> tuple[str, ...]:
-        """The fields of a backbone of two stacks that name a token and that config.json has too."""
+        """Fields for special tokens of an encoder-decoder that config.json has."""
         return () if self.decoder_names is None else tuple(name for name in NAMED_TOKENS if name in self.defaults)
 
     def key(self, name: str) -> str:
-        """What a field of ours is called in config.json."""
+        """Setting of a field of ours."""
         return self.names.get(name, name)
 
     def read_config(self, tree: Tree, *, source: str, head: str | None = STORED) -> tuple[Architecture, ModelConfig]:
-        """The class that a config.json names, or the one with a ``head`` of this kind, and our config of the model.
+        """Class of a config.json, or the class with a ``head`` of this kind, and our config of the model.
 
         Raises:
-            UserError: a class or a setting that ours does not have, or a value of the wrong kind.
+            UserError: an unsupported class or setting, or a value of the wrong type.
         """
         architecture = self._named(tree, source) if head == STORED else self._with_head(tree, head, source)
         return architecture, self.read_as(architecture, tree, source=source)
 
     def read_as(self, architecture: Architecture, tree: Tree, *, source: str) -> ModelConfig:
-        """Our config of a model as one of the classes here, whichever config.json names.
+        """Our config of a model, as ``architecture``, whichever class config.json names.
 
         Raises:
-            UserError: a setting that ours does not have, or a value of the wrong kind.
+            UserError: an unsupported setting, or a value of the wrong type.
         """
         for key, allowed in {**_FIXED, **self.fixed}.items():
             if tree.get(key, allowed[0]) not in allowed:
                 raise UserError(f"{source}: {key}={tree[key]!r} is not supported, only {allowed[-1]!r}")
-        # a null is what the class assumes
+        # null is the default
         assumed = {key: default for key, default in self.defaults.items() if tree.get(key) is None}
         settings = tree | assumed
         try:
@@ -198,7 +196,7 @@ class Family:
             name: self._read_stack(settings, names, read.get(name, {}) if name else read, source)
             for name, names in self._stacks.items()
         }
-        # unlike other settings, a null is no token here
+        # unlike other settings, null is no token
         tokens = {name: tree.get(name, self.defaults[name]) for name in self._tokens}
         backbone = stacks[""] if "" in stacks else tokens | read | stacks
         return validate(ModelConfig, {"backbone": {"kind": self.backbone} | backbone, "head": head}, source=source)
@@ -219,17 +217,17 @@ class Family:
         return {"positions": {"kind": "learned", "offset": offset}} | stack
 
     def write_config(self, architecture: Architecture, config: ModelConfig, *, labels: Labels | None = None) -> Tree:
-        """The config.json of our model, as far as the family can say it; ``labels`` name the classes of its head."""
+        """Settings of config.json, as far as the family has them; ``labels`` are the classes of the head."""
         backbone = config.backbone
         dumped = backbone.model_dump(mode="json")
         plain: Tree = {}
         for stack, names in self._stacks.items():
             own = dumped[stack] if stack else dumped
             own["max_position_embeddings"] += self.offset(backbone.pad_token_id)
-            own["type_vocab_size"] = max(1, own["type_vocab_size"])  # theirs cannot be without
+            own["type_vocab_size"] = max(1, own["type_vocab_size"])  # required by transformers
             own["embedding_size"] = own["embedding_size"] or own["hidden_size"]
             own["num_key_value_heads"] = own["num_key_value_heads"] or own["num_attention_heads"]
-            # what both stacks call the same, the decoder cannot have otherwise; it is then found to differ
+            # a setting of both stacks has the value of the encoder; the decoder is then found to differ
             plain = {
                 names.get(name, name): value for name, value in own.items() if names.get(name, name) in self.defaults
             } | plain
@@ -244,25 +242,25 @@ class Family:
         return {"architectures": [architecture.name], "model_type": self.model_type} | settings
 
     def differences(self, architecture: Architecture, config: ModelConfig) -> list[str]:
-        """What of our model its config.json would not say, in words; empty where it is the same model."""
+        """Settings that config.json cannot express, in words; empty for the same model."""
         try:
             theirs = self.read_as(architecture, self.write_config(architecture, config), source=self.model_type)
-        except UserError as error:  # such as a head of one class, which there is a regression
+        except UserError as error:  # such as a head of one class, a regression there
             return [str(error)]
         return [
             f"{path.removeprefix('backbone.')}={other} where this model has {own}"
             for path, own, other in _differences(_comparable(config), _comparable(theirs), "")
             if path not in _FREE | architecture.unsupported_fields
-            # a table of one segment, of zeros, is the same model as none
+            # one segment of zeros is the same as none
             and not (path == "backbone.type_vocab_size" and (own, other) == (0, 1))
         ]
 
     def dropout_notes(self, architecture: Architecture, config: ModelConfig, tree: Tree) -> tuple[str, ...]:
-        """Notes on what a model, read from a config.json, drops out otherwise in training: ours has fewer numbers."""
+        """Notes on settings of dropout in a config.json that we lack."""
         here = self.write_config(architecture, config)
         theirs = {key: self.defaults[key] if tree.get(key) is None else tree[key] for key in self.dropouts(here)}
         return tuple(
-            f"{key} is {value} in config.json, and {here[key]} here and in what is written; it is of training alone"
+            f"{key} is {value} in config.json, and {here[key]} here and in what is written; it is for training alone"
             for key, value in theirs.items()
             if value != here[key]
         )
@@ -292,7 +290,7 @@ class Family:
 
 
 def activation(name: object) -> str:
-    """Our name of an activation of theirs."""
+    """Our name of an activation."""
     return _ACTIVATIONS.get(str(name), str(name))
 
 
@@ -304,7 +302,7 @@ def _comparable(config: ModelConfig) -> Tree:
             stack["num_key_value_heads"] = stack["num_key_value_heads"] or stack["num_attention_heads"]
             stack["head_size"] = stack["head_size"] or stack["hidden_size"] // stack["num_attention_heads"]
             stack["num_hidden_groups"] = layers = stack["num_hidden_groups"] or stack["num_hidden_layers"]
-            if cycle := stack["attention"].get("cycle"):  # of each layer, however often it is repeated
+            if cycle := stack["attention"].get("cycle"):  # one entry a layer
                 stack["attention"]["cycle"] = [cycle[layer % len(cycle)] for layer in range(layers)]
             if isinstance(theta := stack["positions"].get("theta"), list):
                 stack["positions"]["theta"] = theta[:layers] if len({*theta[:layers]}) > 1 else theta[0]
@@ -315,10 +313,10 @@ def _comparable(config: ModelConfig) -> Tree:
     return tree
 
 
-def _differences(own: Any, other: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """The settings in which two configs differ, by their path."""
+def _differences(own: object, other: object, path: str) -> Iterator[tuple[str, object, object]]:
+    """Path and both values of each setting in which two configs differ."""
     if isinstance(own, dict) and isinstance(other, dict):
-        if own.get("kind") != other.get("kind"):  # then what else they hold cannot be compared
+        if own.get("kind") != other.get("kind"):  # their other settings cannot be compared
             yield f"{path}.kind", own.get("kind"), other.get("kind")
             return
         for key in own:

@@ -1,11 +1,10 @@
-"""Settings that a family lacks, folded into the weights: the folded model computes the same.
+"""Fold settings that a family lacks into the weights: the folded model computes the same.
 
-Factorised embeddings become one matrix, for families whose embeddings are as wide as their layers: a table of
-(vocab, embedding) and its projection to the layers are one table of (vocab, hidden), where nothing but sums stands
-between the two. The product has more parameters.
+Factorised embeddings become one table, for families whose embeddings are as wide as their layers: (vocab, embedding)
+times its projection is (vocab, hidden), if nothing but sums stands between the two. It has more parameters.
 
-Scaled scores and embeddings of an encoder with a decoder and relative biases become T5's, which are not scaled: queries
-are divided by ``sqrt(head_size)``, word embeddings multiplied by ``sqrt(hidden_size)``, and the vectors before a tied
+Scaled scores and embeddings of an encoder-decoder with relative biases become T5's, which are not scaled: queries are
+divided by ``sqrt(head_size)``, word embeddings multiplied by ``sqrt(hidden_size)``, and the hidden states before a tied
 head divided by it.
 """
 
@@ -29,14 +28,14 @@ _QUERY = ".query.weight"
 
 
 def fold_config(config: ModelConfig) -> ModelConfig | None:
-    """The config of the same model with embeddings as wide as its layers, or, of two stacks, without T5's scales.
+    """Config of the folded model: embeddings as wide as the layers, or an encoder-decoder without scales.
 
-    A tied causal head becomes an untied one. The bias of its projection goes to the last norm, or,
-    where that has none, to ``final_logits_bias``. A head for masked tokens has no such equivalent, and is left out.
+    A tied causal head becomes an untied one. The bias of its projection goes to the last norm, or, if that has none, to
+    ``final_logits_bias``. A masked language model's head has no equivalent, and is left out.
 
     Returns:
-        None where the embeddings are as wide as the layers, or normalised, scaled or positions that cannot be projected
-        are added to them; of two stacks, where nothing is scaled or T5 has other parts.
+        None if the embeddings are as wide as the layers, or normalised, scaled, or added to positions that cannot be
+        projected; for an encoder-decoder, if nothing is scaled or T5 has other parts.
     """
     backbone = config.backbone
     if isinstance(backbone, EncoderDecoderConfig):
@@ -59,11 +58,11 @@ def fold_config(config: ModelConfig) -> ModelConfig | None:
 
 
 def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
-    """The tensors of the model that `fold_config` describes.
+    """Weights of the model that `fold_config` describes.
 
     Args:
-        weights: those of the model, by name.
-        config: of the model, for which `fold_config` is not None.
+        weights: of the model, by name.
+        config: of the model; `fold_config` of it is not None.
     """
     backbone, head = config.backbone, config.head
     if isinstance(backbone, EncoderDecoderConfig):
@@ -84,7 +83,7 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
         if head.transform_bias:
             bias = weights[f"{_TRANSFORM}.bias"]
             if _has_last_bias(backbone):
-                # the shortest vector that the projection maps to its bias
+                # the minimum-norm vector that the projection maps to its bias
                 shift = torch.linalg.pinv(transform.double()) @ bias.double()
                 folded[_LAST_BIAS] = (weights[_LAST_BIAS].double() + shift).to(bias.dtype)
             else:
@@ -93,7 +92,7 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
 
 
 def fold_notes(config: ModelConfig, *, head: bool) -> tuple[str, ...]:
-    """Notes for users of a folded model, written with its ``head`` or without; ``config`` is the model's."""
+    """Notes on a folded model, exported with its ``head`` or without; ``config`` is that of the model."""
     backbone, given = config.backbone, config.head
     if isinstance(backbone, EncoderDecoderConfig):
         return ()
@@ -149,7 +148,7 @@ def _scaled_weights(weights: Weights, backbone: EncoderDecoderConfig) -> Weights
 
 
 def _has_last_bias(backbone: EncoderConfig) -> bool:
-    """Whether the stack ends with a norm that has a bias."""
+    """True if the stack ends with a norm that has a bias."""
     plain = backbone.residual.kind == "pre" and not backbone.residual.final_dropout
     return plain and backbone.norm == "layer_norm" and backbone.norm_weight and backbone.norm_bias
 

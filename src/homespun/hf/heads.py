@@ -1,26 +1,27 @@
-"""Which heads go along when a model is written for ``transformers``: to be told before it is trained."""
+"""Heads that transformers has, for a warning before training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.families import FAMILIES
 from homespun.hf.family import Architecture, Family
 from homespun.hf.match import match_architecture
-from homespun.models.config import ModelConfig
+from homespun.models.config import HeadConfig, ModelConfig
 from homespun.models.sequence_heads import SequenceHeadConfig
 
 _SEQUENCE_HEADS, *_ = get_args(SequenceHeadConfig)
-_TASKS = ("text-classification", "question-answering")  # tasks of which a recipe chooses the head
+_TASKS = ("text-classification", "question-answering")  # tasks whose head a recipe chooses
 
 
 def dropped_head_warning(config: ModelConfig) -> str | None:
-    """One line on a model whose ``hf/`` will be without its head, naming those that would go along.
+    """One line about a model whose ``hf/`` will lack its head, with the heads that transformers has.
 
-    ``None``: the head goes along, or there is none; or no family has the model, and nothing will be written.
+    Returns:
+        None if the head is exported, if there is none, or if no family has the model and nothing will be written.
     """
     match, _ = match_architecture(config)
     if config.head is None or match is None or match.architecture.kind is not None:
@@ -28,18 +29,18 @@ def dropped_head_warning(config: ModelConfig) -> str | None:
     message = f"hf/ will hold {match.architecture.name} without the head {config.head.kind!r}"
     kept = exportable_heads(config)
     if not kept:
-        return f"{message}: no class of transformers with this backbone has it, or another in its place"
+        return f"{message}: no class of transformers with this backbone has it or a similar one"
     ways = [
         f"{' '.join(f'objective.head.{key}={value}' for key, value in head.items())} ({name})"
         for name, head in kept.items()
     ]
-    return f"{message}; for one that goes along set {' or '.join(ways)}"
+    return f"{message}; for a head that is exported set {' or '.join(ways)}"
 
 
 def exportable_heads(config: ModelConfig) -> dict[str, Tree]:
-    """The classes of the nearest family that have any head for the task of a model's, and what to set of the head then.
+    """Classes of the nearest family that have a head for the model's task, each with the head's settings.
 
-    Its ``kind``, and what else must be as it is there.
+    The settings are its ``kind``, and those that differ from our defaults.
     """
     bare = config.model_copy(update={"head": None})
     match, _ = match_architecture(bare)
@@ -63,8 +64,8 @@ def exportable_heads(config: ModelConfig) -> dict[str, Tree]:
     return {}
 
 
-def _task(head: Any) -> str | None:
-    """What the hub calls the task of a head that a recipe chooses, by the classes that have one of its kind."""
+def _task(head: HeadConfig) -> str | None:
+    """Pipeline of the classes with a head of this kind, if it is a task whose head a recipe chooses."""
     if isinstance(head, _SEQUENCE_HEADS):
         return "text-classification"
     tasks = {a.pipeline for family in FAMILIES for a in family.architectures if a.kind == head.kind}
@@ -72,16 +73,16 @@ def _task(head: Any) -> str | None:
 
 
 def _pools_full_context(architecture: Architecture, config: ModelConfig) -> bool:
-    """Whether it classifies by a token that has seen the whole text, as fine-tuning wants it."""
+    """True if it classifies by a token that has seen the full text, as fine-tuning does."""
     causal = config.backbone.kind == "encoder" and config.backbone.causal
     return not causal or not architecture.classifies or architecture.kind == "last"
 
 
 def _fitting(family: Family, architecture: Architecture, tree: Tree, config: ModelConfig) -> Iterator[Tree]:
-    """Settings of the class's head with which it is this model's: its kind alone, or all that it has there."""
+    """Settings of the class's head with which it fits the model: its kind, or all that are not defaults."""
     try:
         theirs = family.read_as(architecture, tree, source=family.model_type).head
-    except UserError:  # a class that has no such model, whatever its head
+    except UserError:  # no such model with any head
         return
     assert theirs is not None
     head_settings = theirs.model_dump(exclude_defaults=True, exclude={"num_labels", "dropout", "input_dropout"})

@@ -1,12 +1,11 @@
-"""The classes of a classifier in config.json: ``id2label``, ``label2id``, ``problem_type``.
+"""Classes in config.json: ``id2label``, ``label2id``, ``problem_type``.
 
-A regression is there a classifier of one class, whose logit is the number.
+A regression is a classifier of one class, whose logit is the number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from homespun.config import Tree
 from homespun.data.labels import Labels
@@ -31,66 +30,58 @@ def classification(kind: str, *, dropout: str = "classifier_dropout", **fields: 
 
 
 def label_names(tree: Tree) -> list[str]:
-    """The names of the classes, in the order of the logits.
+    """Names of the classes, in the order of the logits.
 
     Raises:
-        UserError: ``id2label`` is not a numbered list of different names, or of several names for a regression.
+        UserError: ``id2label`` is not a numbered list of different names, or has several names for a regression.
     """
     count, table = _count(tree), tree.get("id2label")
     return [*default_labels(count).names] if table is None else _listed(table)
 
 
 def _count(tree: Tree) -> int:
-    """How many names there are. None is made up here, before the weights are known to have as many classes.
-
-    Raises:
-        UserError: see `label_names`.
-    """
+    """Number of classes, without building default names: the number is not yet checked against the weights."""
     table, problem = tree.get("id2label"), tree.get("problem_type")
-    if table is None:  # written only where it differs from two classes without a name
+    if table is None:  # two classes without names
         given = tree.get("num_labels", 2)
         count = given if isinstance(given, int) else 0
     else:
         count = len(_listed(table))
     if count < 1 or (problem == "regression" and count > 1):
-        raise UserError("config.json describes a regression of several numbers; the models of homespun tell one")
+        raise UserError("config.json describes a regression of several numbers; homespun supports one")
     if problem == "single_label_classification" and count < 2:
-        raise UserError("config.json describes one class, of which nothing can be told; set problem_type to regression")
+        raise UserError("config.json describes a classification with one class; set problem_type to regression")
     return count
 
 
-def _listed(table: Any) -> list[str]:
-    """The names of an ``id2label``."""
+def _listed(table: object) -> list[str]:
+    """Names of an ``id2label``."""
+    items = table.items() if isinstance(table, dict) else [("", "")]
     try:
-        names = [str(table[key]) for key in sorted(table, key=int)]
-        numbered = [int(key) for key in sorted(table, key=int)] == list(range(len(table)))
-    except (TypeError, ValueError, AttributeError) as error:
+        pairs = sorted((int(number), str(name)) for number, name in items)
+    except (TypeError, ValueError) as error:
         raise UserError(f"id2label of config.json must map numbers to names, not {table!r}") from error
-    if not numbered or len(set(names)) != len(names):
+    names = [name for _, name in pairs]
+    if [number for number, _ in pairs] != list(range(len(pairs))) or len(set(names)) != len(names):
         raise UserError(f"id2label of config.json must name each of the classes 0, 1, 2, ... once, not {table!r}")
     return names
 
 
 def read_labels(tree: Tree) -> Labels:
-    """The classes of a classifier."""
+    """Classes of a classifier."""
     return Labels(tuple(label_names(tree)), multi_label=tree.get("problem_type") == "multi_label_classification")
 
 
 def write_labels(labels: Labels) -> Tree:
-    """The keys of config.json that name the classes."""
+    """Settings of config.json for the classes."""
+    problem = "multi_label" if labels.multi_label else "single_label"
     return {
         "id2label": {str(index): name for index, name in enumerate(labels.names)},
         "label2id": {name: index for index, name in enumerate(labels.names)},
-        "problem_type": _problem(labels),
+        "problem_type": f"{problem}_classification" if labels.multi_label or len(labels) > 1 else "regression",
     }
 
 
-def _problem(labels: Labels) -> str:
-    if labels.multi_label:
-        return "multi_label_classification"
-    return "single_label_classification" if len(labels) > 1 else "regression"
-
-
 def default_labels(num_labels: int) -> Labels:
-    """Names for the classes of a head that came without, as transformers makes them up."""
+    """Default names of transformers."""
     return Labels(tuple(f"LABEL_{index}" for index in range(num_labels)))

@@ -1,4 +1,4 @@
-"""Which class of transformers a model of ours is: the one that says all of it, or all but its head."""
+"""The class of transformers for a model of ours: with its head, or else for its backbone."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from homespun.models.recurrent import RecurrentConfig
 
 @dataclass(frozen=True)
 class ArchitectureMatch:
-    """A class of transformers, and in what it differs from a model.
+    """A class of transformers for a model.
 
     Args:
         family, architecture: the class.
-        differences: what it cannot express.
-        config: the model, or the same with its embeddings folded (`homespun.hf.folding`).
+        differences: settings that it cannot express.
+        config: of the model, or of the folded one (`homespun.hf.folding`).
     """
 
     family: Family
@@ -30,10 +30,9 @@ class ArchitectureMatch:
 
 
 def match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, tuple[str, ...]]:
-    """The class of a model, and what is not the same there; where there is no class, the reason why.
+    """Class of a model with notes on the differences, or None with the reason.
 
-    A head that no class has is left out, and the backbone placed alone. Where no class has the width of the embeddings,
-    they are folded.
+    A head that no class has is left out. Embeddings of a width that no class has are folded.
     """
     match, notes = _match_architecture(config)
     folded = None if match else fold_config(config)
@@ -68,16 +67,16 @@ def _match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, 
 
 
 def _rank_matches(config: ModelConfig, families: Sequence[Family]) -> list[ArchitectureMatch]:
-    """The classes with a head of its kind, the one that says most of the model first."""
+    """Classes with a head of this kind, the nearest first."""
     kind, backbone = None if config.head is None else config.head.kind, config.backbone
     shifted = isinstance(backbone.positions, LearnedPositionsConfig) and backbone.positions.offset > 0
 
     def distance(match: ArchitectureMatch) -> tuple[int, int, bool, bool]:
         return (
-            # a part of another kind is further off than a part of another size
+            # another kind of part is worse than another size
             sum(".kind=" in difference for difference in match.differences),
             len(match.differences),
-            # any family can hold any offset of positions, and most can do without segments: only a likeness
+            # no requirements: any family holds any offset of positions, most do without segments
             (match.family.offset(backbone.pad_token_id) > 0) != shifted,
             ("type_vocab_size" in match.family.defaults) != (backbone.type_vocab_size > 0),
         )

@@ -1,4 +1,4 @@
-"""Opening a model, whatever it lies in: a run, a ``model/`` folder, a Hugging Face folder, a name on the hub."""
+"""Open a model: a run, a ``model/`` folder, a Hugging Face folder, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _DROPPED_HEAD = "of a head, and the model is opened without"
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model, and what became of the tensors of its files.
+    """A model and a report on its files.
 
     Args:
         stored: the model.
-        architecture: its class in transformers; None: it is a model of our own.
-        mapped: names in the files, and our names of what each holds.
-        unused_tensors: the tensors of the files that were not taken along, each with a reason.
-        notes: in what the model differs from the one in the files.
+        architecture: its class in transformers; None for a ``model/`` folder.
+        mapped: our names of each tensor, by the name in the files.
+        unused_tensors: tensors of the files that are not in the model.
+        notes: differences from the model in the files.
     """
 
     stored: ModelBundle
@@ -52,12 +52,12 @@ class OpenedModel:
 
 
 def open_model(source: str | Path, *, head: str | None = STORED) -> ModelBundle:
-    """The model in ``source``, in evaluation mode, on the CPU; see `open_any`."""
+    """Open the model in ``source`` on the CPU, in evaluation mode; see `open_any`."""
     return _with_eos_token(open_any(source, head=head).stored)
 
 
 def open_for_training(source: str | Path) -> ModelBundle:
-    """`open_model`, to be trained further: what differs from the model in the files is said, in a warning each."""
+    """`open_model` for further training: each difference from the model in the files is a warning."""
     opened = open_any(source)
     for note in opened.notes:
         logger.warning("%s: %s", source, note)
@@ -66,22 +66,21 @@ def open_for_training(source: str | Path) -> ModelBundle:
 
 def _with_eos_token(stored: ModelBundle) -> ModelBundle:
     tokens, roles = stored.model.special_tokens, stored.tokenizer.roles
-    if tokens.eos_token_id is None and ("sep" in roles or "eos" in roles):  # what the config leaves to the tokenizer
+    if tokens.eos_token_id is None and ("sep" in roles or "eos" in roles):  # given by the tokenizer alone
         stored.model.special_tokens = replace(tokens, eos_token_id=stored.tokenizer.sep_id)
     return stored
 
 
 def open_any(source: str | Path, *, head: str | None = STORED) -> OpenedModel:
-    """The model in ``source``, in evaluation mode, on the CPU, and what became of its tensors.
+    """Open the model in ``source`` on the CPU, in evaluation mode, with a report.
 
     Args:
-        source: a run directory, a ``model/`` folder, a folder that ``save_pretrained`` or `export_huggingface` wrote,
-            or a name on the Hugging Face hub, which is downloaded once. A folder of that name comes first.
-        head: the ``kind`` of the head to open it with, which must be in the files; None: without a head; by default
-            the head that the files are said to have.
+        source: a run directory, a ``model/`` folder, a folder of ``save_pretrained`` or `export_huggingface`, or a name
+            on the Hugging Face hub, which is downloaded once. A folder of that name has precedence.
+        head: the ``kind`` of the head, which must be in the files; None for no head; by default that of the config.
 
     Raises:
-        UserError: there is no model, or it cannot be opened; says which, and the way out.
+        UserError: there is no model, or it cannot be opened.
     """
     folder = Path(source).expanduser()
     if not folder.exists():
@@ -122,18 +121,18 @@ def _open_native(folder: Path, head: str | None) -> OpenedModel:
 
 
 def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> OpenedModel:
-    """The model in a Hugging Face folder: ``config.json``, weights, tokenizer. No code of it is ever run.
+    """Open the model of a Hugging Face folder: ``config.json``, weights, tokenizer. Code in it is never run.
 
-    No weight is drawn at random beforehand, and tensors are mapped from the disk: they take memory when they are first
-    read, and where training changes them. Replace the files of a model in use, do not write into them.
+    Weights are not initialised but mapped from the disk: they take memory when they are first read, or changed by
+    training. Replace the files of a model in use, do not write into them.
 
     Args:
         folder: the folder.
         head: as in `open_any`.
 
     Raises:
-        UserError: a file is missing, cut short or refused; the model is of no family of ours; a tensor is missing, left
-            over or of another shape; the tokenizer has more tokens than the model.
+        UserError: a file is missing, truncated or refused; no family has the model; a tensor is missing, unknown or of
+            another shape; the tokenizer has more tokens than the model.
     """
     folder = Path(folder)
     path = folder / _FOREIGN
@@ -144,7 +143,7 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     if inferred := family.infer_from_tensors(tree, written):
         architecture, config = family.read_config(tree | inferred, source=str(path), head=head)
     table = family.table + architecture.table
-    # files of the class without a head name their tensors from the inside
+    # files of the class without a head lack the prefix
     prefix = "" if any(modernize_name(name).startswith(family.prefix) for name in written) else family.prefix
     original_names: dict[str, str] = {}
     for name in written:
@@ -166,7 +165,7 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     model = build_uninitialized(config)
     assign_weights(model, converted, source=str(folder))
     labels = read_labels(tree) if architecture.classifies else None
-    # where texts and labels stand is not written there: the plain names of the columns, unless others are given
+    # default names of the columns, which are not in the files
     task = {"length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}
     return OpenedModel(
         ModelBundle(model.eval(), config, tokenizer, labels, task),
@@ -182,13 +181,13 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
 
 
 def _file_notes(architecture: Architecture, backbone: BackboneConfig) -> tuple[str, ...]:
-    """The notes on a class, without those on what transformers adds to it when it is opened there."""
+    """Notes of a class, without those on its pooler, which transformers adds."""
     added = pooler_notes(backbone) if isinstance(backbone, EncoderConfig) else ()
     return tuple(note for note in architecture.notes(backbone) if note not in added)
 
 
 def _dtype_notes(weights: Weights) -> tuple[str, ...]:
-    """A note on weights that are of another type here."""
+    """Note on weights of another type than ours."""
     types = {str(tensor.dtype).removeprefix("torch.") for tensor in weights.values()} - {"float32"}
     if not types:
         return ()
@@ -196,13 +195,13 @@ def _dtype_notes(weights: Weights) -> tuple[str, ...]:
 
 
 def _with_config_end_tokens(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
-    """The tokenizer, with the special tokens that config.json names to begin and end a text: some have several."""
+    """Tokenizer with the special tokens that config.json names for the start and the end of a text."""
     roles = tokenizer.roles
     for role, stand_in in (("cls", "bos"), ("sep", "eos")):
         token = tree.get(f"{stand_in}_token_id")
         if not isinstance(token, int) or not 0 <= token < tokenizer.vocab_size:
             continue
-        # many configs name GPT-2's own 50256 whatever the vocabulary, in which it may be a word
+        # many configs have GPT-2's 50256, which may be a word of their vocabulary
         name = tokenizer.tokens[token] if tokenizer.special_mask[token] else ""
         if name and name != roles.get(role, roles.get(stand_in)):
             roles.pop(role, None)
@@ -213,11 +212,11 @@ def _with_config_end_tokens(tokenizer: Tokenizer, tree: Tree) -> Tokenizer:
 def _map_names(
     table: Table, converted: Weights, original_names: dict[str, str], config: ModelConfig
 ) -> dict[str, tuple[str, ...]]:
-    """Our names of what each tensor of the files holds; ``original_names`` are those in the files, by today's."""
+    """Our names of each tensor in the files; ``original_names``: names in the files by their modern names."""
     mapped: dict[str, tuple[str, ...]] = {}
     for ours in converted:
         name = their_name(table, ours, config.backbone)
-        # a tied tensor may be there as one of its copies alone
+        # the files may have a copy of a tied tensor alone
         names = [name, *(copy.name for copy in table.copies if copy.of == name)]
         original = next(original_names[name] for name in names if name in original_names)
         mapped[original] = (*mapped.get(original, ()), ours)
@@ -226,20 +225,20 @@ def _map_names(
 
 def _family_of(tree: Tree, *, source: str) -> Family:
     if "auto_map" in tree:
-        raise UserError(f"{source} wants Python code of its own to be run (auto_map), which is always refused")
+        raise UserError(f"{source}: auto_map asks to run Python code of the model, which is always refused")
     kind, classes = tree.get("model_type"), tree.get("architectures")
     families = [family for family in FAMILIES if family.model_type == kind]
     if not families:
         ours = dict.fromkeys(family.model_type for family in FAMILIES)
         raise UserError(f"{source}: unknown model_type {kind!r}; ours are {', '.join(ours)}")
-    # classes with a decoder and those without are two families of one type
+    # several families have one type: with a decoder, and without
     names = classes if isinstance(classes, list) else []
     named = [family for family in families if any(own.name in names for own in family.architectures)]
     return (named or families)[0]
 
 
 def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) -> None:
-    """That the tensors are those of the config, before memory is taken for it; errors have the names of the file."""
+    """Raise `UserError` for tensors that do not fit the config, before memory is taken."""
     if config.backbone.pad_token_id >= config.backbone.vocab_size:
         raise UserError(
             f"{source}: pad_token_id={config.backbone.pad_token_id} is beyond the vocabulary of "
@@ -259,7 +258,7 @@ def _check(table: Table, weights: Weights, config: ModelConfig, *, source: str) 
 
 
 def is_hub_name(source: str) -> bool:
-    """Whether it may name a model of the hub: it is of its form, and does not begin with a folder that is here."""
+    """True for what may be a name on the hub: it has the form of one, and does not begin with a local folder."""
     return _has_form_of_hub_name(source) and not Path(source.partition("/")[0]).is_dir()
 
 
@@ -268,24 +267,24 @@ def _has_form_of_hub_name(source: str) -> bool:
 
 
 def _download(name: str) -> Path:
-    """The folder of a model of the hub, fetched or found in the cache."""
+    """Folder of a model of the hub, downloaded or from the cache."""
     if not is_hub_name(name):
         why = "it is not a name on the Hugging Face hub either"
         if _has_form_of_hub_name(name):
             why = f"{Path(name).parent} is a folder here, so it is not looked for on the Hugging Face hub"
         raise UserError(f"there is no folder {name}, and {why}")
     try:
-        # none but the files that are read, and the torch file only where there is nothing better
+        # only the files that are read, and the torch file only without a better one
         best, *others = FILES
         top = [_FOREIGN, "*token*.json", *VOCABULARIES, "spm.model", "spiece.model", *best]
         folder = Path(snapshot_download(name, allow_patterns=top, ignore_patterns=["*/*"]))
         for files in others:
             if not has_weights(folder):
                 folder = Path(snapshot_download(name, allow_patterns=list(files), ignore_patterns=["*/*"]))
-    except Exception as error:  # the errors of the network have other classes in each version of the client
+    except Exception as error:  # network errors have other classes in each version of the client
         reason = str(error).strip().splitlines()
         raise UserError(
-            f"there is no folder {name}, and it could not be had from the Hugging Face hub: "
+            f"there is no folder {name}, and it could not be downloaded from the Hugging Face hub: "
             f"{reason[0] if reason else type(error).__name__}"
         ) from error
     if not (folder / _FOREIGN).is_file():
@@ -294,7 +293,9 @@ def _download(name: str) -> Path:
 
 
 def load(source: str | Path) -> Model:
-    """The model of `open_model` alone: ``model(input_ids=..., attention_mask=...)`` gives the logits of its head, or
-    the hidden states where it has none.
+    """`open_model`, the model alone.
+
+    Returns:
+        ``model(input_ids=..., attention_mask=...)`` returns the logits of its head, or the hidden states without one.
     """
     return open_model(source).model

@@ -1,10 +1,9 @@
-"""The weights of a Hugging Face folder: safetensors or torch files, whole or in shards; a torch file as data alone."""
+"""Weights of a Hugging Face folder: safetensors or torch files, single or in shards; torch files as data alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -16,36 +15,36 @@ from homespun.io.json import read_object
 
 SAFETENSORS, TORCH = "model.safetensors", "pytorch_model.bin"
 _INDEX = ".index.json"
-_LONGEST_NAME = 200  # of a shard; none that is written has more than 60
+_LONGEST_NAME = 200  # of a shard; usual ones have at most 60
 _SAFE_FILES = ("model*.safetensors", SAFETENSORS + _INDEX)
 _TORCH_FILES = ("pytorch_model*.bin", TORCH + _INDEX)
-FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of the files of each form, the better form first
+FILES = (_SAFE_FILES, _TORCH_FILES)  # patterns of the files of each format, the better one first
 
 
 def has_weights(folder: Path) -> bool:
-    """Whether one of the files that `read_weights` reads is there."""
+    """True if the folder has files that `read_weights` reads."""
     return any((folder / name).is_file() for name in (SAFETENSORS, SAFETENSORS + _INDEX, TORCH, TORCH + _INDEX))
 
 
 def read_weights(folder: Path) -> Weights:
-    """All tensors by name, on the CPU, mapped from the disk: none takes memory before it is read.
+    """Tensors by name, on the CPU, mapped from the disk: they take memory when they are read.
 
     Raises:
-        UserError: there are no weights; a file is cut short or holds more than plain tensors; the index of the shards
-            names a file elsewhere, or one that lacks what the index says; two shards have the same tensor.
+        UserError: there are no weights; a file is truncated or has more than plain tensors; the index of the shards
+            names a file elsewhere, or does not fit the shards; two shards have the same tensor.
     """
     for name, read in ((SAFETENSORS, _read_safetensors), (TORCH, _read_torch)):
         if (folder / name).is_file():
             return read(folder / name)
         if (folder / (name + _INDEX)).is_file():
             return _read_shards(folder / (name + _INDEX), Path(name).suffix, read)
-    raise UserError(f"{folder} has no weights: neither {SAFETENSORS} nor {TORCH}, whole or as {_INDEX} with its shards")
+    raise UserError(f"{folder} has no weights: neither {SAFETENSORS} nor {TORCH}, nor an {_INDEX} with its shards")
 
 
 def _read_safetensors(path: Path) -> Weights:
     try:
         return load_file(path)
-    except Exception as error:  # safetensors passes on what torch says of a shape that cannot be, in several classes
+    except Exception as error:  # safetensors passes on torch's errors, of several classes
         raise UserError(f"{path} cannot be read, it was cut short or altered: {first_line(error)}") from error
 
 
@@ -55,7 +54,7 @@ def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> W
         raise UserError(f"{index} has no weight_map from tensors to files")
     weights: Weights = {}
     for name in sorted(set(weight_map.values())):
-        # a plain name only: an index may come from anyone, and must not reach out of its folder
+        # an untrusted index must not lead out of its folder
         if Path(name).name != name or "\\" in name or not name.endswith(suffix) or len(name) > _LONGEST_NAME:
             raise UserError(f"{index} names the file {name[:80]!r}; shards are {suffix} files in the same folder")
         if not (index.parent / name).is_file():
@@ -73,11 +72,11 @@ def _read_shards(index: Path, suffix: str, read: Callable[[Path], Weights]) -> W
 def _read_torch(path: Path) -> Weights:
     try:
         with path.open("rb") as stream:
-            mapped = stream.read(4) == b"PK\x03\x04"  # files of before torch 1.6 are no archives, and cannot be mapped
-        content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # torch has no one class for a file cut short, and one of pickle's for code in it
+            mapped = stream.read(4) == b"PK\x03\x04"  # older files (torch < 1.6) cannot be mapped
+        content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # torch has no one class for truncated files, and pickle's for code
         raise UserError(
-            f"{path} was refused: it is cut short, or holds code beside tensors; get the model as safetensors"
+            f"{path} was refused: it is cut short, or holds code besides tensors; get the model as safetensors"
         ) from error
     if not isinstance(content, dict) or not all(
         isinstance(k, str) and isinstance(v, Tensor) for k, v in content.items()
@@ -92,15 +91,14 @@ def _read_torch(path: Path) -> Weights:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether it is strided, in memory, and no larger than what it was stored as: a number may be repeated by a stride
-    of zero as often as anyone likes."""
+    """True if it is strided, in memory, and no larger than its storage: a stride of zero repeats numbers at will."""
     if tensor.layout != torch.strided or tensor.is_nested or tensor.device.type != "cpu":
         return False
     return tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def modernize_name(name: str) -> str:
-    """What a tensor is called today: the first BERT checkpoints name the parts of a norm as TensorFlow did."""
+    """Modern name of a tensor: the first BERT checkpoints have TensorFlow's names for the parts of a norm."""
     for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
         if name.endswith(old):
             return name.removesuffix(old) + new

@@ -15,7 +15,7 @@ from torch import Tensor
 from homespun.config import Tree
 from homespun.hf import builders
 from homespun.hf.builders import LAYER, attention_rules, feedforward_rules, module
-from homespun.hf.engine import Copy, DefaultTensor, Rule, Table, in_stack
+from homespun.hf.engine import AnyBackbone, Copy, DefaultTensor, Rule, Table, in_stack
 from homespun.hf.family import Architecture, Defaults, Family
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 
@@ -77,7 +77,7 @@ def family(
     stack: Tree,
     table: Table | None = None,
     encoder: Callable[[Tree], Tree] = lambda settings: {},
-    write: Callable[[EncoderDecoderConfig], Tree] = lambda backbone: {},
+    write: Callable[[AnyBackbone], Tree] = lambda backbone: {},
     names: dict[str, str] | None = None,
     without: tuple[str, ...] = (),
 ) -> Family:

@@ -129,7 +129,7 @@ def _write(backbone: EncoderConfig) -> Tree:
 
 
 def _product(*factors: object) -> int | None:
-    """None for other values than whole numbers, which the field itself reports."""
+    """Product, or None for other values than integers, which the fields report."""
     numbers = [factor for factor in factors if isinstance(factor, int)]
     return math.prod(numbers) if len(numbers) == len(factors) else None
 
