@@ -20,10 +20,9 @@ from homespun.cli import app
 from homespun.commands import convert as job
 from homespun.commands.adaptation import open_start
 from homespun.commands.convert import compare, convert
-from homespun.commands.run_export import export_run
 from homespun.data.labels import Labels
 from homespun.errors import UserError
-from homespun.hf.export import export_huggingface
+from homespun.hf.export import export_huggingface, export_run
 from homespun.hf.open import open_any, open_model
 from homespun.models.bundle import save_model, weights_of
 from homespun.models.config import ModelConfig

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from homespun.attention.sparse import GlobalConfig, SparseAttentionConfig
-from homespun.commands.run_export import suggest_onnx
 from homespun.errors import UserError
-from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface
+from homespun.hf.export import CARD, CONFIG, REPORT, check_replaceable, export_huggingface, suggest_onnx
 from homespun.hf.family import STORED
 from homespun.hf.open import OpenedModel, open_any
 from homespun.inference.checks import make_small_batch, select_real_tokens

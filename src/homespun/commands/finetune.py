@@ -20,10 +20,10 @@ from homespun.commands.processes import processes_to_start, run_in_processes
 from homespun.commands.provenance import create_run, identify_model, identify_vectors, restore_settings
 from homespun.commands.recipe import FinetuneRecipe
 from homespun.commands.result import summarise, watch
-from homespun.commands.run_export import export_run
 from homespun.commands.trials import Trial, average_metrics, copy_model, plan_trials, write_run_predictions
 from homespun.commands.workload import finetuning_work, typical_batch
 from homespun.data.loader import Loader
+from homespun.hf.export import export_run
 from homespun.hf.heads import dropped_head_warning
 from homespun.hf.open import open_for_training
 from homespun.metrics.classification import Metrics

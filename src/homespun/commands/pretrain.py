@@ -19,12 +19,12 @@ from homespun.commands.processes import processes_to_start, run_in_processes
 from homespun.commands.provenance import create_run, identify_model, identify_vectors, restore_settings
 from homespun.commands.recipe import PretrainRecipe
 from homespun.commands.result import summarise, watch
-from homespun.commands.run_export import export_run
 from homespun.commands.workload import Work, build_work, seeded, typical_batch
 from homespun.data.corpus import Corpus
 from homespun.data.loader import Loader, Order
 from homespun.data.rows import Rows, UnsegmentedRows
 from homespun.errors import UserError
+from homespun.hf.export import export_run
 from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import save_model
 from homespun.models.config import BackboneConfig, ModelConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from safetensors.torch import save_file
@@ -16,6 +16,7 @@ from homespun.hf.family import Architecture
 from homespun.hf.folding import fold_weights
 from homespun.hf.match import match_architecture
 from homespun.hf.open import is_hub_name
+from homespun.inference.onnx_export import onnx_unsupported_reason
 from homespun.io.atomic import atomic_path
 from homespun.models.bundle import weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
@@ -114,6 +115,32 @@ def export_huggingface(
         card = _card(architecture, config, parameters, notes, base_model)
         (made / CARD).write_text(card, encoding="utf-8")
     return ExportReport(str(folder), architecture.name, notes)
+
+
+def export_run(
+    run: str | Path,
+    model: Model,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    *,
+    labels: Labels | None = None,
+    base_model: str | Path | None = None,
+) -> Tree:
+    """`export_huggingface` to ``hf/`` of a run directory.
+
+    Returns:
+        The report for ``result.json``, with a note on ONNX for a model that no family has.
+    """
+    folder = Path(run) / "hf"
+    report = asdict(export_huggingface(folder, model, config, tokenizer, labels=labels, base_model=base_model))
+    return report if report["folder"] is not None else report | {"notes": (*report["notes"], *suggest_onnx(model))}
+
+
+def suggest_onnx(model: Model) -> tuple[str, ...]:
+    """Note on ONNX for a model that no family has, if it can be written as such a file."""
+    if onnx_unsupported_reason(model):
+        return ()
+    return ("`homespun export MODEL --to onnx --out model.onnx` writes it for programs that have neither library",)
 
 
 def check_replaceable(folder: Path, description: str, *others: str) -> None:
