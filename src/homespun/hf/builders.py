@@ -62,14 +62,19 @@ def attention_rules(
     *,
     ours: str = "attention",
     rotated: Change = unchanged,
+    norm: str | None = None,
 ) -> tuple[Rule, ...]:
-    """Projections of a layer's attention ``ours``; ``rotated``, its own inverse, changes queries and keys."""
+    """Projections of a layer's attention ``ours``, and its ``norm``.
+
+    ``rotated``, its own inverse, changes queries and keys.
+    """
     own = f"{LAYER}.{ours}.sublayer"
     return (
         module(f"{theirs}.{query}", f"{own}.query", rotated, rotated),
         module(f"{theirs}.{key}", f"{own}.key", rotated, rotated),
         module(f"{theirs}.{value}", f"{own}.value"),
         module(f"{theirs}.{output}", f"{own}.output"),
+        *((module(norm, f"{LAYER}.{ours}.norm"),) if norm else ()),
     )
 
 

@@ -116,10 +116,8 @@ def family(
 
 
 def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
-    return (
-        *attention_rules(theirs, "q_proj", "k_proj", "v_proj", "out_proj", ours=ours),
-        module(f"{theirs}_layer_norm", f"{LAYER}.{ours}.norm"),
-    )
+    parts = ("q_proj", "k_proj", "v_proj", "out_proj")
+    return attention_rules(theirs, *parts, ours=ours, norm=f"{theirs}_layer_norm")
 
 
 def _feedforward(layer: str) -> tuple[Rule, ...]:

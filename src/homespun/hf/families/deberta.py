@@ -15,10 +15,18 @@ from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf import builders
-from homespun.hf.builders import LAYER, annotated, feedforward_rules, learned_positions, module, norm_rules
+from homespun.hf.builders import (
+    BERT_DEFAULTS,
+    LAYER,
+    annotated,
+    feedforward_rules,
+    learned_positions,
+    module,
+    norm_rules,
+)
 from homespun.hf.engine import Copy, Drop, Rule, Table
 from homespun.hf.families import bert
-from homespun.hf.family import Architecture, Defaults, Family, activation
+from homespun.hf.family import Architecture, Family, activation
 from homespun.hf.labels import classification
 from homespun.models.encoder import EncoderConfig
 from homespun.models.positions import LearnedPositionsConfig
@@ -117,15 +125,9 @@ def architectures(name: str) -> tuple[Architecture, ...]:
 
 
 # of all versions
-DEFAULTS: Defaults = {
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "max_position_embeddings": 512,
+DEFAULTS = BERT_DEFAULTS | {
     "type_vocab_size": 0,
-    "initializer_range": 0.02,
     "layer_norm_eps": 1e-7,
-    "pad_token_id": 0,
     "relative_attention": False,
     "max_relative_positions": -1,
     "position_biased_input": True,
@@ -209,14 +211,7 @@ DEBERTA = Family(
         )
     ),
     architectures=architectures("Deberta"),
-    defaults={
-        **DEFAULTS,
-        "vocab_size": 50265,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "intermediate_size": 3072,
-    },
+    defaults=DEFAULTS | {"vocab_size": 50265},
     names=NAMES,
     read=lambda settings, kind: read(settings, key_bias=False),
     write=write,

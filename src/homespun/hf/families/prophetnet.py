@@ -35,10 +35,8 @@ def _move_first_last(tensor: Tensor, backbone: BackboneConfig) -> Tensor:
 
 
 def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
-    return (
-        *attention_rules(theirs, "query_proj", "key_proj", "value_proj", "out_proj", ours=ours),
-        module(f"{theirs}_layer_norm", f"{LAYER}.{ours}.norm"),
-    )
+    parts = ("query_proj", "key_proj", "value_proj", "out_proj")
+    return attention_rules(theirs, *parts, ours=ours, norm=f"{theirs}_layer_norm")
 
 
 def _stack(name: str, *others: Rule) -> tuple[Rule, ...]:
