@@ -1,4 +1,4 @@
-"""Texts that a model writes of others: in, ids as it reads them; out, plain text in the same order."""
+"""Text generation for rows of token ids, in batches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from homespun.text.tokenizer import Tokenizer
 
 
 class TextGenerationConfig(Config):
-    """How texts are written; the names are those of `Model.generate`."""
+    """Settings of generation; the names are those of `Model.generate`."""
 
-    num_beams: int = Field(default=1, ge=1, description="texts held at a time; 1: the likeliest token is taken")
+    num_beams: int = Field(default=1, ge=1, description="beams of beam search; 1: greedy search")
     length_penalty: float = Field(
         default=1.0, allow_inf_nan=False, description="a beam's score is its log-probability / length^this"
     )
-    no_repeat_ngram_size: int = Field(default=3, ge=0, description="no so many tokens in a row come twice; 0: they may")
-    min_new_tokens: int = Field(default=0, ge=0, description="before these are written no token ends a text")
+    no_repeat_ngram_size: int = Field(default=3, ge=0, description="length of n-grams that may not repeat; 0: all may")
+    min_new_tokens: int = Field(default=0, ge=0, description="tokens before the end of a text is allowed")
 
 
 def generate_batch(
@@ -36,9 +36,16 @@ def generate_batch(
     writing: TextGenerationConfig,
     batch_size: int = 32,
 ) -> list[str]:
-    """A text for each of ``sources``, whose ids have all that stands around them.
+    """Generate a text for each of ``sources``, in their order.
 
-    The longest go first, so that too large a batch fails at once.
+    Args:
+        model: a language model, used on its device.
+        sources: token ids with their special tokens. The longest are first, so that too large a batch fails at once.
+        tokenizer: of the model.
+        end_id: token that ends a text.
+        max_new_tokens: maximum length of a text.
+        writing: settings of generation.
+        batch_size: rows at a time.
     """
     device = next(model.parameters()).device
     arguments: GenerationArguments = {

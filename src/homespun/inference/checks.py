@@ -1,4 +1,4 @@
-"""A small batch by which two forms of a model are compared."""
+"""A small batch to compare two implementations of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from homespun.models.model import Model
 
 
 def make_small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int] = (23, 17)) -> dict[str, Tensor]:
-    """Random tokens in two texts of at most these lengths, padded to the longer; for a decoder some to decode."""
+    """Random tokens: two texts of at most these lengths, padded to the longer; for an encoder-decoder, targets too."""
     backbone = config.backbone
     generator = torch.Generator().manual_seed(0)
 
@@ -27,12 +27,12 @@ def make_small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int]
 
     longest, shortest = (min(length, backbone.max_position_embeddings) for length in lengths)
     given = texts("", longest, shortest)
-    if not isinstance(model.backbone, Encoder):  # it wants something to decode as well
+    if not isinstance(model.backbone, Encoder):
         given |= texts("decoder_", min(7, longest), min(5, longest))
     return given
 
 
 def select_real_tokens(result: Tensor, given: Mapping[str, Tensor]) -> Tensor:
-    """What a model gives of ``given``, without what it gives of padding, which is nobody's concern."""
+    """Outputs of real tokens: ``result`` of the inputs ``given`` without padding."""
     keep = given.get("decoder_attention_mask", given["attention_mask"]).bool()
     return result[keep] if result.shape[:2] == keep.shape else result

@@ -1,4 +1,4 @@
-"""How the logits of a classifier are read: their temperature, and from which probability on a text has a label."""
+"""Temperature and thresholds of a classifier's logits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from homespun.config import Config
 
 
 class DecisionRule(Config):
-    """What was found on the validation texts; stored with the model."""
+    """Temperature and thresholds, chosen on validation examples and stored with the model."""
 
     temperature: float = Field(default=1.0, gt=0, description="logits are divided by it")
     thresholds: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = Field(
-        default=None, description="of several labels a text: each label's least probability; one half where not given"
+        default=None, description="multi-label: threshold of each label's probability; 0.5 by default"
     )
 
     def predict_labels(self, probabilities: NDArray[np.float64]) -> NDArray[np.int64]:
-        """(..., labels) zeros and ones: the labels of texts that may have several."""
+        """Multi-label predictions, (..., labels) of 0 and 1."""
         least = 0.5 if self.thresholds is None else np.array(self.thresholds)
         return (probabilities > least).astype(np.int64)
 

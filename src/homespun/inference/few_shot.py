@@ -1,8 +1,8 @@
-"""In-context learning: a task told by a prompt, and answers scored by how likely the model finds them after it.
+"""In-context learning: answers are scored by their log-probability after a prompt.
 
-A prompt is an instruction, examples with their answers, and a text without one (Brown et al. 2020, section 2). What
-stands before the text is the same for many texts: a causal stack reads it once, and goes on from its cache. An encoder
-with a decoder reads the whole prompt, and its decoder scores the answers.
+A prompt is an instruction, examples with their answers, and a text without one (Brown et al. 2020, section 2). The
+part before the text is the same for many texts: a decoder reads it once, and continues from its cache. An encoder reads
+the full prompt, and its decoder scores the answers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ _TEXT, _ANSWER = "{text}", "{answer}"
 
 
 class PromptTemplate(Config):
-    """How a prompt is written; texts and answers stand in it with their white space made single spaces."""
+    """Template of a prompt; white space in texts and answers becomes single spaces."""
 
-    instruction: str = Field(default="", description="what is to be done, before the examples")
-    example: str = Field(default="{text}\nAnswer: {answer}", description="an example; the text asked about ends early")
+    instruction: str = Field(default="", description="task description before the examples")
+    example: str = Field(
+        default="{text}\nAnswer: {answer}", description="an example; the last one ends before its answer"
+    )
     separator: str = Field(default="\n\n", description="after the instruction and after each example")
 
     @field_validator("example")
@@ -45,7 +47,7 @@ class PromptTemplate(Config):
         return example
 
     def before(self, examples: Sequence[tuple[str, str]]) -> str:
-        """The prompt up to the text asked about: the instruction, and these texts with their answers."""
+        """Instruction and ``examples``, texts with their answers: the part that all prompts share."""
         parts = [self.instruction] if self.instruction else []
         parts += [
             self.example.replace(_ANSWER, _line(answer)).replace(_TEXT, _line(text), 1) for text, answer in examples
@@ -53,11 +55,11 @@ class PromptTemplate(Config):
         return "".join(f"{part}{self.separator}" for part in parts)
 
     def question(self, text: str) -> str:
-        """The text asked about, up to its answer; a space before the answer belongs to the answer."""
+        """The text up to its answer; a space before the answer belongs to the answer."""
         return self.example.partition(_ANSWER)[0].rstrip(" ").replace(_TEXT, _line(text))
 
     def answer(self, word: str) -> str:
-        """An answer as it stands behind `question`."""
+        """An answer in the form that follows `question`."""
         prefix = self.example.partition(_ANSWER)[0]
         return " " * (len(prefix) - len(prefix.rstrip(" "))) + _line(word)
 
@@ -68,7 +70,7 @@ def _line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts in ids: what they have in common, what each asks, and the answers. The parts are encoded apart."""
+    """Token ids of prompts: the common part, the questions and the answers, each encoded separately."""
 
     before: Ids
     questions: Sequence[Ids]
@@ -84,7 +86,7 @@ class Prompts:
         texts: Sequence[str],
         answers: Sequence[str],
     ) -> Prompts:
-        """Of texts.
+        """Encode prompts for ``texts``.
 
         Raises:
             UserError: an answer or a question without a token.
@@ -96,7 +98,7 @@ class Prompts:
                 raise UserError(f"the answer {answer!r} has no token; name a word for it with --answers LABEL=WORD")
         questions = tokenizer.encode_batch([template.question(text) for text in texts])
         if not all(len(ids) for ids in questions):
-            raise UserError("a question without a token: the template must say something beside the text")
+            raise UserError("a question has no tokens; the template must have text besides {text}")
         begins, _ = tokenizer.template
         return cls(
             np.concatenate([np.array(begins, dtype=np.int64), before]).astype(np.int64),
@@ -105,27 +107,32 @@ class Prompts:
         )
 
     def max_length(self, *, seq2seq: bool) -> int:
-        """Tokens of the longest prompt as a model reads it.
+        """Length of the longest input in tokens.
 
         Args:
-            seq2seq: by an encoder, with a token at its end; or else by one stack, before the longest answer, whose last
-                token nobody reads.
+            seq2seq: for an encoder, with a token at its end; else for a decoder, with the longest answer but its last
+                token.
         """
         behind = 1 if seq2seq else max(map(len, self.answers)) - 1
         return len(self.before) + max(map(len, self.questions), default=0) + behind
 
 
 def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> NDArray[np.float64]:
-    """(questions, answers) log-probabilities of all tokens of each answer, after its prompt.
+    """Log-probability of each answer after its prompt, the sum over its tokens.
 
-    Answers that begin alike are read together: those of one token need no row of their own. The model is put into
+    Answers with a common prefix share a row: those of one token need none of their own. The model is put into
     evaluation mode.
 
     Args:
+        model: a language model.
+        prompts, tokenizer: of the model.
         batch_size: questions at a time.
 
+    Returns:
+        (questions, answers) log-probabilities in nats.
+
     Raises:
-        UserError: a model that does not write, or a prompt longer than the model.
+        UserError: the model is no language model, or a prompt is longer than its positions.
     """
     model.eval()
     scorer = _build_scorer(model, prompts, tokenizer)
@@ -144,7 +151,7 @@ def score_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch
 
 
 def generate_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, batch_size: int = 16) -> list[str]:
-    """What the model writes after each prompt, the likeliest token each time, as many as the longest answer has."""
+    """Greedy continuation of each prompt, of at most the tokens of the longest answer."""
     texts = []
     most = max(map(len, prompts.answers))
     source = isinstance(model.backbone, EncoderDecoder)
@@ -166,7 +173,7 @@ def generate_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, ba
 
 
 def match_answers(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.int64]:
-    """(texts,) the number of the answer that each text begins with, the longest of several; -1: none."""
+    """Index of the answer that each text begins with, (texts,): the longest of several, -1 for none."""
     lines = [_line(answer).casefold() for answer in answers]
     chosen = []
     for text in texts:
@@ -176,16 +183,17 @@ def match_answers(texts: Sequence[str], answers: Sequence[str]) -> NDArray[np.in
 
 
 def normalize_by_length(scores: NDArray[np.float64], answers: Sequence[Ids]) -> NDArray[np.float64]:
-    """(questions, answers) log-probabilities, each divided by the tokens of its answer, so that long ones may win."""
+    """Log-probabilities (questions, answers), each divided by the number of tokens of its answer."""
     mean: NDArray[np.float64] = scores / np.array([len(ids) for ids in answers])
     return mean
 
 
 def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(questions, answers) scores, less what the prompt alone says for each answer (Zhao et al. 2021, section 5).
+    """Scores minus the log prior of each answer after the prompt (Zhao et al. 2021, section 5).
 
     Args:
-        content_free: (texts, answers) the same scores of texts that say nothing; their probabilities are averaged.
+        scores: (questions, answers).
+        content_free: (texts, answers), scores of texts without content; their probabilities are averaged.
     """
     prior = probabilities(content_free).mean(0)
     without: NDArray[np.float64] = scores - np.log(np.maximum(prior, np.finfo(np.float64).tiny))
@@ -193,21 +201,21 @@ def calibrate_scores(scores: NDArray[np.float64], content_free: NDArray[np.float
 
 
 def probabilities(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(questions, answers) scores -> shares that sum to one over the answers."""
+    """Softmax over the answers, (questions, answers)."""
     shares: NDArray[np.float64] = np.exp(scores - scores.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)
     return shares
 
 
 def _stems(answers: Sequence[Ids]) -> list[Ids]:
-    """The answers without their last tokens, less those that another begins with."""
+    """Answers without their last tokens, without those that are a prefix of another."""
     stems = {tuple(ids[:-1].tolist()) for ids in answers}
     kept = [s for s in stems if not any(s != other and other[: len(s)] == s for other in stems)]
     return [np.array(stem, dtype=np.int64) for stem in sorted(kept)]
 
 
 class _DecoderScorer:
-    """A causal stack: the prompts go on from what they have in common, which is read once where that can be."""
+    """Scores by a decoder, which reads the common part of the prompts once if its attention has a cache."""
 
     def __init__(self, backbone: Encoder, head: LanguageModelHead, before: Ids, pad_id: int) -> None:
         self.backbone, self.head, self.before, self.pad_id = backbone, head, before, pad_id
@@ -222,13 +230,13 @@ class _DecoderScorer:
             self.cache = None
 
     def __call__(self, questions: Sequence[Ids], stems: Sequence[Ids]) -> Tensor:
-        """(questions, stems, tokens + 1, vocab) log-probabilities of what follows each question and stem so far."""
+        """Log-probabilities of the next token after each question and stem, (questions, stems, tokens + 1, vocab)."""
         rows = [Row(np.concatenate([ids, stem])) for ids in questions for stem in stems]
         hidden = self._hidden(rows)  # (rows, seq, hidden)
-        places = torch.tensor([len(ids) - 1 for ids in questions]).repeat_interleave(len(stems))[:, None]
-        places = places + torch.arange(max(map(len, stems)) + 1)  # beyond a stem's own end nobody reads them
-        places = places.clamp(max=hidden.shape[1] - 1).to(self.device)
-        chosen = hidden.gather(1, places[..., None].expand(-1, -1, hidden.shape[-1]))
+        positions = torch.tensor([len(ids) - 1 for ids in questions]).repeat_interleave(len(stems))[:, None]
+        positions = positions + torch.arange(max(map(len, stems)) + 1)  # those beyond a stem's end are not used
+        positions = positions.clamp(max=hidden.shape[1] - 1).to(self.device)
+        chosen = hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
         table = _log_softmax(self.head(chosen))
         return table.view(len(questions), len(stems), *table.shape[1:])
 
@@ -247,7 +255,7 @@ class _DecoderScorer:
 
 
 class _EncoderDecoderScorer:
-    """An encoder with a decoder: the encoder reads the prompt, the decoder the answers."""
+    """Scores by an encoder-decoder: the encoder reads the prompt, the decoder the answers."""
 
     def __init__(self, backbone: EncoderDecoder, head: LanguageModelHead, before: Ids, tokenizer: Tokenizer) -> None:
         self.backbone, self.head, self.before = backbone, head, before
@@ -255,7 +263,7 @@ class _EncoderDecoderScorer:
         self.device = head.weight.device
 
     def __call__(self, questions: Sequence[Ids], stems: Sequence[Ids]) -> Tensor:
-        """(questions, stems, tokens + 1, vocab) log-probabilities of what follows each stem so far."""
+        """Log-probabilities of the next token after each stem, (questions, stems, tokens + 1, vocab)."""
         prompts = [Row(np.concatenate([self.before, ids, self.end])) for ids in questions for _ in stems]
         batch = pad(prompts, self.pad_id).to(self.device)
         source = self.backbone.encode(batch.input_ids, attention_mask=batch.attention_mask)

@@ -1,4 +1,4 @@
-"""Rows through a model, for its logits: without dropout or gradients, and without a trace in it."""
+"""Forward passes over rows, without dropout and gradients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from homespun.models.model import Model
 def forward_logits(
     model: Model, rows: Rows, to_batch: Callable[[Sequence[Row]], Batch], *, batch_size: int
 ) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-    """The numbers of some rows, and their logits (rows, ...), until all have come.
+    """Yield row numbers and their logits (rows, ...), a batch at a time.
 
-    Rows of like length go together, so that next to nothing is padded, the longest first, so that too large a batch
-    fails at once. Every part of the model is in evaluation mode meanwhile, and afterwards in the mode it was in before.
+    Rows are sorted by length, to save padding, the longest first, so that too large a batch fails at once. All modules
+    are in evaluation mode meanwhile, and then in their previous mode.
 
     Raises:
-        NotFinite: the model says what no number is.
+        NotFinite: a logit is not finite.
     """
     device = next(model.parameters()).device
     order = np.argsort(-rows.lengths, kind="stable").tolist()

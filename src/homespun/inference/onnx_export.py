@@ -1,7 +1,7 @@
-"""Writing a model as an ONNX file, for programs that have neither torch nor transformers; checked against the model.
+"""Export to ONNX, for programs without torch and transformers, with a check against the model.
 
-The graph is exact attention written out, every pattern as a table of all pairs, because blocks are planned in Python by
-the length of a text: memory grows with the square of the length, where the model's own grows with the length.
+Sparse attention is exported as full attention with a mask, because block plans depend on the length of a text: memory
+grows with the square of the length, and not with the length as in the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -37,28 +37,35 @@ from homespun.nn.recurrent import RecurrentLayer
 
 _EXTRA = ("onnx", "onnxscript", "onnxruntime")
 _LIMIT = 2**31  # bytes of one file of protobuf
-_TOLERANCE = 1e-4  # of the largest value: another library's kernels add up in another order
+_TOLERANCE = 1e-4  # relative to the largest value: kernels sum in another order
 _MEETING = "which tokens meet is found while it runs; use another attention"
 _UNWRITABLE: dict[type[nn.Module], tuple[str, str]] = {
     LSH: ("lsh attention", _MEETING),
     LocalAttention: ("local attention", _MEETING),
     RecurrentLayer: ("a recurrent network", "padded texts are packed while it runs; use one of attention"),
 }
-_TRIED = ((23, 17), (11, 5))  # texts of these lengths
+_TRIED = ((23, 17), (11, 5))  # lengths of two texts
+
+
+class Comparison(TypedDict):
+    """Shape of a batch, and the largest difference of the outputs."""
+
+    shape: list[int]
+    largest_difference: float
 
 
 @dataclass(frozen=True)
 class OnnxReport:
-    """An ONNX file that was written and run.
+    """Result of an export.
 
     Args:
-        file: where it is.
-        inputs: their names, each (batch, length) int64.
-        output: its name, ``logits`` or ``last_hidden_state``.
-        length: the one that texts must be padded to; None: any, up to ``max_length``.
-        max_length: in tokens.
-        checked: of each batch that was tried, its shape and the largest difference from the model.
-        notes: what its user should know.
+        file: the ONNX file.
+        inputs: names of the inputs, each (batch, length) int64.
+        output: name of the output, ``logits`` or ``last_hidden_state``.
+        length: length that texts must be padded to; None for any up to ``max_length``.
+        max_length: maximal length in tokens.
+        checked: comparisons with the model.
+        notes: limits of the file.
     """
 
     file: str
@@ -66,20 +73,20 @@ class OnnxReport:
     output: str
     length: int | None
     max_length: int
-    checked: tuple[dict[str, Any], ...]
+    checked: tuple[Comparison, ...]
     notes: tuple[str, ...]
 
 
 def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxReport:
-    """Write ``path`` whole or not at all: the model's forward pass in evaluation mode, for batches of any size.
+    """Write the model's forward pass in evaluation mode to ``path``, atomically, for batches of any size.
 
-    The file is run by onnxruntime before it is there, at two lengths with padding and for one text, and compared with
-    the model. Where an attention cannot be written for any length, it is written for texts of exactly
-    ``max_position_embeddings`` tokens, padding counted.
+    First onnxruntime runs the file, at two lengths with padding and for one text, and the outputs are compared with the
+    model's. An attention that cannot be exported for any length is exported for texts that are padded to
+    ``max_position_embeddings`` tokens.
 
     Raises:
-        UserError: the extra ``export`` is not installed; the file is to be something else than ``.onnx``; the model
-            has an attention that cannot be written, or is too large for one file.
+        UserError: the extra ``export`` is not installed; ``path`` does not end in ``.onnx``; the model has layers that
+            cannot be exported, or is too large for one file.
     """
     path = Path(path)
     if path.suffix != ".onnx":
@@ -101,7 +108,7 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
             notes.append("the attention is written out in full: memory grows with the square of the length")
         try:
             _write(made, written_out, _batch(model, config, _TRIED[0]), config, length, output)
-        except Exception as error:  # torch has a class of its own for each way in which a graph cannot be taken
+        except Exception as error:  # torch has many classes for graphs that it cannot export
             length, kind = longest, config.backbone.attention.kind
             try:
                 _write(made, written_out, _batch(model, config, (longest, longest - 5)), config, length, output)
@@ -110,7 +117,7 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
             notes.append(f"texts must be padded to {length} tokens: {kind} attention cannot be written for any length")
         tried = _TRIED if length is None else ((length, length - 5), (length, length // 2))
         batches = [_batch(model, config, lengths) for lengths in tried]
-        # and one text alone, as long as can be
+        # and a single text of the maximal length
         batches.append({name: tensor[:1] for name, tensor in _batch(model, config, (longest, longest)).items()})
         checked = tuple(_check(made, model, batch) for batch in batches)
     inputs = tuple(_batch(model, config, _TRIED[1]))
@@ -118,15 +125,15 @@ def export_onnx(path: str | Path, model: Model, config: ModelConfig) -> OnnxRepo
 
 
 def onnx_unsupported_reason(model: Model) -> str:
-    """Which of its layers no file can hold, and what to do; nothing where there is none."""
+    """Reason why the model cannot be exported, with an alternative; empty if it can."""
     found = next((_UNWRITABLE[type(module)] for module in model.modules() if type(module) in _UNWRITABLE), None)
     return f"{found[0]} cannot be written as ONNX: {found[1]}, or homespun itself" if found else ""
 
 
 class _DenseGlobalAttention(nn.Module):
-    """`GlobalAttention` that projects every token as a global one too, and then takes those that are.
+    """`GlobalAttention` that computes all tokens as global ones, and then selects those that are.
 
-    How many tokens are global depends on the data, and so would the shapes of the graph.
+    The number of global tokens depends on the data, and the shapes of a graph may not.
     """
 
     def __init__(self, attention: GlobalAttention) -> None:
@@ -154,7 +161,7 @@ class _DenseGlobalAttention(nn.Module):
 
 
 def _exportable_copy(model: Model) -> Model:
-    """A copy with the same weights that plans no blocks."""
+    """Copy with the same weights, without block plans."""
     memo = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     model = copy.deepcopy(model, memo).eval()
     for module in list(model.modules()):
@@ -183,7 +190,7 @@ def _write(
     if isinstance(backbone, EncoderDecoderConfig):
         longest["decoder_"] = backbone.decoder.max_position_embeddings
     sizes = {
-        # the longest of all is tried on the file: for torch.export, a table cut to its own length is another graph
+        # the maximal length is tested on the file: for torch.export, a slice of the full table is another graph
         prefix: torch.export.Dim(f"{prefix}length", min=2, max=most - 1) if length is None else torch.export.Dim.STATIC
         for prefix, most in longest.items()
     }
@@ -192,12 +199,12 @@ def _write(
         graph = torch.export.export(model, (), dict(given), dynamic_shapes=shapes, strict=False)
         program = torch.onnx.export(graph, input_names=list(given), output_names=[output], dynamo=True, verbose=False)
     if program is None:
-        raise RuntimeError("torch.onnx gave no program")
+        raise RuntimeError("torch.onnx.export returned no program")
     program.save(str(path))
 
 
-def _check(path: Path, model: Model, given: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Run the file, and compare what it gives."""
+def _check(path: Path, model: Model, given: Mapping[str, Tensor]) -> Comparison:
+    """Run the file, and compare its output with the model's."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -209,13 +216,13 @@ def _check(path: Path, model: Model, given: Mapping[str, Tensor]) -> dict[str, A
     expected, actual = select_real_tokens(result, given), select_real_tokens(found, given)
     difference = float((expected - actual).abs().max())
     if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())):
-        raise RuntimeError(f"{path.name} gives results that differ by {difference:g} from the model's")
+        raise RuntimeError(f"outputs of {path.name} differ by {difference:g} from the model's")
     return {"shape": list(given["input_ids"].shape), "largest_difference": difference}
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """What exporters say on the way is about their own insides."""
+    """Suppress the output of the exporters, which concerns their internals."""
     with (
         warnings.catch_warnings(),
         contextlib.redirect_stdout(io.StringIO()),

@@ -1,4 +1,4 @@
-"""Labels for texts: a stream in, a stream out, in the same order and in bounded memory."""
+"""Classification of a stream of texts, in order and in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from homespun.inference.logits import forward_logits
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
 
-_CHUNK = 4096  # texts sorted by length together: enough that hardly anything is padded, few enough to stream
+_CHUNK = 4096  # texts that are sorted by length together: large enough to save padding, small enough to stream
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a classifier says about one text."""
+    """Prediction of a classifier for one text."""
 
-    label: str | tuple[str, ...]  # the likeliest class; where a text may have several, those above their thresholds
-    probability: float | None  # of `label`; None where a text may have several
+    label: str | tuple[str, ...]  # the most probable class; multi-label: those above their thresholds
+    probability: float | None  # of `label`; None for multi-label
     probabilities: dict[str, float]
-    truncated: bool  # the text was longer than the model reads, and a part of it was left out
+    truncated: bool  # the text was too long, and a part of it was not read
 
 
 class Predictor:
-    """A fine-tuned classifier with all that it needs to read raw text.
+    """A fine-tuned classifier of raw texts.
 
     Args:
-        model: gives (batch, classes) logits; used where it is, on whatever device.
-        tokenizer: the one it was trained with.
-        labels: the classes of its logits.
-        length: the greatest number of tokens that it is given at a time, special tokens included.
-        long_inputs: what it reads of a longer text.
-        decision: how its logits are read.
+        model: returns (batch, classes) logits; used on its device.
+        tokenizer: of the model.
+        labels: classes of the logits.
+        length: maximal number of tokens, special tokens included.
+        long_inputs: strategy for longer texts.
+        decision: temperature and thresholds.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Predictor:
         self.decision = decision
 
     def predict(self, texts: Iterable[str], *, batch_size: int = 32) -> Iterator[Prediction]:
-        """One prediction a text, in the order of the texts, of which a few thousand are read ahead."""
+        """Yield a prediction for each text, in order; a few thousand texts are read ahead."""
         texts = iter(texts)
         while chunk := list(islice(texts, _CHUNK)):
             rows = LabelledRows(chunk, None, self.tokenizer, length=self.length, long_inputs=self.long_inputs)
             yield from self.predict_rows(rows, batch_size=batch_size)
 
     def predict_rows(self, rows: LabelledRows, *, batch_size: int = 32) -> Iterator[Prediction]:
-        """One prediction a row, of texts or pairs that were read already."""
+        """Yield a prediction for each row of encoded texts or pairs."""
         logits = predict_logits(self.model, rows, pad_id=self.tokenizer.pad_id, batch_size=batch_size)
         table = probabilities(logits, self.labels, temperature=self.decision.temperature)
         for row, truncated in zip(table, rows.cut, strict=True):
@@ -86,11 +86,7 @@ class Predictor:
 
 
 def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 32) -> NDArray[np.float32]:
-    """(rows, classes) logits in the order of the rows, without dropout or gradients.
-
-    The rows go through the model sorted by length, so that next to nothing is padded, and the longest first, so that
-    too large a batch fails at once. Every part of the model is afterwards in the mode that it was in before.
-    """
+    """Logits (rows, classes) in the order of the rows; see `forward_logits`."""
     if not len(rows):
         raise ValueError("no rows to predict")
     result: NDArray[np.float32] | None = None
@@ -103,7 +99,7 @@ def predict_logits(model: Model, rows: Rows, *, pad_id: int, batch_size: int = 3
 
 
 def probabilities(logits: NDArray[np.float32], labels: Labels, *, temperature: float = 1.0) -> NDArray[np.float64]:
-    """(rows, classes): a softmax, or of each class a sigmoid where a text may have several, of logits / temperature."""
+    """Softmax of logits / temperature, (rows, classes); the sigmoid for multi-label."""
     values = torch.from_numpy(logits).double() / temperature
     result: NDArray[np.float64] = (values.sigmoid() if labels.multi_label else values.softmax(dim=1)).numpy()
     return result

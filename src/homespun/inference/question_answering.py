@@ -1,4 +1,4 @@
-"""Answers out of texts: the best spans of every window, over all windows of a question."""
+"""Extractive question answering: the best spans over all windows of a question."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from homespun.models.model import Model
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A span of a text, from character to character; of no answer, an empty text and no span."""
+    """Span of a text in characters; no answer is an empty text without span."""
 
     text: str
     start: int | None
     end: int | None
-    score: float  # of its two ends
+    score: float  # sum of the logits of start and end
     probability: float  # among the candidates
 
     @property
     def is_none(self) -> bool:
-        """The text does not hold an answer."""
+        """True for no answer."""
         return self.start is None
 
 
 NO_TEXT = Answer("", None, None, 0.0, 1.0)
-"""Of a question about an empty text."""
+"""Answer to a question about an empty text."""
 
 
 def find_answers(
@@ -44,17 +44,21 @@ def find_answers(
     pad_id: int,
     batch_size: int = 32,
 ) -> list[list[Answer]]:
-    """The best answers to every question, the best first; never none.
+    """Find the best answers to each question, at least one, the best first.
 
-    The score of a span is that of its ends together. Where there may be no answer, that is the score of ``[CLS]`` in
-    the window in which it is least, and it stands first where it is more than ``null_threshold`` above the best span
+    The score of a span is the sum of the logits of its start and end. The score of no answer is that of ``[CLS]``, the
+    minimum over the windows; no answer is first if it exceeds the best span's score by more than ``null_threshold``
     (Devlin et al. 2019, section 4.3).
 
     Args:
-        n_best: how many.
-        max_answer_length: the most tokens of one.
-        no_answer: that there is none is a candidate.
-        null_threshold: how much likelier than the best span it has to be.
+        model: returns (batch, seq, 2) logits.
+        rows: windows of the questions.
+        n_best: maximum number of answers to a question.
+        max_answer_length: maximum number of tokens of an answer.
+        no_answer: whether no answer is a candidate.
+        null_threshold: see above.
+        pad_id: padding token.
+        batch_size: windows at a time.
     """
     best: list[dict[tuple[int, int], float]] = [{} for _ in rows.questions]
     none = np.full(len(rows.questions), np.inf)
@@ -67,7 +71,7 @@ def find_answers(
             scores = values[window.place : window.place + window.tokens].astype(np.float64)
             for first, last, score in _spans(scores, offsets, n_best, max_answer_length):
                 span = (int(offsets[first, 0]), int(offsets[last, 1]))
-                own[span] = max(score, own.get(span, -np.inf))  # in two windows it counts once
+                own[span] = max(score, own.get(span, -np.inf))  # it may be in two windows
     return [
         _ranked(question.context, spans, least if no_answer else None, n_best, null_threshold)
         for question, spans, least in zip(rows.questions, best, none.tolist(), strict=True)
@@ -77,8 +81,8 @@ def find_answers(
 def _spans(
     scores: NDArray[np.float64], offsets: NDArray[np.int64], count: int, longest: int
 ) -> list[tuple[int, int, float]]:
-    """The best spans of (tokens, 2) scores, of which none is longer than so many tokens."""
-    blank = offsets[:, 0] >= offsets[:, 1]  # a token of white space is neither the beginning of an answer nor its end
+    """The best ``count`` spans of (tokens, 2) scores, of at most ``longest`` tokens: first, last, score."""
+    blank = offsets[:, 0] >= offsets[:, 1]  # no answer starts or ends with white space
     scores = np.where(blank[:, None], -np.inf, scores)
     tokens = len(scores)
     longest = min(longest, tokens)
@@ -86,7 +90,7 @@ def _spans(
     table = scores[:, :1] + np.lib.stride_tricks.sliding_window_view(ends, longest)  # (tokens, tokens of the span)
     flat = table.ravel()
     top = np.argpartition(-flat, min(count, len(flat)) - 1)[:count]
-    found = [(place // longest, place // longest + place % longest, float(flat[place])) for place in top.tolist()]
+    found = [(index // longest, index // longest + index % longest, float(flat[index])) for index in top.tolist()]
     return [one for one in found if one[2] > -np.inf]
 
 
@@ -97,7 +101,7 @@ def _ranked(
     candidates: list[tuple[tuple[int, int] | None, float]] = [(span, score) for span, score in ordered]
     if none is not None and np.isfinite(none):
         first = not candidates or none - candidates[0][1] > threshold
-        later = sum(score >= none for _, score in ordered) or 1  # likelier than the best by less than the threshold
+        later = sum(score >= none for _, score in ordered) or 1  # better than the best span by less than the threshold
         candidates.insert(0 if first else later, (None, none))
     if not candidates:
         return [NO_TEXT]

@@ -1,4 +1,4 @@
-"""Texts that a model goes on with, or writes of others: prompts in, plain text out, whole or piece by piece."""
+"""Text generation from prompts: full texts, or streamed in pieces."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.generation.write import generate, stream
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how the first bytes of a character are decoded
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
 
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """What was written after a prompt: the text without what ends it, and how many tokens it took."""
+    """Generated text without its end, and its number of tokens."""
 
     text: str
     tokens: int
 
 
 class TextGenerator:
-    """A model that writes, with what it needs to read and write plain text.
+    """Generates text with a language model.
 
-    A prompt begins as the tokenizer begins a text, and what an encoder reads ends so too.
+    A prompt has the special tokens of the tokenizer's template before it, for an encoder also those after it.
 
     Args:
         bundle: the model and its tokenizer.
-        stop: strings at which a text ends; they are cut off, with what comes after them.
+        stop: strings that end a text, and are not part of it.
 
     Raises:
         UserError: an empty stop string.
@@ -44,18 +44,17 @@ class TextGenerator:
 
     def __init__(self, bundle: ModelBundle, *, stop: Sequence[str] = ()) -> None:
         if "" in stop:
-            raise UserError("a stop string is empty, and nothing stands everywhere; leave it out")
+            raise UserError("a stop string is empty; leave it out")
         self.model, self.tokenizer, self.stop = bundle.model, bundle.tokenizer, tuple(stop)
         self._has_encoder = isinstance(self.model.backbone, EncoderDecoder)
 
     def generate(
         self, prompts: Iterable[str], *, batch_size: int = 8, **arguments: Unpack[GenerationArguments]
     ) -> Iterator[list[GeneratedText]]:
-        """What is written for each prompt, in their order: one text, or ``num_return_sequences``.
+        """Yield the texts for each prompt, in order: one, or ``num_return_sequences``.
 
         Raises:
-            UserError: as in `homespun.models.model.Model.generate`; an empty prompt, by its number; a batch size below
-                one.
+            UserError: as in `homespun.models.model.Model.generate`, or an empty prompt, or a batch size below 1.
         """
         if batch_size < 1:
             raise UserError(f"the batch size must be 1 or more, not {batch_size}")
@@ -75,9 +74,9 @@ class TextGenerator:
                 ]
 
     def stream(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Iterator[str]:
-        """What is written for one prompt, piece by piece; together it is the text of `generate`.
+        """Yield the text of `generate` for one prompt in pieces.
 
-        What may be the beginning of a stop string, or of a character, is held back until it is known.
+        A possible beginning of a stop string, or of a character, is held back until the next tokens decide.
         """
         ids = self._encoded(prompt, "the prompt is")
         device = next(self.model.parameters()).device
@@ -114,20 +113,20 @@ class TextGenerator:
     def _to_generated_text(self, ids: list[int], row: list[int], arguments: GenerationArguments) -> GeneratedText:
         given = arguments.get("eos_token_id", self.model.special_tokens.eos_token_id)
         ends = {given} if isinstance(given, int) else set(given or ())
-        length = next((place for place, token in enumerate(row) if token in ends), len(row))
+        length = next((index for index, token in enumerate(row) if token in ends), len(row))
         return GeneratedText(self._text(ids, row[:length]), min(length + 1, len(row)))
 
     def _text(self, ids: list[int], new: list[int]) -> str:
-        """The text of the new tokens, as it stands behind that of the prompt, up to a stop string."""
+        """Text of the new tokens after the prompt, up to a stop string."""
         text = self.tokenizer.decode(new)
         if not self._has_encoder:
             before = self.tokenizer.decode(ids)
             full = self.tokenizer.decode([*ids, *new])
             text = full[len(before) :] if full.startswith(before) else text
-        places = [text.find(string) for string in self.stop if string in text]
-        return text[: min(places)] if places else text
+        positions = [text.find(string) for string in self.stop if string in text]
+        return text[: min(positions)] if positions else text
 
 
 def _overlap(text: str, string: str) -> int:
-    """How many characters at the end of the text may be the beginning of the string."""
+    """Length of the longest suffix of ``text`` that is a proper prefix of ``string``."""
     return next((size for size in range(min(len(string) - 1, len(text)), 0, -1) if text.endswith(string[:size])), 0)
