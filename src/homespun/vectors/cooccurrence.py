@@ -1,8 +1,8 @@
-"""How often words stand near each other: counted in a stream, with bounded memory, on all cores.
+"""Co-occurrence counts of words: streamed, in bounded memory, on all cores.
 
-A pair of words is one number. A piece of the text gives many of them; they are sorted and summed, and so is what many
-pieces gave; what does not fit in memory waits on disk as a sorted run. At last the runs are merged a range of pairs at
-a time, and each pair is written in both orders into the block of its second word.
+A pair of words is one integer. The pairs of a piece of text are sorted and summed, as are those of several pieces; runs
+that exceed the memory are written to disk. Finally the runs are merged, a range of pairs at a time, and each pair is
+written in both orders to the block of its second word.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from scipy.sparse import coo_matrix
 from homespun.vectors.word_file import OnProgress, WordFile
 
 PAIRS = 2_000_000  # sorted at a time, by each thread
-RUN = 8_000_000  # different pairs held before they go to disk
-MERGED = 4_000_000  # of all runs together, merged at a time
-CELLS = 6_000_000  # of a block, which is read whole
-BLOCKS = 16  # at the least
+RUN = 8_000_000  # different pairs in memory
+MERGED = 4_000_000  # pairs of all runs, merged at a time
+CELLS = 6_000_000  # of a block, which is read at once
+BLOCKS = 16  # minimum
 
 Keys = NDArray[np.int64]
 Sums = NDArray[np.float32]
@@ -33,13 +33,13 @@ Sums = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Block:
-    """What stands near some of the words: a matrix of all words by these, in rows.
+    """Columns of the co-occurrence matrix, in CSR format.
 
     Args:
-        words: (columns,) int64: which words.
-        row_starts: (all words + 1,) int32: where each row begins.
-        columns: (cells,) int32, places in ``words``.
-        weights: (cells,) float32: how often, each time divided by the distance.
+        words: (columns,) int64, the words of the columns.
+        row_starts: (all words + 1,) int32, the first cell of each row.
+        columns: (cells,) int32, indices of ``words``.
+        weights: (cells,) float32, sums of 1 / distance.
     """
 
     words: NDArray[np.int64]
@@ -50,15 +50,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Cooccurrence:
-    """A symmetric matrix of words by words, on disk in blocks of columns; block ``b`` has words b, b + blocks, ..."""
+    """Symmetric matrix (words, words), on disk in blocks of columns; block ``b`` has words b, b + blocks, ..."""
 
     folder: Path
     words: int
-    cells: int  # that are not zero
+    cells: int  # non-zero
     blocks: int
 
     def block(self, number: int) -> Block:
-        """The block ``number``, memory-mapped."""
+        """Memory-map the block ``number``."""
         starts, columns, weights = (
             np.load(self.folder / f"{name}-{number}.npy", mmap_mode="r") for name in ("starts", "columns", "weights")
         )
@@ -77,20 +77,17 @@ def count_pairs(
     cells: int = CELLS,
     on_progress: OnProgress | None = None,
 ) -> Cooccurrence:
-    """Count which words stand at most ``window`` words from each other in a document, each time as 1 / distance.
+    """Count co-occurrences within ``window`` words in a document, each as 1 / distance.
 
-    Disk holds 12 bytes for each different pair of each run, and 16 for each cell of the matrix.
+    The disk needs 12 bytes for each different pair of each run, and 16 for each cell of the matrix.
 
     Args:
         text: the words.
-        folder: exists and is empty; it holds the runs meanwhile, and the matrix afterwards.
-        window: words to either side.
+        folder: an empty folder, for the runs and then the matrix.
+        window: maximum distance.
         workers: threads; by default one a core.
-        pairs: a thread sorts so many at a time.
-        run: so many different pairs may wait in memory.
-        merged: so many are merged at a time.
-        cells: a block may have about so many.
-        on_progress: how far it is.
+        pairs, run, merged, cells: limits, see `PAIRS`, `RUN`, `MERGED` and `CELLS`.
+        on_progress: called with the share that is done.
     """
     folder = Path(folder)
     count, ids = len(text.words), text.ids
@@ -103,7 +100,7 @@ def count_pairs(
         waiting = iter(pieces)
         running = [pool.submit(counted, piece) for piece in islice(waiting, workers + 1)]
         done = 0
-        while running:  # in order, so that sums are the same to the bit, and few at a time
+        while running:  # in order, for reproducible sums, and few at a time
             keys, sums = running.pop(0).result()
             running += [pool.submit(counted, piece) for piece in islice(waiting, 1)]
             runs.add(keys, sums)
@@ -111,7 +108,7 @@ def count_pairs(
             if on_progress is not None:
                 on_progress(0.7 * done / len(pieces))
     sorted_runs = runs.finish()
-    total = 2 * sum(len(keys) for keys, _ in sorted_runs)  # at the most
+    total = 2 * sum(len(keys) for keys, _ in sorted_runs)
     blocks = min(max(BLOCKS, -(-total // cells)), count)
     _spread(sorted_runs, folder, count, blocks, merged)
     runs.remove()
@@ -126,7 +123,7 @@ def count_pairs(
 def _count_piece(
     ids: NDArray[np.int32], ends: NDArray[np.int64], count: int, window: int, piece: tuple[int, int]
 ) -> tuple[Keys, Sums]:
-    """The pairs whose first word stands in ``piece``."""
+    """Pairs whose first word is in ``piece``."""
     start, end = piece
     here = ids[start : end + window].astype(np.int64)
     document = np.searchsorted(ends, np.arange(start, start + len(here)), side="right")
@@ -136,7 +133,7 @@ def _count_piece(
         firsts = min(end - start, len(here) - distance)
         first, second = here[:firsts], here[distance : distance + firsts]
         same_document = document[:firsts] == document[distance : distance + firsts]
-        # the distance behind the pair, so that one sort of whole numbers brings both along
+        # the distance in the lowest bits, so that one sort of integers orders both
         key = ((np.minimum(first, second) * count + np.maximum(first, second)) << bits) | distance
         found.append(key if same_document.all() else key[same_document])
     keys = np.concatenate(found) if found else np.empty(0, np.int64)
@@ -147,7 +144,7 @@ def _count_piece(
 
 
 def _summed(keys: Keys, values: Sums) -> tuple[Keys, Sums]:
-    """Equal keys, which are sorted, as one."""
+    """Sum the values of equal keys; the keys are sorted."""
     if not len(keys):
         return keys, values
     begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
@@ -155,16 +152,16 @@ def _summed(keys: Keys, values: Sums) -> tuple[Keys, Sums]:
 
 
 def _merge(runs: Sequence[tuple[Keys, Sums]]) -> tuple[Keys, Sums]:
-    """Sorted runs as one."""
+    """Merge sorted runs."""
     if len(runs) == 1:
         return runs[0]
     keys = np.concatenate([keys for keys, _ in runs])
-    order = np.argsort(keys, kind="stable")  # merges what is sorted in parts
+    order = np.argsort(keys, kind="stable")  # a merge sort is fast on sorted parts
     return _summed(keys[order], np.concatenate([values for _, values in runs])[order])
 
 
 class _Runs:
-    """Sorted runs: those in memory, summed now and then, and those on disk."""
+    """Sorted runs in memory, which are merged now and then, and on disk."""
 
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
@@ -173,7 +170,7 @@ class _Runs:
 
     def add(self, keys: Keys, values: Sums) -> None:
         self._held.append((keys, values))
-        # runs of about one length are merged, so that each pair is merged a few times only
+        # runs of similar length are merged, so that each pair is merged few times
         while len(self._held) > 1 and 2 * len(self._held[-1][0]) > len(self._held[-2][0]):
             last = self._held.pop()
             self._held[-1] = _merge([self._held[-1], last])
@@ -189,7 +186,7 @@ class _Runs:
         self._written.append(path)
 
     def finish(self) -> list[tuple[Keys, Sums]]:
-        """All of them, those on disk memory-mapped."""
+        """Return all runs, those on disk memory-mapped."""
         if self._written and self._held:
             self._write()
         held = [_merge(self._held)] if self._held else []
@@ -209,7 +206,7 @@ class _Runs:
 
 
 def _ranges(runs: Sequence[tuple[Keys, Sums]], merged: int) -> Iterator[list[tuple[Keys, Sums]]]:
-    """The runs in ranges of keys, about ``merged`` entries of all of them together at a time."""
+    """Split the runs into ranges of keys, of about ``merged`` entries of all runs."""
     step = max(merged // (4 * len(runs)), 1)
     marks = np.sort(np.concatenate([keys[::step] for keys, _ in runs]))[4 * len(runs) :: 4 * len(runs)]
     before = [0] * len(runs)
@@ -224,13 +221,13 @@ _CELL = np.dtype([("row", "<i4"), ("column", "<i4"), ("weight", "<f4")])
 
 
 def _spread(runs: Sequence[tuple[Keys, Sums]], folder: Path, count: int, blocks: int, merged: int) -> None:
-    """Every pair in both orders into the file of its second word's block, as it comes."""
+    """Append each pair, in both orders, to the file of its second word's block."""
     streams = [(folder / f"cells-{number}").open("wb") for number in range(blocks)]
     try:
         for part in _ranges(runs, merged):
             keys, sums = _merge(part)
             low, high = np.divmod(keys, count)
-            twice = low == high  # each time a word stands near itself, it does so from both sides
+            twice = low == high  # a word near itself counts for both orders
             sums = np.where(twice, 2 * sums, sums)
             other = ~twice
             rows = np.concatenate([low, high[other]])
@@ -250,7 +247,7 @@ def _spread(runs: Sequence[tuple[Keys, Sums]], folder: Path, count: int, blocks:
 
 
 def _write_block(folder: Path, number: int, count: int, blocks: int) -> int:
-    """The cells of a block in rows; how many there are."""
+    """Write a block in CSR format; returns its number of cells."""
     path = folder / f"cells-{number}"
     cells = np.fromfile(path, _CELL)
     width = len(range(number, count, blocks))

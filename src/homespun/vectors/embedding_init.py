@@ -1,4 +1,4 @@
-"""Word vectors as the embeddings that a model begins with."""
+"""Initialise the embeddings of a model with word vectors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,16 @@ from homespun.vectors.word_vectors import WordVectors
 
 @dataclass(frozen=True)
 class EmbeddingCoverage:
-    """How many tokens of a vocabulary, special ones left out, have a vector: by their very name, by the word they
-    spell, or by its lower case. The others are as the model drew them."""
+    """Numbers of tokens with a vector, special tokens excluded; the others keep their random initialisation.
+
+    Args:
+        source: of the vectors.
+        size: their dimensions.
+        tokens: tokens of the vocabulary.
+        by_name: found by their name in the vocabulary.
+        by_word: found by the word that they spell.
+        by_lower_case: found by that word in lower case.
+    """
 
     source: str
     size: int
@@ -32,24 +40,24 @@ class EmbeddingCoverage:
         return self.by_name + self.by_word + self.by_lower_case
 
     def summary(self) -> dict[str, int | str]:
-        """``source``, ``size``, ``found`` and the counts: for a result."""
+        """Fields and ``found``, for ``result.json``."""
         return {"found": self.found, **asdict(self)}
 
 
 def init_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors, *, source: str) -> EmbeddingCoverage:
-    """Put vectors into the rows of ``model``'s embeddings whose tokens have one, in all of its stacks.
+    """Copy word vectors to the word embeddings of all stacks of ``model``.
 
-    A token is looked up by its name in the vocabulary (vectors of ``words.unit=tokens``), then, where it begins a word,
-    by the word that it spells. Pieces inside words have no vector but by name.
+    A token is looked up by its name in the vocabulary (vectors of ``words.unit=tokens``), and, if it begins a word, by
+    the word that it spells. Subwords inside words are found by name alone.
 
     Args:
-        model: any module with `homespun.models.embeddings.Embeddings` in it; what is tied to them changes too.
-        tokenizer: the model's.
-        vectors: as wide as the embeddings.
-        source: where the vectors come from, for errors.
+        model: a module with `homespun.models.embeddings.Embeddings`; tied weights change too.
+        tokenizer: of the model.
+        vectors: of the size of the embeddings.
+        source: of the vectors, for messages.
 
     Raises:
-        UserError: another width, no embeddings of tokens, or no token has a vector; nothing is changed.
+        UserError: another size, no embeddings, or no token with a vector; nothing is changed.
     """
     tables = list({id(m.words): m.words for m in model.modules() if isinstance(m, Embeddings)}.values())
     if not tables:
@@ -74,7 +82,7 @@ def init_embeddings(model: nn.Module, tokenizer: Tokenizer, vectors: WordVectors
 
 
 def _match(tokenizer: Tokenizer, vectors: WordVectors, source: str) -> tuple[np.ndarray, np.ndarray, EmbeddingCoverage]:
-    """Ids of tokens and the rows of their vectors."""
+    """Token ids, rows of their vectors, and the coverage."""
     special, names = tokenizer.special_mask, tokenizer.tokens
     ordinary = np.flatnonzero(~special)
     spelt = tokenizer.decode_batch([np.array([i]) for i in ordinary])

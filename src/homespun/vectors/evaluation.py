@@ -1,4 +1,4 @@
-"""What word vectors know: analogies by section, and similarities against those that people gave."""
+"""Intrinsic evaluation of word vectors: analogies by section, and correlation with human similarity scores."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from pydantic import JsonValue
 from scipy.stats import spearmanr
 
 from homespun.errors import UserError
@@ -16,11 +16,12 @@ from homespun.vectors.word_vectors import WordVectors
 
 _SUFFIXES = (".txt", ".tsv", ".csv")
 _AT_ONCE = 256  # questions
+Scores = dict[str, JsonValue]
 
 
 @dataclass(frozen=True)
 class Analogies:
-    """Questions by section: a is to b as c is to d."""
+    """Questions by section: ``a`` is to ``b`` as ``c`` is to ``d``."""
 
     name: str
     sections: dict[str, list[tuple[str, str, str, str]]]
@@ -28,7 +29,7 @@ class Analogies:
 
 @dataclass(frozen=True)
 class Similarities:
-    """Pairs of words, and how alike people found them."""
+    """Pairs of words with human similarity scores."""
 
     name: str
     pairs: list[tuple[str, str]]
@@ -36,12 +37,12 @@ class Similarities:
 
 
 def read_lists(path: str | Path) -> list[Analogies | Similarities]:
-    """The lists in a folder, or one file: .txt, .tsv or .csv, with white space or commas between the fields.
+    """Read lists from a folder or a file: .txt, .tsv or .csv, with white space or commas between the fields.
 
-    A file of analogies has ``: SECTION`` lines and four words a line; one of similarities two words and a number.
+    Analogies have ``: SECTION`` lines and lines of four words; similarities have lines of two words and a number.
 
     Raises:
-        UserError: no such list, two of one name, or a line that is neither.
+        UserError: no list, two lists of one name, or an invalid line.
     """
     path = Path(path)
     if path.is_dir():
@@ -85,7 +86,7 @@ def _analogies(path: Path, lines: Sequence[tuple[int, list[str]]]) -> Analogies:
             a, b, c, d = fields
             sections.setdefault(section, []).append((a, b, c, d))
         else:
-            raise UserError(f"{path}, line {number}: {len(fields)} words, where a question has four, a section a colon")
+            raise UserError(f"{path}, line {number}: {len(fields)} words; a question has four, a section a colon")
     return Analogies(path.stem, sections)
 
 
@@ -100,16 +101,16 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, fields
 
 
-def evaluate_vectors(vectors: WordVectors, lists: Sequence[Analogies | Similarities]) -> dict[str, Any]:
-    """``analogies`` and ``similarities`` by the name of the list.
+def evaluate_vectors(vectors: WordVectors, lists: Sequence[Analogies | Similarities]) -> dict[str, Scores]:
+    """Evaluate vectors on lists; words are looked up as they are, or else in lower case.
 
-    Of analogies: ``questions``, ``covered`` (all four words have vectors; the others are left out of the accuracy),
-    ``correct``, ``accuracy`` (None where none is covered), and the same by section in ``sections``. An answer is the
-    nearest word to b - a + c among all, without a, b and c. Of similarities: ``pairs``, ``covered``, ``spearman``
-    (None where fewer than two different are covered), of the cosines with people's scores. Words are looked up as they
-    are, and in lower case where that is not there.
+    Returns:
+        ``analogies`` and ``similarities``, each by the name of the list. Analogies have ``questions``, ``covered`` (all
+        four words have vectors), ``correct``, ``accuracy`` (of the covered ones, or None), and ``sections`` with the
+        same; the answer is the word nearest to b - a + c, without a, b and c. Similarities have ``pairs``, ``covered``
+        and ``spearman``, the rank correlation of cosines and scores, None without variance.
     """
-    found: dict[str, Any] = {"analogies": {}, "similarities": {}}
+    found: dict[str, Scores] = {"analogies": {}, "similarities": {}}
     for each in lists:
         if isinstance(each, Analogies):
             found["analogies"][each.name] = _answer(vectors, each)
@@ -118,33 +119,38 @@ def evaluate_vectors(vectors: WordVectors, lists: Sequence[Analogies | Similarit
     return found
 
 
-def _answer(vectors: WordVectors, analogies: Analogies) -> dict[str, Any]:
-    sections = {name: _score(vectors, questions) for name, questions in analogies.sections.items()}
-    totals = {key: sum(section[key] for section in sections.values()) for key in ("questions", "covered", "correct")}
-    return {**totals, "accuracy": _share(totals["correct"], totals["covered"]), "sections": sections}
+def _answer(vectors: WordVectors, analogies: Analogies) -> Scores:
+    counts = {name: _count(vectors, questions) for name, questions in analogies.sections.items()}
+    questions, covered, correct = (sum(section[part] for section in counts.values()) for part in range(3))
+    return _accuracy(questions, covered, correct) | {
+        "sections": {name: _accuracy(*section) for name, section in counts.items()}
+    }
 
 
-def _score(vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]]) -> dict[str, Any]:
+def _accuracy(questions: int, covered: int, correct: int) -> Scores:
+    accuracy = correct / covered if covered else None
+    return {"questions": questions, "covered": covered, "correct": correct, "accuracy": accuracy}
+
+
+def _count(vectors: WordVectors, questions: Sequence[tuple[str, str, str, str]]) -> tuple[int, int, int]:
+    """Numbers of questions, of covered ones and of correct answers."""
     rows = [[vectors.find_row(word) for word in question] for question in questions]
     known = np.array([row for row in rows if None not in row], np.int64).reshape(-1, 4)
     correct = 0
     directions = vectors.directions
     for start in range(0, len(known), _AT_ONCE):
         a, b, c, d = known[start : start + _AT_ONCE].T
-        cosines = (directions[b] - directions[a] + directions[c]) @ directions.T  # its length changes no order
+        cosines = (
+            directions[b] - directions[a] + directions[c]
+        ) @ directions.T  # not normalised: the order is the same
         here = np.arange(len(a))
         for given in (a, b, c):
             cosines[here, given] = -np.inf
         correct += int((cosines.argmax(1) == d).sum())
-    return {
-        "questions": len(questions),
-        "covered": len(known),
-        "correct": correct,
-        "accuracy": _share(correct, len(known)),
-    }
+    return len(questions), len(known), correct
 
 
-def _compare(vectors: WordVectors, similarities: Similarities) -> dict[str, Any]:
+def _compare(vectors: WordVectors, similarities: Similarities) -> Scores:
     cosines, scores = [], []
     for (first, second), score in zip(similarities.pairs, similarities.scores, strict=True):
         a, b = vectors.find_row(first), vectors.find_row(second)
@@ -154,7 +160,3 @@ def _compare(vectors: WordVectors, similarities: Similarities) -> dict[str, Any]
     varies = len(set(cosines)) > 1 and len(set(scores)) > 1
     spearman = float(spearmanr(cosines, scores).statistic) if varies else None
     return {"pairs": len(similarities.pairs), "covered": len(cosines), "spearman": spearman}
-
-
-def _share(part: int, total: int) -> float | None:
-    return part / total if total else None

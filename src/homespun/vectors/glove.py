@@ -1,9 +1,8 @@
-"""GloVe (Pennington, Socher and Manning 2014): vectors whose products are the logarithms of co-occurrence counts.
+"""GloVe (Pennington, Socher and Manning 2014): factorisation of the logarithms of co-occurrence counts.
 
-The paper's program takes a step for every cell of the matrix. Here a step is for a block of columns: all words against
-the contexts of the block, and, the matrix being symmetric, all contexts against the words of the block, the one after
-the other. So a step is two sampled products and two sparse ones, which run on all cores, and AdaGrad adapts as it does
-there: a word's step is divided by the root of the sum of its squared gradients.
+The paper's program takes a step for each cell of the matrix, this one for a block of columns: first all words with the
+contexts of the block, then, because the matrix is symmetric, all contexts with the words of the block. A step is two
+sampled and two sparse products, on all cores. AdaGrad is that of the paper.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _SMALL = 1e-8
 
 @dataclass(frozen=True)
 class Epoch:
-    """How far it is. ``loss`` is the weighted squared error, a cell on the average."""
+    """Progress of the training; ``loss`` is the mean weighted squared error of a cell."""
 
     number: int
     share: float  # of all epochs
@@ -33,9 +32,9 @@ class Epoch:
 
 @dataclass(frozen=True)
 class _Side:
-    """Vectors of words or of contexts: (words, size + 2), the last two columns the bias and 1, or 1 and the bias.
+    """Vectors of words or of contexts, (words, size + 2); the last two columns are the bias and 1, or 1 and the bias.
 
-    So the product of a word's row and a context's row is that of the vectors with both biases added.
+    The product of a word's row and a context's row then has both biases.
     """
 
     values: Tensor
@@ -55,15 +54,15 @@ class _Side:
 
 
 class Glove:
-    """Vectors in training: iterate over `epochs`, then take `vectors`.
+    """Training of vectors: iterate over `epochs`, then read `vectors`.
 
     Args:
-        matrix: how often words stand near each other.
-        size: width of a vector.
-        learning_rate: AdaGrad's.
-        x_max: counts from which on a cell weighs 1; below it ``(count / x_max) ** alpha``.
+        matrix: co-occurrence counts.
+        size: dimensions of a vector.
+        learning_rate: of AdaGrad.
+        x_max: count from which the weight of a cell is 1; below it ``(count / x_max) ** alpha``.
         alpha: see ``x_max``.
-        seed: of the first values and of the order of blocks.
+        seed: of the initialisation and of the order of blocks.
     """
 
     def __init__(
@@ -85,22 +84,22 @@ class Glove:
 
     @property
     def vectors(self) -> NDArray[np.float32]:
-        """(words, size): a word's vector and its vector as a context, summed (section 4.2)."""
+        """Sum of word and context vectors, (words, size) (section 4.2)."""
         both: NDArray[np.float32] = (self.words.values + self.contexts.values)[:, : self.size].numpy()
         return both
 
     def epochs(self, count: int) -> Iterator[Epoch]:
-        """Train ``count`` epochs; an `Epoch` comes after each block."""
+        """Train ``count`` epochs, and yield the progress after each block."""
         blocks = self.matrix.blocks
         for number in range(count):
             total = seen = 0.0
-            for place, block in enumerate(self._order.permutation(blocks)):
+            for index, block in enumerate(self._order.permutation(blocks)):
                 loss, cells = self._learn(self.matrix.block(int(block)))
                 total, seen = total + loss, seen + cells
-                yield Epoch(number + 1, (number + (place + 1) / blocks) / count, total / max(seen, 1))
+                yield Epoch(number + 1, (number + (index + 1) / blocks) / count, total / max(seen, 1))
 
     def _learn(self, block: Block) -> tuple[float, int]:
-        """A step of words and one of contexts; the sum of the loss before it, and the cells."""
+        """Take a step of words and one of contexts; returns the summed loss before them, and the number of cells."""
         counts = torch.from_numpy(np.array(block.weights))
         weights = (counts / self.x_max).clamp_(max=1.0).pow_(self.alpha)
         wanted = counts.log_().neg_()
@@ -119,5 +118,5 @@ class Glove:
 
 def _rows(starts: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)  # torch calls them a beta
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)  # beta
         return torch.sparse_csr_tensor(starts, columns, values, size=shape, check_invariants=False)

@@ -1,4 +1,4 @@
-"""Word vectors laid into a plane, to be drawn."""
+"""Projections of word vectors to two dimensions, for plots."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ PROJECTIONS: tuple[Projection, ...] = ("pca", "tsne")
 
 
 def frequent_words(vectors: WordVectors, count: int) -> list[str]:
-    """The first ``count`` words with a letter in them: the most frequent, where vectors are in that order."""
+    """First ``count`` words with a letter: the most frequent if the vectors are in that order."""
     named = (word for word in vectors.words if any(character.isalpha() for character in word))
     return [word for word, _ in zip(named, range(count), strict=False)]
 
 
 def project_2d(vectors: WordVectors, words: list[str], *, method: Projection, seed: int) -> NDArray[np.float64]:
-    """(words, 2): a place for each of ``words``.
+    """Project the unit vectors of ``words`` to two dimensions.
 
     Args:
-        vectors: theirs, taken at length 1.
-        words: three at the least, each once.
-        method: ``pca``, the two directions in which they differ most, or ``tsne``, which keeps neighbours together.
-        seed: of what is drawn.
+        vectors: of the words.
+        words: three or more; duplicates are removed.
+        method: ``pca``, or ``tsne``, which preserves neighbourhoods.
+        seed: of the method.
+
+    Returns:
+        (words, 2) coordinates.
 
     Raises:
-        UserError: a word has no vector, or there are too few.
+        UserError: a word has no vector, or there are too few words.
     """
     words = list(dict.fromkeys(words))
     if len(words) < 3:
@@ -40,7 +43,7 @@ def project_2d(vectors: WordVectors, words: list[str], *, method: Projection, se
         from sklearn.decomposition import PCA
 
         if vectors.size < 2:
-            raise UserError("vectors of one value cannot be laid into a plane; train wider ones")
+            raise UserError("vectors of one dimension cannot be projected to two; train wider ones")
         points = PCA(2, random_state=seed).fit_transform(given)
     else:
         from sklearn.manifold import TSNE

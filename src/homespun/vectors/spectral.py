@@ -1,7 +1,7 @@
-"""Embeddings from the corpus: singular vectors of how often tokens stand next to each other.
+"""Embeddings from a corpus: singular vectors of co-occurrence counts of tokens.
 
-Counting takes seconds, and a language model whose embeddings start from it needs fewer tokens: a fifth fewer after a
-million (results/efficiency.md).
+Counting takes seconds, and a language model with this initialisation needs fewer tokens: a fifth fewer after a million
+(results/efficiency.md).
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from homespun.errors import UserError
 from homespun.models.embeddings import Embeddings
 
 OFFSETS = (1, 2)
-"""Distances at which two tokens are counted, one matrix a distance and side."""
+"""Distances of co-occurrences, with one matrix for each distance and side."""
 MOST_TOKENS = 50_000_000
-"""Of a corpus are counted, about; more change little and take longer."""
+"""Approximate limit of counted tokens; more change little and take longer."""
 SMOOTHING = 0.75
-"""Exponent of the frequencies of contexts, so that rare ones count for less (Levy et al. 2015, section 3.2)."""
+"""Exponent of the frequencies of contexts, which lowers the weight of rare ones (Levy et al. 2015, section 3.2)."""
 _AT_ONCE = 4_000_000  # tokens whose pairs are sorted at a time
 
 
 @torch.no_grad()
 def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, documents: np.ndarray, *, seed: int) -> None:
-    """Start the word embeddings of ``model`` from co-occurrences, each vector as long as the drawn ones are on average.
+    """Initialise the word embeddings of ``model`` from co-occurrences, with the mean norm of the present ones.
 
-    Tokens that do not occur keep the vector that they have.
+    Tokens that do not occur keep their vectors.
 
     Args:
-        model: any module with `homespun.models.embeddings.Embeddings` in it; what is tied to them changes too.
-        corpus: text of the model's tokenizer.
-        documents: (n,) indices of those that are counted.
+        model: a module with `homespun.models.embeddings.Embeddings`; tied weights change too.
+        corpus: of the model's tokenizer.
+        documents: (n,) indices of the documents to count.
         seed: of the singular value decomposition.
 
     Raises:
-        UserError: ``model`` has no embeddings of tokens.
+        UserError: ``model`` has no word embeddings.
     """
     tables = list({id(m.words): m.words for m in model.modules() if isinstance(m, Embeddings)}.values())
     if not tables:
@@ -55,18 +55,21 @@ def init_embeddings_from_cooccurrence(model: nn.Module, corpus: Corpus, document
 
 
 def cooccurrence_vectors(corpus: Corpus, documents: np.ndarray, size: int, *, seed: int) -> tuple[Tensor, np.ndarray]:
-    """Vectors of unit length for each token, and which tokens occur: (vocab, size) float32 and (vocab,) bool.
+    """Unit vectors of tokens, by singular value decomposition of their co-occurrences.
 
-    Of each token its positive pointwise mutual information with the tokens at `OFFSETS` before and after it is
-    decomposed, singular values to the power 1/2 (Levy et al. 2015); the mean over the text is subtracted, since a
-    softmax does not see it, and the axes are rotated at random, so that no component is larger than another. The last
-    result is kept, for further models of the same width on the same corpus.
+    The positive pointwise mutual information of each token with the tokens at `OFFSETS` before and after it is
+    decomposed, with singular values to the power 1/2 (Levy et al. 2015). The mean over the text is subtracted, which a
+    softmax ignores, and the axes are rotated at random, so that no component is larger than another. The last result is
+    cached, for further models of the same size on the same corpus.
 
     Args:
-        corpus: where the tokens are.
-        documents: (n,) indices of those that are counted, in this order, up to about `MOST_TOKENS`.
-        size: components; those beyond what the vocabulary allows are zero before the rotation.
+        corpus: the text.
+        documents: (n,) indices of the documents to count, in this order, up to about `MOST_TOKENS`.
+        size: components; those beyond the size of the vocabulary are zero before the rotation.
         seed: of the decomposition and the rotation.
+
+    Returns:
+        (vocab, size) float32 vectors, and (vocab,) bool, true for tokens that occur.
     """
     state = (corpus.path / DESCRIPTION).read_bytes()  # with a checksum of each shard
     return _decomposed(corpus.path, state, np.asarray(documents, np.int64).tobytes(), size, seed)
@@ -86,7 +89,7 @@ def _decomposed(folder: Path, _state: bytes, documents: bytes, size: int, seed: 
     left, values, _ = randomized_svd(table, found, n_iter=2, random_state=seed)
     vectors = torch.zeros(vocab, size)
     vectors[:, :found] = torch.from_numpy(np.ascontiguousarray(left * np.sqrt(values), dtype=np.float32))
-    pairs = np.asarray(counts[0].sum(1)) + np.asarray(counts[0].sum(0)).T  # (vocab, 1) that each token is in
+    pairs = np.asarray(counts[0].sum(1)) + np.asarray(counts[0].sum(0)).T  # (vocab, 1)
     frequencies = torch.from_numpy(pairs.astype(np.float32))
     vectors -= (vectors * frequencies).sum(0) / frequencies.sum().clamp(min=1)
     generator = torch.Generator().manual_seed(seed)
@@ -95,7 +98,7 @@ def _decomposed(folder: Path, _state: bytes, documents: bytes, size: int, seed: 
 
 
 def _pieces(corpus: Corpus, documents: np.ndarray) -> Iterator[np.ndarray]:
-    """Ids of some documents at a time, each ended by the tokenizer's separator."""
+    """Token ids of several documents at a time, with a separator after each."""
     end = np.array([corpus.tokenizer.sep_id], np.int64)
     held: list[np.ndarray] = []
     waiting = total = 0
@@ -113,14 +116,14 @@ def _pieces(corpus: Corpus, documents: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _pairs(ids: np.ndarray, offset: int, vocab: int) -> csr_matrix:
-    """(vocab, vocab) how often the column's token follows the row's at this distance."""
+    """Counts (vocab, vocab): the column's token follows the row's at this distance."""
     keys, counts = np.unique(ids[:-offset] * vocab + ids[offset:], return_counts=True)
     rows, columns = np.divmod(keys, vocab)
     return coo_matrix((counts.astype(np.float32), (rows, columns)), shape=(vocab, vocab)).tocsr()
 
 
 def _mutual_information(counts: csr_matrix) -> csr_matrix:
-    """``max(0, log p(row, column) / (p(row) p'(column)))``, of contexts smoothed by `SMOOTHING`."""
+    """Positive pointwise mutual information, ``max(0, log p(row, column) / (p(row) p'(column)))``, with `SMOOTHING`."""
     pairs = counts.tocoo()
     rows = np.asarray(counts.sum(1), dtype=np.float64)[:, 0]
     columns = np.asarray(counts.sum(0), dtype=np.float64)[0] ** SMOOTHING

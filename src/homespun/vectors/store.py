@@ -1,7 +1,7 @@
-"""Word vectors on disk: a folder of our own, and word2vec's text and binary, which gensim and most others read.
+"""Word vectors on disk: a folder, or the text and binary formats of word2vec, which gensim and most others read.
 
-The folder holds ``vectors.safetensors`` and ``words.json``, which is written last and holds the digest of the other.
-Nothing that is read is trusted: sizes are compared with the file's before memory is taken, and nothing is unpickled.
+The folder has ``vectors.safetensors`` and ``words.json``, which is written last, with a digest of the other. Files are
+not trusted: sizes are compared with the file's before memory is taken, and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,14 @@ DESCRIPTION = "words.json"
 TENSORS = "vectors.safetensors"
 _TEXT = (".txt", ".vec")
 _BINARY = (".bin",)
-_LONGEST = 10_000  # bytes of a word: a binary file without a space is not one
+_LONGEST = 10_000  # bytes of a word
 
 
 def save_vectors(vectors: WordVectors, path: str | Path) -> None:
-    """Write them whole or not at all: word2vec's text where ``path`` ends in .txt or .vec, its binary in .bin,
-    a folder of our own otherwise.
+    """Write vectors atomically: as word2vec's text for .txt or .vec, its binary for .bin, or else as a folder.
 
     Raises:
-        UserError: ``path`` holds something else, or word2vec's formats cannot hold a word of them.
+        UserError: ``path`` has other contents, or word2vec's formats cannot store a word.
     """
     path = Path(path)
     if path.suffix in (*_TEXT, *_BINARY):
@@ -45,10 +44,10 @@ def save_vectors(vectors: WordVectors, path: str | Path) -> None:
 
 
 def check_output_path(path: str | Path) -> None:
-    """Raise what `save_vectors` would: before anything is trained.
+    """Check the path of `save_vectors` before training.
 
     Raises:
-        UserError: ``path`` holds something else.
+        UserError: ``path`` has other contents.
     """
     path = Path(path)
     if path.suffix in (*_TEXT, *_BINARY):
@@ -61,10 +60,11 @@ def check_output_path(path: str | Path) -> None:
 
 
 def open_vectors(path: str | Path) -> WordVectors:
-    """Those that `save_vectors` wrote, or gensim's ``save_word2vec_format``, or GloVe's text, which has no first line.
+    """Read vectors of `save_vectors`, of gensim's ``save_word2vec_format``, or of GloVe's text, which has no header.
 
     Raises:
-        UserError: no such file, not one of these, cut short, altered, a word twice, a value that is not finite.
+        UserError: no such file, another format, a truncated or altered file, a duplicate word, a value that is not
+            finite.
     """
     path = Path(path)
     if path.is_dir():
@@ -110,7 +110,7 @@ def _save_folder(vectors: WordVectors, folder: Path) -> None:
 def _open_folder(folder: Path) -> WordVectors:
     path = folder / DESCRIPTION
     try:
-        description: Any = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
+        description: object = json.loads(path.read_text(encoding="utf-8", errors="surrogatepass"))
     except FileNotFoundError as error:
         raise UserError(f"{folder} holds no word vectors: there is no {DESCRIPTION} in it") from error
     except ValueError as error:
@@ -136,7 +136,7 @@ def _open_folder(folder: Path) -> WordVectors:
 
 def _save_file(vectors: WordVectors, path: Path, write: Callable[[WordVectors, IO[bytes]], None]) -> None:
     check_output_path(path)
-    # what splits at white space splits at all of it: gensim reads text by str.split and binary up to a space
+    # gensim reads text by str.split, and binary up to a space
     broken = next((word for word in vectors.words if len(word.split()) != 1 or word != word.strip()), None)
     if broken is not None:
         raise UserError(
@@ -150,7 +150,7 @@ def _save_file(vectors: WordVectors, path: Path, write: Callable[[WordVectors, I
 def _write_text(vectors: WordVectors, stream: IO[bytes]) -> None:
     stream.write(f"{len(vectors)} {vectors.size}\n".encode())
     for word, vector in zip(vectors.words, vectors.vectors, strict=True):
-        # nine digits bring a float32 back to the bit
+        # nine digits are exact for float32
         stream.write(f"{word} {' '.join(f'{value:.9g}' for value in vector.tolist())}\n".encode())
 
 
@@ -162,7 +162,7 @@ def _write_binary(vectors: WordVectors, stream: IO[bytes]) -> None:
 
 
 def _header(line: bytes, *, bytes_a_value: float, file_bytes: int) -> tuple[int, int] | None:
-    """Words and width that the first line of a file promises; None where it is no such line."""
+    """Number of words and dimensions from the first line of a file; None if it is no header."""
     fields = line.split()
     if len(fields) != 2 or not all(part.isdigit() and len(part) < 12 for part in fields):
         return None
@@ -200,7 +200,7 @@ def _parsed(line: bytes, size: int | None, number: int) -> tuple[str, NDArray[np
     try:
         fields = line.decode("utf-8").rstrip("\n\r ").split(" ")
         word, values = fields[0], fields[1:]
-        if size is not None and len(values) > size:  # GloVe's larger files have words with spaces in them
+        if size is not None and len(values) > size:  # GloVe's larger files have words with spaces
             word, values = " ".join(fields[:-size]), fields[-size:]
         vector = np.array(values, dtype=np.float32)
     except ValueError as error:

@@ -1,10 +1,10 @@
-"""word2vec through gensim: the words go to it as their numbers, so that no name of a word can trouble its files."""
+"""word2vec by gensim, which reads words as numbers, so that any word is safe in its files."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,11 @@ from homespun.errors import UserError
 from homespun.vectors.config import Word2VecConfig
 from homespun.vectors.word_file import OnProgress, WordFile, split_into_lines
 
-_LINE = 10_000  # words of a line, of which gensim's compiled loop reads no more
+_LINE = 10_000  # words of a line, the limit of gensim's compiled loop
 
 
-def require_gensim() -> Any:
-    """gensim's module of models.
+def require_gensim() -> ModuleType:
+    """Import ``gensim.models``.
 
     Raises:
         UserError: it is not installed.
@@ -26,9 +26,10 @@ def require_gensim() -> Any:
         from gensim import models
     except ImportError as error:
         raise UserError(
-            "gensim is not installed, and word2vec is trained by it: pip install 'homespun[vectors]' (GloVe needs none)"
+            "word2vec needs gensim, which is not installed: pip install 'homespun[vectors]' (GloVe needs none)"
         ) from error
-    return models
+    module: ModuleType = models
+    return module
 
 
 def train_word2vec(
@@ -40,15 +41,18 @@ def train_word2vec(
     workers: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> NDArray[np.float32]:
-    """(words, size) vectors.
+    """Train word2vec.
 
     Args:
         text: the words.
         config: the settings.
-        folder: for a file of all words, of 2 to 7 bytes each, while it lasts.
-        seed: repeats the training with one worker; several write into the same vectors as they come.
+        folder: for a temporary file of all words, of 2 to 7 bytes each.
+        seed: of the training, which is reproducible with one worker; several update the same vectors.
         workers: threads; by default one a core.
-        on_progress: how far it is, after each epoch.
+        on_progress: called after each epoch, with the share that is done.
+
+    Returns:
+        (words, size) vectors.
 
     Raises:
         UserError: gensim is not installed.
@@ -72,7 +76,7 @@ def train_word2vec(
         seed=seed,
         workers=max(1, min(workers or os.cpu_count() or 1, lines)),
     )
-    model.build_vocab_from_freq({str(place): count for place, count in enumerate(text.counts.tolist())}, lines)
+    model.build_vocab_from_freq({str(index): count for index, count in enumerate(text.counts.tolist())}, lines)
     model.train(
         corpus_file=str(path),
         total_examples=lines,
@@ -81,22 +85,22 @@ def train_word2vec(
         callbacks=[_Epochs(config.epochs, on_progress)],
     )
     path.unlink()
-    places = np.array([model.wv.key_to_index[str(place)] for place in range(len(text.words))])
-    vectors: NDArray[np.float32] = np.asarray(model.wv.vectors, np.float32)[places]
+    rows = np.array([model.wv.key_to_index[str(index)] for index in range(len(text.words))])
+    vectors: NDArray[np.float32] = np.asarray(model.wv.vectors, np.float32)[rows]
     return vectors
 
 
 class _Epochs:
-    """What gensim calls as it trains."""
+    """Callback of gensim that reports progress."""
 
     def __init__(self, total: int, on_progress: OnProgress | None) -> None:
         self.total, self.on_progress, self.done = total, on_progress, 0
 
-    def on_epoch_end(self, model: Any) -> None:
+    def on_epoch_end(self, model: object) -> None:
         self.done += 1
         if self.on_progress is not None:
             self.on_progress(self.done / self.total)
 
-    def on_epoch_begin(self, model: Any) -> None: ...
-    def on_train_begin(self, model: Any) -> None: ...
-    def on_train_end(self, model: Any) -> None: ...
+    def on_epoch_begin(self, model: object) -> None: ...
+    def on_train_begin(self, model: object) -> None: ...
+    def on_train_end(self, model: object) -> None: ...

@@ -1,6 +1,6 @@
-"""A corpus as numbers of words, most frequent first: what word2vec and GloVe are trained on.
+"""A corpus as word ids, the most frequent first, for word2vec and GloVe.
 
-Words are counted in one pass over the documents and written in a second, 4 bytes each, so that no text is held.
+Words are counted in one pass over the documents and written in a second, 4 bytes each, so that no text is in memory.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from homespun.errors import UserError
 Unit = Literal["words", "tokens"]
 UNITS: tuple[Unit, ...] = ("words", "tokens")
 OnProgress = Callable[[float], None]  # the share that is done
-_WORD = re.compile(r"\w+|[^\w\s]")  # as tokenizers of kind `words` cut: words, and each punctuation mark alone
+_WORD = re.compile(r"\w+|[^\w\s]")  # as tokenizers of kind `words`: words, and single punctuation marks
 _AT_ONCE = 64  # documents
 
 
 @dataclass(frozen=True)
 class WordFile:
-    """The words of a corpus in order, as places in ``words``; rare ones are left out, as if they had not stood there.
+    """Word ids of a corpus in order, without rare words.
 
     Args:
-        path: (all words,) int32, raw.
-        words: most frequent first, of equal ones the first by name.
-        counts: (words,) int64.
-        ends: (documents,) int64: how many words have passed when each document ends.
+        path: raw file of (all words,) int32.
+        words: the vocabulary, by frequency and then by name.
+        counts: (words,) int64 frequencies.
+        ends: (documents,) int64 offsets of the ends of documents.
     """
 
     path: Path
@@ -43,11 +43,11 @@ class WordFile:
 
     @property
     def ids(self) -> NDArray[np.int32]:
-        """(all words,) int32, memory-mapped."""
+        """Memory-map the ids, (all words,) int32."""
         return np.memmap(self.path, dtype=np.int32, mode="r")
 
     def documents(self) -> Iterator[NDArray[np.int32]]:
-        """The words of each document that has any."""
+        """Yield the ids of each document that has any."""
         ids, start = self.ids, 0
         for end in self.ends.tolist():
             if end > start:
@@ -65,21 +65,20 @@ def write_words(
     max_words: int = 400_000,
     on_progress: OnProgress | None = None,
 ) -> WordFile:
-    """The words of ``corpus`` into the file ``path``.
+    """Write the word ids of ``corpus`` to the file ``path``.
 
     Args:
         corpus: of any tokenizer.
         path: a new file.
-        unit: ``tokens``, as the tokenizer has them, without special ones; or ``words``, which are the tokens where its
-            kind is ``words``, and are cut from the decoded text otherwise: runs of letters, digits and ``_``, and each
-            punctuation mark alone.
-        lowercase: the words, where they are cut from the text; tokens stay as they are.
-        min_count: words that stand there less often are left out.
-        max_words: at most so many, the most frequent.
-        on_progress: how far it is.
+        unit: ``tokens``, without special ones; or ``words``, which are the tokens of a tokenizer of kind ``words``, and
+            else parts of the decoded text: runs of letters, digits and ``_``, and single punctuation marks.
+        lowercase: lowercase words of the text; tokens stay as they are.
+        min_count: minimum frequency of a word.
+        max_words: maximum size of the vocabulary.
+        on_progress: called with the share that is done.
 
     Raises:
-        UserError: no word stands there often enough.
+        UserError: fewer than two words are frequent enough.
     """
     cut: _Tokens | _Text
     if unit == "tokens" or corpus.tokenizer.kind == "words":
@@ -89,18 +88,18 @@ def write_words(
     counts = cut.count(_half_progress(on_progress, 0))
     kept = [(word, count) for word, count in counts.items() if count >= min_count]
     if len(kept) < 2:
-        most = f", and its {len(counts):,} different {unit} stand there less often than min_count" if counts else ""
+        most = f", and its {len(counts):,} different {unit} are less frequent than min_count" if counts else ""
         raise UserError(
             f"corpus {corpus.path} has no {unit} to train vectors of{most} ({min_count}); lower min_count, or build it "
             f"with more text or a larger vocabulary"
         )
     kept.sort(key=lambda entry: (-entry[1], entry[0]))
     kept = kept[:max_words]
-    places = {word: place for place, (word, _) in enumerate(kept)}
+    index = {word: number for number, (word, _) in enumerate(kept)}
     ends = np.zeros(len(corpus), np.int64)
     written = 0
     with open(path, "wb") as stream:
-        for number, ids in enumerate(cut.documents(places, _half_progress(on_progress, 1))):
+        for number, ids in enumerate(cut.documents(index, _half_progress(on_progress, 1))):
             stream.write(ids.astype(np.int32).tobytes())
             written += len(ids)
             ends[number] = written
@@ -112,7 +111,7 @@ def _half_progress(on_progress: OnProgress | None, half: int) -> OnProgress:
 
 
 class _Tokens:
-    """The tokens themselves, without special ones."""
+    """Tokens, without special ones."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
@@ -128,11 +127,11 @@ class _Tokens:
         counts[self.special] = 0
         return {self.names[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
-    def documents(self, places: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
+    def documents(self, index: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
         table = np.full(len(self.special), -1, np.int32)
         for i, name in enumerate(self.names):
             if not self.special[i]:
-                table[i] = places.get(name, -1)
+                table[i] = index.get(name, -1)
         for number in range(len(self.corpus)):
             ids = table[self.corpus.tokens(number)]
             yield ids[ids >= 0]
@@ -140,7 +139,7 @@ class _Tokens:
 
 
 class _Text:
-    """Words cut from the decoded text."""
+    """Words of the decoded text."""
 
     def __init__(self, corpus: Corpus, *, lowercase: bool) -> None:
         self.corpus, self.lowercase = corpus, lowercase
@@ -159,13 +158,13 @@ class _Text:
             counts.update(words)
         return counts
 
-    def documents(self, places: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
+    def documents(self, index: dict[str, int], on_progress: OnProgress) -> Iterator[NDArray[np.int32]]:
         for words in self._words(on_progress):
-            yield np.fromiter((places[word] for word in words if word in places), np.int32)
+            yield np.fromiter((index[word] for word in words if word in index), np.int32)
 
 
 def split_into_lines(documents: Iterable[NDArray[np.int32]], longest: int) -> Iterator[Sequence[int]]:
-    """The documents' words in pieces of at most ``longest``."""
+    """Split documents into lines of at most ``longest`` words."""
     for ids in documents:
         for start in range(0, len(ids), longest):
             yield ids[start : start + longest].tolist()

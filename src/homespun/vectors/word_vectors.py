@@ -1,4 +1,4 @@
-"""A table of words and their vectors: what is near a word, and what is to one as two others are."""
+"""Word vectors in memory: lookup, nearest words and analogies."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from homespun.errors import UserError
 
@@ -18,22 +18,22 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Words, most frequent first where that is known, and a vector each.
+    """Words and their vectors, by frequency if that is known.
 
     Args:
-        words: each of them once.
-        vectors: (words, size) float32, all of them finite.
-        counts: (words,) int64: how often each was read; where that is known.
-        about: how they were made, as plain values.
+        words: without duplicates.
+        vectors: (words, size) float32, finite.
+        counts: (words,) int64 frequencies, if known.
+        about: settings of the training.
 
     Raises:
-        UserError: there are none, a word stands twice, shapes do not fit, a value is not finite.
+        UserError: no words, a duplicate word, shapes that do not fit, or a value that is not finite.
     """
 
     words: Sequence[str]
     vectors: Floats
     counts: NDArray[np.int64] | None = None
-    about: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, JsonValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
@@ -43,7 +43,7 @@ class WordVectors:
         if self.counts is not None and len(self.counts) != len(self.words):
             raise UserError(f"{len(self.words):,} words have {len(self.counts):,} counts; give one a word")
         if len(self._rows) < len(self.words):
-            twice = next(word for place, word in enumerate(self.words) if self._rows[word] != place)
+            twice = next(word for row, word in enumerate(self.words) if self._rows[word] != row)
             raise UserError(f"the word {twice!r} stands there twice; every word has one vector")
         if not np.isfinite(self.vectors).all():
             broken = int(np.argmin(np.isfinite(self.vectors).all(1)))
@@ -57,30 +57,30 @@ class WordVectors:
 
     @property
     def size(self) -> int:
-        """How wide a vector is."""
+        """Dimensions of a vector."""
         return int(self.vectors.shape[1])
 
     @cached_property
     def _rows(self) -> dict[str, int]:
-        return {word: place for place, word in enumerate(self.words)}
+        return {word: row for row, word in enumerate(self.words)}
 
     @cached_property
     def directions(self) -> Floats:
-        """(words, size): the vectors at length 1; a vector of zeros stays one."""
+        """Unit vectors, (words, size); a zero vector stays zero."""
         lengths = np.linalg.norm(self.vectors, axis=1, keepdims=True)
         unit: Floats = (self.vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
         return unit
 
     def find_row(self, word: str) -> int | None:
-        """The row of ``word``, or of its lower case where only that is there."""
+        """Row of ``word``, or else of its lower case."""
         found = self._rows.get(word)
         return self._rows.get(word.lower()) if found is None else found
 
     def row(self, word: str) -> int:
-        """As `find_row`.
+        """Row of ``word``, as in `find_row`.
 
         Raises:
-            UserError: no such word; those spelt nearly so are named.
+            UserError: no such word; the message names similar ones.
         """
         found = self.find_row(word)
         if found is None:
@@ -88,13 +88,13 @@ class WordVectors:
         return found
 
     def _near(self, word: str) -> str:
-        # the comparison takes time by the letter, so only of words about as long, the frequent ones first
+        # slow: only words of similar length, the frequent ones first
         candidates = [known for known in self.words if abs(len(known) - len(word)) <= 2][:20_000]
         close = difflib.get_close_matches(word, candidates, n=3, cutoff=0.6)
         return f"; near it are {', '.join(close)}" if close else "; it was not read often enough, or not at all"
 
     def similar(self, word: str, count: int = 10) -> list[tuple[str, float]]:
-        """The ``count`` words whose vectors are nearest to that of ``word``, with the cosines.
+        """Find the ``count`` nearest words to ``word``, with cosines.
 
         Raises:
             UserError: no such word.
@@ -103,10 +103,10 @@ class WordVectors:
         return self._nearest(self.directions[row], count, without=[row])
 
     def analogy(self, a: str, b: str, c: str, count: int = 10) -> list[tuple[str, float]]:
-        """What is to ``c`` as ``b`` is to ``a``: nearest to b - a + c, those three left out (3CosAdd).
+        """Find the words that are to ``c`` as ``b`` is to ``a``: nearest to b - a + c, without these three (3CosAdd).
 
         Raises:
-            UserError: one of the words is not there.
+            UserError: one of the words has no vector.
         """
         rows = [self.row(word) for word in (a, b, c)]
         return self._nearest(
