@@ -6,12 +6,13 @@ Modules are named without ``.weight`` and ``.bias``, layers with ``{i}`` for the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from homespun.attention import AlternatingAttentionConfig, AttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf.engine import Change, Copy, DefaultTensor, Drop, Rule, Table, unchanged
@@ -367,6 +368,23 @@ def question_answering(name: str, *, dropout: float = 0.0) -> Architecture:
         pipeline="question-answering",
         dropout="qa_dropout",
     )
+
+
+def alternating_attention(layers: Sequence[Tree]) -> Tree:
+    """Attention with the shortest cycle of those of the ``layers``."""
+    cycle = next(
+        layers[:size]
+        for size in range(1, len(layers) + 1)
+        if all(layer == layers[index % size] for index, layer in enumerate(layers))
+    )
+    return {"kind": "alternating", "cycle": [*cycle]} if cycle[1:] else cycle[0]
+
+
+def layer_attentions(backbone: EncoderConfig) -> list[AttentionConfig]:
+    """Attention of each layer."""
+    attention = backbone.attention
+    cycle = attention.cycle if isinstance(attention, AlternatingAttentionConfig) else [attention]
+    return [cycle[layer % len(cycle)] for layer in range(backbone.num_hidden_layers)]
 
 
 def pad_or_eos(settings: Tree) -> object:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from homespun.attention import AlternatingAttentionConfig
 from homespun.attention.full import FullAttentionConfig
 from homespun.attention.sparse import SparseAttentionConfig, WindowConfig
 from homespun.config import Tree
@@ -54,44 +53,31 @@ def _theta(settings: Tree, kind: str) -> object:
     return rope_theta(given, theta if theta is not None or kind == _GLOBAL else settings.get("global_rope_theta"))
 
 
-def _period(types: list[str]) -> list[str]:
-    """Shortest cycle of the layers."""
-    return next(
-        types[:size]
-        for size in range(1, len(types) + 1)
-        if all(kind == types[layer % size] for layer, kind in enumerate(types))
-    )
-
-
 def _read(settings: Tree, kind: str | None) -> Tree:
     types = _layer_types(settings)
     width = settings["local_attention"]
     if not isinstance(width, int) or width < 2:
         raise UserError(f"local_attention={width!r} must be a whole number of 2 or more")
-    one = {
+    one: dict[str, Tree] = {
         _GLOBAL: {"kind": "full"},
         _LOCAL: {"kind": "sparse", "patterns": [{"kind": "window", "radius": width // 2}]},
     }
-    cycle = [one[kind] for kind in _period(types)]
     thetas = [_theta(settings, kind) for kind in types]
     return {
         "type_vocab_size": 0,
         "gated_feed_forward": True,
         "residual": {"kind": "pre", "first_norm": False},
         "positions": {"kind": "rotary", "theta": thetas[0] if len(set(map(str, thetas))) == 1 else thetas},
-        "attention": {"kind": "alternating", "cycle": cycle} if cycle[1:] else cycle[0],
+        "attention": builders.alternating_attention([one[kind] for kind in types]),
     }
 
 
 def _write(backbone: EncoderConfig) -> Tree:
-    attentions: list[object] = [backbone.attention]
-    if isinstance(backbone.attention, AlternatingAttentionConfig):
-        attentions = [*backbone.attention.cycle]
-    radii = {_radius(attention) for attention in attentions} - {0}
+    each = [_radius(attention) for attention in builders.layer_attentions(backbone)]
+    radii = {*each} - {0}
     if None in radii or len(radii) > 1:
         return {}  # the defaults then differ, and are reported
-    layers = range(backbone.num_hidden_layers)
-    types = [_LOCAL if _radius(attentions[layer % len(attentions)]) else _GLOBAL for layer in layers]
+    types = [_LOCAL if radius else _GLOBAL for radius in each]
     own: Tree = {"layer_types": types, "mlp_dropout": backbone.hidden_dropout_prob}
     own |= dict.fromkeys(
         ("bos_token_id", "eos_token_id", "cls_token_id")

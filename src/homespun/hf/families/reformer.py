@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from homespun.attention import AlternatingAttentionConfig
 from homespun.attention.local import LocalAttentionConfig
 from homespun.attention.lsh import LSHAttentionConfig
 from homespun.config import Tree
@@ -42,8 +41,6 @@ def _read(settings: Tree, kind: str | None) -> Tree:
         raise UserError(f"attn_layers={kinds!r} must be local and lsh, one a layer")
     if len(kinds) > MOST_LAYERS:
         raise UserError(f"attn_layers has {len(kinds)} layers; a model here has at most {MOST_LAYERS}")
-    period = next(n for n in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % n] for i in range(len(kinds))))
-    cycle = [_attention(settings, kind) for kind in kinds[:period]]
     fields = {
         "type_vocab_size": 0,
         "embedding_norm": False,
@@ -51,7 +48,7 @@ def _read(settings: Tree, kind: str | None) -> Tree:
         "causal": causal,
         "num_hidden_layers": len(kinds),
         "attention_probs_dropout_prob": settings[f"{min(kinds)}_attention_probs_dropout_prob"],
-        "attention": cycle[0] if len(cycle) == 1 else {"kind": "alternating", "cycle": cycle},
+        "attention": builders.alternating_attention([_attention(settings, kind) for kind in kinds]),
         "seed": settings["hash_seed"] or 0,
     }
     if settings["axial_pos_embds"]:
@@ -72,11 +69,9 @@ def _attention(settings: Tree, kind: str) -> Tree:
 
 
 def _write(backbone: EncoderConfig) -> Tree:
-    attention = backbone.attention
-    cycle = attention.cycle if isinstance(attention, AlternatingAttentionConfig) else [attention]
-    kinds = [cycle[layer % len(cycle)].kind for layer in range(backbone.num_hidden_layers)]
+    layers = builders.layer_attentions(backbone)
     settings: Tree = {
-        "attn_layers": [kind if kind == _HASHED else "local" for kind in kinds],
+        "attn_layers": [layer.kind if layer.kind == _HASHED else "local" for layer in layers],
         "attention_head_size": backbone.head_size or backbone.hidden_size // backbone.num_attention_heads,
         "lsh_attention_probs_dropout_prob": backbone.attention_probs_dropout_prob,
         "local_attention_probs_dropout_prob": backbone.attention_probs_dropout_prob,
@@ -84,7 +79,7 @@ def _write(backbone: EncoderConfig) -> Tree:
         "hash_seed": backbone.seed,
         "axial_pos_embds": False,
     }
-    for own in reversed(cycle):
+    for own in reversed(layers):
         match own:
             case LSHAttentionConfig() | LocalAttentionConfig():
                 settings |= {

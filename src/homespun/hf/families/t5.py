@@ -14,6 +14,7 @@ feed-forward too there. Its initialisation is not used here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from homespun.attention.relative_bias import RelativeBiasAttentionConfig
 from homespun.config import Tree
 from homespun.errors import UserError
 from homespun.hf import builders
-from homespun.hf.builders import LAYER, annotated
+from homespun.hf.builders import LAYER, annotated, attention_rules, module
 from homespun.hf.engine import Copy, Drop, Rule, Table, in_stack
 from homespun.hf.families.bart import classifier
 from homespun.hf.family import Architecture, Defaults, Family, Infer, activation
@@ -62,40 +63,34 @@ _NAMES = {
 }
 
 
-def _gated(backbone: EncoderConfig) -> bool:
-    return backbone.gated_feed_forward
-
-
-def _plain(backbone: EncoderConfig) -> bool:
-    return not backbone.gated_feed_forward
-
-
 def _attention(theirs: str, name: str, ours: str) -> tuple[Rule, ...]:
-    parts = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    return (
-        *(Rule(f"{theirs}.{name}.{part}.weight", f"{ours}.sublayer.{own}.weight") for part, own in parts.items()),
-        Rule(f"{theirs}.layer_norm.weight", f"{ours}.norm.weight"),
-    )
+    return attention_rules(f"{theirs}.{name}", "q", "k", "v", "o", ours=ours, norm=f"{theirs}.layer_norm")
 
 
 def _stack(name: str, prefix: str = "") -> tuple[Rule, ...]:
     """Layers of a stack; the feed-forward is the last part of a layer."""
     layer = f"{prefix}{name}.block.{{i}}.layer"
-    cross = _attention(f"{layer}.1", "EncDecAttention", f"{LAYER}.cross_attention") if name == "decoder" else ()
+    cross = _attention(f"{layer}.1", "EncDecAttention", "cross_attention") if name == "decoder" else ()
     last, own = f"{layer}.{2 if cross else 1}", f"{LAYER}.feedforward"
+    dense = f"{last}.DenseReluDense"
     return (
-        *_attention(f"{layer}.0", "SelfAttention", f"{LAYER}.attention"),
+        *_attention(f"{layer}.0", "SelfAttention", "attention"),
         # in the first layer, for all of them
         Rule(
             f"{layer}.0.SelfAttention.relative_attention_bias.weight",
             f"{LAYER}.attention.sublayer.kernel.bias.embedding.weight",
         ),
         *cross,
-        Rule(f"{last}.DenseReluDense.wi.weight", f"{own}.sublayer.inner.weight", when=_plain),
-        Rule(f"{last}.DenseReluDense.wi_0.weight", f"{own}.sublayer.inner.weight", when=_gated),
-        Rule(f"{last}.DenseReluDense.wi_1.weight", f"{own}.sublayer.gate.weight", when=_gated),
-        Rule(f"{last}.DenseReluDense.wo.weight", f"{own}.sublayer.outer.weight"),
-        Rule(f"{last}.layer_norm.weight", f"{own}.norm.weight"),
+        replace(module(f"{dense}.wi", f"{own}.sublayer.inner"), when=lambda backbone: not backbone.gated_feed_forward),
+        *(
+            replace(rule, when=lambda backbone: backbone.gated_feed_forward)
+            for rule in (
+                module(f"{dense}.wi_0", f"{own}.sublayer.inner"),
+                module(f"{dense}.wi_1", f"{own}.sublayer.gate"),
+            )
+        ),
+        module(f"{dense}.wo", f"{own}.sublayer.outer"),
+        module(f"{last}.layer_norm", f"{own}.norm"),
         Rule(f"{prefix}{name}.final_layer_norm.weight", "backbone.final_norm.0.weight"),
     )
 
