@@ -86,7 +86,7 @@ class Prophets(Pair):
         assert isinstance(model.backbone, EncoderDecoder)
         source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
         streams = model.backbone.ngram_streams(
-            given["decoder_input_ids"], source, decoder_attention_mask=given["decoder_attention_mask"]
+            given["decoder_input_ids"], source, attention_mask=given["decoder_attention_mask"]
         )
         return streams if model.head is None else model.head(streams)
 

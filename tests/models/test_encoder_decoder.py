@@ -139,7 +139,7 @@ def in_pieces(model: EncoderDecoder, pieces: list[int], cache: Cache) -> Tensor:
     for length in pieces:
         end = start + length
         keep = TARGET_KEEP[:, :end]
-        found.append(model.decode(TARGETS[:, start:end], source, decoder_attention_mask=keep, cache=cache))
+        found.append(model.decode(TARGETS[:, start:end], source, attention_mask=keep, cache=cache))
         start = end
     return torch.cat(found, 1)
 
@@ -164,9 +164,9 @@ def test_a_cache_is_reordered_as_beams_are(config: EncoderDecoderConfig) -> None
         source = model.encode(IDS[rows], attention_mask=SOURCE_KEEP[rows])
         new = some_ids(4, 3, seed=7)
         keep = torch.cat([TARGET_KEEP[rows, :7], torch.ones(4, 3, dtype=torch.bool)], 1)
-        found = model.decode(new, source, decoder_attention_mask=keep, cache=cache)
+        found = model.decode(new, source, attention_mask=keep, cache=cache)
         complete = torch.cat([TARGETS[rows, :7], new], 1)
-        full = model.decode(complete, source, decoder_attention_mask=keep)
+        full = model.decode(complete, source, attention_mask=keep)
     torch.testing.assert_close(found, full[:, 7:], rtol=1e-9, atol=1e-9)
 
 
@@ -279,7 +279,7 @@ def test_what_does_not_fit_a_cache_is_refused() -> None:
         model.encoder.decode(IDS, cache=Cache())
     model.decode(TARGETS[:, :3], source, cache=cache)
     with pytest.raises(UserError, match="of 1 tokens, and there are 3 in the cache and 1 new ones"):
-        model.decode(TARGETS[:, 3:4], source, decoder_attention_mask=TARGET_KEEP[:, 3:4], cache=cache)
+        model.decode(TARGETS[:, 3:4], source, attention_mask=TARGET_KEEP[:, 3:4], cache=cache)
     with pytest.raises(UserError, match="sequence of 18 tokens exceeds max_position_embeddings=17"):
         model.decode(some_ids(3, 15), source, cache=cache)
     with pytest.raises(UserError, match="eos_token_id=53 is not in a vocabulary of vocab_size=53"):

@@ -138,10 +138,10 @@ def test_padding_does_not_leak_and_alone_is_as_in_a_batch(training: bool) -> Non
     decoder_keep = torch.arange(SEQ) < torch.tensor(targets)[:, None]
     ids, decoder_ids = some_ids(3, SOURCE), some_ids(3, SEQ, seed=2)
     source = model.encode(ids.where(keep, 0), attention_mask=keep)
-    streams = model.ngram_streams(decoder_ids.where(decoder_keep, 0), source, decoder_attention_mask=decoder_keep)
+    streams = model.ngram_streams(decoder_ids.where(decoder_keep, 0), source, attention_mask=decoder_keep)
     garbage = model.encode(ids.where(keep, some_ids(3, SOURCE, seed=3)), attention_mask=keep)
     other_ids = decoder_ids.where(decoder_keep, some_ids(3, SEQ, seed=4))
-    other = model.ngram_streams(other_ids, garbage, decoder_attention_mask=decoder_keep.long())
+    other = model.ngram_streams(other_ids, garbage, attention_mask=decoder_keep.long())
     for row, (before, length) in enumerate(zip(sources, targets, strict=True)):
         torch.testing.assert_close(streams[row, :, :length], other[row, :, :length], rtol=0, atol=0)
         own = model.encode(ids[row : row + 1, :before])
@@ -153,7 +153,7 @@ def test_a_fully_masked_row_gives_no_nan() -> None:
     keep = torch.tensor([[True], [False]])
     model = build().train()
     source = model.encode(some_ids(2, SOURCE), attention_mask=keep.expand(2, SOURCE))
-    streams = model.ngram_streams(some_ids(2, SEQ), source, decoder_attention_mask=keep.expand(2, SEQ))
+    streams = model.ngram_streams(some_ids(2, SEQ), source, attention_mask=keep.expand(2, SEQ))
     assert streams.isfinite().all()
     streams.square().sum().backward()
     for name, parameter in model.named_parameters():
@@ -170,12 +170,12 @@ def test_decoding_from_a_cache_is_decoding_all(residual: dict[str, str]) -> None
     ids = some_ids(2, SEQ, seed=2)
     with torch.no_grad():
         source = model.encode(some_ids(2, SOURCE), attention_mask=keep)
-        full = model.decode(ids, source, decoder_attention_mask=decoder_keep)
+        full = model.decode(ids, source, attention_mask=decoder_keep)
         cache, parts, start = Cache(), [], 0
         for length in (1, 4, 1, 2, 3):
             end = start + length
             attention_mask = decoder_keep[:, :end]
-            parts.append(model.decode(ids[:, start:end], source, decoder_attention_mask=attention_mask, cache=cache))
+            parts.append(model.decode(ids[:, start:end], source, attention_mask=attention_mask, cache=cache))
             start = end
     assert cache.length == SEQ
     torch.testing.assert_close(torch.cat(parts, 1), full, rtol=1e-5, atol=1e-5)

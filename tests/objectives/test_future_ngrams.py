@@ -45,7 +45,7 @@ def stream_logits(objective: Seq2SeqObjective, batch: Batch) -> torch.Tensor:
     assert batch.decoder_input_ids is not None
     source = backbone.encode(batch.input_ids, **batch.context)
     keep = batch.decoder_attention_mask
-    logits: torch.Tensor = head(backbone.ngram_streams(batch.decoder_input_ids, source, decoder_attention_mask=keep))
+    logits: torch.Tensor = head(backbone.ngram_streams(batch.decoder_input_ids, source, attention_mask=keep))
     return logits
 
 

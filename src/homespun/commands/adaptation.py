@@ -24,7 +24,7 @@ from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.hf.open import open_for_training, open_model
 from homespun.io.atomic import write_text
-from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
+from homespun.models.backbone import Backbone
 from homespun.models.bundle import ModelBundle
 from homespun.models.characters import fill_character_table
 from homespun.models.config import BackboneConfig, ModelConfig
@@ -307,7 +307,7 @@ def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
     packed = old.attention.supports_packing and new.attention.supports_packing
     rows = [_plain(held_out[index], packed) for index in range(min(_ROWS, len(held_out)))]
     reach = old.max_position_embeddings, new.max_position_embeddings
-    result = _distances(_reader(before.backbone), _reader(after), rows, *reach)
+    result = _distances(before.backbone.stacks[0], after.stacks[0], rows, *reach)
     if not isinstance(checkpoint, EncoderDecoderConfig) or not isinstance(changed, EncoderDecoderConfig):
         return result
     both = [
@@ -321,11 +321,6 @@ def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
 def _reading(backbone: BackboneConfig) -> EncoderConfig | RecurrentConfig:
     """The stack that reads a text: where a decoder writes of it, its encoder."""
     return backbone.encoder if isinstance(backbone, EncoderDecoderConfig) else backbone
-
-
-def _reader(backbone: Backbone) -> Encoder:
-    """The same of a built one."""
-    return backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
 
 
 def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int, new: int) -> list[Tree]:

@@ -9,7 +9,6 @@ from pydantic import Field
 from homespun.config import Config
 from homespun.data.padding import pad
 from homespun.data.rows import Row
-from homespun.models.backbone import EncoderDecoder
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.model import Model
 from homespun.text.tokenizer import Tokenizer
@@ -70,7 +69,7 @@ def generate_batch(
             position_ids=batch.position_ids,
             **arguments,
         )
-        shown = 1 if isinstance(model.backbone, EncoderDecoder) else batch.input_ids.shape[1]
+        shown = 1 if model.backbone.has_decoder else batch.input_ids.shape[1]
         for index, row in zip(chosen, ids[:, shown:].tolist(), strict=True):
             texts[index] = tokenizer.decode(row).strip()
     return texts

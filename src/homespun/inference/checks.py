@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from homespun.models.backbone import Encoder
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 
@@ -27,7 +26,7 @@ def make_small_batch(model: Model, config: ModelConfig, lengths: tuple[int, int]
 
     longest, shortest = (min(length, backbone.max_position_embeddings) for length in lengths)
     given = texts("", longest, shortest)
-    if not isinstance(model.backbone, Encoder):
+    if model.backbone.has_decoder:  # it wants something to decode as well
         given |= texts("decoder_", min(7, longest), min(5, longest))
     return given
 

@@ -20,7 +20,7 @@ from homespun.config import Config
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder, EncoderDecoder
+from homespun.models.backbone import Backbone
 from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
 from homespun.nn.cache import Cache, NoCacheError
@@ -154,7 +154,7 @@ def generate_answers(model: Model, prompts: Prompts, tokenizer: Tokenizer, *, ba
     """Greedy continuation of each prompt, of at most the tokens of the longest answer."""
     texts = []
     most = max(map(len, prompts.answers))
-    source = isinstance(model.backbone, EncoderDecoder)
+    source = model.backbone.has_decoder
     device = next(model.parameters()).device
     end = np.array([tokenizer.sep_id] if source else [], dtype=np.int64)
     for start in range(0, len(prompts.questions), batch_size):
@@ -217,7 +217,7 @@ def _stems(answers: Sequence[Ids]) -> list[Ids]:
 class _DecoderScorer:
     """Scores by a decoder, which reads the common part of the prompts once if its attention has a cache."""
 
-    def __init__(self, backbone: Encoder, head: LanguageModelHead, before: Ids, pad_id: int) -> None:
+    def __init__(self, backbone: Backbone, head: LanguageModelHead, before: Ids, pad_id: int) -> None:
         self.backbone, self.head, self.before, self.pad_id = backbone, head, before, pad_id
         self.device = head.weight.device
         self.cache: Cache | None = Cache() if len(before) else None
@@ -257,7 +257,7 @@ class _DecoderScorer:
 class _EncoderDecoderScorer:
     """Scores by an encoder-decoder: the encoder reads the prompt, the decoder the answers."""
 
-    def __init__(self, backbone: EncoderDecoder, head: LanguageModelHead, before: Ids, tokenizer: Tokenizer) -> None:
+    def __init__(self, backbone: Backbone, head: LanguageModelHead, before: Ids, tokenizer: Tokenizer) -> None:
         self.backbone, self.head, self.before = backbone, head, before
         self.pad_id, self.end = tokenizer.pad_id, np.array([tokenizer.sep_id])
         self.device = head.weight.device
@@ -270,7 +270,7 @@ class _EncoderDecoderScorer:
         start = np.array([self.backbone.decoder_start_token_id])
         read = pad([Row(np.concatenate([start, stem])) for _ in questions for stem in stems], self.pad_id)
         read = read.to(self.device)
-        hidden = self.backbone.decode(read.input_ids, source, decoder_attention_mask=read.attention_mask)
+        hidden = self.backbone.decode(read.input_ids, source, attention_mask=read.attention_mask)
         table = _log_softmax(self.head(hidden))
         return table.view(len(questions), len(stems), *table.shape[1:])
 
@@ -286,7 +286,7 @@ def _build_scorer(model: Model, prompts: Prompts, tokenizer: Tokenizer) -> _Deco
             "this model does not write: it has no language model's head; take a run of objective clm, or an encoder "
             "with a decoder"
         )
-    if isinstance(backbone, EncoderDecoder):
+    if backbone.has_decoder:
         return _EncoderDecoderScorer(backbone, head, prompts.before, tokenizer)
     if not backbone.causal:
         raise UserError("this model does not write: its tokens see later ones; take a run of objective clm")

@@ -13,7 +13,6 @@ import torch
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder
 from homespun.models.bundle import ModelBundle
 from homespun.models.generation.settings import GenerationArguments
 from homespun.models.generation.write import generate, stream
@@ -46,7 +45,7 @@ class TextGenerator:
         if "" in stop:
             raise UserError("a stop string is empty; leave it out")
         self.model, self.tokenizer, self.stop = bundle.model, bundle.tokenizer, tuple(stop)
-        self._has_encoder = isinstance(self.model.backbone, EncoderDecoder)
+        self._has_encoder = self.model.backbone.has_decoder
 
     def generate(
         self, prompts: Iterable[str], *, batch_size: int = 8, **arguments: Unpack[GenerationArguments]

@@ -1,8 +1,8 @@
-"""Backbones: stacks of layers over embeddings, and two stacks of which one reads what the other has read."""
+"""`Backbone`, the interface of models without their heads: `Encoder`, and `EncoderDecoder` with cross-attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -19,7 +19,65 @@ from homespun.nn.masks import Mask, Source
 from homespun.nn.residual import LayerStack
 
 
-class Encoder(nn.Module):
+class Backbone(nn.Module):
+    """Interface of all backbones; heads, objectives and generation use nothing else.
+
+    Attributes:
+        embeddings: tokens to vectors, in the stack that heads read.
+        hidden_size: width of the hidden states that heads read.
+        layer_norm_eps: epsilon of the norms of those layers, for heads that have one.
+        causal: no token attends to a later one, so that a decoder-only language model can be built on it.
+        has_decoder: a decoder attends to the hidden states of the encoder.
+        decoder_start_token_id: token that the decoder reads before the first one.
+        ngram: prediction streams of the decoder (`NgramStreams`); 0: none.
+        gradient_checkpointing: in training, compute layers again in the backward pass; reversible ones always are.
+    """
+
+    embeddings: Embeddings | CharacterEmbeddings
+    hidden_size: int
+    layer_norm_eps: float
+    causal: bool
+    has_decoder: bool
+    decoder_start_token_id: int = 0
+    ngram: int = 0
+    gradient_checkpointing: bool
+
+    @property
+    def stacks(self) -> tuple[Encoder, ...]:
+        """The only stack, or encoder and decoder: the first reads ``input_ids``, heads read the last."""
+        raise NotImplementedError
+
+    def encode(self, input_ids: Tensor, **context: Unpack[Context]) -> Source:
+        """(batch, seq) ids -> hidden states of the first stack, with their padding."""
+        attention_mask = context.get("attention_mask")
+        return Source(
+            self.stacks[0](input_ids, **context), Mask(None if attention_mask is None else attention_mask.bool())
+        )
+
+    def decode(
+        self,
+        input_ids: Tensor,
+        source: Source | None = None,
+        *,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """(batch, seq) ids -> (batch, seq, hidden) of the last stack; see `Encoder.decode`."""
+        raise NotImplementedError
+
+    def ngram_streams(self, input_ids: Tensor, source: Source, *, attention_mask: Tensor | None = None) -> Tensor:
+        """(batch, seq) ids -> (batch, ngram, seq, hidden): hidden states from which each stream predicts its token.
+
+        The first stream is that of `decode`; see `NgramStreams`.
+
+        Raises:
+            UserError: the backbone has no such streams.
+        """
+        raise UserError("this decoder has no streams that predict several tokens ahead; give the model ngram: 2")
+
+
+class Encoder(Backbone):
     """Embeddings, a projection where they are narrower than the layers, layers, a last norm where these want one.
 
     Args:
@@ -32,10 +90,10 @@ class Encoder(nn.Module):
         causal: no token sees a later one; this makes it the stack of a decoder-only language model.
 
     Attributes:
-        hidden_size: width of what comes out, which heads are built for.
         entering_size: width of the stream before the layers, which may be another in a recurrent stack.
-        gradient_checkpointing: in training, compute layers again in the backward pass; reversible ones always are.
     """
+
+    has_decoder = False
 
     def __init__(
         self,
@@ -60,16 +118,23 @@ class Encoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.final_norm = final_norm
 
+    @property
+    def stacks(self) -> tuple[Encoder, ...]:
+        """This stack."""
+        return (self,)
+
     def forward(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden).
 
         Raises:
             UserError: a sequence longer than ``max_position_embeddings``, or context of another shape than the ids.
         """
-        hidden, mask = self._prepare(input_ids, **context)
-        recompute = self.gradient_checkpointing and self.training
-        result: Tensor = self.final_norm(self.layer_stack.run(self.layers, hidden, mask, recompute=recompute))
+        result: Tensor = self.final_norm(self._run(self.layers, *self._prepare(input_ids, **context)))
         return result
+
+    def _run(self, layers: Iterable[nn.Module], hidden: Tensor, mask: Mask) -> Tensor:
+        recompute = self.gradient_checkpointing and self.training and mask.cache is None
+        return self.layer_stack.run(layers, hidden, mask, recompute=recompute)
 
     def last_layers(self, layers: int, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
         """(batch, seq) ids -> (batch, seq, layers * hidden): the last layers' vectors, the last at the end.
@@ -78,11 +143,10 @@ class Encoder(nn.Module):
         `transformers`, the last norm of a pre-norm stack is on the last layer's alone.
         """
         hidden, mask = self._prepare(input_ids, **context)
-        recompute = self.gradient_checkpointing and self.training
         first = len(self.layers) - layers + 1
-        states = [self.layer_stack.run(self.layers[:first], hidden, mask, recompute=recompute)]
+        states = [self._run(self.layers[:first], hidden, mask)]
         for layer in self.layers[first:]:
-            states.append(self.layer_stack.run([layer], states[-1], mask, recompute=recompute))
+            states.append(self._run([layer], states[-1], mask))
         return torch.cat([*states[:-1], self.final_norm(states[-1])], dim=-1)
 
     def decode_masked(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:
@@ -95,13 +159,10 @@ class Encoder(nn.Module):
         if self.embeddings.late is None:
             return self.forward(input_ids, **context)
         hidden, mask = self._prepare(input_ids, **context)
-        recompute = self.gradient_checkpointing and self.training
         last = self.layers[-1]
-        hidden = self.layer_stack.run(self.layers[:-1], hidden, mask, recompute=recompute)
+        hidden = self._run(self.layers[:-1], hidden, mask)
         positions = self.projection(self.embeddings.late(context.get("position_ids"), input_ids.shape[1]))
-        around = replace(mask, context=hidden)
-        decoded = self.layer_stack.run((last, last), hidden + positions, around, recompute=recompute)
-        result: Tensor = self.final_norm(decoded)
+        result: Tensor = self.final_norm(self._run((last, last), hidden + positions, replace(mask, context=hidden)))
         return result
 
     def hidden_states(self, input_ids: Tensor, **context: Unpack[Context]) -> Iterator[Tensor]:
@@ -144,10 +205,10 @@ class Encoder(nn.Module):
     def decode(
         self,
         input_ids: Tensor,
+        source: Source | None = None,
         *,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        source: Source | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
         """(batch, seq) ids -> (batch, seq, hidden), reading a source, or going on from the tokens in a cache.
@@ -161,19 +222,19 @@ class Encoder(nn.Module):
         start = 0 if cache is None else cache.length
         vectors = self.embeddings(input_ids, position_ids=position_ids, start=start)
         return self.decode_vectors(
-            vectors, attention_mask=attention_mask, position_ids=position_ids, source=source, cache=cache
+            vectors, source, attention_mask=attention_mask, position_ids=position_ids, cache=cache
         )
 
     def decode_vectors(
         self,
         vectors: Tensor,
+        source: Source | None,
         *,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None,
         position_ids: Tensor | None = None,
-        source: Source | None = None,
-        cache: Cache | None = None,
+        cache: Cache | None,
     ) -> Tensor:
-        """(batch, seq, embedding) of tokens -> (batch, seq, hidden): what `decode` does after its embeddings.
+        """(batch, seq, embedding) of tokens -> (batch, seq, hidden): `decode` without its embeddings.
 
         Layers whose attention has streams take (batch, streams, seq, embedding) likewise.
         """
@@ -190,24 +251,21 @@ class Encoder(nn.Module):
             )
         mask = Mask(keep, causal=self.causal, start=start, source=source, cache=cache, position_ids=position_ids)
         hidden = self.layer_stack.expand(self.projection(vectors))
-        recompute = self.gradient_checkpointing and self.training and cache is None
-        result: Tensor = self.final_norm(self.layer_stack.run(self.layers, hidden, mask, recompute=recompute))
+        result: Tensor = self.final_norm(self._run(self.layers, hidden, mask))
         if cache is not None:
             cache.length = start + vectors.shape[-2]
         return result
 
 
-class EncoderDecoder(nn.Module):
-    """An encoder, and a decoder that reads its vectors through cross-attention (Vaswani et al. 2017).
+class EncoderDecoder(Backbone):
+    """An encoder, and a decoder that reads its hidden states through cross-attention (Vaswani et al. 2017).
 
     Args:
-        decoder_start_token_id: what the decoder reads before the first token.
-        predicting: streams beside that of the decoder, of which the first is then what it gives (ProphetNet).
-
-    Attributes:
-        hidden_size: width of the decoder's vectors, which heads are built for.
-        layer_norm_eps: the epsilon of the decoder's norms.
+        decoder_start_token_id: token that the decoder reads before the first one.
+        predicting: prediction streams of the decoder, of which the first gives its hidden states (ProphetNet).
     """
+
+    has_decoder = True
 
     def __init__(
         self,
@@ -219,12 +277,18 @@ class EncoderDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder, self.decoder, self.predicting = encoder, decoder, predicting
+        self.ngram = 0 if predicting is None else predicting.ngram
         self.decoder_start_token_id = decoder_start_token_id
         self.hidden_size, self.layer_norm_eps = decoder.hidden_size, decoder.layer_norm_eps
         self.causal = False
 
     @property
-    def embeddings(self) -> Embeddings | CharacterEmbeddings:
+    def stacks(self) -> tuple[Encoder, ...]:
+        """Encoder and decoder."""
+        return self.encoder, self.decoder
+
+    @property
+    def embeddings(self) -> Embeddings | CharacterEmbeddings:  # type: ignore[override]  # read-only here
         """The decoder's, whose words are the encoder's too."""
         return self.decoder.embeddings
 
@@ -237,53 +301,40 @@ class EncoderDecoder(nn.Module):
     def gradient_checkpointing(self, on: bool) -> None:
         self.encoder.gradient_checkpointing = self.decoder.gradient_checkpointing = on
 
-    def encode(self, input_ids: Tensor, **context: Unpack[Context]) -> Source:
-        """(batch, source) ids -> what the decoder reads."""
-        attention_mask = context.get("attention_mask")
-        keep = None if attention_mask is None else attention_mask.bool()
-        return Source(self.encoder(input_ids, **context), Mask(keep))
-
     def decode(
         self,
-        decoder_input_ids: Tensor,
-        source: Source,
+        input_ids: Tensor,
+        source: Source | None = None,
         *,
-        decoder_attention_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`."""
+        """(batch, seq) ids -> (batch, seq, hidden); see `Encoder.decode`. Streams know no ``position_ids``."""
         if self.predicting is not None:
-            return self._run_streams(self.predicting, 1, decoder_input_ids, source, decoder_attention_mask, cache)[:, 0]
-        return self.decoder.decode(decoder_input_ids, attention_mask=decoder_attention_mask, source=source, cache=cache)
-
-    def ngram_streams(
-        self, decoder_input_ids: Tensor, source: Source, *, decoder_attention_mask: Tensor | None = None
-    ) -> Tensor:
-        """(batch, seq) ids -> (batch, ngram, seq, hidden): what each stream predicts the next token from.
-
-        The first are those of `decode`; see `NgramStreams`.
-
-        Raises:
-            UserError: the decoder has no such streams.
-        """
-        if self.predicting is None:
-            raise UserError("this decoder has no streams that predict several tokens ahead; give the model ngram: 2")
-        return self._run_streams(
-            self.predicting, self.predicting.ngram, decoder_input_ids, source, decoder_attention_mask, None
+            return self._run_streams(self.predicting, 1, input_ids, source, attention_mask, cache)[:, 0]
+        return self.decoder.decode(
+            input_ids, source, attention_mask=attention_mask, position_ids=position_ids, cache=cache
         )
+
+    def ngram_streams(self, input_ids: Tensor, source: Source, *, attention_mask: Tensor | None = None) -> Tensor:
+        """(batch, seq) ids -> (batch, ngram, seq, hidden); see `Backbone.ngram_streams`."""
+        if self.predicting is None:
+            return super().ngram_streams(input_ids, source)
+        return self._run_streams(self.predicting, self.ngram, input_ids, source, attention_mask, None)
 
     def _run_streams(
         self,
         predicting: NgramStreams,
         streams: int,
         input_ids: Tensor,
-        source: Source,
+        source: Source | None,
         attention_mask: Tensor | None,
         cache: Cache | None,
     ) -> Tensor:
         start = 0 if cache is None else cache.length
         vectors = predicting(self.decoder.embeddings, input_ids, streams=streams, start=start)
-        hidden = self.decoder.decode_vectors(vectors, attention_mask=attention_mask, source=source, cache=cache)
+        hidden = self.decoder.decode_vectors(vectors, source, attention_mask=attention_mask, cache=cache)
         return hidden[:, 1:]
 
     def forward(
@@ -296,16 +347,11 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """(batch, source) and (batch, seq) ids -> (batch, seq, hidden) of the decoder.
 
-        Where the decoder is given nothing, it reads the same text as the encoder, one place later: so BART classifies
-        (Lewis et al. 2020, section 3.1).
+        Without ``decoder_input_ids`` the decoder reads the encoder's text, shifted right: so BART classifies (Lewis et
+        al. 2020, section 3.1).
         """
         if decoder_input_ids is None:
             decoder_input_ids = input_ids.roll(1, dims=1)
             decoder_input_ids[:, 0] = self.decoder_start_token_id
             decoder_attention_mask = context.get("attention_mask")
-        return self.decode(
-            decoder_input_ids, self.encode(input_ids, **context), decoder_attention_mask=decoder_attention_mask
-        )
-
-
-Backbone = Encoder | EncoderDecoder
+        return self.decode(decoder_input_ids, self.encode(input_ids, **context), attention_mask=decoder_attention_mask)

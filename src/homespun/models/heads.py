@@ -13,7 +13,35 @@ from torch.nn import functional as F
 from homespun.nn.vocabulary_loss import TokenPrediction, predict_tokens
 
 
-class MaskedLMHead(nn.Module):
+class LanguageModelHead(nn.Module):
+    """Interface of heads that predict tokens: features, times the word embeddings, plus a bias.
+
+    Attributes:
+        weight: (vocab, embedding).
+        bias: (vocab,).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def features(self, hidden: Tensor) -> Tensor:
+        """(..., hidden) -> (..., embedding): vectors that are multiplied by the word embeddings."""
+        raise NotImplementedError
+
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(..., hidden) -> (..., vocab) logits."""
+        return F.linear(self.features(hidden), self.weight, self.bias)
+
+    def predict(
+        self, hidden: Tensor, labels: Tensor, *, uniforms: Tensor | None = None, label_smoothing: float = 0.0
+    ) -> TokenPrediction:
+        """(targets, hidden) against (targets,) labels, without ever holding all logits; see `predict_tokens`."""
+        return predict_tokens(
+            self.features(hidden), self.weight, self.bias, labels, uniforms=uniforms, label_smoothing=label_smoothing
+        )
+
+
+class MaskedLMHead(LanguageModelHead):
     """Transform, activation, norm, the tied word embeddings with a bias (Devlin et al. 2019, BERT's released head).
 
     The transform goes to the width of the embeddings, which makes it ELECTRA's generator head where they are narrower.
@@ -44,21 +72,13 @@ class MaskedLMHead(nn.Module):
         self.weight = words.weight  # tied: the same parameter
         self.bias = nn.Parameter(torch.zeros(vocab_size))
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(..., hidden) -> (..., vocab) logits."""
-        return F.linear(self.features(hidden), self.weight, self.bias)
-
     def features(self, hidden: Tensor) -> Tensor:
-        """(..., hidden) -> (..., embedding): what meets the word embeddings."""
+        """(..., hidden) -> (..., embedding)."""
         features: Tensor = self.norm(self.activation(self.transform(hidden)))
         return features
 
-    def predict(self, hidden: Tensor, labels: Tensor, *, uniforms: Tensor | None = None) -> TokenPrediction:
-        """(targets, hidden) against (targets,) labels, without ever holding all the logits."""
-        return predict_tokens(self.features(hidden), self.weight, self.bias, labels, uniforms=uniforms)
 
-
-class CausalLMHead(nn.Module):
+class CausalLMHead(LanguageModelHead):
     """The word embeddings alone (GPT-2); a projection first where they are narrower than the stream.
 
     Args:
@@ -68,8 +88,6 @@ class CausalLMHead(nn.Module):
         scaled: the vectors are multiplied by ``hidden_size^-0.5`` first (T5 1.0, whose words are large).
         transform_bias: whether the projection has a bias.
     """
-
-    bias: Tensor
 
     def __init__(
         self,
@@ -89,27 +107,14 @@ class CausalLMHead(nn.Module):
         self.register_buffer("bias", torch.zeros(vocab_size), persistent=final_logits_bias)
 
     @property
-    def weight(self) -> Tensor:
+    def weight(self) -> Tensor:  # type: ignore[override]  # read-only here
         """(vocab, embedding)."""
         return self.words.weight
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """(..., hidden) -> (..., vocab) logits."""
-        return F.linear(self.features(hidden), self.weight, self.bias)
-
     def features(self, hidden: Tensor) -> Tensor:
-        """(..., hidden) -> (..., embedding): what meets the word embeddings."""
+        """(..., hidden) -> (..., embedding)."""
         features: Tensor = self.transform(hidden)
         return features if self.scale == 1.0 else features * self.scale
-
-    def predict(self, hidden: Tensor, labels: Tensor, *, label_smoothing: float = 0.0) -> TokenPrediction:
-        """(targets, hidden) against (targets,) labels, without ever holding all the logits."""
-        features = self.features(hidden)
-        return predict_tokens(features, self.weight, self.bias, labels, label_smoothing=label_smoothing)
-
-
-LanguageModelHead = CausalLMHead | MaskedLMHead
-"""What tells the next token of a causal model: a causal BERT has the head of the others."""
 
 
 class DiscriminatorHead(nn.Module):

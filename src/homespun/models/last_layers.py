@@ -56,13 +56,12 @@ class LastLayersHeadConfig(Config):
 
 
 def _one_stack(backbone: Backbone, layers: int) -> Encoder:
-    if not isinstance(backbone, Encoder):
+    if backbone.has_decoder:
         raise UserError(
             f"last_layers={layers} reads the layers of one stack, and this model is an encoder with a decoder; "
             f"set objective.last_layers=1"
         )
-    if layers > len(backbone.layers):
-        raise UserError(
-            f"last_layers={layers}, but the model has {len(backbone.layers)} layers; give that many at most"
-        )
-    return backbone
+    (stack,) = backbone.stacks
+    if layers > len(stack.layers):
+        raise UserError(f"last_layers={layers}, but the model has {len(stack.layers)} layers; give that many at most")
+    return stack

@@ -8,9 +8,10 @@ from typing import Protocol, Unpack
 from torch import Tensor, nn
 
 from homespun.errors import UserError
-from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
+from homespun.models.backbone import Backbone
 from homespun.models.context import Context
 from homespun.models.generation.settings import GenerationArguments, SpecialTokens
+from homespun.models.heads import LanguageModelHead
 
 
 class Reader(Protocol):
@@ -26,10 +27,11 @@ def last_layer(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tens
 
 
 def enhanced_mask_decoder(backbone: Backbone, input_ids: Tensor, **context: Tensor) -> Tensor:
-    """(batch, seq) ids -> (batch, seq, hidden): what masked tokens are told from, see `Encoder.decode_masked`."""
-    if isinstance(backbone, Encoder) and backbone.embeddings.late is not None:
-        return backbone.decode_masked(input_ids, **context)
-    return last_layer(backbone, input_ids, **context)
+    """(batch, seq) ids -> (batch, seq, hidden) from which masked tokens are predicted, see `Encoder.decode_masked`."""
+    stack = backbone.stacks[0]
+    if backbone.has_decoder or stack.embeddings.late is None:
+        return last_layer(backbone, input_ids, **context)
+    return stack.decode_masked(input_ids, **context)
 
 
 class Model(nn.Module):
@@ -49,6 +51,18 @@ class Model(nn.Module):
         self.reader = reader
         self.special_tokens = special_tokens or SpecialTokens()
         self._frozen: tuple[nn.Module, ...] = ()
+
+    @property
+    def lm_head(self) -> LanguageModelHead:
+        """The head, which predicts tokens.
+
+        Raises:
+            UserError: there is none, or another.
+        """
+        if isinstance(self.head, LanguageModelHead):
+            return self.head
+        kind = "no head" if self.head is None else f"the head {type(self.head).__name__}"
+        raise UserError(f"this model has {kind} and predicts no tokens; take one of a pretraining objective")
 
     def freeze(self, part: nn.Module) -> None:
         """Leave the weights of a part as they are and its dropout off: what it gives is the same in every epoch."""
@@ -109,8 +123,7 @@ class Model(nn.Module):
         return self.reader(self.backbone, input_ids, **{name: t for name, t in context.items() if t is not None})
 
     def _check_segments(self, token_type_ids: Tensor | None) -> None:
-        reads = self.backbone.encoder if isinstance(self.backbone, EncoderDecoder) else self.backbone
-        segments = reads.embeddings.segments
+        segments = self.backbone.stacks[0].embeddings.segments
         known = 0 if segments is None else segments.num_embeddings
         if token_type_ids is not None and known < 2 and bool(token_type_ids.any()):
             raise UserError(

@@ -137,8 +137,8 @@ def summarize_mix(head: nn.Module | None) -> dict[str, Any]:
 
 
 def _one_stack(backbone: Backbone) -> Encoder:
-    if not isinstance(backbone, Encoder):
+    if backbone.has_decoder:
         raise UserError(
             "a mix of layers is of one stack, and this model is an encoder with a decoder; set objective.layers=last"
         )
-    return backbone
+    return backbone.stacks[0]

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder
 from homespun.models.bundle import ModelBundle
 from homespun.models.config import MaskedLMHeadConfig
 from homespun.models.model import Model
@@ -56,8 +55,6 @@ def alternate_layers(layers: int) -> tuple[int, ...]:
 
 @torch.no_grad()
 def _take_first_segment(teacher: Model, student: Model) -> None:
-    assert isinstance(teacher.backbone, Encoder)
-    assert isinstance(student.backbone, Encoder)
     segments = teacher.backbone.embeddings.segments
     positions = dict(student.backbone.embeddings.positions.named_parameters()).get("embedding.weight")
     if segments is not None and student.backbone.embeddings.segments is None and positions is not None:

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, Term
 from homespun.config import Config
-from homespun.models.backbone import Backbone, EncoderDecoder
 from homespun.models.characters import CharacterEmbeddings
 from homespun.models.config import ModelConfig
 from homespun.models.embeddings import Embeddings
@@ -175,7 +174,7 @@ class AdversarialObjective(nn.Module):
     def _term(self, batch: Batch, clean: Tensor, seed: int) -> Term:
         device = batch.input_ids.device
         perturbation = _EmbeddingPerturbation(self.adversary, torch.Generator().manual_seed(seed))
-        with perturbation.inside(_embeddings(self.model.backbone)):
+        with perturbation.inside(self.model.backbone.stacks[0].embeddings):
             with _seeded_dropout(seed, device):
                 adversarial_loss, _ = self.adversary.adversarial_loss(
                     self.objective, batch, clean.detach(), self.distance
@@ -218,12 +217,6 @@ class _EmbeddingPerturbation:
         (gradient,) = torch.autograd.grad(adversarial_loss, self.delta)
         delta = self.adversary.step(self.delta, gradient).detach()
         self.delta = torch.where(gradient.isfinite().all(), delta, self.delta.detach())
-
-
-def _embeddings(backbone: Backbone) -> Embeddings | CharacterEmbeddings:
-    """Those of what reads the text."""
-    reading = backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
-    return reading.embeddings
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from homespun.data.rows import PackedRows, Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.heads import LanguageModelHead
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.mlm import gather_positions
@@ -127,9 +126,7 @@ class CausalLMObjective(nn.Module):
         assert batch.positions is not None
         assert batch.labels is not None
         hidden = self.model.backbone(batch.input_ids, **batch.context)
-        head = self.model.head
-        assert isinstance(head, LanguageModelHead)
-        prediction = head.predict(gather_positions(hidden, batch.positions), batch.labels)
+        prediction = self.model.lm_head.predict(gather_positions(hidden, batch.positions), batch.labels)
         count = len(batch.labels)
         return Loss(
             {

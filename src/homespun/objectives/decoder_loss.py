@@ -14,8 +14,6 @@ from pydantic import Field
 from homespun.batch import Batch, Term
 from homespun.config import Config
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder
-from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
 from homespun.nn.masks import Source
 
@@ -76,19 +74,16 @@ def decoder_loss(
         streams: how they share the loss.
         label_smoothing: see `homespun.nn.vocabulary_loss.predict_tokens`.
     """
-    backbone, head = model.backbone, model.head
-    assert isinstance(backbone, EncoderDecoder)
-    assert isinstance(head, CausalLMHead)
+    backbone, head = model.backbone, model.lm_head
     assert batch.decoder_input_ids is not None
     assert batch.positions is not None
     assert batch.labels is not None
-    ngram = 0 if backbone.predicting is None else backbone.predicting.ngram
-    shares = streams.shares(ngram)
+    shares = streams.shares(backbone.ngram)
     given, keep = batch.decoder_input_ids, batch.decoder_attention_mask
     if any(shares[1:]):
-        hidden = backbone.ngram_streams(given, source, decoder_attention_mask=keep)  # (batch, ngram, seq, hidden)
+        hidden = backbone.ngram_streams(given, source, attention_mask=keep)  # (batch, ngram, seq, hidden)
     else:
-        hidden = backbone.decode(given, source, decoder_attention_mask=keep)[:, None]
+        hidden = backbone.decode(given, source, attention_mask=keep)[:, None]
     count = len(batch.labels)
     row = batch.positions // hidden.shape[2]
     position = batch.positions % hidden.shape[2]

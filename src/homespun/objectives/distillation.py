@@ -251,8 +251,7 @@ class LabelDistillation(nn.Module):
 
 
 def _vocab_logits(model: Model, vectors: Tensor) -> VocabLogits:
-    head = model.head
-    assert isinstance(head, MaskedLMHead)
+    head = model.lm_head
     return VocabLogits(head.features(vectors), head.weight, head.bias)
 
 

@@ -17,7 +17,6 @@ from homespun.data.corpus import Corpus
 from homespun.data.rows import PackedRows, Rows
 from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
-from homespun.models.heads import MaskedLMHead
 from homespun.models.model import Model, enhanced_mask_decoder
 from homespun.objectives.mlm import MlmCollator, gather_positions, require_bidirectional
 from homespun.text.tokenizer import Tokenizer
@@ -129,10 +128,8 @@ class ElectraObjective(nn.Module):
         assert batch.positions is not None
         assert batch.labels is not None
         masked = gather_positions(self.generator.read(batch.input_ids, batch.context), batch.positions)
-        head = self.generator.head
-        assert isinstance(head, MaskedLMHead)
         uniforms = torch.rand(len(batch.labels), device=masked.device)
-        prediction = head.predict(masked, batch.labels, uniforms=uniforms)
+        prediction = self.generator.lm_head.predict(masked, batch.labels, uniforms=uniforms)
         samples = prediction.samples
         assert samples is not None
         # every labelled place takes its sample, also those that were not masked, as in the released code

@@ -19,7 +19,6 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.heads import CausalLMHead
@@ -242,8 +241,7 @@ class GapSentenceGeneration(Config):
         built = config.build()
         if not self.mlm:
             return Seq2SeqObjective(built, config)
-        assert isinstance(built.backbone, EncoderDecoder)
-        encoder = built.backbone.encoder
+        encoder = built.backbone.stacks[0]
         words = CausalLMHead(encoder.hidden_size, encoder.embeddings.words)
         initialise([words.transform], config.backbone.initializer_range)
         return GapSentenceObjective(built, config, words)
@@ -304,11 +302,9 @@ class GapSentenceObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         """Both stacks are run once."""
-        backbone = self.model.backbone
-        assert isinstance(backbone, EncoderDecoder)
         assert batch.source_positions is not None
         assert batch.source_labels is not None
-        source = backbone.encode(batch.input_ids, **batch.context)
+        source = self.model.backbone.encode(batch.input_ids, **batch.context)
         prediction = self.words.predict(gather_positions(source.hidden, batch.source_positions), batch.source_labels)
         count = len(batch.source_labels)
         mlm = {"mlm": Term(prediction.loss, count), "mlm_accuracy": Term(prediction.correct, count, weight=0.0)}

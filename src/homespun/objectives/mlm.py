@@ -20,7 +20,7 @@ from homespun.data.rows import NextSentenceRows, PackedRows, Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
-from homespun.models.heads import MaskedLMHead, NextSentenceHead
+from homespun.models.heads import NextSentenceHead
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.distillation import MaskedLMDistillation, TokenTeacher
@@ -222,9 +222,7 @@ class MaskedLMObjective(nn.Module):
         """The terms of (batch, seq, hidden) vectors that were read of the batch."""
         assert batch.positions is not None
         assert batch.labels is not None
-        head = self.model.head
-        assert isinstance(head, MaskedLMHead)
-        prediction = head.predict(gather_positions(hidden, batch.positions), batch.labels)
+        prediction = self.model.lm_head.predict(gather_positions(hidden, batch.positions), batch.labels)
         count = len(batch.labels)
         terms = {
             "mlm": Term(prediction.loss, count),

@@ -14,7 +14,6 @@ from torch import nn
 
 from homespun.batch import Batch, Loss
 from homespun.errors import UserError
-from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
@@ -87,9 +86,7 @@ class Seq2SeqObjective(nn.Module):
 
     def forward(self, batch: Batch) -> Loss:
         """The vocabulary projection runs only where there is a label."""
-        backbone = self.model.backbone
-        assert isinstance(backbone, EncoderDecoder)
-        source = backbone.encode(batch.input_ids, **batch.context)
+        source = self.model.backbone.encode(batch.input_ids, **batch.context)
         return Loss(decoder_loss(self.model, source, batch, self.streams))
 
     def export_model(self) -> tuple[Model, ModelConfig]:

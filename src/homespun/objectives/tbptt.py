@@ -18,9 +18,7 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.data.tbptt_rows import TbpttRows
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
-from homespun.models.heads import CausalLMHead
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.cache import Cache
@@ -128,9 +126,8 @@ class StatefulCausalLMObjective(nn.Module):
     def __init__(self, model: Model, config: ModelConfig, *, streams: int) -> None:
         super().__init__()
         self.model, self.config = model, config
-        backbone = model.backbone
-        assert isinstance(backbone, Encoder)
-        self._layers = [layer for layer in backbone.layers if isinstance(layer, RecurrentLayer)]
+        (stack,) = model.backbone.stacks
+        self._layers = [layer for layer in stack.layers if isinstance(layer, RecurrentLayer)]
         self._sizes = [size for layer in self._layers for size in layer.state_sizes]
         self.register_buffer("before", torch.zeros(streams, sum(self._sizes)))
         self.register_buffer("after", torch.zeros(streams, sum(self._sizes)))
@@ -147,9 +144,6 @@ class StatefulCausalLMObjective(nn.Module):
         """The vocabulary projection runs only where there is a label."""
         assert batch.positions is not None
         assert batch.labels is not None
-        backbone, head = self.model.backbone, self.model.head
-        assert isinstance(backbone, Encoder)
-        assert isinstance(head, CausalLMHead)
         cache = Cache()
         if batch.stream_positions is not None:
             states = iter(
@@ -157,11 +151,11 @@ class StatefulCausalLMObjective(nn.Module):
             )
             for layer in self._layers:
                 cache.keep_state(layer, tuple(next(states) for _ in range(layer.states)))
-        hidden = backbone.decode(batch.input_ids, attention_mask=batch.attention_mask, cache=cache)
+        hidden = self.model.backbone.decode(batch.input_ids, attention_mask=batch.attention_mask, cache=cache)
         if batch.stream_positions is not None:
             state = torch.cat([part for layer in self._layers for part in cache.state(layer) or ()], dim=1)
             self._store_state(batch.stream_positions[:, 0], state)
-        prediction = head.predict(gather_positions(hidden, batch.positions), batch.labels)
+        prediction = self.model.lm_head.predict(gather_positions(hidden, batch.positions), batch.labels)
         count = len(batch.labels)
         return Loss(
             {

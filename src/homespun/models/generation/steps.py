@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from homespun.models.backbone import Encoder, EncoderDecoder
+from homespun.models.backbone import Backbone
 from homespun.models.heads import LanguageModelHead
 from homespun.nn.cache import Cache, NoCacheError
 from homespun.nn.masks import Source
@@ -66,28 +66,24 @@ class Writer:
         steps: how many tokens at the most.
     """
 
-    def __init__(self, backbone: Encoder | EncoderDecoder, head: LanguageModelHead, *, rows: int, steps: int) -> None:
+    def __init__(self, backbone: Backbone, head: LanguageModelHead, *, rows: int, steps: int) -> None:
         self.backbone, self.head, self.rows, self.steps = backbone, head, rows, steps
         self._product: Product | None = None
 
     @contextmanager
     def lean(self) -> Iterator[None]:
         """Inside, what a step multiplies by is laid out for it, where there are steps enough."""
-        stack = self.backbone.decoder if isinstance(self.backbone, EncoderDecoder) else self.backbone
         if self.steps < _WORTHWHILE:
             yield
             return
-        with packed_linears(stack, rows=self.rows):
+        with packed_linears(self.backbone.stacks[-1], rows=self.rows):
             yield
 
     def decode(
         self, input_ids: Tensor, prompt: Prompt, keep: Tensor | None, positions: Tensor | None, cache: Cache | None
     ) -> Tensor:
         """(rows, seq) ids -> (rows, seq, hidden)."""
-        if isinstance(self.backbone, EncoderDecoder):
-            assert prompt.source is not None
-            return self.backbone.decode(input_ids, prompt.source, decoder_attention_mask=keep, cache=cache)
-        return self.backbone.decode(input_ids, attention_mask=keep, position_ids=positions, cache=cache)
+        return self.backbone.decode(input_ids, prompt.source, attention_mask=keep, position_ids=positions, cache=cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, hidden) -> (rows, vocab) in float32, which the caller may change."""

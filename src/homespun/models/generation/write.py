@@ -10,7 +10,7 @@ from torch import Tensor
 
 from homespun.attention.full import DotProduct
 from homespun.errors import UserError
-from homespun.models.backbone import Encoder, EncoderDecoder
+from homespun.models.backbone import Backbone
 from homespun.models.context import Context
 from homespun.models.eval_mode import eval_mode
 from homespun.models.generation.scores import uniforms
@@ -74,7 +74,7 @@ class _Job:
     """
 
     model: Model
-    backbone: Encoder | EncoderDecoder
+    backbone: Backbone
     head: LanguageModelHead
     input_ids: Tensor
     keep: Tensor | None
@@ -88,7 +88,7 @@ class _Job:
     def parts(self) -> list[Tensor]:
         """Numbers of the texts that are written together: all, or those of one length where places are absolute."""
         every = torch.arange(len(self.input_ids), device=self.input_ids.device)
-        if self.keep is None or isinstance(self.backbone, EncoderDecoder) or _only_distances(self.backbone):
+        if self.keep is None or self.backbone.has_decoder or _only_distances(self.backbone):
             return [every]
         lengths = self.keep.sum(1)
         return [every[lengths == length] for length in sorted(set(lengths.tolist()))]
@@ -103,8 +103,7 @@ def _checked(
     ends: Ends | None,
 ) -> _Job:
     backbone, head = model.backbone, model.head
-    decodes = isinstance(backbone, EncoderDecoder)
-    if not isinstance(head, LanguageModelHead) or not (decodes or backbone.causal):
+    if not isinstance(head, LanguageModelHead) or not (backbone.has_decoder or backbone.causal):
         raise UserError(
             f"this model does not write: it is {_kind(model)}; take one of objective clm or of an encoder with a "
             f"decoder, or homespun predict for a classifier"
@@ -133,30 +132,30 @@ def _checked(
     check_beams(config.num_beams, vocab_size)
     if keep is not None and bool(keep.all()):
         keep = None
-    shown = input_ids[:, :1].new_full((len(input_ids), 1), config.decoder_start_token_id) if decodes else input_ids
+    shown = input_ids
+    if backbone.has_decoder:
+        shown = input_ids[:, :1].new_full((len(input_ids), 1), config.decoder_start_token_id)
     most, least = config.steps(shown.shape[1])
     given = config.max_new_tokens is not None or config.max_length is not None
     most = _with_room(backbone, int(_lengths(input_ids, keep).max()), most, given=given)
     return _Job(model, backbone, head, input_ids, keep, shown, config, context, ends, most, least)
 
 
-def _with_room(backbone: Encoder | EncoderDecoder, longest: int, most: int, *, given: bool) -> int:
+def _with_room(backbone: Backbone, longest: int, most: int, *, given: bool) -> int:
     """Number of new tokens: the requested number, or as many as fit."""
-    reads, writes = backbone, backbone
-    if isinstance(backbone, EncoderDecoder):
-        reads, writes = backbone.encoder, backbone.decoder
-    reach = reads.embeddings.max_position_embeddings
+    reach = backbone.stacks[0].embeddings.max_position_embeddings
     if longest > reach:
         raise UserError(
             f"a prompt of {longest} tokens is longer than the model, which reads max_position_embeddings={reach}; "
             f"shorten it, or stretch the model"
         )
     # what is written last is never read
-    room = writes.embeddings.max_position_embeddings + 1 - (longest if reads is writes else 1)
+    start = 1 if backbone.has_decoder else longest
+    room = backbone.embeddings.max_position_embeddings + 1 - start
     if most > room and given:
         raise UserError(
             f"{most} new tokens were asked for, and the model has room for {room} after a prompt of "
-            f"{longest if reads is writes else 1}; ask for at most max_new_tokens={room}"
+            f"{start}; ask for at most max_new_tokens={room}"
         )
     return min(most, room)
 
@@ -168,13 +167,14 @@ def _lengths(input_ids: Tensor, keep: Tensor | None) -> Tensor:
 
 def _kind(model: Model) -> str:
     """Name of the kind of a model that cannot generate."""
-    stack = "two stacks" if isinstance(model.backbone, EncoderDecoder) else "an encoder whose tokens see later ones"
-    if not isinstance(model.backbone, EncoderDecoder) and model.backbone.causal:
-        stack = "a causal stack"
+    backbone = model.backbone
+    stack = "a causal stack" if backbone.causal else "an encoder whose tokens see later ones"
+    if backbone.has_decoder:
+        stack = "two stacks"
     return f"{stack} with {'no head' if model.head is None else f'the head {type(model.head).__name__}'}"
 
 
-def _only_distances(stack: Encoder) -> bool:
+def _only_distances(stack: Backbone) -> bool:
     """True if attention uses relative positions only, so that prompts may be padded on the left."""
     sparse = [part.sparse for part in stack.modules() if isinstance(part, DotProduct)]
     return all(
@@ -189,7 +189,7 @@ def _prepare(job: _Job, rows: Tensor) -> tuple[GenerationTask, Writer, Prompt]:
     ids, keep = job.input_ids[rows], None if job.keep is None else job.keep[rows]
     many = len(rows) * max(config.num_beams, config.num_return_sequences)
     writer = Writer(job.backbone, job.head, rows=many, steps=job.most)
-    if isinstance(job.backbone, EncoderDecoder):
+    if job.backbone.has_decoder:
 
         def of_rows(given: Tensor | None) -> Tensor | None:
             return None if given is None else given[rows]
