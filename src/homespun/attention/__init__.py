@@ -45,6 +45,11 @@ class AlternatingAttentionConfig(Config):
         """True if every attention of the cycle masks other documents of a packed row."""
         return all(attention.supports_packing for attention in self.cycle)
 
+    @property
+    def is_positional(self) -> bool:
+        """True if an attention of the cycle depends on the positions of tokens by itself."""
+        return any(attention.is_positional for attention in self.cycle)
+
     def build(self, spec: AttentionSpec) -> nn.Module:
         return self.cycle[spec.layer % len(self.cycle)].build(dataclasses.replace(spec, shared_with=None))
 

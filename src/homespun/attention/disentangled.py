@@ -277,6 +277,7 @@ class DisentangledAttentionConfig(Config):
     norm_rel_ebd: Literal["none", "layer_norm"] = Field(default="none", description="normalise vectors of distances")
     key_bias: bool = Field(default=True, description="projections to keys have biases; those of V1 have none")
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = True
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_own_projections("disentangled")

@@ -51,6 +51,7 @@ class FullAttentionConfig(Config):
 
     kind: Literal["full"] = "full"
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         kernel = DotProduct(dropout=spec.dropout, scaled=spec.scaled)

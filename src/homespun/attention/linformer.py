@@ -233,6 +233,7 @@ class LinformerAttentionConfig(Config):
         default="linear", description="learned sums over all places, means of windows, or convolutions over windows"
     )
     supports_packing: ClassVar[bool] = False
+    is_positional: ClassVar[bool] = True
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("linformer")

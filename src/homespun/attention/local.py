@@ -272,6 +272,7 @@ class LocalAttentionConfig(Config):
         default=0, ge=0, description="chunks seen on the right, where attention is not causal"
     )
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_scaled("local")

@@ -355,6 +355,7 @@ class LSHAttentionConfig(Config):
         default=None, description="even, or even factors; not given: two a chunk of max_position_embeddings"
     )
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_scaled("LSH")

@@ -168,6 +168,7 @@ class NgramAttentionConfig(Config):
     num_buckets: int = Field(default=32, ge=2, description="of distances; the first half of them one distance each")
     relative_max_distance: int = Field(default=128, ge=2, description="from here on all distances are one")
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = True
 
     @model_validator(mode="after")
     def _reaches(self) -> NgramAttentionConfig:

@@ -122,6 +122,7 @@ class ParagraphsAttentionConfig(Config):
 
     kind: Literal["paragraphs"] = "paragraphs"
     supports_packing: ClassVar[bool] = False
+    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("paragraphs")

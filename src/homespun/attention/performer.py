@@ -249,6 +249,7 @@ class PerformerAttentionConfig(Config):
         default=0, ge=0, description="steps of training between new draws of the features; 0: never"
     )
     supports_packing: ClassVar[bool] = False
+    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("performer")

@@ -236,6 +236,7 @@ class RelativeBiasAttentionConfig(Config):
     )
     max_distance: int = Field(default=128, ge=2, description="tokens; what is further off is in the last bucket")
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = True
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         sides = 1 if spec.causal else 2

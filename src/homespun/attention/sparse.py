@@ -176,6 +176,7 @@ class SparseAttentionConfig(Config):
     patterns: list[PatternConfig] = Field(default=[WindowConfig()], min_length=1)
     everywhere: GlobalConfig | None = None
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("sparse")

@@ -29,7 +29,6 @@ from homespun.models.bundle import ModelBundle
 from homespun.models.characters import fill_character_table
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.models.weight_transfer import TransferReport, change_stacks, transfer_weights
@@ -274,8 +273,8 @@ def _tokens_per_word(corpus: Corpus, words: AddedTokens) -> Tree | None:
 
 def _shapes(before: BackboneConfig, after: BackboneConfig) -> Tree:
     """Depth, length and attention, before and after: of two stacks those of the encoder, with the decoder's beside."""
-    result = _shape(_reading(before), _reading(after))
-    if isinstance(before, EncoderDecoderConfig) and isinstance(after, EncoderDecoderConfig):
+    result = _shape(before.stacks[0], after.stacks[0])
+    if before.has_decoder and after.has_decoder:
         result["decoder"] = _shape(before.decoder, after.decoder)
     return result
 
@@ -303,12 +302,12 @@ def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
         before = config.build()
     fill_character_table(before, tokenizer)
     transfer_weights(begin.stored, before, config, words=begin.words)
-    old, new = _reading(checkpoint), _reading(changed)
+    old, new = checkpoint.stacks[0], changed.stacks[0]
     packed = old.attention.supports_packing and new.attention.supports_packing
     rows = [_plain(held_out[index], packed) for index in range(min(_ROWS, len(held_out)))]
     reach = old.max_position_embeddings, new.max_position_embeddings
     result = _distances(before.backbone.stacks[0], after.stacks[0], rows, *reach)
-    if not isinstance(checkpoint, EncoderDecoderConfig) or not isinstance(changed, EncoderDecoderConfig):
+    if not checkpoint.has_decoder or not changed.has_decoder:
         return result
     both = [
         min(backbone.max_position_embeddings, backbone.decoder.max_position_embeddings)
@@ -316,11 +315,6 @@ def _moved(begin: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
     ]
     written = _distances(before.backbone, after, rows, *both)
     return [{"stack": "encoder"} | row for row in result] + [{"stack": "decoder"} | row for row in written]
-
-
-def _reading(backbone: BackboneConfig) -> EncoderConfig | RecurrentConfig:
-    """The stack that reads a text: where a decoder writes of it, its encoder."""
-    return backbone.encoder if isinstance(backbone, EncoderDecoderConfig) else backbone
 
 
 def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int, new: int) -> list[Tree]:

@@ -25,7 +25,6 @@ from homespun.hf.open import open_model
 from homespun.io.atomic import write_bytes
 from homespun.models.config import ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.report.attention import AttentionPanel, AttentionPlot, draw_attention
 
 SHORTEST, LONGEST_TRIED = 32, 4096
@@ -116,7 +115,7 @@ def _stack(model: ModelConfig, name: str | None) -> tuple[str | None, EncoderCon
     """Which stack of the model is drawn, None of a model of one, and what it is."""
     if name not in (None, "encoder", "decoder"):
         raise UserError(f"--stack is encoder or decoder, not {name!r}")
-    if not isinstance(model.backbone, EncoderDecoderConfig):
+    if not model.backbone.has_decoder:
         if name is not None:
             raise UserError(f"--stack {name}: the model is one stack; leave --stack out")
         return None, model.one_stack("the picture")

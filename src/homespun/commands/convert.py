@@ -22,7 +22,6 @@ from homespun.io.atomic import atomic_path
 from homespun.models.bundle import ModelBundle, save_model, weights_of
 from homespun.models.config import BackboneConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 
 Form = Literal["homespun", "hf"]
@@ -125,7 +124,7 @@ def compare(
 
 def _global_by_itself(backbone: BackboneConfig) -> int:
     """How many tokens at the start of a text see all and are seen by all, whatever is asked for."""
-    match backbone.encoder if isinstance(backbone, EncoderDecoderConfig) else backbone:
+    match backbone.stacks[0]:
         case EncoderConfig(attention=SparseAttentionConfig(everywhere=GlobalConfig(first=first))):
             return first
     return 0

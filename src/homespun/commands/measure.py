@@ -12,7 +12,6 @@ import torch
 from homespun.errors import UserError
 from homespun.hf.open import open_model
 from homespun.models.bundle import ModelBundle
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.training.devices import DistributedContext
 from homespun.training.memory import PeakMemory
 
@@ -80,6 +79,6 @@ def _use(stored: ModelBundle, length: int, batch_size: int, device: torch.device
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=draw).to(device)
     used = stored.model if stored.labels is not None else stored.model.backbone
-    if isinstance(stored.config.backbone, EncoderDecoderConfig):
+    if stored.config.backbone.has_decoder:
         return lambda: used(tokens, decoder_input_ids=tokens)
     return lambda: used(tokens)

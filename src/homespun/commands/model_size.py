@@ -14,7 +14,6 @@ from homespun.commands.workload import Work
 from homespun.errors import UserError
 from homespun.models.auto_size import AutoSizeConfig
 from homespun.models.config import BackboneConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.planning.budget import SizeCandidate, SizeChoice, choose_size, forecast_budget
 from homespun.planning.predict import NothingFits
 from homespun.planning.tracer import StepTracer
@@ -115,6 +114,5 @@ def _candidates(
 
 
 def _shape(backbone: BackboneConfig) -> str:
-    stacks = (backbone.encoder, backbone.decoder) if isinstance(backbone, EncoderDecoderConfig) else (backbone,)
-    layers = " + ".join(str(stack.num_hidden_layers) for stack in stacks)
+    layers = " + ".join(str(stack.num_hidden_layers) for stack in backbone.stacks)
     return f"{layers} layers of {backbone.hidden_size}"

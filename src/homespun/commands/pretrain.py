@@ -29,8 +29,6 @@ from homespun.metrics.registry import check_best_metric
 from homespun.models.bundle import save_model
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
-from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.config import PretrainingObjective
 from homespun.objectives.elmo import BiLM
 from homespun.objectives.tbptt import StatefulCausalLM
@@ -333,11 +331,11 @@ def _config(recipe: PretrainRecipe, begin: Start | None) -> ModelConfig:
 
 def _with_seed(backbone: BackboneConfig, seed: int) -> BackboneConfig:
     """The backbone; what its attention draws once comes from the run's seed, unless it has its own."""
-    if isinstance(backbone, RecurrentConfig):
+    if backbone.is_recurrent:
         return backbone
-    if not isinstance(backbone, EncoderDecoderConfig):
+    if not backbone.has_decoder:
         return backbone if "seed" in backbone.model_fields_set else backbone.model_copy(update={"seed": seed})
-    if "seed" in backbone.encoder.model_fields_set or isinstance(backbone.encoder, RecurrentConfig):
+    if "seed" in backbone.encoder.model_fields_set or backbone.encoder.is_recurrent:
         return backbone
     stacks = {"encoder": backbone.encoder, "decoder": backbone.decoder}
     return backbone.model_copy(update={name: stack.model_copy(update={"seed": seed}) for name, stack in stacks.items()})
@@ -374,7 +372,7 @@ def with_vocabulary(
             f"rows of data.length={length} tokens exceed max_position_embeddings={backbone.max_position_embeddings}; "
             f"lower the one or raise the other"
         )
-    if isinstance(backbone, EncoderDecoderConfig) and target_length > backbone.decoder.max_position_embeddings:
+    if backbone.has_decoder and target_length > backbone.decoder.max_position_embeddings:
         raise UserError(
             f"of rows of data.length={length} tokens a decoder has up to {target_length} to write, which exceeds its "
             f"max_position_embeddings={backbone.decoder.max_position_embeddings}; lower data.length or set "

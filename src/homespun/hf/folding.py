@@ -38,9 +38,9 @@ def fold_config(config: ModelConfig) -> ModelConfig | None:
         projected; for an encoder-decoder, if nothing is scaled or T5 has other parts.
     """
     backbone = config.backbone
-    if isinstance(backbone, EncoderDecoderConfig):
+    if backbone.has_decoder:
         return _without_scales(config, backbone)
-    if not isinstance(backbone, EncoderConfig) or backbone.embedding_size in (0, backbone.hidden_size):
+    if backbone.is_recurrent or backbone.embedding_size in (0, backbone.hidden_size):
         return None
     if backbone.embedding_norm or backbone.scale_embedding or backbone.enhanced_mask_decoder:
         return None
@@ -65,9 +65,9 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
         config: of the model; `fold_config` of it is not None.
     """
     backbone, head = config.backbone, config.head
-    if isinstance(backbone, EncoderDecoderConfig):
+    if backbone.has_decoder:
         return _scaled_weights(weights, backbone)
-    assert isinstance(backbone, EncoderConfig)
+    assert not backbone.is_recurrent
     parts = (_PROJECTION, _TRANSFORM) if isinstance(head, CausalLMHeadConfig) else (_PROJECTION,)
     folded = {name: tensor for name, tensor in weights.items() if name.rpartition(".")[0] not in parts}
     matrix, words = weights[f"{_PROJECTION}.weight"], weights[_WORDS]  # (hidden, embedding), (vocab, embedding)
@@ -94,9 +94,9 @@ def fold_weights(weights: Weights, config: ModelConfig) -> Weights:
 def fold_notes(config: ModelConfig, *, head: bool) -> tuple[str, ...]:
     """Notes on a folded model, exported with its ``head`` or without; ``config`` is that of the model."""
     backbone, given = config.backbone, config.head
-    if isinstance(backbone, EncoderDecoderConfig):
+    if backbone.has_decoder:
         return ()
-    assert isinstance(backbone, EncoderConfig)
+    assert not backbone.is_recurrent
     sizes = f"from embedding_size={backbone.embedding_size} to {backbone.hidden_size}"
     notes = [f"embeddings were multiplied by their projection, {sizes}; the model has more parameters in hf/"]
     if isinstance(given, MaskedLMHeadConfig):

@@ -10,7 +10,6 @@ from homespun.hf.family import Architecture, Family
 from homespun.hf.folding import fold_config, fold_notes
 from homespun.models.config import ModelConfig
 from homespun.models.positions import LearnedPositionsConfig
-from homespun.models.recurrent import RecurrentConfig
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,7 @@ def match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, t
 
 
 def _match_architecture(config: ModelConfig) -> tuple[ArchitectureMatch | None, tuple[str, ...]]:
-    stacks = [getattr(config.backbone, name, None) for name in ("encoder", "decoder")]
-    if any(isinstance(stack, RecurrentConfig) for stack in (config.backbone, *stacks)):
+    if any(stack.is_recurrent for stack in config.backbone.stacks):
         return None, ("no family of Hugging Face models is recurrent",)
     bare = _rank_matches(config.model_copy(update={"head": None}), FAMILIES)
     if not bare:

@@ -30,7 +30,6 @@ from homespun.errors import UserError, first_line
 from homespun.inference.checks import make_small_batch, select_real_tokens
 from homespun.io.atomic import atomic_path
 from homespun.models.config import ModelConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.nn.masks import Mask
 from homespun.nn.recurrent import RecurrentLayer
@@ -187,7 +186,7 @@ def _write(
     backbone = config.backbone
     batch = torch.export.Dim("batch")
     longest = {"": backbone.max_position_embeddings}
-    if isinstance(backbone, EncoderDecoderConfig):
+    if backbone.has_decoder:
         longest["decoder_"] = backbone.decoder.max_position_embeddings
     sizes = {
         # the maximal length is tested on the file: for torch.export, a slice of the full table is another graph

@@ -115,7 +115,7 @@ class ModelConfig(Config):
             UserError: it is an encoder with a decoder, or recurrent.
         """
         stack = self.one_text(use)
-        if isinstance(stack, RecurrentConfig):
+        if stack.is_recurrent:
             raise UserError(
                 f"{use} works on layers of attention, and this model is recurrent; take a preset of another"
             )
@@ -127,7 +127,7 @@ class ModelConfig(Config):
         Raises:
             UserError: it is an encoder with a decoder.
         """
-        if isinstance(self.backbone, EncoderDecoderConfig):
+        if self.backbone.has_decoder:
             raise UserError(f"{use} works on one stack, and this model is an encoder with a decoder; take one of them")
         return self.backbone
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 from torch import nn
@@ -82,6 +82,10 @@ class EncoderConfig(Config):
 
     model_config = ConfigDict(json_schema_extra=name_presets)
     kind: Literal["encoder"] = "encoder"
+    has_decoder: ClassVar[Literal[False]] = False
+    is_recurrent: ClassVar[Literal[False]] = False
+    has_word_embeddings: ClassVar[bool] = True
+    of_one_stack: ClassVar[str] = ""
     vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
     pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
     hidden_size: int = Field(default=256, ge=1)
@@ -202,6 +206,20 @@ class EncoderConfig(Config):
         )
 
     @property
+    def stacks(self) -> tuple[EncoderConfig]:
+        """This stack; see `homespun.models.backbone.Backbone.stacks`."""
+        return (self,)
+
+    @property
+    def norm_has_bias(self) -> bool:
+        """True unless layer norms were configured without biases."""
+        return self.norm != "layer_norm" or (self.norm_bias and self.norm_weight)
+
+    def causal_setting(self, causal: bool) -> str:
+        """Setting that makes a new model causal or not, for messages."""
+        return f"model.causal={str(causal).lower()}"
+
+    @property
     def own_layers(self) -> int:
         """Layers with weights of their own."""
         return self.num_hidden_groups or self.num_hidden_layers
@@ -232,13 +250,7 @@ class EncoderConfig(Config):
         Raises:
             UserError: the vocabulary is empty, or the padding token is not in it.
         """
-        if not self.vocab_size:
-            raise UserError("vocab_size is 0: give the size of the tokenizer's vocabulary")
-        if self.pad_token_id >= self.vocab_size:
-            raise UserError(
-                f"pad_token_id={self.pad_token_id} is not in a vocabulary of vocab_size={self.vocab_size}; "
-                f"give the tokenizer's own"
-            )
+        check_vocabulary(self.vocab_size, pad_token_id=self.pad_token_id)
         given = embeddings
         embeddings = self.build_embeddings() if embeddings is None else embeddings
         layer_stack = self.residual.build_layer_stack()
@@ -313,6 +325,25 @@ class EncoderConfig(Config):
         return CrossAttention(
             size, source_size, self.num_attention_heads, kernel, head_size=self.head_size, bias=self.attention_bias
         )
+
+
+def check_vocabulary(vocab_size: int, **tokens: int | None) -> None:
+    """Refuse an empty vocabulary, and tokens outside it.
+
+    Args:
+        vocab_size: entries of the vocabulary.
+        **tokens: token ids by the name of their setting.
+
+    Raises:
+        UserError: the vocabulary is empty, or a token is not in it.
+    """
+    if not vocab_size:
+        raise UserError("vocab_size is 0: give the size of the tokenizer's vocabulary")
+    for name, token in tokens.items():
+        if token is not None and token >= vocab_size:
+            raise UserError(
+                f"{name}={token} is not in a vocabulary of vocab_size={vocab_size}; give the tokenizer's own"
+            )
 
 
 def initialise(modules: Iterable[nn.Module], initializer_range: float, kind: str = "normal") -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from homespun.attention import AttentionConfig
 from homespun.config import Config
-from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
-from homespun.models.encoder import EncoderConfig, initialise, name_presets, with_preset
+from homespun.models.encoder import EncoderConfig, check_vocabulary, initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import PositionsConfig
 from homespun.models.prophet import NgramStreams
@@ -39,6 +38,9 @@ class EncoderDecoderConfig(Config):
 
     model_config = ConfigDict(json_schema_extra=name_presets)
     kind: Literal["encoder_decoder"] = "encoder_decoder"
+    has_decoder: ClassVar[Literal[True]] = True
+    is_recurrent: ClassVar[Literal[False]] = False
+    causal: ClassVar[bool] = False
     encoder: StackConfig = EncoderConfig()
     decoder: StackConfig = EncoderConfig(causal=True)
     decoder_start_token_id: int = Field(default=0, ge=0, description="what stands before the first token to write")
@@ -71,7 +73,7 @@ class EncoderDecoderConfig(Config):
                 encoder = _STACKS[encoder["kind"]].model_validate(encoder)
             except ValidationError:  # which is told of `encoder`, where it is read next
                 return tree | {"decoder": EncoderConfig(causal=True)}
-        if isinstance(encoder, RecurrentConfig) and encoder.of_one_stack:
+        if encoder.of_one_stack:
             raise ValueError(f"{encoder.of_one_stack} is of a stack that stands alone; leave it out of both")
         decoder = {"kind": encoder.kind} | with_preset(decoder)
         its = _STACKS[decoder["kind"]].model_fields if decoder["kind"] in _STACKS else {}
@@ -81,11 +83,11 @@ class EncoderDecoderConfig(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> EncoderDecoderConfig:
-        if isinstance(self.decoder, RecurrentConfig) and self.decoder.of_one_stack:
+        if self.decoder.of_one_stack:
             raise ValueError(f"{self.decoder.of_one_stack} is of a stack that stands alone; leave it out of both")
-        if isinstance(self.decoder, RecurrentConfig) and self.decoder.bidirectional:
+        if self.decoder.is_recurrent and self.decoder.bidirectional:
             raise ValueError("a decoder writes from left to right; set `bidirectional` in the encoder alone")
-        if not self.decoder.causal or (self.encoder.causal and isinstance(self.encoder, EncoderConfig)):
+        if not self.decoder.causal or (self.encoder.causal and not self.encoder.is_recurrent):
             raise ValueError("a decoder is causal and its encoder is not; leave `causal` out of both")
         if self.ngram and self.decoder.attention.kind != "ngram":
             raise ValueError(
@@ -102,6 +104,11 @@ class EncoderDecoderConfig(Config):
                 f"{self.decoder.hidden_size}; give embedding_size"
             )
         return self
+
+    @property
+    def stacks(self) -> tuple[StackConfig, StackConfig]:
+        """Encoder and decoder; see `homespun.models.backbone.Backbone.stacks`."""
+        return self.encoder, self.decoder
 
     @property
     def vocab_size(self) -> int:
@@ -164,11 +171,6 @@ class EncoderDecoderConfig(Config):
         return self.encoder.positions
 
     @property
-    def causal(self) -> bool:
-        """False: the decoder needs a source."""
-        return False
-
-    @property
     def seed(self) -> int:
         """Of what the encoder draws once."""
         return self.encoder.seed
@@ -198,12 +200,7 @@ class EncoderDecoderConfig(Config):
         encoder = self.encoder.build()
         if self.learned_padding:
             encoder.embeddings.words.padding_idx = None
-        for name in NAMED_TOKENS:
-            token = getattr(self, name)
-            if token is not None and token >= self.vocab_size:
-                raise UserError(
-                    f"{name}={token} is not in a vocabulary of vocab_size={self.vocab_size}; give the tokenizer's own"
-                )
+        check_vocabulary(self.vocab_size, **{name: getattr(self, name) for name in NAMED_TOKENS})
         embeddings = self.decoder.build_embeddings(words=encoder.embeddings.words)
         decoder = self.decoder.build(embeddings, source_size=encoder.hidden_size)
         return EncoderDecoder(

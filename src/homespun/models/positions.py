@@ -1,7 +1,7 @@
 """The configs of positions: where a token stands, and how its vector is told.
 
-``projectable`` says whether a projection of the embeddings can be applied to what they add in advance: a learned table,
-or nothing.
+``projectable``: a projection of the embeddings can be applied in advance to what they add: a learned table, or nothing.
+``is_positional``: they tell positions apart.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class LearnedPositionsConfig(Config):
 
     kind: Literal["learned"] = "learned"
     projectable: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = True
     offset: int = Field(default=0, ge=0)
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
@@ -37,6 +38,7 @@ class SinusoidalPositionsConfig(Config):
 
     kind: Literal["sinusoidal"] = "sinusoidal"
     projectable: ClassVar[bool] = False
+    is_positional: ClassVar[bool] = True
     halves: bool = Field(default=False, description="all sines before all cosines (PEGASUS), not by turns")
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
@@ -48,6 +50,7 @@ class AxialPositionsConfig(Config):
 
     kind: Literal["axial"] = "axial"
     projectable: ClassVar[bool] = False
+    is_positional: ClassVar[bool] = True
     shape: tuple[PositiveInt, PositiveInt] = Field(
         description="rows and columns; their product is at least max_position_embeddings"
     )
@@ -64,6 +67,7 @@ class NoPositionsConfig(Config):
 
     kind: Literal["none"] = "none"
     projectable: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = False
 
     def build(self, max_position_embeddings: int, embedding_size: int) -> nn.Module:
         return NoPositions(max_position_embeddings)
@@ -74,6 +78,7 @@ class RotaryPositionsConfig(Config):
 
     kind: Literal["rotary"] = "rotary"
     projectable: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = True
     theta: Theta | list[Theta] = Field(
         default=10_000.0, description="base of the wavelengths; one number, or one a layer (ModernBERT)"
     )

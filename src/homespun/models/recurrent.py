@@ -9,11 +9,10 @@ from torch import nn
 
 from homespun.attention.additive import AlignedLayer
 from homespun.config import Config
-from homespun.errors import UserError
 from homespun.models.backbone import Encoder
 from homespun.models.characters import CharacterEmbeddings, CharactersConfig
 from homespun.models.embeddings import Embeddings
-from homespun.models.encoder import initialise, name_presets, with_preset
+from homespun.models.encoder import check_vocabulary, initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import NoPositionsConfig
 from homespun.nn.independent_directions import DirectionStack, IndependentDirections
@@ -27,6 +26,7 @@ class AdditiveAttentionConfig(Config):
 
     kind: Literal["additive"] = "additive"
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = True
 
 
 class NoAttentionConfig(Config):
@@ -34,6 +34,7 @@ class NoAttentionConfig(Config):
 
     kind: Literal["none"] = "none"
     supports_packing: ClassVar[bool] = True
+    is_positional: ClassVar[bool] = True
 
 
 class RecurrentConfig(Config):
@@ -47,6 +48,14 @@ class RecurrentConfig(Config):
 
     model_config = ConfigDict(json_schema_extra=name_presets)
     kind: Literal["recurrent"] = "recurrent"
+    has_decoder: ClassVar[Literal[False]] = False
+    is_recurrent: ClassVar[Literal[True]] = True
+    mlp_bias: ClassVar[bool] = True
+    norm_has_bias: ClassVar[bool] = True
+    hidden_act: ClassVar[str] = "gelu"
+    num_attention_heads: ClassVar[int] = 1
+    seed: ClassVar[int] = 0
+    positions: ClassVar[NoPositionsConfig] = NoPositionsConfig()
     cell: Literal["rnn", "lstm", "gru"] = Field(default="lstm", description="rnn: Elman's, with tanh")
     vocab_size: int = Field(default=0, ge=0, description="entries of the vocabulary; 0: as many as the tokenizer has")
     pad_token_id: int = Field(default=0, ge=0, description="set from the tokenizer in training")
@@ -119,29 +128,23 @@ class RecurrentConfig(Config):
         return not self.bidirectional
 
     @property
-    def positions(self) -> NoPositionsConfig:
-        """No positions: the recurrence is ordered."""
-        return NoPositionsConfig()
+    def stacks(self) -> tuple[RecurrentConfig]:
+        """This stack; see `homespun.models.backbone.Backbone.stacks`."""
+        return (self,)
+
+    @property
+    def has_word_embeddings(self) -> bool:
+        """False if words are made of their characters."""
+        return self.characters is None
+
+    def causal_setting(self, causal: bool) -> str:
+        """Setting that makes a new model causal or not, for messages."""
+        return f"model.bidirectional={str(not causal).lower()}"
 
     @property
     def own_layers(self) -> int:
         """Layers with weights of their own: all."""
         return self.num_hidden_layers
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Of an additive attention, which has one."""
-        return 1
-
-    @property
-    def hidden_act(self) -> str:
-        """Of heads that have an activation; the networks have their own."""
-        return "gelu"
-
-    @property
-    def seed(self) -> int:
-        """Of what is drawn once: nothing is."""
-        return 0
 
     @property
     def special_tokens(self) -> SpecialTokens:
@@ -183,13 +186,7 @@ class RecurrentConfig(Config):
         Raises:
             UserError: the vocabulary is empty, or the padding token is not in it.
         """
-        if not self.vocab_size:
-            raise UserError("vocab_size is 0: give the size of the tokenizer's vocabulary")
-        if self.pad_token_id >= self.vocab_size:
-            raise UserError(
-                f"pad_token_id={self.pad_token_id} is not in a vocabulary of vocab_size={self.vocab_size}; "
-                f"give the tokenizer's own"
-            )
+        check_vocabulary(self.vocab_size, pad_token_id=self.pad_token_id)
         given = embeddings
         embeddings = self.build_embeddings() if embeddings is None else embeddings
         layers = [

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from homespun.attention import AlternatingAttentionConfig, AttentionConfig
+from homespun.attention import AttentionConfig
 from homespun.attention.disentangled import DisentangledAttentionConfig
 from homespun.config import Config, validate
 from homespun.errors import UserError, nearest
 from homespun.models.bundle import ModelBundle, weights_of
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
+from homespun.models.encoder_decoder import StackConfig
 from homespun.models.model import Model
 from homespun.models.recurrent import RecurrentConfig
 from homespun.text.vocabulary_extension import AddedTokens
@@ -52,7 +52,6 @@ _WORDS = re.compile(
 )
 _RAREST = re.compile(r"head\.softmax\.network\.tail\.\d+\.1\.weight")  # of an adaptive softmax
 _RELATIVE = re.compile(r".+\.attention\.sublayer\.(kernel\.bias\.embedding|relative(\.embedding)?)\.weight")
-_POSITIONAL_ATTENTION = frozenset({"disentangled", "relative_bias", "ngram", "linformer"})  # kinds of attention
 _CHARACTER_TABLE = "backbone.embeddings.characters"
 _LEARNED = ("embeddings.positions.embedding.weight", "embeddings.late.embedding.weight")  # late: DeBERTa's
 _LAYER = re.compile(r"^(backbone\.(?:(?:en|de)coder\.)?layers\.)(\d+)(\..+)$")
@@ -123,9 +122,9 @@ def change_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> Backb
     Raises:
         UserError: see `change_backbone`; or one stack of two is not named.
     """
-    if not isinstance(backbone, EncoderDecoderConfig):
+    if not backbone.has_decoder:
         return change_backbone(backbone, changes)
-    stacks: dict[str, EncoderConfig | RecurrentConfig] = {"encoder": backbone.encoder, "decoder": backbone.decoder}
+    stacks: dict[str, StackConfig] = {"encoder": backbone.encoder, "decoder": backbone.decoder}
     for name, of_stack in changes.items():
         if name not in stacks or not isinstance(of_stack, Mapping):
             raise UserError(
@@ -136,9 +135,7 @@ def change_stacks(backbone: BackboneConfig, changes: Mapping[str, Any]) -> Backb
     return backbone.model_copy(update=stacks)
 
 
-def change_backbone(
-    backbone: EncoderConfig | RecurrentConfig, changes: Mapping[str, Any]
-) -> EncoderConfig | RecurrentConfig:
+def change_backbone(backbone: StackConfig, changes: Mapping[str, Any]) -> StackConfig:
     """The config with ``changes``. Settings of an attention of the same kind are changed singly.
 
     Raises:
@@ -151,7 +148,7 @@ def change_backbone(
             f"model.{wrong[0]} cannot be set beside a checkpoint, whose weights decide it{known}; "
             f"these can: {', '.join(CHANGEABLE)}"
         )
-    if isinstance(backbone, RecurrentConfig):
+    if backbone.is_recurrent:
         if wrong := [name for name in changes if name not in RecurrentConfig.model_fields or name == "attention"]:
             raise UserError(
                 f"model.{wrong[0]} is of layers of attention, and this checkpoint is recurrent; leave it out"
@@ -186,9 +183,7 @@ def change_backbone(
 
 def _has_positions(backbone: EncoderConfig) -> bool:
     """True if the model has any position information."""
-    attention = backbone.attention
-    parts = attention.cycle if isinstance(attention, AlternatingAttentionConfig) else [attention]
-    return backbone.positions.kind != "none" or any(part.kind in _POSITIONAL_ATTENTION for part in parts)
+    return backbone.positions.is_positional or backbone.attention.is_positional
 
 
 def layers_of(layers: int, count: int) -> tuple[int, ...]:
@@ -269,16 +264,11 @@ def transfer_weights(
     return TransferReport(tuple(copied), changed, tuple(fresh), tuple(unused), tuple(chain(*chosen.values())))
 
 
-def _pairs_of_stacks(
-    before: ModelConfig, after: ModelConfig
-) -> dict[str, tuple[EncoderConfig | RecurrentConfig, EncoderConfig | RecurrentConfig]]:
-    """The stacks of both models, by what the names of their tensors begin with."""
-    first, second = before.backbone, after.backbone
-    if isinstance(first, EncoderDecoderConfig) and isinstance(second, EncoderDecoderConfig):
-        return {
-            "backbone.encoder.": (first.encoder, second.encoder),
-            "backbone.decoder.": (first.decoder, second.decoder),
-        }
+def _pairs_of_stacks(before: ModelConfig, after: ModelConfig) -> dict[str, tuple[StackConfig, StackConfig]]:
+    """The stacks of both models, by the prefix of the names of their tensors."""
+    if before.backbone.has_decoder and after.backbone.has_decoder:
+        stacks = zip(before.backbone.stacks, after.backbone.stacks, strict=True)
+        return dict(zip(("backbone.encoder.", "backbone.decoder."), stacks, strict=True))
     use = "going on from a checkpoint of one stack"
     return {"backbone.": (before.one_text(use), after.one_text(use))}
 
@@ -298,7 +288,7 @@ def _fitted(
     name: str,
     tensor: Tensor,
     shape: torch.Size,
-    before: EncoderConfig | RecurrentConfig,
+    before: StackConfig,
     words: AddedTokens | None,
 ) -> tuple[Tensor, str]:
     """The tensor in its new shape where that can be had, and how; other shapes are left as they are."""
@@ -321,7 +311,7 @@ def _fitted(
     return tensor, ""
 
 
-def _staying(before: EncoderConfig | RecurrentConfig) -> str:
+def _staying(before: StackConfig) -> str:
     """Attention setting that must stay for a tensor to keep its shape."""
     if not isinstance(before.attention, DisentangledAttentionConfig):
         return "model.attention so that it stays"

@@ -17,9 +17,8 @@ from homespun.data.padding import pad
 from homespun.data.rows import PackedRows, Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
-from homespun.models.encoder import EncoderConfig
+from homespun.models.encoder_decoder import StackConfig
 from homespun.models.model import Model
-from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.mlm import gather_positions
 from homespun.text.tokenizer import Tokenizer
 
@@ -96,19 +95,19 @@ class CausalLM(Config):
         """
         stack = model.one_text("objective clm")
         if not stack.causal:
-            way_out = "model.bidirectional=false" if isinstance(stack, RecurrentConfig) else "model.causal=true"
             raise UserError(
-                f"objective clm needs a causal model, or tokens would see their labels; set {way_out} in a new one; "
-                f"one given with --from stays as it is: set objective.kind=mlm"
+                f"objective clm needs a causal model, or tokens would see their labels; set "
+                f"{stack.causal_setting(True)} in a new one; one given with --from stays as it is: set "
+                f"objective.kind=mlm"
             )
         own = model.head if isinstance(model.head, CausalLMHeadConfig | MaskedLMHeadConfig) else None
         config = ModelConfig(backbone=model.backbone, head=own or build_clm_head_config(stack))
         return CausalLMObjective(config.build(), config)
 
 
-def build_clm_head_config(backbone: EncoderConfig | RecurrentConfig) -> CausalLMHeadConfig:
+def build_clm_head_config(backbone: StackConfig) -> CausalLMHeadConfig:
     """A new head. Its projection to narrower embeddings has no bias where those of the layers have none."""
-    if isinstance(backbone, RecurrentConfig) or backbone.embedding_size in (0, backbone.hidden_size):
+    if backbone.embedding_size in (0, backbone.hidden_size):
         return CausalLMHeadConfig()
     return CausalLMHeadConfig(transform_bias=backbone.mlp_bias)
 

@@ -20,7 +20,6 @@ from homespun.models.characters import fill_character_table
 from homespun.models.config import ModelConfig
 from homespun.models.elmo import BiLMHead, BiLMHeadConfig, Cutoffs, Softmax, cutoffs_for
 from homespun.models.model import Model
-from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.clm import find_false_ends, find_next_tokens
 from homespun.objectives.mlm import gather_positions
 from homespun.text.tokenizer import Tokenizer
@@ -89,7 +88,7 @@ class BiLM(Config):
             UserError: another backbone; a tokenizer of pieces under words of characters; cutoffs that cannot be.
         """
         stack = model.one_text("objective bilm")
-        if not isinstance(stack, RecurrentConfig) or not stack.apart:
+        if not stack.is_recurrent or not stack.apart:
             raise UserError(
                 "objective bilm teaches two recurrent networks that never read each other, or each would read what it "
                 "is to tell; set model.bidirectional=true and model.apart=true, or take model.preset=elmo-mini"

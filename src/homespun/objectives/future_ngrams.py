@@ -18,7 +18,6 @@ from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.objectives.decoder_loss import StreamWeights
 from homespun.objectives.masking import replace
 from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config
@@ -135,7 +134,7 @@ class FutureNgrams(Config):
         ends = tokenizer.sep_id
         tokens = {"bos_token_id": ends, "eos_token_id": ends, "decoder_start_token_id": ends}
         config = build_seq2seq_config(model, self.kind, tokens=tokens)
-        assert isinstance(config.backbone, EncoderDecoderConfig)
+        assert config.backbone.has_decoder
         if not config.backbone.ngram:
             raise UserError(
                 f"objective {self.kind} foresees tokens with a decoder's streams, and this one has none; set "

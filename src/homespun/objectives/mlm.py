@@ -19,10 +19,10 @@ from homespun.data.padding import pad
 from homespun.data.rows import NextSentenceRows, PackedRows, Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
-from homespun.models.encoder import EncoderConfig, initialise
+from homespun.models.encoder import initialise
+from homespun.models.encoder_decoder import StackConfig
 from homespun.models.heads import NextSentenceHead
 from homespun.models.model import Model
-from homespun.models.recurrent import RecurrentConfig
 from homespun.objectives.distillation import MaskedLMDistillation, TokenTeacher
 from homespun.objectives.masking import choose_positions, replace
 from homespun.text.tokenizer import Tokenizer
@@ -173,18 +173,14 @@ class MaskedLM(Config):
         return objective if self.teacher is None else self.teacher.wrap(objective, tokenizer)
 
 
-def build_mlm_head_config(backbone: EncoderConfig | RecurrentConfig) -> MaskedLMHeadConfig:
+def build_mlm_head_config(backbone: StackConfig) -> MaskedLMHeadConfig:
     """A new head with the activation of the layers, and biases where these have them."""
-    if isinstance(backbone, RecurrentConfig):
-        return MaskedLMHeadConfig(hidden_act=backbone.hidden_act)
     return MaskedLMHeadConfig(
-        hidden_act=backbone.hidden_act,
-        transform_bias=backbone.mlp_bias,
-        norm_bias=backbone.norm != "layer_norm" or (backbone.norm_bias and backbone.norm_weight),
+        hidden_act=backbone.hidden_act, transform_bias=backbone.mlp_bias, norm_bias=backbone.norm_has_bias
     )
 
 
-def require_bidirectional(model: ModelConfig, kind: str) -> EncoderConfig | RecurrentConfig:
+def require_bidirectional(model: ModelConfig, kind: str) -> StackConfig:
     """The backbone, one stack that sees both sides of a place.
 
     Raises:
@@ -192,12 +188,11 @@ def require_bidirectional(model: ModelConfig, kind: str) -> EncoderConfig | Recu
     """
     backbone = model.one_text(f"objective {kind}")
     if backbone.causal:
-        way_out = "model.bidirectional=true" if isinstance(backbone, RecurrentConfig) else "model.causal=false"
         raise UserError(
-            f"objective {kind} fills places from both sides of them; set {way_out} in a new model; one given with "
-            f"--from stays as it is: set objective.kind=clm"
+            f"objective {kind} fills places from both sides of them; set {backbone.causal_setting(False)} in a new "
+            f"model; one given with --from stays as it is: set objective.kind=clm"
         )
-    if isinstance(backbone, RecurrentConfig) and backbone.characters is not None:
+    if not backbone.has_word_embeddings:
         raise UserError(
             f"objective {kind} tells words by the vectors that they have, and the words of this model are made of "
             f"their characters; set objective.kind=bilm, or leave model.characters out"

@@ -15,7 +15,6 @@ from torch import nn
 from homespun.batch import Batch, Loss
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
-from homespun.models.encoder_decoder import EncoderDecoderConfig
 from homespun.models.model import Model
 from homespun.objectives.decoder_loss import EQUAL_WEIGHTS, StreamWeights, decoder_loss
 
@@ -65,7 +64,7 @@ def build_seq2seq_config(
     Raises:
         UserError: the backbone is one stack.
     """
-    if not isinstance(model.backbone, EncoderDecoderConfig):
+    if not model.backbone.has_decoder:
         raise UserError(
             f"objective {kind} needs an encoder with a decoder, and this model is one stack; take one such as "
             f"model.preset=bart-mini, or objective clm for a causal stack"

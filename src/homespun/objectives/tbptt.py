@@ -20,7 +20,6 @@ from homespun.data.tbptt_rows import TbpttRows
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.model import Model
-from homespun.models.recurrent import RecurrentConfig
 from homespun.nn.cache import Cache
 from homespun.nn.recurrent import RecurrentLayer
 from homespun.objectives.clm import find_next_tokens
@@ -87,7 +86,7 @@ class StatefulCausalLM(Config):
             UserError: the backbone has no state to carry, or reads from both ends.
         """
         stack = model.one_text("objective streamed_clm")
-        if not isinstance(stack, RecurrentConfig):
+        if not stack.is_recurrent:
             raise UserError(
                 "objective streamed_clm carries the state of a recurrent model, and this one has attention; set "
                 "objective.kind=clm, or take one such as model.preset=lstm-mini"
