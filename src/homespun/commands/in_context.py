@@ -27,7 +27,7 @@ from homespun.inference.few_shot import (
     score_answers,
 )
 from homespun.io.atomic import write_text
-from homespun.models.backbone import EncoderDecoder
+from homespun.models.config import BackboneConfig
 from homespun.models.model import Model
 from homespun.report.console import Display
 from homespun.report.in_context import in_context_document
@@ -206,11 +206,11 @@ def _fitting(
     examples: Sequence[tuple[str, str]],
     texts: Sequence[str],
     words: Sequence[str],
-    backbone: Any,
+    backbone: BackboneConfig,
 ) -> Prompts:
     prompts = Prompts.of(asking.template, tokenizer, examples=examples, texts=texts, answers=words)
-    limit = int(backbone.max_position_embeddings)
-    seq2seq = isinstance(backbone, EncoderDecoder)
+    limit = backbone.max_position_embeddings
+    seq2seq = backbone.has_decoder
     if prompts.max_length(seq2seq=seq2seq) <= limit:
         return prompts
     fit = len(examples)
