@@ -68,12 +68,12 @@ class SiftConfig(Config):
     step_size: float = Field(default=1e-4, gt=0, description="of the step against the answers; the largest of a token")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """A random perturbation."""
+        """Random initial perturbation."""
         drawn = torch.randn(vectors.shape, generator=generator).to(vectors.device)
         return drawn.clamp_(-2, 2) * self.init_perturbation
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        """One that does more harm."""
+        """One gradient-ascent step on the perturbation."""
         return delta + self.step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
 
     def perturb(self, vectors: Tensor, delta: Tensor) -> Tensor:
@@ -96,11 +96,11 @@ class PlainAdversarialConfig(Config):
     epsilon: float = Field(default=1.0, gt=0, description="length of the perturbation of a whole sequence")
 
     def init(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """None."""
+        """Zero initial perturbation."""
         return torch.zeros(vectors.shape, device=vectors.device)
 
     def step(self, delta: Tensor, gradient: Tensor) -> Tensor:
-        """Where the loss grows fastest."""
+        """Perturbation of length ``epsilon`` along the gradient."""
         length: Tensor = gradient.flatten(1).norm(dim=1)[:, None, None]
         return self.epsilon * gradient / (1e-12 + length)
 
@@ -148,7 +148,7 @@ class AdversarialObjective(nn.Module):
 
     @property
     def model(self) -> Model:
-        """That of the objective."""
+        """Model of the wrapped objective."""
         return self.objective.model
 
     def logits(self, batch: Batch) -> Tensor:
@@ -185,7 +185,7 @@ class AdversarialObjective(nn.Module):
         return Term(adversarial_loss, count, weight=self.adversary.alpha)
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """That of the objective."""
+        """Model of the wrapped objective, with its config."""
         return self.objective.export_model()
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.config import Config
-from homespun.data.corpus import Corpus
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.padding import pad
-from homespun.data.rows import PackedRows, Row, Rows
+from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder_decoder import StackConfig
-from homespun.models.model import Model
-from homespun.objectives.mlm import gather_positions
+from homespun.objectives.mlm import token_terms
+from homespun.objectives.protocol import Objective, PretrainingConfig
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -69,26 +66,17 @@ class ClmCollator:
         return dataclasses.replace(batch, positions=positions, labels=labels, targets=targets)
 
 
-class CausalLM(Config):
+class CausalLM(PretrainingConfig):
     """Predict every next token. The model must be causal."""
 
     kind: Literal["clm"] = "clm"
-    packs: ClassVar[bool] = True
-
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Packed rows."""
-        return PackedRows(corpus, documents, length=length)
-
-    def target_length(self, length: int) -> int:
-        """No decoder writes anything."""
-        return 0
 
     def collate(self, tokenizer: Tokenizer) -> ClmCollator:
-        """The data side."""
+        """Function from rows to a batch."""
         return ClmCollator(tokenizer.pad_id)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> CausalLMObjective:
-        """The model side: ``model``'s backbone under a causal LM head, or the head for words that it has.
+        """Objective: ``model``'s backbone under a causal LM head, or the head for words that it has.
 
         Raises:
             UserError: the backbone lets tokens see later ones.
@@ -112,28 +100,10 @@ def build_clm_head_config(backbone: StackConfig) -> CausalLMHeadConfig:
     return CausalLMHeadConfig(transform_bias=backbone.mlp_bias)
 
 
-class CausalLMObjective(nn.Module):
+class CausalLMObjective(Objective):
     """Terms ``causal`` and its accuracy. Keeps the model with its LM head."""
 
-    def __init__(self, model: Model, config: ModelConfig) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
-
     def forward(self, batch: Batch) -> Loss:
-        """The vocabulary projection runs only where there is a label."""
-        assert batch.positions is not None
-        assert batch.labels is not None
+        """Cross-entropy of every next token."""
         hidden = self.model.backbone(batch.input_ids, **batch.context)
-        prediction = self.model.lm_head.predict(gather_positions(hidden, batch.positions), batch.labels)
-        count = len(batch.labels)
-        return Loss(
-            {
-                "causal": Term(prediction.loss, count),
-                "causal_accuracy": Term(prediction.correct, count, weight=0.0),
-            }
-        )
-
-    def export_model(self) -> tuple[Model, ModelConfig]:
-        """The backbone with its LM head."""
-        return self.model, self.config
+        return Loss(token_terms("causal", self.model.lm_head, hidden, batch.positions, batch.labels))

@@ -1,8 +1,4 @@
-"""What a decoder is taught of what it writes: the next token, and those after it where it has streams for them.
-
-Whoever trains a decoder need not know whether it is ProphetNet's (Qi et al. 2020): `decoder_loss` gives
-one term to learn.
-"""
+"""Decoder loss: next-token cross-entropy, plus the n-gram streams of ProphetNet (Qi et al. 2020)."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ Weight = Annotated[float, Field(ge=0)]
 
 
 class StreamWeights(Config):
-    """How the streams of a decoder share the loss: ``alpha`` of the paper's section on future n-grams.
+    """Weights of a decoder's streams in the loss: ``alpha`` of Qi et al. 2020, section 3.1.
 
     ``weights: [1, 0]`` is the ordinary loss of the next token alone.
     """
@@ -62,14 +58,14 @@ EQUAL_WEIGHTS = StreamWeights()
 def decoder_loss(
     model: Model, source: Source, batch: Batch, streams: StreamWeights = EQUAL_WEIGHTS, *, label_smoothing: float = 0.0
 ) -> dict[str, Term]:
-    """The terms of what a decoder writes: ``seq2seq``, which is learnt, and its accuracy on the next token.
+    """Terms ``seq2seq``, the cross-entropy, and ``seq2seq_accuracy`` of the next token.
 
-    Of a decoder with streams ``seq2seq`` is the weighted sum of theirs, over the labels of the first; beside it stand
-    ``next_token``, ``ngram_2``, ``ngram_3`` ..., the mean of each.
+    Of a decoder with streams ``seq2seq`` is the weighted sum of theirs, over the labels of the first; ``next_token``,
+    ``ngram_2``, ``ngram_3`` ... report the mean of each.
 
     Args:
-        model: two stacks under a language model's head.
-        source: what has been read.
+        model: encoder-decoder with a language model head.
+        source: hidden states of the encoder.
         batch: see `homespun.objectives.seq2seq.add_decoder_inputs`; its ``targets`` hold for any number of streams.
         streams: how they share the loss.
         label_smoothing: see `homespun.nn.vocabulary_loss.predict_tokens`.

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from homespun.batch import Batch, RowSeed
-from homespun.config import Config
 from homespun.data.corpus import Corpus
-from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
-from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config
+from homespun.objectives.protocol import PretrainingConfig
+from homespun.objectives.seq2seq import CorruptionCollator, Seq2SeqObjective, build_seq2seq_config
 from homespun.objectives.text_corruption import delete_tokens, infill, mask_tokens, permute_sentences, rotate
 from homespun.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class DenoisingCollator:
-    """Collate: the source is corrupted, the target is the row as it was."""
+class DenoisingCorruption:
+    """`homespun.objectives.seq2seq.Corruption` whose target is the row; its first and last tokens stay."""
 
-    pad_id: int
     mask_id: int
-    start_id: int
     noise: Denoising
 
-    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Rows, each a text between two special tokens, to a batch; these are never touched."""
-        sources = []
-        for row, row_seed in zip(rows, row_seeds, strict=True):
-            ends = row.sentence_ends
-            text = self.corrupted(row.input_ids[1:-1], None if ends is None else ends - 1, row_seed.generator())
-            sources.append(Row(np.concatenate([row.input_ids[:1], text, row.input_ids[-1:]])))
-        targets = [row.input_ids for row in rows]
-        return add_decoder_inputs(pad(sources, self.pad_id), targets, start_id=self.start_id, pad_id=self.pad_id)
+    def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Corrupted ids, and the ids of the row."""
+        ids, ends = row.input_ids, row.sentence_ends
+        text = self.corrupted(ids[1:-1], None if ends is None else ends - 1, generator)
+        return np.concatenate([ids[:1], text, ids[-1:]]), ids
 
     def corrupted(self, ids: np.ndarray, ends: np.ndarray | None, generator: torch.Generator) -> np.ndarray:
         """(seq,) ids without special tokens -> (at most seq,): sentences first, then tokens, spans, the whole."""
@@ -64,7 +55,7 @@ def _happens(probability: float, generator: torch.Generator) -> bool:
     return bool(torch.rand(1, generator=generator) < probability)
 
 
-class Denoising(Config):
+class Denoising(PretrainingConfig):
     """Five noises, alone or together; by default the two of the released BART: infilling and permuted sentences."""
 
     kind: Literal["denoising"] = "denoising"
@@ -106,12 +97,12 @@ class Denoising(Config):
         """All of the row is written."""
         return length
 
-    def collate(self, tokenizer: Tokenizer) -> DenoisingCollator:
-        """The data side."""
-        return DenoisingCollator(tokenizer.pad_id, tokenizer.mask_id, start_id=tokenizer.sep_id, noise=self)
+    def collate(self, tokenizer: Tokenizer) -> CorruptionCollator:
+        """Function from rows to a batch."""
+        return CorruptionCollator(tokenizer.pad_id, tokenizer.sep_id, DenoisingCorruption(tokenizer.mask_id, self))
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
-        """The model side: an encoder with a decoder, which begins to write with the token that ends a text.
+        """Objective: an encoder with a decoder, which begins to write with the token that ends a text.
 
         Raises:
             UserError: the model is one stack.

@@ -101,7 +101,7 @@ class LabelTeacher(Config):
 
     @property
     def terms(self) -> dict[str, str | None]:
-        """What is counted beside the labels, by text."""
+        """Terms besides that of the labels; each is a mean over texts."""
         return {name: None for name, weight in ((SOFT, self.soft), (COSINE, self.cosine)) if weight}
 
     def wrap(self, objective: HasLogits, tokenizer: Tokenizer, labels: Labels) -> LabelDistillation:
@@ -129,17 +129,17 @@ def _check_weights(soft: float, cosine: float) -> None:
 
 
 class HasMaskedLMLoss(Protocol):
-    """What a teacher of tokens stands around: `homespun.objectives.mlm.MaskedLMObjective`, a `torch.nn.Module`."""
+    """Interface of objectives that a teacher of tokens wraps: `homespun.objectives.mlm.MaskedLMObjective`."""
 
     @property
     def model(self) -> Model:
-        """What learns."""
+        """Student."""
 
     def loss_of_hidden(self, hidden: Tensor, batch: Batch) -> Loss:
         """The terms of (batch, seq, hidden) vectors, among them ``mlm``."""
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """What is kept when training is over."""
+        """Model to save after training, with its config."""
 
 
 class MaskedLMDistillation(nn.Module):

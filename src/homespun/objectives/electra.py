@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, Term
-from homespun.config import Config
-from homespun.data.corpus import Corpus
-from homespun.data.rows import PackedRows, Rows
 from homespun.models.config import DiscriminatorHeadConfig, MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig, initialise
 from homespun.models.model import Model, enhanced_mask_decoder
+from homespun.objectives.masking import replacement
 from homespun.objectives.mlm import MlmCollator, gather_positions, require_bidirectional
+from homespun.objectives.protocol import PretrainingConfig
 from homespun.text.tokenizer import Tokenizer
 
 
-class Electra(Config):
+class Electra(PretrainingConfig):
     """Generator and discriminator trained together; embeddings tied; only the discriminator is kept."""
 
     kind: Literal["electra"] = "electra"
-    packs: ClassVar[bool] = True
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens that the generator fills")
     mask_share: float = Field(
         default=0.85, ge=0, le=1, description="of those, masked; the rest stay as they are, as in the released code"
@@ -36,24 +33,14 @@ class Electra(Config):
     discriminator_weight: float = Field(default=50.0, gt=0, description="weight of the discriminator's loss")
     whole_words: bool = Field(default=False, description="mask all pieces of a word together")
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Packed rows."""
-        return PackedRows(corpus, documents, length=length)
-
-    def target_length(self, length: int) -> int:
-        """No decoder writes anything."""
-        return 0
-
     def collate(self, tokenizer: Tokenizer) -> MlmCollator:
         """The data side: masks for the generator; the discriminator's input is made in the forward pass."""
         return MlmCollator(
             pad_id=tokenizer.pad_id,
-            mask_id=tokenizer.mask_id,
             special=tokenizer.special_mask,
+            replace=replacement(tokenizer, mask_share=self.mask_share, random_share=0.0),
             word_starts=tokenizer.word_starts if self.whole_words else None,
             probability=self.probability,
-            mask_share=self.mask_share,
-            random_share=0.0,
             terms=("generator", "generator_accuracy"),
             token_terms=("discriminator", "discriminator_accuracy"),
         )
@@ -76,7 +63,7 @@ class Electra(Config):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> ElectraObjective:
-        """The model side: ``model``'s backbone becomes the discriminator's, and its head too where it is one.
+        """Objective: ``model``'s backbone becomes the discriminator's, and its head too where it is one.
 
         Raises:
             UserError: the backbone is causal.

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
-import numpy as np
 from pydantic import Field
-from torch import nn
 
 from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.config import Config
-from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
-from homespun.data.rows import PackedRows, Row, Rows
+from homespun.data.rows import Row
 from homespun.errors import UserError
 from homespun.models.characters import fill_character_table
 from homespun.models.config import ModelConfig
 from homespun.models.elmo import BiLMHead, BiLMHeadConfig, Cutoffs, Softmax, cutoffs_for
-from homespun.models.model import Model
 from homespun.objectives.clm import find_false_ends, find_next_tokens
 from homespun.objectives.mlm import gather_positions
+from homespun.objectives.protocol import Objective, PretrainingConfig
 from homespun.text.tokenizer import Tokenizer
 
 DIRECTIONS = ("forward", "backward")
@@ -48,7 +44,7 @@ class ElmoCollator:
         return dataclasses.replace(batch, positions=positions, labels=labels, targets=targets)
 
 
-class BiLM(Config):
+class BiLM(PretrainingConfig):
     """Tell the next token from those before it, and the one before from those after it, each by its own network.
 
     The loss is the mean of both directions' cross entropies. Documents that are packed into a row are apart. Of an
@@ -56,31 +52,22 @@ class BiLM(Config):
     """
 
     kind: Literal["bilm"] = "bilm"
-    packs: ClassVar[bool] = True
     softmax: Softmax = Field(
         default="full", description="over all words at once, or by groups of rarer and rarer ones (large vocabularies)"
     )
     cutoffs: Cutoffs = ()
 
-    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Packed rows."""
-        return PackedRows(corpus, documents, length=length)
-
-    def target_length(self, length: int) -> int:
-        """No decoder writes anything."""
-        return 0
-
     def collate(self, tokenizer: Tokenizer) -> ElmoCollator:
-        """The data side."""
+        """Function from rows to a batch."""
         return ElmoCollator(tokenizer.pad_id, self.softmax == "full")
 
     @property
     def lighter(self) -> str:
-        """What would take less memory, where a large vocabulary does not fit; empty: nothing known."""
+        """Setting that takes less memory, for a large vocabulary that does not fit; empty: none known."""
         return "objective.softmax=adaptive" if self.softmax == "full" else ""
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> BiLMObjective:
-        """The model side: a recurrent backbone whose directions are apart, under one softmax, its own where it has one.
+        """Objective: a recurrent backbone whose directions are apart, under one softmax, its own where it has one.
 
         Words that are made of characters are spelled as the tokenizer has them.
 
@@ -108,13 +95,8 @@ class BiLM(Config):
         return BiLMHeadConfig(softmax="adaptive", cutoffs=cutoffs)
 
 
-class BiLMObjective(nn.Module):
+class BiLMObjective(Objective):
     """Terms ``forward`` and ``backward``, each half of the loss, and their accuracies where they are known."""
-
-    def __init__(self, model: Model, config: ModelConfig) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
 
     def forward(self, batch: Batch) -> Loss:
         """The softmax is computed only where there is a label."""
@@ -134,7 +116,3 @@ class BiLMObjective(nn.Module):
             if correct is not None:
                 terms[f"{name}_accuracy"] = Term(correct, count, weight=0.0)
         return Loss(terms)
-
-    def export_model(self) -> tuple[Model, ModelConfig]:
-        """The backbone with its softmax."""
-        return self.model, self.config

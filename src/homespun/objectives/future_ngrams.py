@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from homespun.batch import Batch, RowSeed
-from homespun.config import Config
 from homespun.data.corpus import Corpus
-from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
-from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
 from homespun.objectives.decoder_loss import StreamWeights
-from homespun.objectives.masking import replace
-from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config
+from homespun.objectives.masking import Replace, check_shares, replacement
+from homespun.objectives.protocol import PretrainingConfig
+from homespun.objectives.seq2seq import CorruptionCollator, Seq2SeqObjective, build_seq2seq_config, sentence_rows
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -43,43 +39,23 @@ def choose_fragments(length: int, generator: torch.Generator, *, probability: fl
 
 
 @dataclasses.dataclass(frozen=True)
-class FutureNgramCollator:
-    """Collate: fragments of the source are masked, token by token, and the target is these, one after the other."""
+class FragmentMasking:
+    """`homespun.objectives.seq2seq.Corruption`: fragments are masked token by token, the target is all of them."""
 
-    pad_id: int
-    mask_id: int
-    start_id: int
     before: int  # special tokens before a text
-    ordinary_ids: np.ndarray
     probability: float
     every: int
-    mask_share: float
-    random_share: float
+    replace: Replace
 
-    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Rows to a batch; the token that ends a row ends its source and its target."""
-        sources, targets = [], []
-        for row, row_seed in zip(rows, row_seeds, strict=True):
-            generator = row_seed.generator()
-            ids = row.input_ids
-            chosen = self.before + choose_fragments(
-                len(ids) - 1 - self.before, generator, probability=self.probability, every=self.every
-            )
-            source = replace(
-                ids,
-                chosen,
-                generator,
-                mask_id=self.mask_id,
-                ordinary_ids=self.ordinary_ids,
-                mask_share=self.mask_share,
-                random_share=self.random_share,
-            )
-            sources.append(Row(source))
-            targets.append(np.append(ids[chosen], ids[-1]))
-        return add_decoder_inputs(pad(sources, self.pad_id), targets, start_id=self.start_id, pad_id=self.pad_id)
+    def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Masked ids, and the ids of the fragments."""
+        ids = row.input_ids
+        length = len(ids) - 1 - self.before
+        chosen = self.before + choose_fragments(length, generator, probability=self.probability, every=self.every)
+        return self.replace(ids, chosen, generator), np.append(ids[chosen], ids[-1])
 
 
-class FutureNgrams(Config):
+class FutureNgrams(PretrainingConfig):
     """One run of neighbours in every 64 tokens is masked, 15 % of all; each stream of the decoder writes them.
 
     The decoder needs streams (``model.ngram``), of which stream ``s`` foresees a token ``s`` steps before it is due.
@@ -95,38 +71,25 @@ class FutureNgrams(Config):
 
     @model_validator(mode="after")
     def _shares(self) -> FutureNgrams:
-        if self.mask_share + self.random_share > 1:
-            raise ValueError(
-                f"mask_share={self.mask_share} and random_share={self.random_share} are more than the whole; lower one"
-            )
+        check_shares(self.mask_share, self.random_share)
         return self
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
-        """Pieces of one document, in whole sentences where the corpus knows them."""
-        before = corpus.tokenizer.template[0][:1]  # empty with ProphetNet's
-        begin_id = before[0] if before else None
-        return SentenceRows(corpus, documents, length=length, begin_id=begin_id, end_id=corpus.tokenizer.sep_id)
+        """Pieces of one document; see `sentence_rows`."""
+        return sentence_rows(corpus, documents, length=length)
 
     def target_length(self, length: int) -> int:
         """All fragments of a row, and the token that ends them."""
         return max(round(self.probability * (length - 1)), 1) + 1
 
-    def collate(self, tokenizer: Tokenizer) -> FutureNgramCollator:
-        """The data side."""
-        return FutureNgramCollator(
-            tokenizer.pad_id,
-            tokenizer.mask_id,
-            start_id=tokenizer.sep_id,
-            before=len(tokenizer.template[0][:1]),
-            ordinary_ids=np.flatnonzero(~tokenizer.special_mask),
-            probability=self.probability,
-            every=self.every,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-        )
+    def collate(self, tokenizer: Tokenizer) -> CorruptionCollator:
+        """Function from rows to a batch."""
+        replace = replacement(tokenizer, mask_share=self.mask_share, random_share=self.random_share)
+        masking = FragmentMasking(len(tokenizer.template[0][:1]), self.probability, self.every, replace)
+        return CorruptionCollator(tokenizer.pad_id, tokenizer.sep_id, masking)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
-        """The model side: a decoder with streams, which begins to write with the token that ends a text.
+        """Objective: a decoder with streams, which begins to write with the token that ends a text.
 
         Raises:
             UserError: the model is one stack, its decoder has no streams, or not as many as they have weights.

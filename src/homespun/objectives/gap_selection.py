@@ -1,10 +1,10 @@
-"""Which sentences of a document stand for it: by ROUGE-1 F1 against the rest of it (Zhang et al. 2020, PEGASUS).
+"""Selection of principal sentences by ROUGE-1 F1 against the rest of the document (Zhang et al. 2020, section 3.1).
 
-What ROUGE counts are words, and so they are what is counted here: tokens would count the pieces of long words several
-times, and a word at two places in two spellings of its space as two. Case is the tokenizer's, nothing is stemmed.
+ROUGE counts words, not tokens: tokens would count the pieces of long words several times, and a word with two spellings
+of its space as two. Case is the tokenizer's, nothing is stemmed.
 
-The recall of a sentence is taken of the rest of its document, so that both together are the whole. Then F1 is twice the
-words that both have over the words there are, and needs no counting but that of what both have.
+Reference and candidate together are the document. F1 is then twice the number of shared words over the number of words
+in the document, and only shared words have to be counted.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from homespun.text.word_hashes import WordHashes
 
 @dataclass(frozen=True)
 class Counting:
-    """How often a word counts that comes several times: `COUNTINGS`."""
+    """Counting of repeated words: `COUNTINGS`."""
 
-    most: int  # so often at the most, on either side
-    both: int  # how often a word that both sides have counts beyond the once that it counts in the whole
+    most: int  # clip of a word's count on either side
+    both: int  # added to the document's count for a word that both sides have
 
 
 COUNTINGS = {"original": Counting(most=2**62, both=0), "unique": Counting(most=1, both=1)}
@@ -33,7 +33,7 @@ Rouge = Literal["original", "unique"]
 
 @dataclass(frozen=True)
 class WordCounts:
-    """How often each word stands in each sentence; only pairs of a word and a sentence that has it."""
+    """Counts of words by sentence, sparse: pairs of a word and a sentence that has it."""
 
     word: np.ndarray  # (pairs,) int64, ascending: the number of a word
     sentence: np.ndarray  # (pairs,) int64
@@ -108,7 +108,7 @@ def select_sequential(counts: WordCounts, counting: Counting, factors: np.ndarra
 
 
 def _shared_count(part: np.ndarray, total: np.ndarray, counting: Counting) -> np.ndarray:
-    """How often each word counts as standing in a part and in the rest, of ``total``."""
+    """Clipped count of each word that a part shares with the rest, of ``total``."""
     both: np.ndarray = np.minimum(np.minimum(part, total - part), counting.most)
     return both
 
@@ -122,19 +122,19 @@ class SentenceSelector(Protocol):
 
 
 def select_random(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
-    """Any."""
+    """Random sentences."""
     drawn: np.ndarray = torch.randperm(len(ends), generator=generator).numpy()[:number]
     return np.sort(drawn)
 
 
 def select_lead(ids: np.ndarray, ends: np.ndarray, number: int, generator: torch.Generator) -> np.ndarray:
-    """The first."""
+    """First sentences."""
     return np.arange(number)
 
 
 @dataclass(frozen=True)
 class PrincipalSelector:
-    """The most telling ones, as `select_independent` or `select_sequential` choose them."""
+    """Principal sentences, as `select_independent` or `select_sequential` choose them."""
 
     words: WordHashes
     choose: Callable[[WordCounts, Counting, np.ndarray, int], np.ndarray]

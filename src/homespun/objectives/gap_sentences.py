@@ -10,10 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import nn
 
-from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.config import Config
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
@@ -34,9 +32,10 @@ from homespun.objectives.gap_selection import (
     select_random,
     select_sequential,
 )
-from homespun.objectives.masking import choose_positions, replace
-from homespun.objectives.mlm import gather_positions
-from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config
+from homespun.objectives.masking import Replace, check_shares, choose_positions, replacement
+from homespun.objectives.mlm import token_terms
+from homespun.objectives.protocol import Objective, PretrainingConfig
+from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config, sentence_rows
 from homespun.text.tokenizer import Tokenizer
 from homespun.text.word_hashes import WordHashes
 
@@ -47,28 +46,16 @@ SENTENCE_MASK = "<mask_1>"  # what the released tokenizers call it
 
 @dataclasses.dataclass(frozen=True)
 class TokenMasking:
-    """Tokens that the encoder is to tell, beside what the decoder writes (PEGASUS with MLM)."""
+    """Masked tokens that the encoder predicts (PEGASUS with MLM)."""
 
-    mask_id: int
     special: np.ndarray  # (vocab,) bool
     probability: float
-    mask_share: float
-    random_share: float
+    replace: Replace
 
     def __call__(self, ids: np.ndarray, positions: np.ndarray, generator: torch.Generator) -> tuple[np.ndarray, ...]:
         """(seq,) ids, of which those at ``positions`` may be masked -> corrupted ids, (masked,) positions, labels."""
         chosen = positions[choose_positions(ids[positions], self.special, generator, probability=self.probability)]
-        ordinary = np.flatnonzero(~self.special)
-        corrupted = replace(
-            ids,
-            chosen,
-            generator,
-            mask_id=self.mask_id,
-            ordinary_ids=ordinary,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
-        )
-        return corrupted, chosen, ids[chosen]
+        return self.replace(ids, chosen, generator), chosen, ids[chosen]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +123,7 @@ class GapSentenceCollator:
         return source[kept], np.append(ids[of_chosen], ids[-1]), np.flatnonzero(others[kept])
 
 
-class GapSentenceGeneration(Config):
+class GapSentenceGeneration(PretrainingConfig):
     """30 % of a text's sentences, those that tell most of the rest, as PEGASUS-large chose them (Ind-Orig).
 
     As it was released, "mixed and stochastic": ``ratio: 0.15, highest_ratio: 0.45, noise: 0.2``. With a fifth of the
@@ -169,10 +156,7 @@ class GapSentenceGeneration(Config):
             raise ValueError(
                 f"highest_ratio={self.highest_ratio} is below ratio={self.ratio}, the lowest; exchange the two"
             )
-        if self.mask_share + self.random_share > 1:
-            raise ValueError(
-                f"mask_share={self.mask_share} and random_share={self.random_share} are more than the whole; lower one"
-            )
+        check_shares(self.mask_share, self.random_share)
         return self
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
@@ -186,18 +170,14 @@ class GapSentenceGeneration(Config):
                 f"gap sentences need to know where sentences end, and corpus {corpus.path} was built without; build it "
                 f"again with: homespun corpus build --sentences"
             )
-        before = corpus.tokenizer.template[0][:1]  # empty with PEGASUS's tokenizers
-        begin_id = before[0] if before else None
-        return MultiSentenceRows(
-            SentenceRows(corpus, documents, length=length, begin_id=begin_id, end_id=corpus.tokenizer.sep_id)
-        )
+        return MultiSentenceRows(sentence_rows(corpus, documents, length=length))
 
     def target_length(self, length: int) -> int:
         """Of unequal sentences the longest may be chosen: all of a row but a token."""
         return length
 
     def collate(self, tokenizer: Tokenizer) -> GapSentenceCollator:
-        """The data side.
+        """Function from rows to a batch.
 
         Raises:
             UserError: tokens are to be masked too, and the tokenizer has one mask token for both.
@@ -211,9 +191,8 @@ class GapSentenceGeneration(Config):
                     f"for both; make one with `homespun tokenizer train --sentinels 1`, or "
                     f"`homespun tokenizer extend TOKENIZER --sentinels 1`, or set objective.mlm=0"
                 )
-            tokens = TokenMasking(
-                tokenizer.mask_id, tokenizer.special_mask, self.mlm, self.mask_share, self.random_share
-            )
+            replace = replacement(tokenizer, mask_share=self.mask_share, random_share=self.random_share)
+            tokens = TokenMasking(tokenizer.special_mask, self.mlm, replace)
         return GapSentenceCollator(
             tokenizer.pad_id,
             gap_id,
@@ -225,7 +204,7 @@ class GapSentenceGeneration(Config):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective | GapSentenceObjective:
-        """The model side: an encoder with a decoder, which begins to write with the padding token.
+        """Objective: an encoder with a decoder, which begins to write with the padding token.
 
         Raises:
             UserError: the model is one stack.
@@ -287,7 +266,7 @@ class MultiSentenceRows:
         return self.rows[int(self.indices[index])]
 
 
-class GapSentenceObjective(nn.Module):
+class GapSentenceObjective(Objective):
     """Terms ``seq2seq`` and ``mlm``, and their accuracies. Keeps the model with its language model's head.
 
     The encoder tells masked tokens through the word embeddings alone (where these are narrower, with a projection that
@@ -295,28 +274,18 @@ class GapSentenceObjective(nn.Module):
     """
 
     def __init__(self, model: Model, config: ModelConfig, words: CausalLMHead) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
+        super().__init__(model, config)
         self.words = words
 
     def forward(self, batch: Batch) -> Loss:
         """Both stacks are run once."""
-        assert batch.source_positions is not None
-        assert batch.source_labels is not None
         source = self.model.backbone.encode(batch.input_ids, **batch.context)
-        prediction = self.words.predict(gather_positions(source.hidden, batch.source_positions), batch.source_labels)
-        count = len(batch.source_labels)
-        mlm = {"mlm": Term(prediction.loss, count), "mlm_accuracy": Term(prediction.correct, count, weight=0.0)}
+        mlm = token_terms("mlm", self.words, source.hidden, batch.source_positions, batch.source_labels)
         return Loss(decoder_loss(self.model, source, batch) | mlm)
-
-    def export_model(self) -> tuple[Model, ModelConfig]:
-        """Both stacks with their head."""
-        return self.model, self.config
 
 
 def _gap_id(tokenizer: Tokenizer) -> int:
-    """What stands for a sentence: a token of its own where there is one, else the mask token."""
+    """Token that replaces a sentence: its own, if the tokenizer has one, or the mask token."""
     for token_id in np.flatnonzero(tokenizer.special_mask).tolist():
         if tokenizer.decode([token_id], skip_special_tokens=False) == SENTENCE_MASK:
             return int(token_id)

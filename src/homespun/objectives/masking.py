@@ -1,9 +1,39 @@
-"""Corruption as pure functions of ids and a generator."""
+"""Masking of tokens as pure functions of ids and a generator (Devlin et al. 2019, section 3.1)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
+
+from homespun.text.tokenizer import Tokenizer
+
+Replace = Callable[[np.ndarray, np.ndarray, torch.Generator], np.ndarray]
+"""(seq,) ids, (chosen,) positions and a generator -> (seq,) corrupted ids."""
+
+
+def check_shares(mask_share: float, random_share: float) -> None:
+    """Refuse shares of masked and random tokens that exceed 1 together.
+
+    Raises:
+        ValueError: they do.
+    """
+    if mask_share + random_share > 1:
+        raise ValueError(f"mask_share={mask_share} and random_share={random_share} are more than the whole; lower one")
+
+
+def replacement(tokenizer: Tokenizer, *, mask_share: float, random_share: float) -> Replace:
+    """`replace` with the tokens of a tokenizer."""
+    ordinary_ids = np.flatnonzero(~tokenizer.special_mask)
+    return partial(
+        replace,
+        mask_id=tokenizer.mask_id,
+        ordinary_ids=ordinary_ids,
+        mask_share=mask_share,
+        random_share=random_share,
+    )
 
 
 def choose_positions(

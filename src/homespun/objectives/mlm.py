@@ -4,41 +4,39 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.config import Config
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
-from homespun.data.rows import NextSentenceRows, PackedRows, Row, Rows
+from homespun.data.rows import NextSentenceRows, Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import MaskedLMHeadConfig, ModelConfig
 from homespun.models.encoder import initialise
 from homespun.models.encoder_decoder import StackConfig
-from homespun.models.heads import NextSentenceHead
+from homespun.models.heads import LanguageModelHead, NextSentenceHead
 from homespun.models.model import Model
 from homespun.objectives.distillation import MaskedLMDistillation, TokenTeacher
-from homespun.objectives.masking import choose_positions, replace
+from homespun.objectives.masking import Replace, check_shares, choose_positions, replacement
+from homespun.objectives.protocol import Objective, PretrainingConfig
 from homespun.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
 class MlmCollator:
-    """Collate for masked prediction: pure, picklable, all randomness from each row's draw."""
+    """Collate for masked prediction: picklable, all randomness comes from the rows' seeds."""
 
     pad_id: int
-    mask_id: int
     special: np.ndarray  # (vocab,) bool
+    replace: Replace
     word_starts: np.ndarray | None  # (vocab,) bool; None: tokens are chosen singly
     probability: float
-    mask_share: float
-    random_share: float
     duplicates: int = 0  # above 0: static masking, the epoch's draw repeats after so many
     terms: tuple[str, ...] = ("mlm",)  # the names under which the masked tokens are counted
     token_terms: tuple[str, ...] = ()  # the names under which all real tokens are counted
@@ -46,7 +44,6 @@ class MlmCollator:
 
     def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
         """Rows to a corrupted batch; ``positions`` and ``labels`` say where a token is predicted, and which."""
-        ordinary = np.flatnonzero(~self.special)
         corrupted, flat, labels = [], [], []
         width = max(len(row.input_ids) for row in rows)
         for number, (row, row_seed) in enumerate(zip(rows, row_seeds, strict=True)):
@@ -54,22 +51,9 @@ class MlmCollator:
                 row_seed = dataclasses.replace(row_seed, epoch=row_seed.epoch % self.duplicates)
             generator = row_seed.generator()
             positions = choose_positions(
-                row.input_ids,
-                self.special,
-                generator,
-                probability=self.probability,
-                word_starts=self.word_starts,
+                row.input_ids, self.special, generator, probability=self.probability, word_starts=self.word_starts
             )
-            ids = replace(
-                row.input_ids,
-                positions,
-                generator,
-                mask_id=self.mask_id,
-                ordinary_ids=ordinary,
-                mask_share=self.mask_share,
-                random_share=self.random_share,
-            )
-            corrupted.append(dataclasses.replace(row, input_ids=ids))
+            corrupted.append(dataclasses.replace(row, input_ids=self.replace(row.input_ids, positions, generator)))
             flat.append(positions + number * width)
             labels.append(row.input_ids[positions])
         targets = dict.fromkeys(self.terms, float(sum(map(len, labels))))
@@ -90,11 +74,30 @@ def gather_positions(hidden: Tensor, positions: Tensor) -> Tensor:
     return hidden.flatten(0, 1).index_select(0, positions)
 
 
-class MaskedLM(Config):
+def token_terms(
+    name: str, head: LanguageModelHead, hidden: Tensor, positions: Tensor | None, labels: Tensor | None
+) -> dict[str, Term]:
+    """Cross-entropy ``name`` of predicted tokens, and their accuracy. The vocabulary projection runs only at labels.
+
+    Args:
+        head: of a language model.
+        hidden: (batch, seq, hidden).
+        positions: (targets,) into batch * seq.
+        labels: (targets,) token ids.
+    """
+    assert positions is not None
+    assert labels is not None
+    prediction = head.predict(gather_positions(hidden, positions), labels)
+    return {
+        name: Term(prediction.loss, len(labels)),
+        f"{name}_accuracy": Term(prediction.correct, len(labels), weight=0.0),
+    }
+
+
+class MaskedLM(PretrainingConfig):
     """Predict masked tokens: 15%, of which 80% are the mask token, 10% a random token, 10% themselves."""
 
     kind: Literal["mlm"] = "mlm"
-    packs: ClassVar[bool] = True
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of tokens to predict")
     mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")
     random_share: float = Field(default=0.1, ge=0, le=1, description="of those, replaced by a random token")
@@ -116,32 +119,23 @@ class MaskedLM(Config):
 
     @model_validator(mode="after")
     def _shares(self) -> MaskedLM:
-        if self.mask_share + self.random_share > 1:
-            raise ValueError(
-                f"mask_share={self.mask_share} and random_share={self.random_share} are more than the whole; lower one"
-            )
+        check_shares(self.mask_share, self.random_share)
         return self
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Packed rows, or sentence pairs where the next sentence is predicted."""
         if self.next_sentence:
             return NextSentenceRows(corpus, documents, length=length, seed=seed)
-        return PackedRows(corpus, documents, length=length)
-
-    def target_length(self, length: int) -> int:
-        """No decoder writes anything."""
-        return 0
+        return super().rows(corpus, documents, length=length, seed=seed)
 
     def collate(self, tokenizer: Tokenizer) -> MlmCollator:
-        """The data side."""
+        """Function from rows to a batch."""
         return MlmCollator(
             pad_id=tokenizer.pad_id,
-            mask_id=tokenizer.mask_id,
             special=tokenizer.special_mask,
+            replace=replacement(tokenizer, mask_share=self.mask_share, random_share=self.random_share),
             word_starts=tokenizer.word_starts if self.whole_words else None,
             probability=self.probability,
-            mask_share=self.mask_share,
-            random_share=self.random_share,
             duplicates=self.duplicates if self.masking == "static" else 0,
             terms=("mlm", "mlm_accuracy", *(self.teacher.masked_terms if self.teacher else ())),
             token_terms=self.teacher.token_terms if self.teacher else (),
@@ -149,7 +143,7 @@ class MaskedLM(Config):
         )
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> MaskedLMObjective | MaskedLMDistillation:
-        """The model side: ``model``'s backbone under a masked LM head, its own where it has one, and the teacher.
+        """Objective: ``model``'s backbone under a masked LM head, its own where it has one, and the teacher.
 
         Raises:
             UserError: the backbone is causal, or the next sentence is to be predicted and it cannot tell two segments
@@ -200,29 +194,20 @@ def require_bidirectional(model: ModelConfig, kind: str) -> StackConfig:
     return backbone
 
 
-class MaskedLMObjective(nn.Module):
-    """Terms ``mlm`` and, with NSP, ``next_sentence``; their accuracies beside them. Keeps model and LM head."""
+class MaskedLMObjective(Objective):
+    """Terms ``mlm`` and, with NSP, ``next_sentence``, and their accuracies. Keeps model and LM head."""
 
     def __init__(self, model: Model, config: ModelConfig, next_sentence: NextSentenceHead | None) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
+        super().__init__(model, config)
         self.next_sentence = next_sentence
 
     def forward(self, batch: Batch) -> Loss:
-        """The vocabulary projection runs only where there is a label."""
+        """Loss of a corrupted batch."""
         return self.loss_of_hidden(self.model.read(batch.input_ids, batch.context), batch)
 
     def loss_of_hidden(self, hidden: Tensor, batch: Batch) -> Loss:
         """The terms of (batch, seq, hidden) vectors that were read of the batch."""
-        assert batch.positions is not None
-        assert batch.labels is not None
-        prediction = self.model.lm_head.predict(gather_positions(hidden, batch.positions), batch.labels)
-        count = len(batch.labels)
-        terms = {
-            "mlm": Term(prediction.loss, count),
-            "mlm_accuracy": Term(prediction.correct, count, weight=0.0),
-        }
+        terms = token_terms("mlm", self.model.lm_head, hidden, batch.positions, batch.labels)
         if self.next_sentence is not None and batch.pair_labels is not None:
             logits = self.next_sentence(hidden).float()
             loss = F.cross_entropy(logits, batch.pair_labels, reduction="sum")
@@ -230,7 +215,3 @@ class MaskedLMObjective(nn.Module):
             terms["next_sentence"] = Term(loss, len(logits))
             terms["next_sentence_accuracy"] = Term(right, len(logits), weight=0.0)
         return Loss(terms)
-
-    def export_model(self) -> tuple[Model, ModelConfig]:
-        """The backbone with its masked LM head."""
-        return self.model, self.config

@@ -1,28 +1,70 @@
-"""What may stand around a fine-tuning objective, a teacher or an adversary, asks of it."""
+"""Interfaces of objectives: their configs, the modules that compute a loss, and those that a teacher can wrap."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from torch import Tensor
+import numpy as np
+from torch import Tensor, nn
 
 from homespun.batch import Batch, Loss, RowSeed
+from homespun.config import Config
+from homespun.data.corpus import Corpus
 from homespun.data.loader import Collate
-from homespun.data.rows import Row
+from homespun.data.rows import PackedRows, Row, Rows
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
 
 
+class PretrainingConfig(Config):
+    """Interface of the configs of pretraining objectives, with the rows of those without a decoder.
+
+    A config also has ``collate(tokenizer)``, the function from rows to a batch, and ``build(model, tokenizer)``, the
+    `Objective`.
+    """
+
+    packs: ClassVar[bool] = True
+
+    def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
+        """Training rows of at most ``length`` tokens: documents packed one after the other."""
+        return PackedRows(corpus, documents, length=length)
+
+    def target_length(self, length: int) -> int:
+        """Most tokens that the decoder predicts for a row of ``length``; 0: there is no decoder."""
+        return 0
+
+
+class Objective(nn.Module):
+    """Interface of pretraining objectives: a model and the loss of a batch.
+
+    Args:
+        model: trained in place.
+        config: describes ``model``.
+    """
+
+    def __init__(self, model: Model, config: ModelConfig) -> None:
+        super().__init__()
+        self.model, self.config = model, config
+
+    def forward(self, batch: Batch) -> Loss:
+        """Loss terms, named as in ``Batch.targets``."""
+        raise NotImplementedError
+
+    def export_model(self) -> tuple[Model, ModelConfig]:
+        """Model to save after training, with its config."""
+        return self.model, self.config
+
+
 @dataclass(frozen=True)
 class ClassifierOutput:
-    """What was said of a batch, and what it costs.
+    """Logits of a batch and their loss.
 
     Attributes:
-        hidden: (sequences, seq, hidden) vectors that the head was given.
+        hidden: (sequences, seq, hidden) hidden states that the head reads.
         logits: (texts, labels) float32.
-        loss: whose term ``loss`` is that of the labels.
+        loss: terms; ``loss`` is that of the labels.
     """
 
     hidden: Tensor
@@ -31,20 +73,20 @@ class ClassifierOutput:
 
 
 class HasLogits(Protocol):
-    """An objective, a `torch.nn.Module`, that answers for each text."""
+    """Interface of objectives that predict labels for texts; a `torch.nn.Module`."""
 
     @property
     def model(self) -> Model:
-        """What answers."""
+        """Trained model."""
 
     def logits(self, batch: Batch) -> Tensor:
-        """(texts, labels) float32, and nothing besides."""
+        """(texts, labels) float32."""
 
     def output(self, batch: Batch) -> ClassifierOutput:
-        """All of it."""
+        """Logits with hidden states and loss."""
 
     def export_model(self) -> tuple[Model, ModelConfig]:
-        """What is kept when training is over."""
+        """Model to save after training, with its config."""
 
 
 @dataclass(frozen=True)

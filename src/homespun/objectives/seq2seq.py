@@ -1,22 +1,66 @@
-"""What a decoder writes of what an encoder has read: teacher forcing, under whatever noise made the source.
+"""Teacher forcing of a decoder, shared by BART, T5, PEGASUS, ProphetNet and fine-tuning on pairs of texts.
 
-BART, T5, PEGASUS and fine-tuning on pairs of texts are this one module; they differ in the rows they are given.
+A pretraining objective differs from another in its `Corruption`, the function from a row to a source and a target.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
-from homespun.batch import Batch, Loss
+from homespun.batch import Batch, Loss, RowSeed
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import Row
+from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
 from homespun.models.model import Model
 from homespun.objectives.decoder_loss import EQUAL_WEIGHTS, StreamWeights, decoder_loss
+from homespun.objectives.protocol import Objective
+
+
+class Corruption(Protocol):
+    """Function from a row to the ids that the encoder reads and those that the decoder predicts."""
+
+    def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """(source,) and (target,) ids; the token that ends the row ends both."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CorruptionCollator:
+    """Collate: rows are corrupted one by one.
+
+    Attributes:
+        pad_id: fills sources and targets.
+        start_id: token that the decoder reads first.
+        corrupt: from a row to its source and its target.
+    """
+
+    pad_id: int
+    start_id: int
+    corrupt: Corruption
+
+    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
+        """Rows to a batch."""
+        pairs = [self.corrupt(row, row_seed.generator()) for row, row_seed in zip(rows, row_seeds, strict=True)]
+        sources = pad([Row(source) for source, _ in pairs], self.pad_id)
+        targets = [target for _, target in pairs]
+        return add_decoder_inputs(sources, targets, start_id=self.start_id, pad_id=self.pad_id)
+
+
+def sentence_rows(corpus: Corpus, documents: np.ndarray, *, length: int) -> SentenceRows:
+    """Rows of complete sentences of one document, where the corpus knows them, with special tokens.
+
+    T5's, PEGASUS's and ProphetNet's tokenizers put nothing before a text, those trained here ``[CLS]``.
+    """
+    before = corpus.tokenizer.template[0][:1]
+    begin_id = before[0] if before else None
+    return SentenceRows(corpus, documents, length=length, begin_id=begin_id, end_id=corpus.tokenizer.sep_id)
 
 
 def add_decoder_inputs(batch: Batch, targets: Sequence[np.ndarray], *, start_id: int, pad_id: int) -> Batch:
@@ -74,20 +118,14 @@ def build_seq2seq_config(
     return ModelConfig(backbone=backbone, head=own or head or CausalLMHeadConfig())
 
 
-class Seq2SeqObjective(nn.Module):
+class Seq2SeqObjective(Objective):
     """Terms ``seq2seq`` and its accuracy. Keeps the model with its language model's head."""
 
     def __init__(self, model: Model, config: ModelConfig, streams: StreamWeights = EQUAL_WEIGHTS) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
+        super().__init__(model, config)
         self.streams = streams
 
     def forward(self, batch: Batch) -> Loss:
-        """The vocabulary projection runs only where there is a label."""
+        """Decoder loss; see `homespun.objectives.decoder_loss.decoder_loss`."""
         source = self.model.backbone.encode(batch.input_ids, **batch.context)
         return Loss(decoder_loss(self.model, source, batch, self.streams))
-
-    def export_model(self) -> tuple[Model, ModelConfig]:
-        """Both stacks with their head."""
-        return self.model, self.config

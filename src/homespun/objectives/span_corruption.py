@@ -3,52 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from itertools import count
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from pydantic import Field
 
-from homespun.batch import Batch, RowSeed
-from homespun.config import Config
 from homespun.data.corpus import Corpus
-from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
-from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
-from homespun.objectives.seq2seq import Seq2SeqObjective, add_decoder_inputs, build_seq2seq_config
+from homespun.objectives.protocol import PretrainingConfig
+from homespun.objectives.seq2seq import CorruptionCollator, Seq2SeqObjective, build_seq2seq_config, sentence_rows
 from homespun.objectives.text_corruption import choose_spans, count_noise_and_spans, cut_out
 from homespun.text.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True)
-class SpanCorruptionCollator:
-    """Collate: each span of the source is a sentinel, and the target the spans, each after its sentinel."""
+class SpanMasking:
+    """`homespun.objectives.seq2seq.Corruption`: each span is a sentinel, the target the spans after their sentinels."""
 
-    pad_id: int
     before: int  # special tokens before a text
     sentinel_ids: np.ndarray  # (n,)
     probability: float
     mean_span: float
 
-    def __call__(self, rows: Sequence[Row], row_seeds: Sequence[RowSeed]) -> Batch:
-        """Rows to a batch; the token that ends a row ends its source and its target."""
-        sources, targets = [], []
-        for row, row_seed in zip(rows, row_seeds, strict=True):
-            start, text, end = np.split(row.input_ids, [self.before, len(row.input_ids) - 1])
-            noise = choose_spans(
-                len(text), row_seed.generator(), probability=self.probability, mean_span=self.mean_span
-            )
-            left, hidden = cut_out(text, noise, self.sentinel_ids)
-            sources.append(Row(np.concatenate([start, left, end])))
-            targets.append(np.concatenate([hidden, end]))
-        # a decoder begins with the padding token, as T5's does
-        return add_decoder_inputs(pad(sources, self.pad_id), targets, start_id=self.pad_id, pad_id=self.pad_id)
+    def __call__(self, row: Row, generator: torch.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Ids with sentinels for spans, and the spans."""
+        start, text, end = np.split(row.input_ids, [self.before, len(row.input_ids) - 1])
+        noise = choose_spans(len(text), generator, probability=self.probability, mean_span=self.mean_span)
+        left, hidden = cut_out(text, noise, self.sentinel_ids)
+        return np.concatenate([start, left, end]), np.concatenate([hidden, end])
 
 
-class SpanCorruption(Config):
+class SpanCorruption(PretrainingConfig):
     """15 % of the tokens in spans of 3 on average; the tokenizer must have sentinels, one for each span of a row.
 
     ``data.length`` is the length of a source: rows hold as much more as is cut out of them (568 tokens for 512).
@@ -80,31 +69,24 @@ class SpanCorruption(Config):
                 f"rows of data.length={length} tokens have {spans} spans, and this tokenizer has {have} sentinels; "
                 f"lower data.length, or raise objective.mean_span"
             )
-        return SentenceRows(
-            corpus,
-            documents,
-            length=len(before) + body + 1,
-            begin_id=before[0] if before else None,
-            end_id=corpus.tokenizer.sep_id,
-        )
+        return sentence_rows(corpus, documents, length=len(before) + body + 1)
 
     def target_length(self, length: int) -> int:
         """Tokens to write of a row, with sentinels and the token that ends it."""
         return sum(self._count_noise_and_spans(self._body(length))) + 1
 
-    def collate(self, tokenizer: Tokenizer) -> SpanCorruptionCollator:
-        """The data side.
+    def collate(self, tokenizer: Tokenizer) -> CorruptionCollator:
+        """Function from rows to a batch, whose decoder begins with the padding token, as T5's does.
 
         Raises:
             UserError: the tokenizer has no sentinels.
         """
         before = len(tokenizer.template[0][:1])
-        return SpanCorruptionCollator(
-            tokenizer.pad_id, before, _sentinel_ids(tokenizer), self.probability, self.mean_span
-        )
+        spans = SpanMasking(before, _sentinel_ids(tokenizer), self.probability, self.mean_span)
+        return CorruptionCollator(tokenizer.pad_id, tokenizer.pad_id, spans)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> Seq2SeqObjective:
-        """The model side: an encoder with a decoder, which begins to write with the padding token.
+        """Objective: an encoder with a decoder, which begins to write with the padding token.
 
         Raises:
             UserError: the model is one stack.

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
-from homespun.batch import Batch, Loss, RowSeed, Term
-from homespun.config import Config
+from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
 from homespun.data.padding import pad
 from homespun.data.rows import Row
@@ -23,7 +22,8 @@ from homespun.models.model import Model
 from homespun.nn.cache import Cache
 from homespun.nn.recurrent import RecurrentLayer
 from homespun.objectives.clm import find_next_tokens
-from homespun.objectives.mlm import gather_positions
+from homespun.objectives.mlm import token_terms
+from homespun.objectives.protocol import Objective, PretrainingConfig
 from homespun.text.tokenizer import Tokenizer
 
 
@@ -55,7 +55,7 @@ class TbpttCollator:
         )
 
 
-class StatefulCausalLM(Config):
+class StatefulCausalLM(PretrainingConfig):
     """Predict every next token of a long stream, a piece at a time, from the state that the piece before left.
 
     This is truncated back-propagation through time (Mikolov et al. 2010): no gradient goes back into the piece before.
@@ -64,23 +64,18 @@ class StatefulCausalLM(Config):
     """
 
     kind: Literal["streamed_clm"] = "streamed_clm"
-    packs: ClassVar[bool] = True
     streams: int = Field(default=0, ge=0, description="streams beside each other; 0: train.batch_size")
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
         """Pieces of the streams, in order."""
         return TbpttRows(corpus, documents, length=length, streams=self._count)
 
-    def target_length(self, length: int) -> int:
-        """No decoder writes anything."""
-        return 0
-
     def collate(self, tokenizer: Tokenizer) -> TbpttCollator:
-        """The data side."""
+        """Function from rows to a batch."""
         return TbpttCollator(tokenizer.pad_id)
 
     def build(self, model: ModelConfig, tokenizer: Tokenizer) -> StatefulCausalLMObjective:
-        """The model side: a recurrent backbone in one direction under a causal LM head, its own where it has one.
+        """Objective: a recurrent backbone in one direction under a causal LM head, its own where it has one.
 
         Raises:
             UserError: the backbone has no state to carry, or reads from both ends.
@@ -107,7 +102,7 @@ class StatefulCausalLM(Config):
         return self.streams
 
 
-class StatefulCausalLMObjective(nn.Module):
+class StatefulCausalLMObjective(Objective):
     """Terms ``causal`` and its accuracy, as those of objective clm. Keeps the model with its LM head.
 
     The states are buffers, so that a checkpoint holds them and a resumed run goes on from them. Beside the state that
@@ -123,8 +118,7 @@ class StatefulCausalLMObjective(nn.Module):
     piece: Tensor
 
     def __init__(self, model: Model, config: ModelConfig, *, streams: int) -> None:
-        super().__init__()
-        self.model, self.config = model, config
+        super().__init__(model, config)
         (stack,) = model.backbone.stacks
         self._layers = [layer for layer in stack.layers if isinstance(layer, RecurrentLayer)]
         self._sizes = [size for layer in self._layers for size in layer.state_sizes]
@@ -140,9 +134,7 @@ class StatefulCausalLMObjective(nn.Module):
         return self
 
     def forward(self, batch: Batch) -> Loss:
-        """The vocabulary projection runs only where there is a label."""
-        assert batch.positions is not None
-        assert batch.labels is not None
+        """Cross-entropy of every next token, from the states that the pieces before left."""
         cache = Cache()
         if batch.stream_positions is not None:
             states = iter(
@@ -154,14 +146,7 @@ class StatefulCausalLMObjective(nn.Module):
         if batch.stream_positions is not None:
             state = torch.cat([part for layer in self._layers for part in cache.state(layer) or ()], dim=1)
             self._store_state(batch.stream_positions[:, 0], state)
-        prediction = self.model.lm_head.predict(gather_positions(hidden, batch.positions), batch.labels)
-        count = len(batch.labels)
-        return Loss(
-            {
-                "causal": Term(prediction.loss, count),
-                "causal_accuracy": Term(prediction.correct, count, weight=0.0),
-            }
-        )
+        return Loss(token_terms("causal", self.model.lm_head, hidden, batch.positions, batch.labels))
 
     @torch.no_grad()
     def _initial_state(self, stream: Tensor, piece: Tensor) -> Tensor:
@@ -180,7 +165,3 @@ class StatefulCausalLMObjective(nn.Module):
     def _store_state(self, stream: Tensor, state: Tensor) -> None:
         known = self.after if self.training or self._read is None else self._read
         known.index_copy_(0, stream, state.to(known.dtype))
-
-    def export_model(self) -> tuple[Model, ModelConfig]:
-        """The backbone with its LM head; what was carried stays behind."""
-        return self.model, self.config

@@ -1,4 +1,4 @@
-"""What is done to a text that a decoder is to restore: pure functions of ids without special tokens and a generator.
+"""Corruption of texts that a decoder restores: pure functions of ids without special tokens and a generator.
 
 The first five are BART's (Lewis et al. 2020, section 2.2), the last two T5's (Raffel et al. 2020, section 3.1.4).
 """
@@ -81,7 +81,7 @@ def _choose_positions(length: int, probability: float, generator: torch.Generato
 
 
 def count_noise_and_spans(length: int, *, probability: float, mean_span: float) -> tuple[int, int]:
-    """How many of ``length`` tokens are noise, and in how many spans; neither all tokens nor none, if there are two."""
+    """Numbers of noise tokens and of spans in ``length`` tokens; of two tokens or more neither all nor none."""
     noise = min(max(round(length * probability), 1), length - 1)
     return max(noise, 0), min(max(round(noise / mean_span), 1), noise, length - noise) if noise > 0 else 0
 
