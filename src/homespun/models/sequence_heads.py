@@ -37,16 +37,20 @@ class HasHiddenSize(Protocol):
     def layer_norm_eps(self) -> float: ...
 
 
-class SequenceHead(Protocol):
-    """Interface of sequence heads: features and classifier, so that layers fit between them."""
+class SequenceHead(nn.Module):
+    """Interface of sequence heads: features, dropout and a linear classifier, so that layers fit between them."""
 
     dropout: nn.Dropout
     classifier: nn.Linear
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """(batch, width): what was found in each sequence."""
+        """(batch, seq, hidden) -> (batch, width): one vector a sequence."""
+        raise NotImplementedError
 
-    def __call__(self, hidden: Tensor, attention_mask: Tensor | None, chunks: Tensor | None) -> Tensor: ...
+    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
+        """(batch, seq, hidden) -> (batch, labels) logits, or (texts, labels) with ``chunks``."""
+        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
+        return _by_text(logits, chunks)
 
 
 def gather_chunks(values: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,80 +100,46 @@ PICKS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
 }
 
 
-class LinearHead(nn.Module):
-    """[CLS] -> dropout -> linear: the smallest head, and the steadiest where labels are few."""
+class LinearHead(SequenceHead):
+    """One vector of the sequence -> dropout -> linear.
 
-    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
+    The first token's is the smallest head, and the steadiest with few labels. The mean is for encoders whose [CLS] was
+    never trained, as ELECTRA's. The last token's, without a bias, is for causal models (GPT-2), where it alone sees the
+    text.
+
+    Args:
+        hidden_size: width of the hidden states.
+        num_labels: classes.
+        dropout: before the classifier.
+        pick: (batch, seq, hidden) and the mask -> (batch, hidden); one of `PICKS`.
+        bias: whether the classifier has a bias.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_labels: int,
+        *,
+        dropout: float,
+        pick: Callable[[Tensor, Tensor | None], Tensor] = first_token,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
+        self.pick = pick
         self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(hidden_size, num_labels)
+        self.classifier = nn.Linear(hidden_size, num_labels, bias=bias)
 
     def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return hidden[:, 0]
-
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        return _by_text(logits, chunks)
+        return self.pick(hidden, attention_mask)
 
 
-class MeanHead(nn.Module):
-    """Mean of the real tokens -> dropout -> linear: for encoders whose [CLS] was never trained, as ELECTRA's."""
-
-    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(hidden_size, num_labels)
-
-    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return mean_token(hidden, attention_mask)
-
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        return _by_text(logits, chunks)
-
-
-class LastTokenHead(nn.Module):
-    """Last real token -> dropout -> linear without bias: for causal models, whose last token alone sees all (GPT-2)."""
-
-    def __init__(self, hidden_size: int, num_labels: int, *, dropout: float) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.classifier = nn.Linear(hidden_size, num_labels, bias=False)
-
-    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        return last_token(hidden, attention_mask)
-
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        return _by_text(logits, chunks)
-
-
-class FeedForwardHead(nn.Module):
-    """[CLS] -> dropout -> dense -> activation -> dropout -> linear: ELECTRA's own (Clark et al. 2020), with GELU."""
-
-    def __init__(self, hidden_size: int, num_labels: int, activation: nn.Module, *, dropout: float) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.dense = nn.Linear(hidden_size, hidden_size)
-        self.activation = activation
-        self.classifier = nn.Linear(hidden_size, num_labels)
-
-    def features(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        features: Tensor = self.activation(self.dense(self.dropout(hidden[:, 0])))
-        return features
-
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        return _by_text(logits, chunks)
-
-
-class PooledHead(nn.Module):
+class PooledHead(SequenceHead):
     """[CLS] -> dropout -> dense -> tanh -> dropout -> linear: BERT's pooler and classifier (Devlin et al. 2019).
 
-    BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it. DistilBERT
-    is BERT with a ReLU for the tanh. Reformer's two streams are pooled to the width of one (``pooler_size``). BART's
-    stands on the last token, which its decoder has read the whole text for: ``pick`` chooses. ModernBERT has a norm
-    after the activation, and a dense layer without a bias.
+    BERT has no dropout before the dense layer (``input_dropout`` 0); RoBERTa has the same there as after it, and so has
+    ELECTRA, with GELU (Clark et al. 2020). DistilBERT has a ReLU for the tanh. Reformer's two streams are pooled to the
+    width of one (``pooler_size``). BART reads the last token, after which its decoder has seen the text (``pick``).
+    ModernBERT has a norm after the activation, and a dense layer without a bias.
     """
 
     def __init__(
@@ -199,12 +169,8 @@ class PooledHead(nn.Module):
         features: Tensor = self.norm(self.activation(self.dense(pooled)))
         return features
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        return _by_text(logits, chunks)
 
-
-class ConvolutionalHead(nn.Module):
+class ConvolutionalHead(SequenceHead):
     """Filters over neighbouring tokens -> ReLU -> maximum over the text -> dropout -> linear (Kim 2014).
 
     A filter starts at every real token and reads zeros beyond the end of the text, so that a text shorter than the
@@ -231,12 +197,8 @@ class ConvolutionalHead(nn.Module):
             features.append(found.amax(dim=2))
         return torch.cat(features, dim=1)
 
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        return _by_text(logits, chunks)
 
-
-class BiLSTMHead(nn.Module):
+class BiLSTMHead(SequenceHead):
     """Two bidirectional LSTM layers over the real tokens; the last states of both directions -> dropout -> linear."""
 
     def __init__(self, hidden_size: int, num_labels: int, *, lstm_size: int, dropout: float) -> None:
@@ -254,10 +216,6 @@ class BiLSTMHead(nn.Module):
             packed = pack_padded_sequence(tokens, lengths, batch_first=True, enforce_sorted=False)
             _, (states, _) = self.lstm(packed)
         return torch.cat([states[-2], states[-1]], dim=1)  # (batch, 2 * lstm_size): upper layer, both directions
-
-    def forward(self, hidden: Tensor, attention_mask: Tensor | None = None, chunks: Tensor | None = None) -> Tensor:
-        logits: Tensor = self.classifier(self.dropout(self.features(hidden, attention_mask)))
-        return _by_text(logits, chunks)
 
 
 def _without_padding(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -277,38 +235,40 @@ class LinearHeadConfig(Config):
 
 
 class MeanHeadConfig(Config):
-    """`MeanHead`."""
+    """`LinearHead` on the mean of the real tokens."""
 
     kind: Literal["mean"] = "mean"
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: HasHiddenSize) -> MeanHead:
-        return MeanHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
+    def build(self, backbone: HasHiddenSize) -> LinearHead:
+        return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout, pick=mean_token)
 
 
 class LastTokenHeadConfig(Config):
-    """`LastTokenHead`."""
+    """`LinearHead` on the last real token, without a bias."""
 
     kind: Literal["last"] = "last"
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
 
-    def build(self, backbone: HasHiddenSize) -> LastTokenHead:
-        return LastTokenHead(backbone.hidden_size, self.num_labels, dropout=self.dropout)
+    def build(self, backbone: HasHiddenSize) -> LinearHead:
+        return LinearHead(backbone.hidden_size, self.num_labels, dropout=self.dropout, pick=last_token, bias=False)
 
 
 class FeedForwardHeadConfig(Config):
-    """`FeedForwardHead`."""
+    """`PooledHead` of ELECTRA: the same dropout before and after a dense layer of the width of the vectors."""
 
     kind: Literal["ffn"] = "ffn"
     num_labels: NumLabels = 2
     dropout: Probability = 0.1
     hidden_act: Activation = "gelu"
 
-    def build(self, backbone: HasHiddenSize) -> FeedForwardHead:
-        activation = ACTIVATIONS[self.hidden_act]()
-        return FeedForwardHead(backbone.hidden_size, self.num_labels, activation, dropout=self.dropout)
+    def build(self, backbone: HasHiddenSize) -> PooledHead:
+        size, activation = backbone.hidden_size, ACTIVATIONS[self.hidden_act]()
+        return PooledHead(
+            size, self.num_labels, activation, pooler_size=size, dropout=self.dropout, input_dropout=self.dropout
+        )
 
 
 class PooledHeadConfig(Config):
