@@ -120,7 +120,7 @@ class Encoder(Backbone):
 
     @property
     def stacks(self) -> tuple[Encoder, ...]:
-        """This stack."""
+        """Only stack."""
         return (self,)
 
     def forward(self, input_ids: Tensor, **context: Unpack[Context]) -> Tensor:

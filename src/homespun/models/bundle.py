@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
-from homespun.config import validate
+from homespun.config import Tree, validate
 from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path
@@ -55,7 +55,7 @@ class ModelBundle:
     config: ModelConfig
     tokenizer: Tokenizer
     labels: Labels | None = None
-    task: dict[str, Any] = field(default_factory=dict)
+    task: Tree = field(default_factory=dict)
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -146,7 +146,7 @@ def save_model(
     tokenizer: Tokenizer,
     *,
     labels: Labels | None = None,
-    task: dict[str, Any] | None = None,
+    task: Tree | None = None,
 ) -> None:
     """Write the ``model/`` folder, whole or not at all; an older one there is replaced."""
     folder = Path(folder)
@@ -202,7 +202,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Mod
     return ModelBundle(model.to(device).eval(), config, tokenizer, labels, description["task"])
 
 
-def _description(path: Path) -> dict[str, Any]:
+def _description(path: Path) -> Tree:
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

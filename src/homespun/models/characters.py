@@ -128,7 +128,7 @@ class CharacterEmbeddings(nn.Module):
 
     @property
     def words(self) -> nn.Embedding:
-        """None: there is no embedding table to tie an output to.
+        """Refuse: there is no embedding table to tie an output to.
 
         Raises:
             UserError: always.

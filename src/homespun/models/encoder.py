@@ -13,7 +13,7 @@ from homespun.attention import AttentionConfig
 from homespun.attention.cross_attention import CrossAttention
 from homespun.attention.full import DotProduct, FullAttentionConfig
 from homespun.attention.spec import AttentionSpec
-from homespun.config import Config
+from homespun.config import Config, Tree
 from homespun.errors import UserError
 from homespun.models.activation import Activation
 from homespun.models.backbone import Encoder
@@ -31,7 +31,7 @@ from homespun.nn.positions import LearnedPositions
 from homespun.nn.rotary import Rotary
 
 
-def name_presets(schema: dict[str, Any]) -> None:
+def name_presets(schema: Tree) -> None:
     # a preset is gone once it is read, so it is no field; editors should offer it all the same
     families = dict.fromkeys(map(family_of, PRESETS))
     preset = {
@@ -57,7 +57,7 @@ def with_preset(tree: Any) -> Any:
     return completed(fields, PRESETS[preset_name(tree["preset"], tree.get("size"))])
 
 
-def completed(given: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+def completed(given: Tree, base: Tree) -> Tree:
     """``given`` over ``base``, the fields of nested mappings one by one.
 
     A mapping of another ``kind`` than the one in ``base``, or with a preset of its own, replaces that one.
@@ -207,7 +207,7 @@ class EncoderConfig(Config):
 
     @property
     def stacks(self) -> tuple[EncoderConfig]:
-        """This stack; see `homespun.models.backbone.Backbone.stacks`."""
+        """Only stack; see `homespun.models.backbone.Backbone.stacks`."""
         return (self,)
 
     @property

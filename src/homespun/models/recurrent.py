@@ -129,7 +129,7 @@ class RecurrentConfig(Config):
 
     @property
     def stacks(self) -> tuple[RecurrentConfig]:
-        """This stack; see `homespun.models.backbone.Backbone.stacks`."""
+        """Only stack; see `homespun.models.backbone.Backbone.stacks`."""
         return (self,)
 
     @property

@@ -97,7 +97,7 @@ class PreResidualConfig(Config):
 class ReversibleResidualConfig(Config):
     """Two streams whose activations the backward pass recomputes: memory does not grow with depth, a third more time.
 
-    ``streams: split`` gives each stream half of ``hidden_size`` (document 000, section 4.3.3); ``copy`` gives each all
+    ``streams: split`` gives each stream half of ``hidden_size`` (Bierling 2024, section 4.3.3); ``copy`` gives each all
     of it, and heads twice that (Reformer). Normalised before the sublayer and once more at the end.
     """
 

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from homespun.config import Config
+from homespun.config import Config, Tree
 from homespun.errors import UserError
 from homespun.models.backbone import Backbone, Encoder
 from homespun.models.chunk_pool import ChunkPoolHeadConfig
@@ -129,7 +129,7 @@ def kind_of_head(head: Any) -> str:
     return kind
 
 
-def summarize_mix(head: nn.Module | None) -> dict[str, Any]:
+def summarize_mix(head: nn.Module | None) -> Tree:
     """For result files: ``layers`` {weights, gamma}, where a head reads a mix, else nothing."""
     if not isinstance(head, MixedHead):
         return {}

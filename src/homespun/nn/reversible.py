@@ -5,9 +5,9 @@
 
 F is the attention and G the feed-forward, each ``dropout(sublayer(norm(x)))``. Written as steps that swap the streams,
 ``(a, b) -> (b, a + f(b))``, F and G are the same step, and a stack is a list of them. Kept are the last two streams
-and, of each step, the random state before it. On the way back each step is an autograd function of its own (algorithm 1
-of document 000), so that the gradients of its parameters go where they belong before the next step; were the stack one
-function, those of all layers would have to stay until its end.
+and, of each step, the random state before it. On the way back each step is an autograd function of its own (Bierling
+2024, algorithm 1), so that its parameters get their gradients before the next step; were the stack one function, those
+of all layers would have to stay until its end.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ReversibleStack:
     under `torch.autocast` the streams are float32.
 
     Args:
-        copies: 1: each stream is half of the input (document 000's reversible BERT); 2: each is all of it (Reformer).
+        copies: 1: each stream is half of the input (reversible BERT, Bierling 2024); 2: each is all of it (Reformer).
     """
 
     def __init__(self, copies: int) -> None:

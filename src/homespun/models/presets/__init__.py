@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from homespun.config import Tree
 from homespun.errors import UserError, nearest
 from homespun.models.presets.decoders import DECODERS
 from homespun.models.presets.elmo import ELMO
@@ -12,7 +11,7 @@ from homespun.models.presets.encoders import ENCODERS
 from homespun.models.presets.recurrent import RECURRENT
 from homespun.models.presets.spun import SPUN
 
-PRESETS: dict[str, dict[str, Any]] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT, **ELMO, **SPUN}
+PRESETS: dict[str, Tree] = {**ENCODERS, **DECODERS, **ENCODER_DECODERS, **RECURRENT, **ELMO, **SPUN}
 
 
 def sizes_of(family: str) -> dict[str, str]:

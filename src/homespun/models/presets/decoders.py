@@ -8,11 +8,10 @@ mini are ours.
 
 from __future__ import annotations
 
-from typing import Any
-
+from homespun.config import Tree
 from homespun.models.presets.sizes import SIZES
 
-_GPT: dict[str, Any] = {
+_GPT: Tree = {
     "causal": True,
     "type_vocab_size": 0,
     "embedding_norm": False,
@@ -20,12 +19,12 @@ _GPT: dict[str, Any] = {
     "hidden_act": "gelu_new",
     "max_position_embeddings": 512,
 }
-_GPT2: dict[str, Any] = _GPT | {
+_GPT2: Tree = _GPT | {
     "max_position_embeddings": 1024,
     "residual": {"kind": "pre", "scaled_initialisation": True},
 }
 # The paper has its bands "as in the Sparse Transformer" and does not say how wide; 256 is ours.
-_GPT3: dict[str, Any] = _GPT2 | {
+_GPT3: Tree = _GPT2 | {
     "max_position_embeddings": 2048,
     "attention": {
         "kind": "alternating",
@@ -34,7 +33,7 @@ _GPT3: dict[str, Any] = _GPT2 | {
 }
 
 
-def _size(layers: int, width: int, heads: int) -> dict[str, Any]:
+def _size(layers: int, width: int, heads: int) -> Tree:
     return {
         "num_hidden_layers": layers,
         "hidden_size": width,
@@ -43,7 +42,7 @@ def _size(layers: int, width: int, heads: int) -> dict[str, Any]:
     }
 
 
-_SMALL: dict[str, dict[str, Any]] = {"tiny": SIZES["tiny"], "mini": SIZES["mini"]}
+_SMALL: dict[str, Tree] = {"tiny": SIZES["tiny"], "mini": SIZES["mini"]}
 _GPT2_SIZES = _SMALL | {
     "small": SIZES["base"],
     "medium": SIZES["large"],
@@ -61,7 +60,7 @@ _GPT3_SIZES = _SMALL | {
     "175b": _size(96, 12288, 96),
 }
 
-DECODERS: dict[str, dict[str, Any]] = {
+DECODERS: dict[str, Tree] = {
     **{f"gpt-{size}": _SMALL[size] | _GPT for size in _SMALL},
     "gpt-base": SIZES["base"] | _GPT,
     **{f"gpt2-{size}": values | _GPT2 for size, values in _GPT2_SIZES.items()},

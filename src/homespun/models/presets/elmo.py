@@ -6,10 +6,10 @@ ours.
 
 from __future__ import annotations
 
-from typing import Any
+from homespun.config import Tree
 
 
-def _elmo(width: int, cell: int, characters: dict[str, Any]) -> dict[str, Any]:
+def _elmo(width: int, cell: int, characters: Tree) -> Tree:
     """``width``: of a direction, and of the words."""
     return {
         "kind": "recurrent",
@@ -23,7 +23,7 @@ def _elmo(width: int, cell: int, characters: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-ELMO: dict[str, dict[str, Any]] = {
+ELMO: dict[str, Tree] = {
     "elmo-tiny": _elmo(32, 64, {"max_word_length": 20, "filters": ((1, 8), (2, 16), (3, 24), (4, 16))}),
     "elmo-mini": _elmo(128, 512, {"max_word_length": 30, "filters": ((1, 16), (2, 32), (3, 64), (4, 64), (5, 80))}),
     "elmo-original": _elmo(512, 4096, {}),

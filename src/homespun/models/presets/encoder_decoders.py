@@ -8,14 +8,11 @@ base, is ours.
 
 from __future__ import annotations
 
-from typing import Any
-
+from homespun.config import Tree
 from homespun.models.presets.sizes import SIZES
 
-_Tree = dict[str, Any]
 
-
-def _size(layers: int, width: int, heads: int, inner: int, head_size: int = 0) -> _Tree:
+def _size(layers: int, width: int, heads: int, inner: int, head_size: int = 0) -> Tree:
     """Of one stack; both have as many layers."""
     return {
         "num_hidden_layers": layers,
@@ -26,14 +23,14 @@ def _size(layers: int, width: int, heads: int, inner: int, head_size: int = 0) -
     }
 
 
-def _two(encoder: _Tree, **decoder: Any) -> _Tree:
+def _two(encoder: Tree, **decoder: object) -> Tree:
     """``decoder`` is what it does not take over from the encoder."""
     return {"kind": "encoder_decoder", "encoder": encoder} | ({"decoder": decoder} if decoder else {})
 
 
 _SMALL = {"tiny": SIZES["tiny"], "mini": SIZES["mini"]}
 
-_TRANSFORMER: _Tree = {
+_TRANSFORMER: Tree = {
     "type_vocab_size": 0,
     "hidden_act": "relu",
     "layer_norm_eps": 1e-5,
@@ -46,7 +43,7 @@ _TRANSFORMER_SIZES = _SMALL | {
     "base": _size(6, 512, 8, 2048),
     "big": _size(6, 1024, 16, 4096) | {"hidden_dropout_prob": 0.3},
 }
-_BART: _Tree = {
+_BART: Tree = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-5,
     "positions": {"kind": "learned", "offset": 2},
@@ -55,7 +52,7 @@ _BART: _Tree = {
 _BART_SIZES = _SMALL | {"base": _size(6, 768, 12, 3072), "large": _size(12, 1024, 16, 4096)}
 
 
-def _led(longest: int, radius: int) -> _Tree:
+def _led(longest: int, radius: int) -> Tree:
     windows = {"kind": "sparse", "patterns": [{"kind": "window", "radius": radius}]}
     return _BART | {
         "positions": {"kind": "learned"},
@@ -72,7 +69,7 @@ _LED_SIZES = {
 }
 
 
-def _bigbird_pegasus(longest: int, block: int) -> _Tree:
+def _bigbird_pegasus(longest: int, block: int) -> Tree:
     return {
         "type_vocab_size": 0,
         "layer_norm_eps": 1e-5,
@@ -95,7 +92,7 @@ _BIGBIRD_PEGASUS_SIZES = {
     "mini": _SMALL["mini"] | _bigbird_pegasus(4096, 32),
     "large": _size(16, 1024, 16, 4096) | _bigbird_pegasus(4096, 64),
 }
-_PEGASUS: _Tree = {
+_PEGASUS: Tree = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-5,
     "hidden_act": "relu",
@@ -110,7 +107,7 @@ _PEGASUS_SIZES = _SMALL | {
 }
 
 
-def _hierarchical(alone: int, together: int, **values: Any) -> _Tree:
+def _hierarchical(alone: int, together: int, **values: object) -> Tree:
     """Layers of which each token sees its own paragraph, and above them layers between paragraphs."""
     cycle = [{"kind": "full"}] * alone + [{"kind": "paragraphs"}] * together
     attention = {"kind": "alternating", "cycle": cycle}
@@ -125,7 +122,7 @@ _HIERARCHICAL_SIZES = {
     "base": _hierarchical(6, 2, **_size(8, 256, 8, 1024)) | {"max_position_embeddings": 4096},
 }
 _HIERARCHICAL_DECODERS = {"tiny": 2, "mini": 3, "base": 1}
-_T5: _Tree = {
+_T5: Tree = {
     "type_vocab_size": 0,
     "hidden_act": "relu",
     "norm": "rms_norm",
@@ -157,7 +154,7 @@ _T5_1_1_SIZES = {
     "xxl": _size(24, 4096, 64, 10240),
 }
 # ProphetNet's positions begin after the padding id's row.
-_PROPHETNET: _Tree = {
+_PROPHETNET: Tree = {
     "positions": {"kind": "learned", "offset": 1},
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-5,
@@ -165,7 +162,7 @@ _PROPHETNET: _Tree = {
 _PROPHETNET_SIZES = _SMALL | {"base": SIZES["base"], "large": _size(12, 1024, 16, 4096)}
 _WITH_BIASES = {"attention": _T5["attention"]}
 
-ENCODER_DECODERS: dict[str, _Tree] = {
+ENCODER_DECODERS: dict[str, Tree] = {
     **{f"transformer-{size}": _two(values | _TRANSFORMER) for size, values in _TRANSFORMER_SIZES.items()},
     **{f"bart-{size}": _two(values | _BART) for size, values in _BART_SIZES.items()},
     **{

@@ -7,29 +7,28 @@ and so are the sizes of the long-input models but for base.
 
 from __future__ import annotations
 
-from typing import Any
-
+from homespun.config import Tree
 from homespun.models.presets.sizes import SIZES
 
-_ROBERTA: dict[str, Any] = {
+_ROBERTA: Tree = {
     "positions": {"kind": "learned", "offset": 2},
     "type_vocab_size": 1,
     "layer_norm_eps": 1e-5,
 }
-_ELECTRA: dict[str, dict[str, Any]] = {
+_ELECTRA: dict[str, Tree] = {
     "tiny": SIZES["tiny"] | {"num_hidden_layers": 3, "embedding_size": 64},
     "mini": SIZES["mini"] | {"embedding_size": 128},
     "small": SIZES["mini"] | {"num_hidden_layers": 12, "embedding_size": 128},
     "base": SIZES["base"] | {"embedding_size": 768},
     "large": SIZES["large"] | {"embedding_size": 1024},
 }
-_ALBERT: dict[str, dict[str, Any]] = {
+_ALBERT: dict[str, Tree] = {
     size: SIZES[size] | {"num_hidden_groups": 1, "embedding_size": width, "hidden_act": "gelu_new"}
     for size, width in (("tiny", 64), ("mini", 128), ("base", 128))
 }
 
 # What makes each long-input model itself, beside its size. BigBird's and Longformer's numbers are those of the papers.
-_SPARSE: dict[str, dict[str, Any]] = {
+_SPARSE: dict[str, Tree] = {
     "longformer": _ROBERTA
     | {
         "max_position_embeddings": 4096,
@@ -67,7 +66,7 @@ _SPARSE: dict[str, dict[str, Any]] = {
     },
 }
 # The numbers of the released checkpoints; V3's small has base's width.
-_DEBERTA: dict[str, Any] = {"positions": {"kind": "none"}, "type_vocab_size": 0, "layer_norm_eps": 1e-7}
+_DEBERTA: Tree = {"positions": {"kind": "none"}, "type_vocab_size": 0, "layer_norm_eps": 1e-7}
 _DEBERTA_V1 = _DEBERTA | {"attention": {"kind": "disentangled", "key_bias": False}}
 _DEBERTA_V3 = _DEBERTA | {
     "attention": {
@@ -77,8 +76,8 @@ _DEBERTA_V3 = _DEBERTA | {
         "norm_rel_ebd": "layer_norm",
     },
 }
-# Document 000, section 5.3; docs/pretraining.md says which of its symbols is which key.
-_DILATED: dict[str, Any] = SIZES["mini"] | {
+# The dilated BERT of Bierling 2024, section 5.3; docs/pretraining.md says which of its symbols is which key.
+_DILATED: Tree = SIZES["mini"] | {
     "num_hidden_layers": 12,
     "max_position_embeddings": 128,
     "positions": {"kind": "sinusoidal"},
@@ -89,7 +88,7 @@ _DILATED: dict[str, Any] = SIZES["mini"] | {
     },
 }
 
-ENCODERS: dict[str, dict[str, Any]] = {
+ENCODERS: dict[str, Tree] = {
     **{f"bert-{size}": values for size, values in SIZES.items()},
     **{f"roberta-{size}": values | _ROBERTA for size, values in SIZES.items()},
     **{f"electra-{size}": values for size, values in _ELECTRA.items()},

@@ -6,16 +6,14 @@ of Bahdanau et al. 2015, section 4.2, is ``rnn-seq2seq-base``, with GRUs for its
 
 from __future__ import annotations
 
-from typing import Any
-
-_Tree = dict[str, Any]
+from homespun.config import Tree
 
 
-def _stack(cell: str, width: int, layers: int = 2, **fields: Any) -> _Tree:
+def _stack(cell: str, width: int, layers: int = 2, **fields: object) -> Tree:
     return {"kind": "recurrent", "cell": cell, "hidden_size": width, "num_hidden_layers": layers} | fields
 
 
-def _two(width: int, embedding: int, *, attention: str = "additive") -> _Tree:
+def _two(width: int, embedding: int, *, attention: str = "additive") -> Tree:
     """Both of GRUs; each direction of the encoder is as wide as the decoder."""
     encoder = _stack("gru", 2 * width, 1, embedding_size=embedding, bidirectional=True)
     return {
@@ -27,7 +25,7 @@ def _two(width: int, embedding: int, *, attention: str = "additive") -> _Tree:
 
 _SMALL = {"tiny": 128, "mini": 256}
 
-RECURRENT: dict[str, _Tree] = {
+RECURRENT: dict[str, Tree] = {
     **{f"{cell}-{size}": _stack(cell, width) for cell in ("rnn", "lstm", "gru") for size, width in _SMALL.items()},
     "lstm-medium": _stack("lstm", 650, hidden_dropout_prob=0.5),
     "lstm-large": _stack("lstm", 1500, hidden_dropout_prob=0.65),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from homespun.config import Tree
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, Tree] = {
     "tiny": {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
     "mini": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
     "small": {"num_hidden_layers": 4, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 2048},

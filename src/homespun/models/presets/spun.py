@@ -9,11 +9,10 @@ embeddings, which `homespun.hf.folding` makes T5's on export, and one table of e
 
 from __future__ import annotations
 
-from typing import Any
-
+from homespun.config import Tree
 from homespun.models.presets.sizes import SIZES
 
-_BLOCK: dict[str, Any] = {
+_BLOCK: Tree = {
     "max_position_embeddings": 2048,
     "type_vocab_size": 0,
     "hidden_dropout_prob": 0.0,
@@ -24,7 +23,7 @@ _BLOCK: dict[str, Any] = {
     "positions": {"kind": "rotary"},
     "residual": {"kind": "pre"},
 }
-_DECODER: dict[str, Any] = _BLOCK | {
+_DECODER: Tree = _BLOCK | {
     "causal": True,
     "hidden_act": "relu2",
     "norm": "rms_norm",
@@ -33,15 +32,15 @@ _DECODER: dict[str, Any] = _BLOCK | {
     "qk_norm": True,
     "attention_bias": False,
 }
-_ENCODER: dict[str, Any] = _BLOCK | {
+_ENCODER: Tree = _BLOCK | {
     "gated_feed_forward": True,
     "norm_bias": False,
     "layer_norm_eps": 1e-5,
     "residual": {"kind": "pre", "first_norm": False},
     "neighbour_heads": 1,
 }
-_RELATIVE_BIAS: dict[str, Any] = {"kind": "relative_bias"}
-_ENCODER_DECODER: dict[str, Any] = _BLOCK | {
+_RELATIVE_BIAS: Tree = {"kind": "relative_bias"}
+_ENCODER_DECODER: Tree = _BLOCK | {
     "gated_feed_forward": True,
     "hidden_act": "gelu_new",
     "norm": "rms_norm",
@@ -56,7 +55,7 @@ _ENCODER_DECODER: dict[str, Any] = _BLOCK | {
 }
 
 
-def _size(layers: int, width: int) -> dict[str, Any]:
+def _size(layers: int, width: int) -> Tree:
     return {
         "num_hidden_layers": layers,
         "hidden_size": width,
@@ -74,12 +73,12 @@ _SIZES = {
 }
 
 
-def _gated(values: dict[str, Any]) -> dict[str, Any]:
+def _gated(values: Tree) -> Tree:
     """With two thirds of the inner width, in steps of 64: as many parameters as without the gate."""
     return values | {"intermediate_size": round(values["intermediate_size"] / 96) * 64}
 
 
-SPUN: dict[str, dict[str, Any]] = {
+SPUN: dict[str, Tree] = {
     **{f"spun-decoder-{size}": values | _DECODER for size, values in _SIZES.items()},
     **{f"spun-encoder-{size}": _gated(values) | _ENCODER for size, values in _SIZES.items()},
     **{
