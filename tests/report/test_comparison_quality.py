@@ -19,9 +19,8 @@ from comparison_folder import BERT, SMALL, WIDE, make_comparison, write_trial
 from homespun.report import comparison_summary as summary
 from homespun.report import comparison_tables as tables
 from homespun.report.comparison_document import Report
-from homespun.report.comparison_plots import groups
 from homespun.report.comparison_quality import evaluate
-from homespun.report.comparison_records import Comparison, read_comparison
+from homespun.report.comparison_records import Comparison, comparable_variants, read_comparison
 from homespun.report.predictions import scores
 
 Line = dict[str, Any]
@@ -254,7 +253,8 @@ def test_losses_of_other_rows_or_settings_are_other_quantities(tmp_path: Path, c
         config |= {"data": {"corpus": "text", "length": 128}} | (change if trial.parent.name == "changed" else {})
         (trial / "pretrain" / "config.yaml").write_text(yaml.safe_dump(config))
     comparison = read_comparison(path)
-    assert [[v.name for v in group] for group in groups(comparison, "pretrain")] == [["bert", "window-16"], ["changed"]]
+    groups = comparable_variants(comparison, "pretrain")
+    assert [[v.name for v in group] for group in groups] == [["bert", "window-16"], ["changed"]]
     first, second = summary.advice(comparison, [], {})
     assert first.startswith("Among bert and window-16 (same data and objective), lowest validation loss:")
     assert "changed" not in first

@@ -35,10 +35,11 @@ from comparison_folder import (
 from homespun.cli import app
 from homespun.errors import UserError
 from homespun.report.comparison import write_comparison
-from homespun.report.comparison_records import mean_series, read_comparison
-from homespun.report.comparison_tables import ablations, slug
+from homespun.report.comparison_records import read_comparison
+from homespun.report.comparison_tables import ablations
 from homespun.report.crossovers import crossovers, pareto
-from homespun.report.records import Series
+from homespun.report.records import Series, mean_series
+from homespun.report.table import slug
 
 Content = dict[str, Any]
 
@@ -58,8 +59,7 @@ def content(folder: Path) -> Content:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports whose figures are empty files: they are tested apart, and take the most time."""
-    for module in ("plots", "comparison_plots"):
-        monkeypatch.setattr(f"homespun.report.{module}.render", lambda figure, kind: b"")
+    monkeypatch.setattr("homespun.report.plots.render", lambda figure, kind: b"")
     monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
 
 

@@ -17,7 +17,18 @@ from homespun.report.confusion import confusion, mistakes
 from homespun.report.document import Chapter, Details, Document, Gallery, TableBlock
 from homespun.report.markdown import csv_text, escape, markdown, markdown_table
 from homespun.report.page import Section, write_report
-from homespun.report.plots import MAX_POINTS, Plot, _warn_missing_glyphs, colours, loss_plots, smooth, style
+from homespun.report.plots import (
+    BY_STEP,
+    BY_TIME,
+    MAX_POINTS,
+    Line,
+    Plot,
+    _warn_missing_glyphs,
+    assign_styles,
+    loss_plots,
+    smooth,
+    style,
+)
 from homespun.report.records import read_runs
 from homespun.report.table import Column, Table
 from homespun.results import Metrics
@@ -244,14 +255,15 @@ def test_long_curves_are_thinned_and_same_colours_are_kept(tmp_path: Path, pretr
     runs = read_runs([pretraining(tmp_path / name, steps=53) for name in "abc"])
     series = runs[0].train["generator"]
     series.steps, series.seconds, series.values = ([float(i) for i in range(100_000)] for _ in range(3))
-    colour = colours(runs)
-    assert len(set(colour.values())) == 3
-    plots = {plot.name: plot for plot in loss_plots(runs, colour, "")}
+    styles = assign_styles([run.name for run in runs])
+    assert len({own.colour for own in styles.values()}) == 3
+    lines = [Line(run.name, styles[run.name], [run]) for run in runs]
+    plots = {plot.name: plot for plot in loss_plots(lines, (BY_STEP, BY_TIME), "")}
     assert set(plots) == {f"{t}-by-{x}" for t in ("generator", "discriminator", "overall") for x in ("step", "time")}
     svg = plots["generator-by-step"].svg.decode()
     longest = max(path.count("L") for path in re.findall(r' d="([^"]*)"', svg))
     assert longest < MAX_POINTS
-    assert all(f"stroke: {c.lower()}" in svg.lower() for c in colour.values())
+    assert all(f"stroke: {own.colour.lower()}" in svg.lower() for own in styles.values())
 
 
 def test_smoothing_keeps_length_level_and_straight_lines() -> None:

@@ -145,7 +145,10 @@ def test_what_was_written_may_hold_what_ends_a_line_elsewhere(tmp_path: Path, fi
     )
     (path / "predictions").mkdir()
     for name, values in scores.items():
-        lines = [{"row": row, "predicted": "a\u2028b\x85c", "rouge1": score} for row, score in enumerate(values)]
+        lines = [
+            {"row": row, "truth": "a", "predicted": "a\u2028b\x85c", "rouge1": score}
+            for row, score in enumerate(values)
+        ]
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         (path / "predictions" / f"{name}.jsonl").write_text(text, encoding="utf-8")
     assert "95 % interval of the difference" in summary([read_run(path)])[0]
@@ -174,8 +177,7 @@ def test_folds_count_every_text_once(tmp_path: Path, finetuning: Make, metrics: 
     (path / "result.json").write_text(json.dumps({**result, "seeds": tests}))
     run = read_run(path)
     assert run.test_rows() == 9000
-    table = tables.results([run])
-    assert table is not None
+    (table,) = tables.results([run])
     assert [row[0] for row in table.cells()] == ["b", "TF-IDF + linear"]
     assert table.rows[1][1] == (0.8, 0.01)
     assert "beat TF-IDF + linear" in summary([run])[0]
@@ -193,7 +195,6 @@ def test_warnings(tmp_path: Path, pretraining: Make, end: str | None, words: str
 
 def test_equal_baselines_of_several_runs_are_shown_once(tmp_path: Path, finetuning: Make) -> None:
     runs = read_runs([finetuning(tmp_path / "a"), finetuning(tmp_path / "b"), finetuning(tmp_path / "c", tfidf=0.5)])
-    table = tables.results(runs)
-    assert table is not None
+    (table,) = tables.results(runs)
     names = [row[0] for row in table.rows]
     assert names == ["a", "b", "c", "majority class", "TF-IDF + linear", "TF-IDF + linear (c)"]

@@ -110,19 +110,17 @@ def _baselines_table(result: Mapping[str, Any]) -> Table:
     """The measures of each baseline; over folds their means, with deviations."""
     from homespun.report import formats
     from homespun.report.table import Column, Table
-    from homespun.report.tables import BASELINES
-    from homespun.report.tasks import title
+    from homespun.report.titles import baseline_title, metric_title
 
     lines: dict[str, dict[str, Any]] = result["baselines"]
     floats = (name for line in lines.values() for name, value in line.items() if isinstance(value, float))
     measures = [name for name in dict.fromkeys(floats) if name != "seconds"]
     columns = (
         Column("baseline", numeric=False),
-        *(Column(title(name), formats.share_spread, parts=("mean", "deviation")) for name in measures),
+        *(Column(metric_title(name), formats.share_spread, parts=("mean", "deviation")) for name in measures),
     )
     rows = tuple(
-        (BASELINES.get(baseline, baseline), *(_spread(line, name) for name in measures))
-        for baseline, line in lines.items()
+        (baseline_title(baseline), *(_spread(line, name) for name in measures)) for baseline, line in lines.items()
     )
     on = f"{result['rows']:,} examples ({result['measured_on']})"
     return Table("baselines", f"Baselines on {on}", columns, rows)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from homespun.report import formats
 from homespun.report.records import RunRecord, final_losses, is_share
-from homespun.report.table import Column, Table
-from homespun.report.tables import term_title
+from homespun.report.table import Column, Row, Table, Writer, numbers, texts
+from homespun.report.titles import term_title
 from homespun.results import Adaptation, Change, Shape
 
 
@@ -41,7 +40,7 @@ def _changes(record: RunRecord, result: Adaptation, end: str) -> Table:
     rows += _shape(result, " of the encoder" if result.decoder else "")
     if result.decoder:
         rows += _shape(result.decoder, " of the decoder")
-    columns = (Column("", numeric=False), Column("before"), Column("after"))
+    columns = (*texts(""), Column("before"), Column("after"))
     source = formats.text(result.start_from)
     return Table(f"adaptation{end}", f"{record.name}, from {source}", columns, tuple(rows), note)
 
@@ -67,18 +66,16 @@ def _shape(result: Shape, of: str) -> list[tuple[str, str, str]]:
     return [*rows, _row(f"attention{of}", result.attention, formats.text)]
 
 
-def _row(label: str, pair: Change | None, write: Callable[[object], str]) -> tuple[str, str, str]:
+def _row(label: str, pair: Change | None, write: Writer) -> tuple[str, str, str]:
     return label, write(pair and pair.before), write(pair and pair.after)
 
 
 def _moved(result: Adaptation, end: str) -> Table:
     columns = (
-        Column("stack", numeric=False),
-        Column("tokens", formats.integer),
-        Column("in pieces", formats.integer),
-        Column("mean cosine", formats.share),
-        Column("relative distance", formats.share),
-        Column("rows", formats.integer),
+        *texts("stack"),
+        *numbers(formats.integer, "tokens", "in pieces"),
+        *numbers(formats.share, "mean cosine", "relative distance"),
+        *numbers(formats.integer, "rows"),
     )
     keys = ("stack", "tokens", "pieces", "cosine", "relative_distance", "rows")
     rows = tuple(tuple(row.get(key) for key in keys) for row in result.moved)
@@ -91,17 +88,12 @@ def _moved(result: Adaptation, end: str) -> Table:
 
 def _tensors(result: Adaptation, end: str) -> Table:
     tensors = result.tensors
-    rows: list[tuple[Any, ...]] = [("copied", "as they were", "", tensors.copied)]
+    rows: list[Row] = [("copied", "as they were", "", tensors.copied)]
     changed = Counter((_any_layer(name), _any_layer(how)) for name, how in tensors.changed.items())
     rows += [("changed", name, how, count) for (name, how), count in changed.items()]
     for kind, found in (("fresh", tensors.fresh), ("left", tensors.left)):
         rows += [(kind, name, "", count) for name, count in Counter(map(_any_layer, found)).items()]
-    columns = (
-        Column("tensors", numeric=False),
-        Column("which", numeric=False),
-        Column("how", numeric=False),
-        Column("number", formats.integer),
-    )
+    columns = (*texts("tensors", "which", "how"), *numbers(formats.integer, "number"))
     note = "Fresh: newly drawn. Left: of the checkpoint, and in no use any more. A star stands for the layers."
     return Table(f"tensors{end}", "Where the tensors came from", columns, tuple(rows), note)
 

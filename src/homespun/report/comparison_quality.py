@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,32 +14,13 @@ from statistics import fmean
 import numpy as np
 
 from homespun.errors import UserError
-from homespun.report import formats, significance
+from homespun.report import significance
 from homespun.report.comparison_records import Comparison, Variant
-from homespun.report.predictions import scores
+from homespun.report.predictions import read_scores
 from homespun.report.records import RunRecord
-from homespun.report.tables import BASELINES
 from homespun.report.tasks import repeated
+from homespun.report.titles import FURTHER_METRICS, MAIN_METRICS, baseline_title, metric_title
 from homespun.results import RunResult, mean_and_deviation
-
-MEASURES = {
-    "accuracy": "accuracy",
-    "exact_match": "exact match",
-    "f1": "F1",
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "spearman": "Spearman correlation",
-    "quadratic_kappa": "quadratic weighted kappa",
-    "pearson": "Pearson correlation",
-    "roc_auc": "ROC AUC",
-    "macro_f1": "macro F1",
-}
-"""How measures are called: greater is better, and 1 the most. The first of a task's own ``measures`` decides; where a
-result does not name them, the first of these that its tests have."""
-
-FURTHER_MEASURES = ("macro_f1", "roc_auc")
-"""Measures that are shown beside the one that decides: how right rare classes are, and how well texts are ordered."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +40,7 @@ class Candidate:
     kind: str  # "model" or "baseline"
     baseline_set: str  # the same for models and the baselines that were given the same examples
     values: Sequence[float]  # of the measure, one a training
-    others: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of `FURTHER_MEASURES`, one a training
+    others: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of `FURTHER_METRICS`, one a training
     log_loss: Sequence[float] = ()
     rows: RowScores | None = None  # None: no row has a score by the measure
     texts: float | None = None  # that it was measured on
@@ -112,7 +92,7 @@ class TaskComparison:
     @property
     def title(self) -> str:
         """The measure as people read it."""
-        return MEASURES.get(self.measure, self.measure)
+        return metric_title(self.measure)
 
     @property
     def pairs(self) -> int:
@@ -177,15 +157,7 @@ def _task(comparison: Comparison, name: str) -> TaskComparison:
 def _measure(records: Sequence[RunRecord]) -> str:
     named = [key for record in records for key in record.result.measures[:1]]
     tests = [test for record in records for test in record.result.trainings()]
-    return next((key for key in [*named, *MEASURES] if any(t.number(key) is not None for t in tests)), "accuracy")
-
-
-def _texts(record: RunRecord) -> float | None:
-    """On how many examples a run was measured: with folds, each was in one of them."""
-    rows = [test.rows or 0.0 for test in record.result.trainings()]
-    if record.result.measured_on == "folds":
-        return sum(rows) / (formats.number(record.config.get("seeds")) or 1.0) or None
-    return rows[0] or None
+    return next((key for key in [*named, *MAIN_METRICS] if any(t.number(key) is not None for t in tests)), "accuracy")
 
 
 def _values(records: Sequence[RunRecord], measure: str) -> list[float]:
@@ -204,10 +176,10 @@ def _model(variant: Variant, task: str, measure: str, warnings: list[str]) -> Ca
         kind="model",
         baseline_set=variant.baseline_set(task) or task,
         values=_values(records, measure),
-        others={other: _values(records, other) for other in FURTHER_MEASURES if other != measure},
+        others={other: _values(records, other) for other in FURTHER_METRICS if other != measure},
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", measure, f"{variant.name}, {task}", warnings),
-        texts=next((texts for record in records if (texts := _texts(record))), None),
+        texts=next((texts for record in records if (texts := record.test_rows())), None),
         repeated=repeated([test for record in records for test in record.result.trainings()]),
         state=variant.state,
         why=variant.why,
@@ -260,12 +232,12 @@ def _baselines(
     if measured.result.baselines:
         found.insert(0, (comparison.baselines[measured.name], measured.result.baselines))
     path, metrics = next(((path, metrics) for path, metrics in found if metrics), (comparison.path, {}))
-    texts = next((texts for record in records if (texts := _texts(record))), None)
+    texts = next((texts for record in records if (texts := record.test_rows())), None)
     for key, values in metrics.items():
-        title = f"{BASELINES.get(key, key)}{measured.of}"
+        title = f"{baseline_title(key)}{measured.of}"
         known = {
             what: [mean[0]] if (mean := values.spread(what)) is not None else []
-            for what in dict.fromkeys([measure, *FURTHER_MEASURES])
+            for what in dict.fromkeys([measure, *FURTHER_METRICS])
         }
         rows = _rows([path], key, measure, f"{title}, {task}", warnings)
         yield Candidate(
@@ -314,24 +286,12 @@ def _largest(files: Sequence[Path]) -> list[Path]:
 
 
 def _add_scores(file: Path, measure: str, totals: _ScoreTotals) -> None:
-    rows: list[int] = []
-    predictions: list[dict[str, object]] = []
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for at, line in enumerate(lines, start=1):
-            try:
-                prediction = json.loads(line)
-                row, needed = int(prediction["row"]), {name: prediction[name] for name in ("truth", "predicted")}
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
-                raise UserError(f"line {at} of {file.name} has no row, truth and predicted in JSON") from error
-            rows.append(row)
-            predictions.append(needed | {name: prediction[name] for name in (measure, "score") if name in prediction})
-    for row, prediction, score in zip(rows, predictions, scores(predictions, measure), strict=True):
+    for row, truth, score in read_scores(file, measure):
         if score is None:
             continue
         totals.plain &= score in (0.0, 1.0)
         totals.sums[row] = totals.sums.get(row, 0.0) + score
         totals.counts[row] = totals.counts.get(row, 0) + 1
-        truth = json.dumps(prediction["truth"], sort_keys=True)
         if totals.truths.setdefault(row, truth) != truth:
             raise UserError(f"row {row} has another truth in one training than in another")
 

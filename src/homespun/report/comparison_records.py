@@ -15,8 +15,16 @@ from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.io.json import read_object
 from homespun.report.formats import number
-from homespun.report.records import RunRecord, Series, Tree, as_tree, final_losses, read_run
-from homespun.results import Validation
+from homespun.report.records import (
+    RunRecord,
+    Tree,
+    as_tree,
+    average,
+    comparable,
+    final_losses,
+    pretraining_quantity,
+    read_run,
+)
 
 VERSION = 1
 """Of ``trial.json``; others are shown as trials that cannot be read."""
@@ -90,6 +98,11 @@ class Variant:
         """The runs of a stage as one that bears the variation's name: curves, numbers and losses are the means."""
         records = self.records(stage)
         return average(records, self.name) if records else None
+
+    def validation_losses(self) -> list[float]:
+        """Validation loss at the end of each pretraining."""
+        found = [final_losses(record)[1].get("loss") for record in self.records("pretrain")]
+        return [loss for loss in found if loss is not None]
 
     def baseline_set(self, task: str) -> str | None:
         """The folder of the baselines that its models of a task are set beside; None: nothing is known of them yet."""
@@ -254,39 +267,14 @@ def _settings(given: object) -> dict[str, Any]:
     return settings
 
 
-def average(records: Sequence[RunRecord], name: str) -> RunRecord:
-    """Runs that differ in their seed as one: points of curves are averaged in their order, numbers and losses as such.
-
-    ``result`` is the first one's but for the losses.
-    """
-    finals = [final_losses(record) for record in records]
-    train, validation = (_means([losses[side] for losses in finals]) for side in (0, 1))
-    held_out = Validation(loss=validation.get("loss"), losses=dict(validation))
-    result = records[0].result.model_copy(update={"train": train, "validation": held_out})
-    return replace(
-        records[0],
-        name=name,
-        result=result,
-        train={term: mean_series([r.train[term] for r in records if term in r.train]) for term in records[0].train},
-        validation={
-            term: mean_series([r.validation[term] for r in records if term in r.validation])
-            for term in records[0].validation
-        },
-        summary={**_means([record.summary for record in records])},
-    )
-
-
-def mean_series(series: Sequence[Series]) -> Series:
-    """The mean curve: the first points averaged, the second, as far as all go."""
-    points = min(len(one.values) for one in series)
-
-    def mean(what: str) -> list[float]:
-        return [fmean(column) for column in zip(*(getattr(one, what)[:points] for one in series), strict=True)]
-
-    return Series(mean("steps"), mean("seconds"), mean("values"), mean("tokens"))
-
-
-def _means(trees: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
-    keys = dict.fromkeys(key for tree in trees for key in tree)
-    known = {key: [value for tree in trees if (value := tree.get(key)) is not None] for key in keys}
-    return {key: fmean(values) for key, values in known.items() if values}
+def comparable_variants(comparison: Comparison, stage: str) -> list[list[Variant]]:
+    """Variants grouped by what the loss of a stage measures: its terms; in pretraining also held-out rows and objective
+    settings."""
+    means = [mean for variant in comparison.variants if (mean := variant.mean(stage)) is not None]
+    by_name = {variant.name: variant for variant in comparison.variants}
+    found: dict[str, list[Variant]] = {}
+    for terms, group in enumerate(comparable(means)):
+        for record in group:
+            quantity = pretraining_quantity(record) if stage == "pretrain" else str(terms)
+            found.setdefault(quantity, []).append(by_name[record.name])
+    return list(found.values())

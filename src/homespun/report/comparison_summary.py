@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from homespun.report import formats, significance
-from homespun.report.comparison_plots import groups
-from homespun.report.comparison_quality import FURTHER_MEASURES, MEASURES, Candidate, SignificanceTest, TaskComparison
-from homespun.report.comparison_records import STATES, Comparison, Variant
+from homespun.report.comparison_quality import Candidate, SignificanceTest, TaskComparison
+from homespun.report.comparison_records import STATES, Comparison, Variant, comparable_variants
 from homespun.report.formats import number
-from homespun.report.records import as_tree, final_losses
+from homespun.report.records import as_tree
 from homespun.report.tasks import constant_output_warning
+from homespun.report.titles import FURTHER_METRICS, metric_title
 from homespun.report.unigram_baseline import compare_with_unigram_baseline
 from homespun.results import mean_and_deviation
 
@@ -29,7 +29,7 @@ def advice(comparison: Comparison, tasks: Sequence[TaskComparison], seconds: Map
         which = "all" if len(tried) == len(tasks) else "the"
         paragraphs.insert(0, _over_all(tried, f"{which} {len(tried)} tasks"))
     if not judged:
-        loss_groups = groups(comparison, "pretrain")
+        loss_groups = comparable_variants(comparison, "pretrain")
         by_loss = [_by_loss(group, alone=len(loss_groups) == 1) for group in loss_groups]
         paragraphs = [text for text in by_loss if text]
     paragraphs += compare_with_unigram_baseline({v.name: v.records("pretrain") for v in comparison.variants})
@@ -124,7 +124,7 @@ def _against_other_baselines(task: TaskComparison, best: Candidate) -> list[str]
 def _by_other_measures(task: TaskComparison) -> list[str]:
     """Where another measure has somebody highest who is not among the best: that is not tested, and told."""
     sentences = []
-    for other in FURTHER_MEASURES:
+    for other in FURTHER_METRICS:
         levels = [(fmean(values), c) for c in task.candidates if (values := c.others.get(other))]
         names = {c.name for c in task.among_best}
         among = [level for level in levels if level[1].name in names]
@@ -134,7 +134,7 @@ def _by_other_measures(task: TaskComparison) -> list[str]:
         if highest.name not in names:
             scores = [formats.share_spread(mean_and_deviation(c.others[other])) for c in (highest, ours)]
             sentences.append(
-                f"By {MEASURES[other]} (significance not tested) {highest.name} is best: "
+                f"By {metric_title(other)} (significance not tested) {highest.name} is best: "
                 f"{scores[0]}, {ours.name} has {scores[1]}."
             )
     return sentences
@@ -160,10 +160,7 @@ def _by_loss(group: Sequence[Variant], *, alone: bool) -> str:
     Args:
         alone: no other group has losses, of another quantity.
     """
-    found = {
-        v.name: [x for r in v.records("pretrain") if (x := final_losses(r)[1].get("loss")) is not None] for v in group
-    }
-    found = {name: values for name, values in found.items() if values}
+    found = {v.name: values for v in group if (values := v.validation_losses())}
     if not found:
         return ""
     order = sorted(found, key=lambda name: fmean(found[name]))
@@ -189,10 +186,7 @@ def _by_loss(group: Sequence[Variant], *, alone: bool) -> str:
 
 
 def _loss(values: Sequence[float]) -> str:
-    found = mean_and_deviation(values)
-    assert found is not None
-    mean, deviation = found
-    return formats.loss(mean) if deviation is None else f"{formats.loss(mean)}{formats.NB}±{formats.NB}{deviation:.2g}"
+    return formats.loss_spread(mean_and_deviation(values))
 
 
 def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:

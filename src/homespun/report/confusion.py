@@ -1,4 +1,4 @@
-"""Which class was taken for which."""
+"""Confusion matrices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from homespun.report import formats
-from homespun.report.table import Column, Table
+from homespun.report.table import Table, numbers, texts
 from homespun.results import Metrics
 
 
@@ -28,10 +28,7 @@ class Confusion:
 
     def table(self, name: str) -> Table:
         """The counts as a table."""
-        columns = (
-            Column("truth \\ prediction", numeric=False),
-            *(Column(label, formats.integer) for label in self.labels),
-        )
+        columns = (*texts("truth \\ prediction"), *numbers(formats.integer, *self.labels))
         rows = tuple((label, *row) for label, row in zip(self.labels, self.counts, strict=True))
         return Table(name, "Confusion matrix", columns, rows, "Texts: rows are the truth, columns the prediction.")
 
@@ -44,8 +41,8 @@ def confusion(test: Metrics) -> Confusion | None:
     return Confusion([formats.text(label) for label in matrix.labels], matrix.counts)
 
 
-def mistakes(found: Confusion, name: str) -> Table | None:
-    """The most frequent mistakes; ``None`` where there is none."""
+def mistakes(found: Confusion, name: str, title: str = "Most frequent mistakes") -> Table | None:
+    """The eight most frequent mistakes; None without mistakes."""
     shares = found.percent()
     pairs = [
         (label, taken, found.counts[i][j], shares[i][j] / 100)
@@ -55,9 +52,8 @@ def mistakes(found: Confusion, name: str) -> Table | None:
     ]
     largest = tuple(sorted(pairs, key=lambda pair: -pair[2])[:8])
     columns = (
-        Column("truth", numeric=False),
-        Column("taken for", numeric=False),
-        Column("texts", formats.integer),
-        Column("of the class", formats.percent),
+        *texts("truth", "taken for"),
+        *numbers(formats.integer, "texts"),
+        *numbers(formats.percent, "of the class"),
     )
-    return Table(name, "Most frequent mistakes", columns, largest) if largest else None
+    return Table(name, title, columns, largest) if largest else None

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from homespun.report import formats
-from homespun.report.table import Column, Table
+from homespun.report.table import Table, texts
 
 _EVERY = 10.0
 """Seconds between two lines where the output is not a terminal."""
@@ -61,7 +61,7 @@ def print_tables(*tables: Table) -> None:
 def _on_its_side(table: Table) -> Table:
     """What were columns are rows; what cannot be read then either is folded."""
     cells = table.cells()
-    heads = (Column(table.columns[0].title, numeric=False), *(Column(row[0], numeric=False) for row in cells))
+    heads = texts(table.columns[0].title, *(row[0] for row in cells))
     rows = tuple((column.title, *(row[i + 1] for row in cells)) for i, column in enumerate(table.columns[1:]))
     return Table(table.name, table.title, heads, rows, table.note)
 

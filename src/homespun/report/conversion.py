@@ -6,26 +6,26 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from homespun.report.table import Column, Table
+from homespun.report.table import Column, Table, texts
 
 _NUMBER = r"(?<=\.)\d+(?=\.|$)"
 
 
-def conversion_tables(report: Mapping[str, Any]) -> list[Table]:
+def conversion_tables(report: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """The tensors that were mapped, those that were left out, and those that are new, the layers in one row."""
     mapped = weights_and_biases(by_layers((name, *names) for name, names in report["mapped"].items()))
     tables = [
         Table(
             "mapped",
             "Tensors, where they came from and where they went",
-            (Column("from", numeric=False), Column("to", numeric=False), Column("tensors")),
+            (*texts("from", "to"), Column("tensors")),
             tuple((names[0], " + ".join(names[1:]), count) for names, count in mapped),
         )
     ]
     for key, title in (("dropped", "Left out"), ("new", "New: not in the source")):
         grouped = by_layers((name, reason) for name, reason in report[key].items())
         if grouped:
-            columns = (Column("tensor", numeric=False), Column("why", numeric=False), Column("tensors"))
+            columns = (*texts("tensor", "why"), Column("tensors"))
             tables.append(Table(key, title, columns, tuple((*row, count) for row, count in grouped)))
     return tables
 

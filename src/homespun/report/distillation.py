@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from homespun.report import formats
 from homespun.report.records import RunRecord
-from homespun.report.table import Column, Table
+from homespun.report.table import Column, Table, Writer, texts
 from homespun.results import TeacherStudent, Timing
 
 _SHARES = ("accuracy", "macro_f1", "micro_f1", "weighted_f1", "roc_auc", "mlm_accuracy")
@@ -28,12 +27,7 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
         *map(_speed, result.speed),
         *(_quality(name, pair) for name, pair in (result.quality or {}).items()),
     ]
-    columns = (
-        Column("", numeric=False),
-        Column("teacher"),
-        Column("student"),
-        Column("student against teacher", numeric=False),
-    )
+    columns = (*texts(""), Column("teacher"), Column("student"), *texts("student against teacher"))
     note = (
         "Both took turns on the same texts of random tokens. DistilBERT is told of as 40 % smaller, 60 % faster, and "
         "97 % of BERT's quality (Sanh et al. 2019)."
@@ -45,7 +39,9 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
     return [Table(f"distillation{end}", f"{record.name}, taught by {result.teacher}", columns, tuple(rows), note)]
 
 
-def _row(label: str, pair: TeacherStudent | None, write: Any, compare: Any) -> tuple[str, str, str, str]:
+def _row(
+    label: str, pair: TeacherStudent | None, write: Writer, compare: Callable[[float, float], str]
+) -> tuple[str, str, str, str]:
     teacher, student = (pair.teacher, pair.student) if pair else (None, None)
     against = compare(teacher, student) if teacher and student is not None else ""
     return label, write(teacher), write(student), against

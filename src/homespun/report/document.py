@@ -1,25 +1,28 @@
-"""A report before it is a page or a text: chapters, and what stands in them."""
+"""Content of a report: chapters with paragraphs, tables and figures; the report of one or several runs."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
-from homespun.report import error_analysis, plots, summary, tables, tasks
+from pydantic import JsonValue
+
+from homespun.report import error_analysis, plots, summary, tables
 from homespun.report.adaptation import adaptations
 from homespun.report.confusion import Confusion, confusion, mistakes
 from homespun.report.distillation import distillations
 from homespun.report.layers import layers_read
-from homespun.report.plots import Plot
+from homespun.report.learning_curve import curve_plot, curve_table
+from homespun.report.plots import BY_STEP, BY_TIME, Line, Plot
 from homespun.report.records import RunRecord, comparable, config_text
-from homespun.report.table import Table
+from homespun.report.table import Table, slug
 
 
 @dataclass(frozen=True)
 class Section:
-    """What the caller wants to tell besides: a heading, a text, tables, and the commands that were run."""
+    """Content from the caller: heading, text, tables, commands that were run."""
 
     title: str
     text: str = ""
@@ -29,7 +32,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph, with a heading where it has one."""
+    """A paragraph with an optional heading."""
 
     kind: ClassVar = "paragraph"
     text: str
@@ -38,7 +41,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Notice:
-    """A paragraph that must not be overlooked."""
+    """A highlighted paragraph."""
 
     kind: ClassVar = "notice"
     text: str
@@ -64,7 +67,7 @@ class Heatmap:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Figures that belong together."""
+    """Figures with a common title and note."""
 
     kind: ClassVar = "gallery"
     title: str
@@ -74,7 +77,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be shown as it is: commands, a config."""
+    """Verbatim text: commands, a config."""
 
     kind: ClassVar = "code"
     text: str
@@ -82,7 +85,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Details:
-    """What is there for those who look for it."""
+    """Folded content."""
 
     kind: ClassVar = "details"
     title: str
@@ -94,7 +97,7 @@ Content = Paragraph | Notice | TableBlock | Heatmap | Gallery | Code | Details
 
 @dataclass(frozen=True)
 class Chapter:
-    """A heading and what stands under it."""
+    """A heading and its content."""
 
     title: str
     contents: Sequence[Content]
@@ -102,9 +105,9 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Document:
-    """A whole report, in the order in which it is read.
+    """A report.
 
-    Tables and figures are files by their names: one that has an earlier one's is given a number behind it.
+    Tables and figures are files by their names; a name that is taken gets a number at its end.
     """
 
     title: str
@@ -119,7 +122,7 @@ class Document:
         object.__setattr__(self, "chapters", chapters)
 
     def tables(self) -> list[Table]:
-        """All tables, folded ones too."""
+        """All tables, folded ones included."""
         return [item.table for item in self._all() if isinstance(item, TableBlock | Heatmap)]
 
     def plots(self) -> list[Plot]:
@@ -140,7 +143,7 @@ _Named = TypeVar("_Named", Table, Plot)
 
 
 def _with_unique_names(contents: Sequence[Content], taken: set[tuple[type, str]]) -> list[Content]:
-    """The same contents, in which no name is ``taken``; it gets theirs."""
+    """The contents with names that are not in ``taken``, to which they are added."""
 
     def named(item: _Named) -> _Named:
         numbered = (f"{item.name}-{number}" for number in itertools.count(2))
@@ -163,121 +166,153 @@ def _with_unique_names(contents: Sequence[Content], taken: set[tuple[type, str]]
 
 
 def compose(records: Sequence[RunRecord], *, title: str, sections: Sequence[Section]) -> Document:
-    """The report of one run, or of several side by side. Chapters without content are left out."""
+    """The report of one or several runs; chapters without content are left out."""
     lead: list[Content] = [*map(Paragraph, summary.summary(records)), *map(Notice, summary.warnings(records))]
     lead += map(Notice, error_analysis.notices(records))
     chapters = [
-        Chapter("Results", _tabular(tables.results(records), *tasks.results(records))),
+        Chapter("Results", tabular(*tables.results(records))),
         Chapter("Learning curve", _learning_curves(records)),
         Chapter("Classes", _classes(records)),
         Chapter("Top errors", _of_each(records, error_analysis.top_errors_table, "most-wrong")),
-        Chapter("Resources and losses", _tabular(tables.resources(records), *tables.losses(records))),
-        Chapter("Teacher and student", _tabular(*distillations(records))),
-        Chapter("Adaptation", _tabular(*adaptations(records))),
-        Chapter("Layer weights", _tabular(layers_read(records))),
+        Chapter("Resources and losses", tabular(tables.resources(records), *tables.losses(records))),
+        Chapter("Teacher and student", tabular(*distillations(records))),
+        Chapter("Adaptation", tabular(*adaptations(records))),
+        Chapter("Layer weights", tabular(layers_read(records))),
         Chapter("Curves", _curves(records)),
         Chapter("Calibration", _calibration(records)),
         Chapter("Overlap of test and training set", _of_each(records, error_analysis.overlap_table, "overlap")),
-        Chapter("Lengths", _lengths(records)),
+        Chapter("Lengths", length_contents({record.name: record for record in records})),
         Chapter("Exports", _exports(records)),
         Chapter("Configuration", _configuration(records, sections)),
     ]
     return Document(title, lead, [chapter for chapter in chapters if chapter.contents])
 
 
-def _tabular(*found: Table | None) -> list[Content]:
+def tabular(*found: Table | None) -> list[Content]:
+    """The tables that exist, as contents."""
     return [TableBlock(table) for table in found if table is not None]
 
 
-def _learning_curves(records: Sequence[RunRecord]) -> list[Content]:
-    """What came of fewer training examples, of each run that asked."""
+def confusion_contents(found: Confusion, end: str, title: str, mistakes_title: str) -> list[Content]:
+    """Heatmap of a confusion matrix, or its counts folded if it has many classes; most frequent mistakes."""
+    counts = found.table(f"confusion{end}")
+    wrong = tabular(mistakes(found, f"mistakes{end}", mistakes_title))
+    if found.readable:
+        return [Heatmap(title, counts, found), *wrong]
+    return [*wrong, Details(title, [TableBlock(counts)])]
+
+
+def length_contents(records: Mapping[str, RunRecord], stage: str = "", end: str = "") -> list[Content]:
+    """Histograms and statistics of lengths; records with equal lengths share them.
+
+    Args:
+        records: by the name to show.
+        stage: title of a stage of a comparison.
+        end: of file names.
+    """
+    given: list[tuple[RunRecord, list[str]]] = []
+    for name, record in records.items():
+        same = next((names for other, names in given if other.result.lengths == record.result.lengths), None)
+        if same is not None:
+            same.append(name)
+        elif record.result.lengths:
+            given.append((record, [name]))
     contents: list[Content] = []
-    for number, record in enumerate(records, start=1):
-        end = "" if len(records) == 1 else f"-{number}"
-        contents += _tabular(tasks.curve_table(record, f"examples{end}"))
-        if (plot := tasks.curve_plot(record, f"examples{end}")) is not None:
+    for i, (record, names) in enumerate(given, start=1):
+        file = f"lengths{end}" if len(given) == 1 else f"lengths{end}-{i}"
+        title = ": ".join(part for part in (stage, ", ".join(names) if len(given) > 1 else "") if part)
+        drawn = _histograms(record, file, title)
+        note = "Tokens a text, by class; the axis is in powers of two, each strip to its own height."
+        contents += [Gallery(title or "By class", drawn, note)] if drawn else []
+        contents += tabular(tables.lengths(record, file, f"Lengths in tokens{title and f', {title}'}"))
+    return contents
+
+
+def _histograms(record: RunRecord, file: str, title: str) -> list[Plot]:
+    splits: dict[str, list[dict[str, JsonValue]]] = {}
+    for row in record.result.lengths:
+        splits.setdefault(str(row.get("split")), []).append(row)
+    drawn = []
+    for split, rows in splits.items():
+        of_classes = [row for row in rows if row.get("class") is not None] or rows
+        caption = ", ".join(part for part in ("Lengths", title, split) if part)
+        drawn.append(plots.length_histogram(of_classes, f"{file}-{slug(split)}", caption))
+    return [plot for plot in drawn if plot is not None]
+
+
+def _ends(records: Sequence[RunRecord]) -> list[tuple[RunRecord, str]]:
+    """Each run with the end of its file names: a number if there are several runs."""
+    return [(record, "" if len(records) == 1 else f"-{i}") for i, record in enumerate(records, start=1)]
+
+
+def _folded(found: Sequence[tuple[RunRecord, list[Content]]]) -> list[Content]:
+    """The contents of the first run that has any; those of the others folded."""
+    present = [(record.name, contents) for record, contents in found if contents]
+    return [*(present[0][1] if present else []), *(Details(*folded) for folded in present[1:])]
+
+
+def _learning_curves(records: Sequence[RunRecord]) -> list[Content]:
+    contents: list[Content] = []
+    for record, end in _ends(records):
+        contents += tabular(curve_table(record, f"examples{end}"))
+        if (plot := curve_plot(record, f"examples{end}")) is not None:
             note = "Bars: standard deviation over trainings. Dashed: baselines with as many examples."
             contents.append(Gallery(record.name, [plot], note))
     return contents
 
 
 def _curves(records: Sequence[RunRecord]) -> list[Content]:
-    """A gallery for the runs that have the same terms of the loss: only those share axes."""
+    """A gallery for each group of runs with the same terms of the loss."""
     groups = comparable(records)
-    colour = plots.colours(records)
+    styles = plots.assign_styles([record.name for record in records])
     contents: list[Content] = []
     for number, group in enumerate(groups, start=1):
         prefix = "" if len(groups) == 1 else f"{number}-"
-        drawn = plots.loss_plots(group, colour, prefix)
-        rate = plots.learning_rate_plot(group, colour, f"{prefix}learning-rate")
         title = ", ".join(f"{r.name} ({r.trial})" if r.trial else r.name for r in group)
         note = "Thin line: training, mean over 4 % of the run. Line with dots: validation."
-        if everything := [*drawn, *([rate] if rate else [])]:
-            contents.append(Gallery(title, everything, note))
+        lines = [Line(record.name, styles[record.name], [record]) for record in group]
+        drawn = plots.loss_plots(lines, (BY_STEP, BY_TIME), prefix)
+        rate = plots.learning_rate_plot(lines, f"{prefix}learning-rate")
+        contents += [Gallery(title, [*drawn, *([rate] if rate else [])], note)] if drawn or rate else []
     return contents
 
 
 def _classes(records: Sequence[RunRecord]) -> list[Content]:
-    """Confusion matrix, mistakes and classes of each tested run; those after the best one are folded."""
-    naming = [record for record in records if record.tests() and record.tests()[0].per_class]
-    tested = sorted(naming, key=lambda r: -(tables.accuracy(r) or 0.0))
-    contents: list[Content] = []
-    for rank, record in enumerate(tested):
-        end = "" if len(tested) == 1 else f"-{rank + 1}"
-        found = confusion(record.tests()[0])
+    """Confusion matrix, mistakes and metrics of each class, of the best run first."""
+    tested = [record for record in records if record.tests() and record.tests()[0].per_class]
+    found: list[tuple[RunRecord, list[Content]]] = []
+    for record, end in _ends(sorted(tested, key=lambda record: -(tables.accuracy(record) or 0.0))):
+        matrix = confusion(record.tests()[0])
         own: list[Content] = []
-        if found is not None:
-            counts = found.table(f"confusion{end}")
-            own += [Heatmap(counts.title, counts, found)] if found.readable else []
-            own += _tabular(mistakes(found, f"mistakes{end}"))
-            own += [] if found.readable else [Details(counts.title, [TableBlock(counts)])]
-        own += _tabular(tables.per_class(record, f"per-class{end}"))
         if len(record.tests()) > 1:
-            own.insert(0, Paragraph(f"First of {len(record.tests())} trainings of {record.name}."))
+            own.append(Paragraph(f"First of {len(record.tests())} trainings of {record.name}."))
         elif len(tested) > 1:
-            own.insert(0, Paragraph(f"Of {record.name}."))
-        contents += own if rank == 0 else [Details(record.name, own)]
-    return contents
+            own.append(Paragraph(f"Of {record.name}."))
+        own += confusion_contents(matrix, end, "Confusion matrix", "Most frequent mistakes") if matrix else []
+        found.append((record, [*own, *tabular(tables.per_class(record, f"per-class{end}"))]))
+    return _folded(found)
 
 
 def _of_each(records: Sequence[RunRecord], make: Callable[[RunRecord, str], Table | None], name: str) -> list[Content]:
-    """A table of each run that has one; those after the first are folded."""
-    contents: list[Content] = []
-    for rank, record in enumerate(records):
-        found = _tabular(make(record, name if len(records) == 1 else f"{name}-{rank + 1}"))
-        contents += [Details(record.name, found)] if found and contents else found
-    return contents
+    return _folded([(record, tabular(make(record, f"{name}{end}"))) for record, end in _ends(records)])
 
 
 def _calibration(records: Sequence[RunRecord]) -> list[Content]:
     """Calibration and thresholds of each classifier."""
-    contents: list[Content] = []
-    for rank, record in enumerate(records):
-        end = "" if len(records) == 1 else f"-{rank + 1}"
-        found = _tabular(
+    contents: list[tuple[RunRecord, list[Content]]] = []
+    for record, end in _ends(records):
+        found = tabular(
             error_analysis.calibration_table(record, f"calibration{end}"),
             error_analysis.thresholds_table(record, f"thresholds{end}"),
         )
         if (plot := error_analysis.reliability_plot(record, f"reliability{end}")) is not None:
-            note = "Larger points: more answers. Both on the test examples."
-            found.append(Gallery(record.name, [plot], note))
-        contents += [Details(record.name, found)] if found and contents else found
-    return contents
-
-
-def _lengths(records: Sequence[RunRecord]) -> list[Content]:
-    found = [(record, record.result.lengths) for record in records]
-    distinct = [(r, value) for i, (r, value) in enumerate(found) if value and value not in [v for _, v in found[:i]]]
-    contents: list[Content] = []
-    for number, (record, _) in enumerate(distinct, start=1):
-        if len(distinct) > 1:
-            contents.append(Paragraph(f"Of {record.name}."))
-        contents += _tabular(tables.lengths(record, "lengths" if len(distinct) == 1 else f"lengths-{number}"))
-    return contents
+            found.append(Gallery(record.name, [plot], "Larger points: more answers. Both on the test examples."))
+        contents.append((record, found))
+    return _folded(contents)
 
 
 def _exports(records: Sequence[RunRecord]) -> list[Content]:
-    """What each run left for transformers, or why it could not."""
+    """Exports to transformers, or why there is none."""
     contents: list[Content] = []
     for record in records:
         export = record.result.export
@@ -295,12 +330,12 @@ def _configuration(records: Sequence[RunRecord], sections: Sequence[Section]) ->
     contents: list[Content] = []
     for section in sections:
         contents += [Paragraph(section.text, section.title)]
-        contents += _tabular(*section.tables)
+        contents += tabular(*section.tables)
         contents += [Code("\n".join(section.commands))] if section.commands else []
-    contents += _tabular(*tables.differences(records))
+    contents += tabular(*tables.differences(records))
     contents += [
         Details(f"config.yaml of {record.name}", [Code(config_text(record))]) for record in records if record.config
     ]
-    environment = tables.environment(records)
+    environment = tables.environments(records)
     contents += [Details(environment.title, [TableBlock(environment)])] if environment else []
     return contents

@@ -6,12 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from homespun.report import formats
-from homespun.report.plots import CARD, INK, PALETTE, End, Plot, label_ends, render, style
+from homespun.report.plots import INK, PALETTE, End, Plot, drawing
 from homespun.report.records import RunRecord
-from homespun.report.table import Column, Table
+from homespun.report.table import Column, Table, numbers, texts
 from homespun.results import Calibration
-
-_HEIGHT = 3.6  # inches
 
 
 def notices(records: Sequence[RunRecord]) -> list[str]:
@@ -39,10 +37,9 @@ def overlap_table(record: RunRecord, name: str) -> Table | None:
     """Examples of near-duplicates."""
     pairs = record.result.overlap.pairs if record.result.overlap else []
     columns = (
-        Column("row", formats.integer),
-        Column("test example", numeric=False),
-        Column("training example", numeric=False),
-        Column("similarity", formats.percent),
+        *numbers(formats.integer, "row"),
+        *texts("test example", "training example"),
+        *numbers(formats.percent, "similarity"),
     )
     rows = tuple((pair.row, pair.text, pair.training, pair.similarity) for pair in pairs)
     note = "Similarity: share of five-word sequences in common."
@@ -66,10 +63,10 @@ def calibration_table(record: RunRecord, name: str) -> Table | None:
     if temperature is not None and temperature != 1.0:
         labels.append(("with temperature", found.after, temperature))
     columns = (
-        Column("logits", numeric=False),
-        Column("temperature", formats.share),
-        Column("calibration error", formats.percent),
-        Column("log loss", formats.loss),
+        *texts("logits"),
+        *numbers(formats.share, "temperature"),
+        *numbers(formats.percent, "calibration error"),
+        *numbers(formats.loss, "log loss"),
     )
     rows = tuple((words, divided, part.ece, part.log_loss) for words, part, divided in labels)
     note = "Calibration error: mean distance between confidence and accuracy (15 bins)."
@@ -93,7 +90,7 @@ def thresholds_table(record: RunRecord, name: str) -> Table | None:
         note += f" {_sentence(why)}"
     one = len(set(thresholds)) == 1
     rows = (("all", thresholds[0]),) if one else tuple(zip(labels, thresholds, strict=False))
-    columns = (Column("label", numeric=False), Column("threshold", formats.share))
+    columns = (*texts("label"), *numbers(formats.share, "threshold"))
     return Table(name, f"Decision thresholds of {record.name}", columns, rows, note)
 
 
@@ -107,16 +104,13 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
     found = _calibration(record)
     if not found:
         return None
-    from matplotlib.figure import Figure
-
     drawn = [("as trained", found.before, PALETTE[1])]
     if found.after.ece != found.before.ece:
         drawn.append(("with temperature", found.after, PALETTE[0]))
-    with style():
-        figure = Figure(figsize=(4.7, _HEIGHT), facecolor=CARD, layout="constrained")
-        axes = figure.add_subplot(facecolor=CARD)
+    with drawing(name, "Reliability: accuracy by confidence", height=3.6) as canvas:
+        axes = canvas.axes
         axes.plot([0, 1], [0, 1], color=INK, linewidth=0.8, linestyle=":")
-        ends = [End(1.0, "calibrated", INK, ":")]
+        canvas.ends.append(End(1.0, "calibrated", INK, ":"))
         for label, part, colour in drawn:
             points = [(b.confidence, b.right, b.count) for b in part.bins]
             known = [(x, y, n) for x, y, n in points if x is not None and y is not None and n]
@@ -126,15 +120,12 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
             axes.plot([x for x, _, _ in known], [y for _, y, _ in known], "-", color=colour, linewidth=1.0, alpha=0.6)
             sizes = [6 + 60 * n / most for _, _, n in known]
             axes.scatter([x for x, _, _ in known], [y for _, y, _ in known], s=sizes, color=colour, linewidths=0)
-            ends.append(End(known[-1][1], label, colour, marker="o"))
+            canvas.ends.append(End(known[-1][1], label, colour, marker="o"))
         axes.set_xlim(0, 1.02)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("confidence")
         axes.set_ylabel("accuracy")
-        figure.draw_without_rendering()
-        label_ends(axes, ends, _HEIGHT)
-        caption = "Reliability: accuracy by confidence"
-        return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
+    return canvas.plot
 
 
 def top_errors_table(record: RunRecord, name: str) -> Table | None:
@@ -143,12 +134,12 @@ def top_errors_table(record: RunRecord, name: str) -> Table | None:
     if not wrong:
         return None
     columns = (
-        Column("row", formats.integer),
-        Column("text", numeric=False),
+        *numbers(formats.integer, "row"),
+        *texts("text"),
         Column("truth", _shown, numeric=False),
         Column("predicted", _shown, numeric=False),
-        Column("loss", formats.loss),
-        Column("score", formats.share),
+        *numbers(formats.loss, "loss"),
+        *numbers(formats.share, "score"),
     )
     rows = tuple((one.row, one.text, one.truth, one.predicted, one.loss, one.score) for one in wrong)
     note = "Check their labels first: some are often wrong. Rows count from 0."

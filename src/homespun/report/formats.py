@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 DASH = "–"
 NB = "\u00a0"
@@ -140,34 +139,40 @@ def probability(value: object) -> str:
     return DASH if n is None else f"<{NB}0.001" if n < 0.001 else f"{n:.3f}"
 
 
-def points_interval(value: Any) -> str:
+def points_interval(value: object) -> str:
     """A pair of differences of shares in percentage points: ``+0.4 to +2.1``."""
-    low, high = (None, None) if value is None else (number(value[0]), number(value[1]))
+    low, high = _pair(value)
     return DASH if low is None or high is None else f"{points(low)} to {points(high)}".replace(" ", NB)
 
 
-def spread(value: Any) -> str:
-    """A pair (mean, deviation or None) of shares as ``91.5 ± 0.3 %``."""
-    if value is None:
-        return DASH
-    mean, deviation = number(value[0]), number(value[1])
-    return (
-        percent(mean) if mean is None or deviation is None else f"{100 * mean:.1f}{NB}±{NB}{100 * deviation:.1f}{NB}%"
-    )
+def spread(value: object) -> str:
+    """Mean and deviation of shares: ``91.5 ± 0.3 %``, or ``91.5 %`` if the deviation is None."""
+    mean, deviation = _pair(value)
+    if mean is None or deviation is None:
+        return percent(mean)
+    return f"{100 * mean:.1f}{NB}±{NB}{100 * deviation:.1f}{NB}%"
 
 
-def share_spread(value: Any) -> str:
-    """A pair (mean, deviation or None) of shares as ``0.912 ± 0.003``."""
-    if value is None:
-        return DASH
-    mean, deviation = number(value[0]), number(value[1])
+def share_spread(value: object) -> str:
+    """Mean and deviation of shares: ``0.912 ± 0.003``."""
+    mean, deviation = _pair(value)
     return share(mean) if mean is None or deviation is None else f"{mean:.3f}{NB}±{NB}{deviation:.3f}"
 
 
-def interval(value: Any) -> str:
-    """A pair of shares as ``90.9 – 92.1 %``."""
-    low, high = (None, None) if value is None else (number(value[0]), number(value[1]))
+def loss_spread(value: object) -> str:
+    """Mean and deviation of losses: ``3.142 ± 0.021``."""
+    mean, deviation = _pair(value)
+    return loss(mean) if mean is None or deviation is None else f"{loss(mean)}{NB}±{NB}{deviation:.2g}"
+
+
+def interval(value: object) -> str:
+    """A pair of shares: ``90.9 – 92.1 %``."""
+    low, high = _pair(value)
     return DASH if low is None or high is None else f"{100 * low:.1f}{NB}–{NB}{100 * high:.1f}{NB}%"
+
+
+def _pair(value: object) -> tuple[float | None, float | None]:
+    return (number(value[0]), number(value[1])) if isinstance(value, (tuple, list)) else (None, None)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -9,10 +9,8 @@ import numpy as np
 
 from homespun.report import formats
 from homespun.report.document import Chapter, Code, Document, Gallery, Paragraph, TableBlock
-from homespun.report.plots import CARD, PALETTE, End, Plot, label_ends, render, style
-from homespun.report.table import Column, Table
-
-_HEIGHT = 2.9  # inches
+from homespun.report.plots import PALETTE, End, Plot, drawing
+from homespun.report.table import Table, numbers
 
 
 def in_context_document(result: Mapping[str, Any]) -> Document:
@@ -43,14 +41,8 @@ def in_context_table(result: Mapping[str, Any]) -> Table:
         "in-context",
         "Accuracy by examples in the prompt",
         (
-            Column("examples", formats.integer),
-            Column("draws", formats.integer),
-            Column("accuracy", formats.percent),
-            Column("lowest", formats.percent),
-            Column("highest", formats.percent),
-            Column("macro F1", formats.percent),
-            Column("TF-IDF", formats.percent),
-            Column("majority", formats.percent),
+            *numbers(formats.integer, "examples", "draws"),
+            *numbers(formats.percent, "accuracy", "lowest", "highest", "macro F1", "TF-IDF", "majority"),
         ),
         tuple(
             (
@@ -71,13 +63,10 @@ def in_context_table(result: Mapping[str, Any]) -> Table:
 
 def in_context_plot(result: Mapping[str, Any]) -> Plot:
     """Accuracy over the numbers of examples, which stand at equal distances."""
-    from matplotlib.figure import Figure
-
     found = result["shots"]
-    with style():
-        figure = Figure(figsize=(4.7, _HEIGHT), facecolor=CARD, layout="constrained")
-        axes = figure.add_subplot(facecolor=CARD)
-        ends = []
+    caption = "Accuracy by examples in the prompt, with TF-IDF and the majority class"
+    with drawing("in-context-accuracy", caption) as canvas:
+        axes = canvas.axes
         for (name, key), colour in zip((("prompted", "accuracy"), ("TF-IDF", "tfidf")), PALETTE, strict=False):
             positions = [position for position, one in enumerate(found) if key in one]
             if not positions:
@@ -86,17 +75,10 @@ def in_context_plot(result: Mapping[str, Any]) -> Plot:
             means = np.array([np.mean(values) for values in draws])
             axes.plot(positions, means, "o-", color=colour, markersize=4.0, linewidth=1.0)
             axes.fill_between(positions, [*map(min, draws)], [*map(max, draws)], color=colour, alpha=0.15, linewidth=0)
-            ends.append(End(float(means[-1]), name, colour))
+            canvas.ends.append(End(float(means[-1]), name, colour))
         axes.axhline(result["majority"], color=PALETTE[2], linewidth=1.0, linestyle="--")
-        ends.append(End(float(result["majority"]), "majority", PALETTE[2], "--"))
+        canvas.ends.append(End(float(result["majority"]), "majority", PALETTE[2], "--"))
         axes.set_xticks(range(len(found)), [str(one["shots"]) for one in found])
         axes.set_xlabel("examples in the prompt")
         axes.set_ylabel("accuracy")
-        figure.draw_without_rendering()
-        label_ends(axes, ends, _HEIGHT)
-        return Plot(
-            "in-context-accuracy",
-            "Accuracy by examples in the prompt, beside TF-IDF and the majority class",
-            render(figure, "svg"),
-            render(figure, "png"),
-        )
+    return canvas.plot

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from homespun.report import formats
 from homespun.report.records import RunRecord
-from homespun.report.table import Column, Table
+from homespun.report.table import Table, numbers, texts
 
 
 def layers_read(records: Sequence[RunRecord]) -> Table | None:
@@ -16,9 +16,9 @@ def layers_read(records: Sequence[RunRecord]) -> Table | None:
         return None
     most = max(len(weights) for _, weights, _ in mixed)
     columns = (
-        Column("run", numeric=False),
-        *(Column("words" if not layer else f"layer {layer}", formats.percent) for layer in range(most)),
-        Column("gamma", formats.share),
+        *texts("run"),
+        *numbers(formats.percent, *("words" if not layer else f"layer {layer}" for layer in range(most))),
+        *numbers(formats.share, "gamma"),
     )
     # narrower words than layers are not in the mix: the weights are of the last layers
     rows = tuple((name, *[None] * (most - len(weights)), *weights, gamma) for name, weights, gamma in mixed)

@@ -1,4 +1,4 @@
-"""The small writers: a report as Markdown, a table as CSV."""
+"""Reports as Markdown, tables as CSV."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from homespun.report.confusion import Confusion
 from homespun.report.document import Code, Content, Details, Document, Gallery, Heatmap, Notice, Paragraph, TableBlock
@@ -37,9 +36,10 @@ def csv_text(table: Table) -> str:
     heads = [[f"{c.title}, {part}" for part in c.parts] if c.parts else [c.title] for c in table.columns]
     writer.writerow([_no_formula(title) for titles in heads for title in titles])
     for row in table.rows:
-        cells: list[Any] = []
+        cells: list[object] = []
         for column, value in zip(table.columns, row, strict=True):
-            cells += (value or [None] * len(column.parts)) if column.parts else [value]
+            pair = value if isinstance(value, (tuple, list)) else [None] * len(column.parts)
+            cells += pair if column.parts else [value]
         writer.writerow([_no_formula(cell) for cell in cells])
     return out.getvalue()
 
@@ -49,7 +49,7 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|#~$&!])", r"\\\1", " ".join(text.split()))
 
 
-def _no_formula(value: Any) -> Any:
+def _no_formula(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"} else value
 
 

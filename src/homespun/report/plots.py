@@ -6,17 +6,18 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import JsonValue
 
 from homespun.report import formats
-from homespun.report.records import RunRecord, Series, loss_terms
-from homespun.report.tables import term_title
+from homespun.report.records import RunRecord, Series, average, loss_terms
+from homespun.report.titles import term_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Okabe and Ito's palette, told apart by colour-blind eyes; without its yellow, which is too pale for a line
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES, MARKERS = ("-", "--", ":", "-."), ("o", "s", "^", "D", "v", "P", "X")
 MAX_POINTS = 800
 LINE = 0.165  # inches: the height of a line of text
 CARD, INK, FAINT = "#fcfcfa", "#333333", "#d9d9d4"
@@ -62,9 +64,8 @@ _FONTS = (
 
 
 @contextmanager
-def style(**changes: Any) -> Iterator[None]:
-    """Figures in `STYLE`, and in the fonts that this machine has for other scripts. What letters none of them has is
-    said once, and not by matplotlib at each of them."""
+def style(**changes: object) -> Iterator[None]:
+    """Draw in `STYLE`, with the installed fonts of other scripts; warn once about letters that no font has."""
     import matplotlib
     from matplotlib import font_manager
 
@@ -93,7 +94,7 @@ def _warn_missing_glyphs() -> None:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawn figure: ``name`` is its file name in ``plots/``, ``caption`` what a reader who cannot see it is told."""
+    """A figure; ``name`` is its file name in ``plots/``, ``caption`` its text alternative."""
 
     name: str
     caption: str
@@ -102,22 +103,28 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """What one run adds to a figure; ``train`` as it is to be drawn. ``lows`` and ``highs`` bound the validation's
-    points, where they are means."""
+class LineStyle:
+    """Colour, dash and marker of one run or variant, the same in all figures."""
 
-    name: str
     colour: str
-    train: Series
-    validation: Series
     dash: str = "-"
-    lows: Sequence[float] = ()
-    highs: Sequence[float] = ()
+    marker: str = "o"
+
+
+def assign_styles(names: Sequence[str]) -> dict[str, LineStyle]:
+    """A style for each name; dashes and markers change after the seven colours."""
+    styles = {}
+    for i, name in enumerate(names):
+        turn = i // len(PALETTE)
+        styles[name] = LineStyle(
+            PALETTE[i % len(PALETTE)], DASHES[turn % len(DASHES)], MARKERS[(i + turn) % len(MARKERS)]
+        )
+    return styles
 
 
 @dataclass(frozen=True, order=True)
 class End:
-    """Where a line ends, and how it is told from the others; points without a line have a marker."""
+    """Label at the end of a line, with its colour and dash; of points, with their marker."""
 
     value: float
     name: str
@@ -126,12 +133,43 @@ class End:
     marker: str = ""
 
 
+@dataclass
+class Canvas:
+    """Axes of a figure, and the labels at its right side; ``plot`` is set by `drawing`."""
+
+    axes: Axes
+    ends: list[End] = field(default_factory=list)
+    plot: Plot = field(init=False)
+
+
+@contextmanager
+def drawing(name: str, caption: str, lines: int = 0, height: float = 2.9) -> Iterator[Canvas]:
+    """Axes to draw on; on exit the figure is rendered to ``plot``, with ``ends`` as labels.
+
+    Args:
+        name: of the file.
+        caption: text alternative.
+        lines: number of labels, for which the height must suffice.
+        height: inches, at least.
+    """
+    from matplotlib.figure import Figure
+
+    height = max(height, LINE * (lines + 1) + 0.7)
+    with style():
+        figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
+        canvas = Canvas(figure.add_subplot(facecolor=CARD))
+        yield canvas
+        figure.draw_without_rendering()
+        label_ends(canvas.axes, canvas.ends, height)
+        canvas.plot = Plot(name, caption, render(figure, "svg"), render(figure, "png"))
+
+
 @dataclass(frozen=True)
 class Axis:
-    """What a horizontal axis counts."""
+    """Quantity of a horizontal axis."""
 
     name: str
-    label: Callable[[float], tuple[float, str]]  # from the largest value: what to divide by, and what to write
+    label: Callable[[float], tuple[float, str]]  # of the largest value: unit to divide by, and title
     of: Callable[[Series], list[float]]
 
 
@@ -149,37 +187,38 @@ def _token_unit(largest: float) -> tuple[float, str]:
 BY_STEP = Axis("step", lambda largest: (1.0, "step"), lambda series: series.steps)
 BY_TIME = Axis("time", _time_unit, lambda series: series.seconds)
 BY_TOKENS = Axis("tokens", _token_unit, lambda series: series.tokens)
-_AXES = (BY_STEP, BY_TIME)
 
 
-def colours(records: Sequence[RunRecord]) -> dict[str, str]:
-    """The colour of each run, the same in every figure."""
-    return {record.name: PALETTE[i % len(PALETTE)] for i, record in enumerate(records)}
+@dataclass(frozen=True)
+class Line:
+    """Runs drawn as one line, their mean; several runs have a band from the lowest to the highest validation loss."""
+
+    name: str
+    style: LineStyle
+    records: Sequence[RunRecord]
 
 
-def loss_plots(records: Sequence[RunRecord], colour: dict[str, str], prefix: str) -> list[Plot]:
-    """A figure for each term of the loss and the whole, by step and by time. ``records`` have the same terms."""
-
-    def curve(record: RunRecord, term: str) -> Curve:
-        empty = Series()
-        train, validation = record.train.get(term, empty), record.validation.get(term, empty)
-        return Curve(record.name, colour[record.name], smoothed(train), validation)
-
-    return draw_terms(loss_terms(records[0]), lambda term: [curve(r, term) for r in records], _AXES, prefix)
+@dataclass(frozen=True)
+class _Curve:
+    name: str
+    style: LineStyle
+    train: Series
+    validation: Series = field(default_factory=Series)
+    bounds: Sequence[Sequence[float]] = ((), ())
 
 
-def draw_terms(
-    terms: Sequence[str], curves_of: Callable[[str], list[Curve]], axes: Sequence[Axis], prefix: str
-) -> list[Plot]:
-    """A figure for each term of the loss and the whole, by each of the axes."""
+def loss_plots(lines: Sequence[Line], axes: Sequence[Axis], prefix: str) -> list[Plot]:
+    """A figure for each term of the loss and for the total, by each of the axes; all runs have the same terms."""
     plots = []
-    # the one term of a plain objective is its whole loss: one figure says it
+    means = [average(line.records, line.name) for line in lines]
+    terms = loss_terms(lines[0].records[0])
+    # a single term is the total loss
     for term in [*terms, "loss"] if len(terms) > 1 else ["loss"]:
         named = terms[0] if len(terms) == 1 else term
         overall = "overall loss" if terms else "loss"
         title = overall if named == "loss" else f"{term_title(named)} loss"
         unit = " (nats)" if named in _NATS else ""
-        curves = curves_of(term)
+        curves = [_curve(line, mean, term) for line, mean in zip(lines, means, strict=True)]
         for axis in axes:
             if any(curve.train.values or curve.validation.values for curve in curves):
                 caption = f"{title[0].upper()}{title[1:]} by {axis.name}"
@@ -187,10 +226,17 @@ def draw_terms(
     return plots
 
 
-def learning_rate_plot(records: Sequence[RunRecord], colour: dict[str, str], name: str) -> Plot | None:
-    """The learning rate by step, small."""
-    empty = Series()
-    curves = [Curve(r.name, colour[r.name], r.learning_rate, empty) for r in records if r.learning_rate.values]
+def _curve(line: Line, mean: RunRecord, term: str) -> _Curve:
+    several = line.records if len(line.records) > 1 else ()
+    ranges = [record.validation[term].values for record in several if term in record.validation]
+    bounds = [[pick(column) for column in zip(*ranges, strict=False)] for pick in (min, max)]
+    train, validation = mean.train.get(term, Series()), mean.validation.get(term, Series())
+    return _Curve(line.name, line.style, smoothed(train), validation, bounds)
+
+
+def learning_rate_plot(lines: Sequence[Line], name: str) -> Plot | None:
+    """The learning rate of the first run of each line by step."""
+    curves = [_Curve(line.name, line.style, rate) for line in lines if (rate := line.records[0].learning_rate).values]
     return _draw(name, "Learning rate by step", "learning rate", curves, BY_STEP, height=1.9) if curves else None
 
 
@@ -198,41 +244,68 @@ def _file(term: str) -> str:
     return "overall" if term == "loss" else "".join(c if c.isascii() and c.isalnum() else "-" for c in term)[:40]
 
 
-def _draw(name: str, caption: str, ylabel: str, curves: Sequence[Curve], axis: Axis, height: float = 2.9) -> Plot:
-    from matplotlib.figure import Figure
-
-    height = max(height, LINE * (len(curves) + 1) + 0.7)  # room for the names at the ends
-    with style():
-        figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
-        axes = figure.add_subplot(facecolor=CARD)
+def _draw(name: str, caption: str, ylabel: str, curves: Sequence[_Curve], axis: Axis, height: float = 2.9) -> Plot:
+    with drawing(name, caption, len(curves), height) as canvas:
+        axes, ends = canvas.axes, canvas.ends
         largest = max((max(xs) for c in curves for s in (c.train, c.validation) if (xs := axis.of(s))), default=0.0)
         unit, xlabel = axis.label(largest)
-        ends: list[End] = []
         for curve in curves:
+            colour, dash = curve.style.colour, curve.style.dash
             x, y = _thin(np.array(axis.of(curve.train)) / unit, np.array(curve.train.values))
             if len(x):
-                axes.plot(x, y, curve.dash, color=curve.colour, linewidth=1.0, alpha=0.75)
+                axes.plot(x, y, dash, color=colour, linewidth=1.0, alpha=0.75)
                 if len(x) == 1:
-                    axes.plot(x, y, "_", color=curve.colour)
+                    axes.plot(x, y, "_", color=colour)
             vx, vy = _thin(np.array(axis.of(curve.validation)) / unit, np.array(curve.validation.values))
             if len(vx):
                 size = 4.0 if len(vx) < 40 else 2.0
-                axes.plot(vx, vy, "o" + curve.dash, color=curve.colour, markersize=size, linewidth=0.6)
-            if len(curve.lows) and len(curve.lows) == len(curve.validation.values):
+                axes.plot(vx, vy, "o" + dash, color=colour, markersize=size, linewidth=0.6)
+            lows, highs = curve.bounds
+            if len(lows) and len(lows) == len(curve.validation.values):
                 positions = np.array(axis.of(curve.validation)) / unit
-                axes.fill_between(positions, curve.lows, curve.highs, color=curve.colour, alpha=0.15, linewidth=0)
+                axes.fill_between(positions, lows, highs, color=colour, alpha=0.15, linewidth=0)
             if len(curves) > 1 and (len(vx) or len(x)):
-                ends.append(End(float(vy[-1] if len(vy) else y[-1]), curve.name, curve.colour, curve.dash))
+                ends.append(End(float(vy[-1] if len(vy) else y[-1]), curve.name, colour, dash))
             elif len(vx) and len(x):
-                ends.append(End(float(y[-1]), "train", curve.colour))
-                ends.append(End(float(vy[-1]), "validation", curve.colour, marker="o"))
+                ends.append(End(float(y[-1]), "train", colour))
+                ends.append(End(float(vy[-1]), "validation", colour, marker="o"))
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         axes.xaxis.set_major_formatter(lambda value, _: formats.tick(value))
         axes.margins(x=0.01)
-        figure.draw_without_rendering()
-        label_ends(axes, ends, height)
-        return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
+    return canvas.plot
+
+
+def length_histogram(rows: Sequence[Mapping[str, JsonValue]], name: str, caption: str) -> Plot | None:
+    """Histograms of lengths on a logarithmic axis, one strip for each class, each scaled to its own height."""
+    drawn = []
+    for row in rows:
+        histogram = row.get("histogram")
+        if isinstance(histogram, dict) and histogram.keys() >= {"edges", "counts"}:
+            edges, counts = (np.asarray(histogram[key], dtype=float) for key in ("edges", "counts"))
+            if len(edges) == len(counts) + 1 and counts.sum():
+                drawn.append((str(row.get("class") or row.get("split") or "all"), edges, counts))
+    if not drawn:
+        return None
+    with drawing(name, caption, height=0.34 * len(drawn) + 0.9) as canvas:
+        axes = canvas.axes
+        for i, (_, edges, counts) in enumerate(reversed(drawn)):
+            # the bars of short lengths are narrower: density over the logarithm, as on the axis
+            density = counts / np.maximum(np.diff(np.log(np.maximum(edges, 0.5))), 1e-9)
+            height = np.append(density, density[-1]) / density.max() * 0.86
+            axes.fill_between(edges, i + height, i, step="post", color=PALETTE[0], alpha=0.75, linewidth=0)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set_yticks(range(len(drawn)), labels=[shorten(label) for label, *_ in reversed(drawn)])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("tokens")
+        axes.set_ylim(-0.05, len(drawn))
+    return canvas.plot
+
+
+def shorten(label: str, most: int = 18) -> str:
+    """A label cut to ``most`` characters."""
+    return label if len(label) <= most else f"{label[: most - 1]}…"
 
 
 def label_ends(axes: Axes, ends: Sequence[End], height: float) -> None:
@@ -251,7 +324,6 @@ def label_ends(axes: Axes, ends: Sequence[End], height: float) -> None:
         for i in range(len(positions) - 2, -1, -1):
             positions[i] = min(positions[i], positions[i + 1] - gap)
     for position, (_, end) in zip(positions, placed, strict=True):
-        shown = end.name if len(end.name) <= 24 else f"{end.name[:23]}…"
         sample = [1.02, 1.07] if end.marker == "" else [1.045]
         axes.plot(
             sample,
@@ -264,7 +336,9 @@ def label_ends(axes: Axes, ends: Sequence[End], height: float) -> None:
             transform=axes.transAxes,
             clip_on=False,
         )
-        axes.text(1.09, position, shown, color=INK, transform=axes.transAxes, verticalalignment="center")
+        axes.text(
+            1.09, position, shorten(end.name, 24), color=INK, transform=axes.transAxes, verticalalignment="center"
+        )
 
 
 def smoothed(series: Series) -> Series:

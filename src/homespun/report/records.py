@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -15,7 +15,7 @@ from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.io.json import read_optional
 from homespun.report.formats import number
-from homespun.results import Metrics, RunResult
+from homespun.results import Metrics, RunResult, Validation
 
 Tree = Mapping[str, Any]
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
@@ -255,6 +255,46 @@ def final_losses(record: RunRecord) -> tuple[dict[str, float], dict[str, float]]
     held_out = record.result.validation
     given = {**held_out.losses, "loss": held_out.loss}
     return train | _known(record.result.train), validation | _known(given)
+
+
+def average(records: Sequence[RunRecord], name: str) -> RunRecord:
+    """Runs that differ in their seed as one: points of curves are averaged in their order, numbers and losses as such.
+
+    ``result`` is the first one's but for the losses.
+    """
+    finals = [final_losses(record) for record in records]
+    train, validation = (_means([losses[side] for losses in finals]) for side in (0, 1))
+    held_out = Validation(loss=validation.get("loss"), losses=dict(validation))
+    result = records[0].result.model_copy(update={"train": train, "validation": held_out})
+    return replace(
+        records[0],
+        name=name,
+        result=result,
+        train={term: mean_series([r.train[term] for r in records if term in r.train]) for term in records[0].train},
+        validation={
+            term: mean_series([r.validation[term] for r in records if term in r.validation])
+            for term in records[0].validation
+        },
+        summary={**_means([record.summary for record in records])},
+    )
+
+
+def mean_series(series: Sequence[Series]) -> Series:
+    """Mean curve, point by point, up to the length of the shortest."""
+    if len(series) == 1:
+        return series[0]
+    points = min(len(one.values) for one in series)
+
+    def mean(what: str) -> list[float]:
+        return [fmean(column) for column in zip(*(getattr(one, what)[:points] for one in series), strict=True)]
+
+    return Series(mean("steps"), mean("seconds"), mean("values"), mean("tokens"))
+
+
+def _means(trees: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for tree in trees for key in tree)
+    known = {key: [value for tree in trees if (value := tree.get(key)) is not None] for key in keys}
+    return {key: fmean(values) for key, values in known.items() if values}
 
 
 def _known(losses: Mapping[str, float | None]) -> dict[str, float]:

@@ -1,13 +1,14 @@
-"""Records of runs -> plain tables."""
+"""Tables of runs; a comparison uses the same ones for the means of its variants."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 
 from homespun.report import formats
 from homespun.report.records import (
     RunRecord,
+    Tree,
     architecture,
     comparable,
     final_losses,
@@ -16,102 +17,122 @@ from homespun.report.records import (
     loss_terms,
 )
 from homespun.report.significance import wilson_interval
-from homespun.report.table import Column, Table
+from homespun.report.table import Column, Row, Table, numbers, spreads, texts
+from homespun.report.titles import baseline_title, metric_title, term_title
 from homespun.results import Metrics, mean_over_trainings
 
-BASELINES = {"majority": "majority class", "tfidf": "TF-IDF + linear"}
-"""Names of baselines as people read them; others keep their own."""
-CLASSES = ("accuracy", "macro_f1", "log_loss", "roc_auc")
-"""The metrics of those who name classes; what others are measured by is in `homespun.report.tasks`."""
+_RESOURCES = {
+    "parameters": Column("parameters", formats.count),
+    "flops_per_token": Column("FLOPs per token", formats.count),
+    "peak_bytes": Column("peak memory", formats.memory),
+    "inference_bytes": Column("peak memory, inference", formats.memory),
+    "seconds_per_step": Column("seconds per iteration", formats.step_seconds),
+    "tokens_per_second": Column("tokens/s", formats.rate),
+    "tokens": Column("tokens seen", formats.count),
+    "steps": Column("iterations", formats.integer),
+    "seconds": Column("time", formats.duration),
+}
+_ENDS = {"budget": "budget used", "early_stopping": "stopped early", "not_finite": "loss not finite"}
 
 
 def accuracy(record: RunRecord) -> float | None:
-    """The test accuracy of a run, the mean over its seeds."""
+    """Test accuracy of a run, the mean over its trainings."""
     found = mean_over_trainings(record.tests(), "accuracy")
     return found and found[0]
 
 
-def distinct_baselines(records: Sequence[RunRecord]) -> dict[str, tuple[Metrics, float | None]]:
-    """Metrics of the baselines and on how many texts, by the name to show; the same one in several runs once, and those
-    that differ with their run's name."""
-    shown: dict[str, tuple[Metrics, float | None]] = {}
+def results(records: Sequence[RunRecord]) -> list[Table]:
+    """Test metrics of models and baselines: classification first, then a table for each group with the same metrics."""
+    shown = [record for record in records if record.tests() or (record.names_classes and record.result.baselines)]
+    shown.sort(key=lambda record: not record.names_classes)
+    groups = groupby(shown, key=lambda record: () if record.names_classes else tuple(record.measures))
+    return [_results(list(group)) for _, group in groups]
+
+
+def _results(records: Sequence[RunRecord]) -> Table:
+    classes = records[0].names_classes
+    main, *others = ("accuracy", "macro_f1") if classes else records[0].measures
+    further = {"log_loss": formats.loss, "roc_auc": formats.share} if classes else {"words": formats.rate}
+
+    def row(name: str, tests: Sequence[Metrics], trainings: int | None, examples: float | None) -> Row:
+        first = mean_over_trainings(tests, main)
+        interval = wilson_interval(first[0], examples) if classes and first and examples else None
+        means = (found and found[0] for metric in further for found in [mean_over_trainings(tests, metric)])
+        return (
+            *(name, first, interval, *(mean_over_trainings(tests, other) for other in others), *means),
+            *(trainings, examples),
+        )
+
+    rows = []
     for record in records:
-        for key, metrics in record.result.baselines.items():
-            name, rows = BASELINES.get(key, key), metrics.rows or record.test_rows()
-            known, _ = shown.setdefault(name, (metrics, rows))
-            if any(known.spread(metric) != metrics.spread(metric) for metric in ("accuracy", "macro_f1", "rows")):
-                shown[f"{name} ({record.name})"] = metrics, rows
-    return shown
-
-
-def results(records: Sequence[RunRecord]) -> Table | None:
-    """Test metrics of the models that name classes and of the baselines; ``None`` where nothing was tested."""
-    records = [record for record in records if record.names_classes]
-    rows = [
-        _result(record.name, tests, record.test_rows(), len(tests)) for record in records if (tests := record.tests())
-    ]
-    rows += [_result(name, [metrics], rows, None) for name, (metrics, rows) in distinct_baselines(records).items()]
-    if not rows:
-        return None
+        if tests := record.tests():
+            rows.append(row(record.name, tests, len(tests), record.test_rows()))
+            parts = tests[0].by_set.items()
+            rows += [row(f"{record.name}: {part}", [found], len(tests), found.rows) for part, found in parts]
+    rows += [row(name, [found], None, n) for name, (found, n) in distinct_baselines(records, (main, *others)).items()]
     columns = (
-        Column("model", numeric=False),
-        Column("accuracy", formats.spread, parts=("mean", "deviation")),
+        *texts("model"),
+        *spreads(formats.spread if classes else formats.share_spread, metric_title(main)),
         Column("95 % interval", formats.interval, parts=("low", "high")),
-        Column("macro F1", formats.share_spread, parts=("mean", "deviation")),
-        Column("log loss", formats.loss),
-        Column("ROC AUC", formats.share),
-        Column("trainings", formats.integer),
-        Column("test texts", formats.integer),
+        *spreads(formats.share_spread, *map(metric_title, others)),
+        *(Column(metric_title(metric), write) for metric, write in further.items()),
+        *numbers(formats.integer, "trainings", "test examples"),
     )
-    note = "95 % interval: Wilson, over test examples. ±: standard deviation over trainings (seeds, folds)."
+    note = "±: standard deviation over trainings (seeds, folds)."
+    note = f"95 % interval: Wilson, over test examples. {note}" if classes else note
     return Table("results", "Test set", columns, tuple(rows), note).without_empty_columns()
 
 
-def _result(name: str, tests: Sequence[Metrics], rows: float | None, trainings: int | None) -> tuple[Any, ...]:
-    accuracy = mean_over_trainings(tests, "accuracy")
-    log_loss, area = mean_over_trainings(tests, "log_loss"), mean_over_trainings(tests, "roc_auc")
-    return (
-        name,
-        accuracy,
-        wilson_interval(accuracy[0], rows) if accuracy and rows else None,
-        mean_over_trainings(tests, "macro_f1"),
-        log_loss and log_loss[0],
-        area and area[0],
-        trainings,
-        rows,
-    )
+def distinct_baselines(records: Sequence[RunRecord], metrics: Sequence[str]) -> dict[str, tuple[Metrics, float | None]]:
+    """Metrics and number of test examples of each baseline by title; a different one of another run by both names."""
+    shown: dict[str, tuple[Metrics, float | None]] = {}
+    for record in records:
+        for key, found in record.result.baselines.items():
+            name, rows = baseline_title(key), found.rows or record.test_rows()
+            known, _ = shown.setdefault(name, (found, rows))
+            if any(known.spread(metric) != found.spread(metric) for metric in (*metrics, "rows")):
+                shown[f"{name} ({record.name})"] = found, rows
+    return shown
 
 
 def resources(records: Sequence[RunRecord]) -> Table:
-    """What each run took: parameters, memory, time, tokens."""
-    columns = (
-        Column("run", numeric=False),
-        Column("architecture", numeric=False),
-        Column("parameters", formats.count),
-        Column("peak memory", formats.memory),
-        Column("seconds per iteration", formats.step_seconds),
-        Column("tokens/s", formats.rate),
-        Column("tokens seen", formats.count),
-        Column("iterations", formats.integer),
-        Column("time", formats.duration),
-        Column("state", numeric=False),
-    )
-    keys = ("parameters", "peak_bytes", "seconds_per_step", "tokens_per_second", "tokens", "steps", "seconds")
-    rows = tuple((r.name, architecture(r), *(r.summary.get(key) for key in keys), _state(r)) for r in records)
+    """Parameters, memory, time and tokens of each run."""
+    rows = [(record.name, architecture(record), record.summary, _state(record)) for record in records]
     note = "Memory with gradients and optimizer; seconds per iteration is the median; padding is not counted as tokens."
-    return Table("resources", "In training", columns, rows, note).without_empty_columns()
+    return resource_table("resources", "In training", rows, note)
+
+
+def resource_table(
+    name: str,
+    title: str,
+    rows: Iterable[tuple[str, str | None, Mapping[str, float | None], str | None]],
+    note: str,
+    headings: Mapping[str, str] | None = None,
+) -> Table:
+    """A row for each run or variant: name, architecture, quantities by key, state.
+
+    Args:
+        headings: other headings by key, of ``run`` and ``state`` too.
+    """
+    shown = {"run": "run", "state": "state", **{key: column.title for key, column in _RESOURCES.items()}}
+    shown |= headings or {}
+    columns = (
+        *texts(shown["run"], "architecture"),
+        *(Column(shown[key], column.write) for key, column in _RESOURCES.items()),
+        *texts(shown["state"]),
+    )
+    body = tuple((row, kind, *map(found.get, _RESOURCES), state) for row, kind, found, state in rows)
+    return Table(name, title, columns, body, note).without_empty_columns()
 
 
 def _state(record: RunRecord) -> str | None:
     if record.end is None:
         return "unfinished" if record.warning else None
-    known = {"budget": "budget used", "early_stopping": "stopped early", "not_finite": "loss not finite"}
-    return known.get(record.end, record.end.replace("_", " "))
+    return _ENDS.get(record.end, record.end.replace("_", " "))
 
 
 def losses(records: Sequence[RunRecord]) -> list[Table]:
-    """Losses when training was over, by term, of training and of validation, and shares that were right after them: a
-    table for each group of runs whose losses can be compared."""
+    """Losses at the end by term, of training and validation: a table for each group of runs with comparable losses."""
     groups = comparable(records)
     return [_losses(group, "losses" if len(groups) == 1 else f"losses-{i}") for i, group in enumerate(groups, start=1)]
 
@@ -119,46 +140,34 @@ def losses(records: Sequence[RunRecord]) -> list[Table]:
 def _losses(records: Sequence[RunRecord], name: str) -> Table:
     finals = {record.name: final_losses(record) for record in records}
     terms = loss_terms(records[0])
-    # the one term of a plain objective is its whole loss
+    # a single term is the total loss
     shown = {term: term_title(term) for term in terms if len(terms) > 1} | {
         "loss": "overall" if len(terms) > 1 else "loss"
     }
     shares = list(dict.fromkeys(t for _, validation in finals.values() for t in validation if is_share(t)))
     columns = (
-        Column("run", numeric=False),
-        *(Column(f"{title}, {side}", formats.loss) for title in shown.values() for side in ("train", "validation")),
-        *(Column(f"{term_title(term)}, validation", formats.percent) for term in shares),
+        *texts("run"),
+        *numbers(formats.loss, *(f"{title}, {side}" for title in shown.values() for side in ("train", "validation"))),
+        *numbers(formats.percent, *(f"{term_title(term)}, validation" for term in shares)),
     )
     rows = tuple(
-        (
-            name,
-            *(side.get(term) for term in shown for side in (train, validation)),
-            *(validation.get(term) for term in shares),
-        )
-        for name, (train, validation) in finals.items()
+        (run, *(side.get(term) for term in shown for side in (train, validation)), *map(validation.get, shares))
+        for run, (train, validation) in finals.items()
     )
     note = "Train: mean of the last tenth of the run. Validation: on text that was not trained on, at the end."
     return Table(name, "Losses at the end", columns, rows, note).without_empty_columns()
 
 
-def term_title(term: str) -> str:
-    """A term of the loss as people read it."""
-    return {"mlm": "masked LM", "causal": "causal LM"}.get(term, term.replace("_", " "))
-
-
 def per_class(record: RunRecord, name: str) -> Table | None:
-    """Precision, recall and F1 of each class in the first test, beside the F1 of TF-IDF."""
+    """Precision, recall and F1 of each class in the first test, and F1 of the TF-IDF baseline."""
     tests = record.tests()
     if not tests or not tests[0].per_class:
         return None
     tfidf = record.result.baselines.get("tfidf", Metrics()).per_class
     columns = (
-        Column("class", numeric=False),
-        Column("precision", formats.share),
-        Column("recall", formats.share),
-        Column("F1", formats.share),
-        Column("F1 of TF-IDF + linear", formats.share),
-        Column("test texts", formats.integer),
+        *texts("class"),
+        *numbers(formats.share, "precision", "recall", "F1", "F1 of TF-IDF + linear"),
+        *numbers(formats.integer, "test texts"),
     )
     rows = tuple(
         (label, found.precision, found.recall, found.f1, tfidf[label].f1 if label in tfidf else None, found.support)
@@ -167,55 +176,60 @@ def per_class(record: RunRecord, name: str) -> Table | None:
     return Table(name, "Per class", columns, rows).without_empty_columns()
 
 
-def lengths(record: RunRecord, name: str) -> Table | None:
+def lengths(record: RunRecord, name: str, title: str = "Lengths in tokens") -> Table | None:
     """Statistics of lengths by split and class."""
     rows = record.result.lengths
-    titles = list(dict.fromkeys(str(key) for row in rows for key, value in row.items() if not _is_bulk(value)))
-    if not rows or not titles:
+    keys = list(dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, list | dict)))
+    if not keys:
         return None
     columns = []
-    for title in titles:
-        is_text = any(isinstance(row.get(title), str) for row in rows)
-        columns.append(Column(term_title(title), formats.text if is_text else formats.amount, numeric=not is_text))
-    body = tuple(tuple(row.get(title) for title in titles) for row in rows)
-    return Table(name, "Lengths in tokens", tuple(columns), body)
-
-
-def _is_bulk(value: object) -> bool:
-    return isinstance(value, (list, Mapping))
+    for key in keys:
+        is_text = any(isinstance(row.get(key), str) for row in rows)
+        columns.append(Column(term_title(key), formats.text if is_text else formats.amount, numeric=not is_text))
+    return Table(name, title, tuple(columns), tuple(tuple(row.get(key) for key in keys) for row in rows))
 
 
 def differences(records: Sequence[RunRecord]) -> list[Table]:
-    """The settings that are not the same in all runs: a table for each group of runs whose losses can be compared."""
-    found = [_differences(group, i) for i, group in enumerate(comparable(records), start=1)]
+    """Settings that differ: a table for each group of runs with comparable losses."""
+    found = []
+    for number, group in enumerate(comparable(records), start=1):
+        rows = different_rows([record.config for record in group])
+        found.append(difference_table(f"differences-{number}", [record.name for record in group], rows))
     return [table for table in found if table is not None]
 
 
-def _differences(records: Sequence[RunRecord], number: int) -> Table | None:
-    columns = (Column("setting", numeric=False), *(Column(record.name, numeric=False) for record in records))
-    rows = [row for row in side_by_side([record.config for record in records]) if len(set(map(repr, row[1:]))) > 1]
-    return Table(f"differences-{number}", "Settings that differ", columns, tuple(rows)) if rows else None
+def difference_table(name: str, heads: Sequence[str], rows: Sequence[Row]) -> Table | None:
+    """Settings by run or variant; None if there is no row."""
+    return Table(name, "Settings that differ", texts("setting", *heads), tuple(rows)) if rows else None
 
 
-def environment(records: Sequence[RunRecord]) -> Table | None:
-    """Machine and versions; one column where all runs had the same."""
-    known = [record for record in records if record.environment]
-    if not known:
+def environment(found: Sequence[tuple[str, Tree]]) -> Table | None:
+    """Machine and versions by heading; one column if all are equal, else rows that differ are marked."""
+    if not found:
         return None
     rows = [
-        (key, *(formats.memory(v) if key.endswith("_bytes") else v for v in values))
-        for key, *values in side_by_side([record.environment for record in known])
+        (key, *(formats.memory(v) if str(key).endswith("_bytes") else v for v in values))
+        for key, *values in side_by_side([tree for _, tree in found])
     ]
-    if all(len(set(map(repr, row[1:]))) == 1 for row in rows):
-        columns: tuple[Column, ...] = (Column("what", numeric=False), Column("value", numeric=False))
-        rows = [row[:2] for row in rows]
-    else:
-        columns = (Column("what", numeric=False), *(Column(record.name, numeric=False) for record in known))
-    return Table("environment", "Machine and versions", columns, tuple(rows))
+    marked = frozenset(i for i, row in enumerate(rows) if len(set(map(repr, row[1:]))) > 1)
+    if not marked:
+        return Table("environment", "Machine and versions", texts("what", "value"), tuple(row[:2] for row in rows))
+    heads = texts("what", *(head for head, _ in found))
+    return Table("environment", "Machine and versions", heads, tuple(rows), marked=marked)
 
 
-def side_by_side(trees: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """A row for every dotted key that some tree has: the key, and its value in each."""
+def environments(records: Sequence[RunRecord]) -> Table | None:
+    """Machine and versions of each run."""
+    return environment([(record.name, record.environment) for record in records if record.environment])
+
+
+def side_by_side(trees: Sequence[Tree]) -> list[Row]:
+    """A row for every dotted key in any of the trees: the key, and its value in each."""
     flat = [flatten(tree) for tree in trees]
     keys = dict.fromkeys(key for tree in flat for key in tree)
     return [(key, *(tree.get(key) for tree in flat)) for key in keys]
+
+
+def different_rows(trees: Sequence[Tree]) -> list[Row]:
+    """The rows of `side_by_side` whose values are not all equal."""
+    return [row for row in side_by_side(trees) if len(set(map(repr, row[1:]))) > 1]

@@ -1,39 +1,19 @@
-"""Fine-tuned models whose task is not to name classes: their results, whether they beat the baselines, and the curve of
-any task over numbers of training examples."""
+"""Sentences about fine-tuned models that do not classify."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from homespun.report import formats
-from homespun.report.plots import CARD, PALETTE, End, Plot, label_ends, render, style
-from homespun.report.predictions import scores
+from homespun.report.predictions import read_scores
 from homespun.report.records import RunRecord
 from homespun.report.significance import bootstrap_interval
-from homespun.report.table import Column, Table
-from homespun.report.tables import BASELINES
-from homespun.results import CurvePoint, Metrics, Spread, mean_over_trainings
+from homespun.report.titles import baseline_title, metric_title
+from homespun.results import Metrics, mean_over_trainings
 
-NAMES = {
-    "rouge1": "ROUGE-1",
-    "rouge2": "ROUGE-2",
-    "rougeL": "ROUGE-L",
-    "roc_auc": "ROC AUC",
-    "pr_auc": "PR AUC",
-    "macro_f1": "macro F1",
-    "f1": "F1",
-    "exact_match": "exact match",
-    "spearman": "Spearman correlation",
-    "pearson": "Pearson correlation",
-    "absolute_error": "mean absolute error",
-    "quadratic_kappa": "quadratic weighted kappa",
-}
 _REPEATED = 0.1  # share of the texts that are one, above which it is said
 _PURPOSE = {
     "text_to_text": "write texts of texts",
@@ -45,52 +25,6 @@ _PURPOSE = {
 }
 
 
-def title(measure: str) -> str:
-    """A metric as people read it."""
-    return NAMES.get(measure, measure.replace("_", " "))
-
-
-def others(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The tested runs whose task is not to name classes."""
-    return [record for record in records if record.tests() and not record.names_classes]
-
-
-def results(records: Sequence[RunRecord]) -> list[Table]:
-    """Test metrics of these models and of their baselines: a table for each group with the same metrics."""
-    groups = [(key, list(found)) for key, found in groupby(others(records), key=lambda r: tuple(r.measures))]
-    return [
-        _results(measures, group, "results" if len(groups) == 1 else f"results-{index}")
-        for index, (measures, group) in enumerate(groups, start=1)
-    ]
-
-
-def _results(measures: Sequence[str], records: Sequence[RunRecord], name: str) -> Table:
-    rows: list[tuple[Any, ...]] = []
-    for record in records:
-        tests = record.tests()
-        rows.append((record.name, *_values(tests, measures), len(tests), record.test_rows()))
-        for part, metrics in tests[0].by_set.items():
-            rows.append((f"{record.name}: {part}", *_values([metrics], measures), len(tests), metrics.rows))
-        for baseline, metrics in record.result.baselines.items():
-            line = BASELINES.get(baseline, baseline)
-            shown = line if len(records) == 1 else f"{line} ({record.name})"
-            rows.append((shown, *_values([metrics], measures), None, metrics.rows))
-    columns = (
-        Column("model", numeric=False),
-        *(Column(title(measure), formats.share_spread, parts=("mean", "deviation")) for measure in measures),
-        Column("words", formats.rate),
-        Column("trainings", formats.integer),
-        Column("test examples", formats.integer),
-    )
-    note = "± is the deviation over trainings (seeds, folds), where there are several."
-    return Table(name, "On the test examples", columns, tuple(rows), note).without_empty_columns()
-
-
-def _values(tests: Sequence[Metrics], measures: Sequence[str]) -> list[Any]:
-    words = mean_over_trainings(tests, "words")
-    return [*(mean_over_trainings(tests, measure) for measure in measures), words and words[0]]
-
-
 def summarize(record: RunRecord, circumstances: str) -> list[str]:
     """What was learned, how good it is, and whether it beat each baseline."""
     tests, measures, rows = record.tests(), record.measures, record.test_rows()
@@ -99,12 +33,12 @@ def summarize(record: RunRecord, circumstances: str) -> list[str]:
     if main is None:
         return [*parts, "It was not tested."]
     further_metrics = [
-        f"{title(m)} {formats.share(v[0])}" for m, v in zip(measures[1:], rest, strict=True) if v is not None
+        f"{metric_title(m)} {formats.share(v[0])}" for m, v in zip(measures[1:], rest, strict=True) if v is not None
     ]
     on = "the test examples" if rows is None else f"{formats.integer(rows)} test examples"
     further = f" ({', '.join(further_metrics)})" if further_metrics else ""
     several = f", the mean of {len(tests)} trainings" if len(tests) > 1 else ""
-    parts.append(f"Its {title(measures[0])} on {on} is {formats.share(main[0])}{further}{several}.")
+    parts.append(f"Its {metric_title(measures[0])} on {on} is {formats.share(main[0])}{further}{several}.")
     if same := constant_output_warning({record.name: repeated(tests)}):
         parts.append(same)
     if record.result.measured_on == "validation":
@@ -159,7 +93,7 @@ def _purpose(record: RunRecord) -> str:
 
 
 def _compare_with_baseline(record: RunRecord, measure: str, value: float, name: str, reference: float) -> str:
-    line, gain = BASELINES.get(name, name), value - reference
+    line, gain = baseline_title(name), value - reference
     if gain == 0:
         return f"is as good as {line} ({formats.share(reference)})"
     words = f"beat {line} ({formats.share(reference)}) by {formats.share(gain)}"
@@ -182,86 +116,7 @@ def _differences(run: Path, measure: str, baseline: str) -> np.ndarray | None:
         file = run / "predictions" / f"{name}.jsonl"
         if not file.is_file():
             return None
-        with file.open(encoding="utf-8") as stream:
-            lines = [json.loads(line) for line in stream]
-        found.append(dict(zip((line["row"] for line in lines), scores(lines, measure), strict=True)))
+        found.append({row: score for row, _, score in read_scores(file, measure) if score is not None})
     ours, theirs = found
-    both = [(a, b) for row, a in ours.items() if a is not None and (b := theirs.get(row)) is not None]
-    return np.array([a - b for a, b in both]) if both else None
-
-
-def curve_table(record: RunRecord, name: str) -> Table | None:
-    """The first metric by the number of training examples, of the model and of the baselines."""
-    points = _points(record)
-    if not points:
-        return None
-    measure = record.measures[0]
-    lines = list(dict.fromkeys(key for point in points for key in point.baselines))
-    columns = (
-        Column("training examples", formats.integer),
-        Column(f"{title(measure)} of {record.name}", formats.share_spread, parts=("mean", "deviation")),
-        *(Column(BASELINES.get(line, line), formats.share) for line in lines),
-    )
-    rows = tuple(
-        (point.examples, _measured(point, measure), *(_of_baseline(point, line, measure) for line in lines))
-        for point in points
-    )
-    return Table(name, "By the number of training examples", columns, rows)
-
-
-def curve_plot(record: RunRecord, name: str) -> Plot | None:
-    """The same, drawn; the axis of examples is logarithmic."""
-    points = _points(record)
-    if len(points) < 2:
-        return None
-    from matplotlib.figure import Figure
-
-    measure = record.measures[0]
-    sizes = [float(point.examples) for point in points]
-    lines = list(dict.fromkeys(key for point in points for key in point.baselines))
-    height = 2.9
-    with style():
-        figure = Figure(figsize=(4.7, height), facecolor=CARD, layout="constrained")
-        axes = figure.add_subplot(facecolor=CARD)
-        measured = [_measured(point, measure) or (float("nan"), None) for point in points]
-        deviations = [deviation or 0.0 for _, deviation in measured]
-        axes.errorbar(sizes, [m for m, _ in measured], yerr=deviations, fmt="o-", color=PALETTE[0], markersize=4)
-        ends = [End(measured[-1][0], record.name, PALETTE[0])]
-        for index, line in enumerate(lines, start=1):
-            values = [_of_baseline(point, line, measure) for point in points]
-            known = [(size, value) for size, value in zip(sizes, values, strict=True) if value is not None]
-            colour = PALETTE[index % len(PALETTE)]
-            axes.plot([s for s, _ in known], [v for _, v in known], "--", color=colour, linewidth=1.0)
-            ends.append(End(known[-1][1], BASELINES.get(line, line), colour, "--"))
-        axes.set_xscale("log")
-        axes.set_xticks(sizes, _tick_labels(sizes))
-        axes.minorticks_off()
-        axes.set_xlabel("training examples")
-        axes.set_ylabel(title(measure))
-        figure.draw_without_rendering()
-        label_ends(axes, ends, height)
-        caption = f"{title(measure)} by the number of training examples"
-        return Plot(name, caption, render(figure, "svg"), render(figure, "png"))
-
-
-def _tick_labels(sizes: Sequence[float]) -> list[str]:
-    """What is written at each of the sizes, in order, on a logarithmic axis: nothing where the next has no room."""
-    room = 0.13 * np.log(max(sizes) / min(sizes))
-    words, beyond = [], np.inf
-    for size in reversed(sizes):
-        fits = beyond - np.log(size) > room
-        words.append(f"{size:,.0f}" if fits else "")
-        beyond = np.log(size) if fits else beyond
-    return words[::-1]
-
-
-def _points(record: RunRecord) -> list[CurvePoint]:
-    return [point for point in record.result.curve if _measured(point, record.measures[0])]
-
-
-def _measured(point: CurvePoint, measure: str) -> Spread | None:
-    return mean_over_trainings(point.seeds or [point.test], measure)
-
-
-def _of_baseline(point: CurvePoint, line: str, measure: str) -> float | None:
-    return point.baselines[line].number(measure) if line in point.baselines else None
+    both = [score - theirs[row] for row, score in ours.items() if row in theirs]
+    return np.array(both) if both else None

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from homespun.report import formats
 from homespun.report.console import Display, print_tables
-from homespun.report.table import Column, Table
+from homespun.report.table import Column, Row, Table, numbers, texts
 
 if TYPE_CHECKING:
     from homespun.data.corpus import Progress
@@ -42,15 +42,13 @@ def _plain(value: Any) -> str:
 
 def print_run(path: str | Path) -> None:
     """The tables of one finished run, and where its page is."""
+    from homespun.report.learning_curve import curve_table
     from homespun.report.records import read_runs
     from homespun.report.summary import summary, warnings
     from homespun.report.tables import losses, resources, results
-    from homespun.report.tasks import curve_table
-    from homespun.report.tasks import results as of_other_tasks
 
     records = read_runs([path])
-    of_tasks = [results(records), *of_other_tasks(records), curve_table(records[0], "examples")]
-    tables = [*of_tasks, *losses(records), resources(records)]
+    tables = [*results(records), curve_table(records[0], "examples"), *losses(records), resources(records)]
     print_tables(*(table for table in tables if table is not None))
     console = Console(soft_wrap=True)
     for sentence in [*summary(records), *warnings(records)]:
@@ -61,10 +59,10 @@ def print_run(path: str | Path) -> None:
 def print_metrics(metrics: Mapping[str, Any]) -> None:
     """The metrics of one evaluation: the whole, by class, and the confusion matrix in percent."""
     from homespun.report.confusion import confusion
-    from homespun.report.tasks import title
+    from homespun.report.titles import metric_title
     from homespun.results import Metrics
 
-    rows: list[tuple[Any, ...]] = [(title(k), f"{v:.4f}") for k, v in metrics.items() if isinstance(v, float)]
+    rows: list[Row] = [(metric_title(k), f"{v:.4f}") for k, v in metrics.items() if isinstance(v, float)]
     rows.append(("texts", formats.integer(metrics.get("rows"))))
     if metrics.get("chunked"):
         rows.append(("in chunks", f"{formats.integer(metrics['chunked'])} of them, of {metrics['length']} tokens each"))
@@ -72,15 +70,13 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
         length = metrics.get("length") or metrics.get("source_length")
         size = "" if metrics.get("chunked") or not length else f", to {length} tokens"
         rows.append(("cut", f"{formats.integer(metrics['truncated'])} of them{size}"))
-    columns = (Column("measure", numeric=False), Column("value"))
+    columns = (*texts("measure"), Column("value"))
     tables = [Table("metrics", "Metrics", columns, tuple(rows))]
     classes = metrics.get("per_class", {})
     per_class = (
-        Column("class", numeric=False),
-        Column("precision", formats.share),
-        Column("recall", formats.share),
-        Column("F1", formats.share),
-        Column("texts", formats.integer),
+        *texts("class"),
+        *numbers(formats.share, "precision", "recall", "F1"),
+        *numbers(formats.integer, "texts"),
     )
     keys = ("precision", "recall", "f1", "support")
     body = tuple((name, *(values.get(key) for key in keys)) for name, values in classes.items())
@@ -95,15 +91,12 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
 def print_lengths(rows: Sequence[Mapping[str, Any]]) -> None:
     """Lengths in tokens: a row a split and class, with a small histogram on a logarithmic axis."""
     columns = (
-        Column("split", numeric=False),
-        Column("class", numeric=False),
-        Column("texts", formats.integer),
-        Column("mean", formats.rate),
-        Column("median", formats.rate),
-        Column("minimum", formats.integer),
-        Column("maximum", formats.integer),
-        *(Column(f"above {limit}", formats.percent) for limit in rows[0]["above"]),
-        Column("histogram", numeric=False),
+        *texts("split", "class"),
+        *numbers(formats.integer, "texts"),
+        *numbers(formats.rate, "mean", "median"),
+        *numbers(formats.integer, "minimum", "maximum"),
+        *numbers(formats.percent, *(f"above {limit}" for limit in rows[0]["above"])),
+        *texts("histogram"),
     )
     body = tuple(
         (
