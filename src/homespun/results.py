@@ -1,4 +1,4 @@
-"""Typed contents of ``result.json``: training commands build a `RunResult`, the report reads it.
+"""Typed contents of result files: ``result.json`` of a run, ``trial.json`` and ``comparison.json`` of a comparison.
 
 Every key is optional, so that files of earlier versions are read. Keys that no class names are kept as they are: counts
 of truncated inputs, fields of a task, the plan of a run.
@@ -10,31 +10,35 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.io.json import read_optional
 
 VERSION = 1
-"""Version of ``result.json``; a file without one is read as version 1."""
+"""Version of the files; one without a version is read as version 1."""
 Number = int | float
 Spread = tuple[float, float | None]
 """Mean and sample standard deviation; None for a single training."""
 
 
+def is_number(value: object) -> TypeGuard[Number]:
+    """Whether a value is a finite number."""
+    return isinstance(value, Number) and not isinstance(value, bool) and math.isfinite(value)
+
+
 class Part(BaseModel):
     """A JSON object with optional keys."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
 
     def number(self, key: str) -> Number | None:
         """A finite number by its key, declared here or not; None if there is none."""
         value = getattr(self, key, None)
-        known = isinstance(value, Number) and not isinstance(value, bool) and math.isfinite(value)
-        return value if known else None
+        return value if is_number(value) else None
 
     def numbers(self) -> dict[str, Number]:
         """All finite numbers at the top level, in order."""
@@ -254,10 +258,34 @@ class Distillation(Part):
     quality_why: str | None = None
 
 
-class RunResult(Part):
-    """``result.json`` of one run."""
+class ResultFile(Part):
+    """A JSON file with a version."""
 
     version: int = VERSION
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the file; an empty result if there is none.
+
+        Raises:
+            UserError: the file is damaged, or of another version.
+        """
+        tree = read_optional(path)
+        if tree.get("version", VERSION) != VERSION:
+            raise UserError(
+                f"{path} has version {tree['version']!r}, this homespun reads {VERSION}; use the homespun that "
+                f"wrote it, or run again"
+            )
+        return validate(cls, tree, source=str(path))
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys that were set."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
+
+
+class RunResult(ResultFile):
+    """``result.json`` of one run."""
+
     kind: str | None = None
     name: str | None = None
     start_from: str | None = None
@@ -293,28 +321,146 @@ class RunResult(Part):
     adaptation: Adaptation | None = None
     distillation: Distillation | None = None
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read ``result.json``; an empty result if there is no file.
-
-        Raises:
-            UserError: the file is damaged, or of another version.
-        """
-        tree = read_optional(path)
-        if tree.get("version", VERSION) != VERSION:
-            raise UserError(
-                f"{path} has version {tree['version']!r}, this homespun reads {VERSION}; use the homespun that "
-                f"wrote it, or run again"
-            )
-        return validate(cls, tree, source=str(path))
-
-    def to_json(self) -> dict[str, Any]:
-        """The keys that were set."""
-        return self.model_dump(exclude_unset=True)
-
     def trainings(self) -> list[Metrics]:
         """Test metrics of every seed or fold, or of the single training."""
         return self.seeds or [self.test]
+
+
+class Event(Part):
+    """One line of ``metrics.jsonl``."""
+
+    event: str
+    step: Number = 0
+    time: Number = 0  # seconds of training
+    tokens: Number | None = None
+    loss: Number | None = None  # in earlier files; now ``loss/total``
+    losses: dict[str, Number | None] = {}  # in earlier files; now ``loss/TERM``
+    reason: str | None = None
+
+    def all_losses(self) -> dict[str, Number]:
+        """Finite losses by term, the total as ``loss``."""
+        found = {**self.losses, "loss": self.loss}
+        for key, value in (self.model_extra or {}).items():
+            if key.startswith("loss/"):
+                found[key.removeprefix("loss/").replace("total", "loss")] = value
+        return {term: value for term, value in found.items() if is_number(value)}
+
+
+class TrialStage(Part):
+    """One stage of a trial: pretraining, or fine-tuning for one task."""
+
+    kind: Literal["pretrain", "finetune"] | None = None
+    path: str | None = None  # from the folder of the trial
+    recipe: str | None = None
+    start_from: str | None = None
+    vectors: str | None = None
+    seconds: Number | None = None
+    processor_seconds: Number = 0.0
+    baselines: str | None = None  # folder below ``baselines/``; None: the name of the task
+
+
+class InferenceCost(Part):
+    """Cost of inference at one length in tokens."""
+
+    length: Number | None = None
+    batch_size: int | None = None
+    seconds_per_text: Number | None = None
+    peak_bytes: Number | None = None
+
+
+class Overhead(Part):
+    """Processor time of scheduling and measuring; of a comparison also that of the stages and the ratio of both."""
+
+    processor_seconds: Number = 0.0
+    stages_processor_seconds: Number | None = None
+    share: Number | None = None
+
+
+class TrialResult(ResultFile):
+    """``trial.json`` of one variant with one seed."""
+
+    name: str | None = None
+    seed: int | None = None
+    status: Literal["waiting", "running", "done", "failed"] = "waiting"
+    why: str | None = None  # of a failed trial
+    stage: str | None = None  # in which it failed
+    seconds: Number | None = None
+    settings: dict[str, list[str]] = {}  # ``KEY=VALUE`` by stage
+    stages: dict[str, TrialStage] = {}
+    inference: list[InferenceCost] | None = None  # None: not measured yet
+    notes: list[str] = []
+    overhead: Overhead = Overhead()
+
+
+class SignificanceTest(Part):
+    """A candidate against a better one; of the best itself only ``not_worse`` is set."""
+
+    not_worse: bool = Field(default=False, validation_alias="alike", serialization_alias="alike")
+    gap: float | None = None  # difference to the better one: on the same examples, or of the means
+    interval: tuple[float, float] | None = None  # of the gap, 95 %
+    texts: float | None = None  # p over test examples
+    trainings: float | None = None  # p over seeds
+    adjusted: float | None = None  # the larger p, corrected for all pairs (Holm)
+
+    def swapped(self) -> SignificanceTest:
+        """The test of the better candidate against the other."""
+        interval = None if self.interval is None else (-self.interval[1], -self.interval[0])
+        return self.model_copy(update={"gap": None if self.gap is None else -self.gap, "interval": interval})
+
+
+class CandidateResult(SignificanceTest):
+    """A variant or baseline in one task, with its test against the best."""
+
+    name: str
+    kind: Literal["model", "baseline"]
+    trials: str = ""  # how many are done, failed and so on
+    why: str | None = None
+    values: list[float] = []  # of the measure, one for each training
+    mean: float | None = None
+    deviation: float | None = None
+    own_baselines: dict[str, SignificanceTest] = {}
+
+
+class TaskResult(Part):
+    """Verdict on one task."""
+
+    measure: str
+    level: float
+    pairs: int
+    best: str | None = None
+    among_best: list[str] = Field(default=[], validation_alias="alike", serialization_alias="alike")
+    contenders: list[CandidateResult] = []
+
+
+class Crossover(Part):
+    """Length beyond which ``cheaper`` costs less than ``dearer``, estimated between the measured lengths around it."""
+
+    cheaper: str
+    dearer: str
+    length: float
+    after: float
+    until: float
+
+
+class TableResult(Part):
+    """A table of the report with raw values."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[JsonValue]]
+
+
+class ComparisonResult(ResultFile):
+    """``comparison.json``."""
+
+    trials: dict[str, int] = {}  # number by status
+    advice: list[str] = []
+    notices: list[str] = []
+    tasks: dict[str, TaskResult] = {}
+    fronts: dict[str, dict[str, list[str]]] = {}  # Pareto front by task and cost
+    crossovers: dict[str, list[Crossover]] = {}
+    overhead: Overhead = Overhead()
+    tables: dict[str, TableResult] = {}
 
 
 def mean_over_trainings(tests: Sequence[Metrics], metric: str) -> Spread | None:

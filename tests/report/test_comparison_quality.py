@@ -82,7 +82,7 @@ def test_gaps_are_of_the_measure_that_is_shown(tmp_path: Path) -> None:
     assert task.against_best["TF-IDF + linear"].gap == pytest.approx(-0.26)
     assert task.against_best["other"].gap == pytest.approx(-0.10)
     assert all(expected.texts is None and expected.interval is None for expected in task.against_best.values())
-    assert not task.against_best["other"].alike  # by the trainings
+    assert not task.against_best["other"].not_worse  # by the trainings
     quality = tables.quality(task)
     titles = [column.title for column in quality.columns]
     assert "95 % interval" not in titles

@@ -40,6 +40,7 @@ from homespun.report.comparison_tables import ablations
 from homespun.report.crossovers import crossovers, pareto
 from homespun.report.records import Series, mean_series
 from homespun.report.table import slug
+from homespun.results import ComparisonResult
 
 Content = dict[str, Any]
 
@@ -65,7 +66,10 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(folder: Path) -> Content:
     write_comparison(folder)
-    return json.loads((folder / "comparison.json").read_text())
+    content = json.loads((folder / "comparison.json").read_text())
+    result = ComparisonResult.read(folder / "comparison.json")
+    assert json.loads(json.dumps(result.to_json())) == content
+    return content
 
 
 def rows_of(folder: Path, table: str) -> list[dict[str, str]]:
@@ -355,7 +359,7 @@ def test_unfinished_and_unreadable_trials_are_reported(folder: Path, tmp_path: P
     notices = "\n".join(content["notices"])
     assert "Of 18 trials 1 not begun, 1 still running, 9 done, 3 failed, 4 cannot be read." in notices
     assert "trials/reformer/seed-2: trial.json is not valid JSON" in notices
-    assert "trials/causal/seed-0: trial.json is of version 7, which this homespun (version 1) does not read" in notices
+    assert "trials/causal/seed-0: trial.json has version 7, this homespun reads 1" in notices
     assert "trials/window-16/seed-1 has no trial.json" in notices
     assert "trials/window-128/seed-2: phrasebank/result.json is not valid JSON" in notices
     assert str(tmp_path) not in json.dumps(content)

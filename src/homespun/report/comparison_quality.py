@@ -6,10 +6,11 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from homespun.report.predictions import read_scores
 from homespun.report.records import RunRecord
 from homespun.report.tasks import repeated
 from homespun.report.titles import FURTHER_METRICS, MAIN_METRICS, baseline_title, metric_title
-from homespun.results import RunResult, mean_and_deviation
+from homespun.results import RunResult, SignificanceTest, mean_and_deviation
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Candidate:
     """A variation or a baseline in one task."""
 
     name: str
-    kind: str  # "model" or "baseline"
+    kind: Literal["model", "baseline"]
     baseline_set: str  # the same for models and the baselines that were given the same examples
     values: Sequence[float]  # of the measure, one a training
     others: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of `FURTHER_METRICS`, one a training
@@ -57,23 +58,6 @@ class Candidate:
     def spread(self) -> tuple[float, float | None] | None:
         """Mean and deviation over trainings."""
         return mean_and_deviation(self.values)
-
-
-@dataclass(frozen=True)
-class SignificanceTest:
-    """A contender against a higher one, or the best itself, for which all but ``alike`` is ``None``."""
-
-    alike: bool  # the best, or not told from the higher one
-    gap: float | None = None  # its measure less that of the higher one: on the same rows, or of the means
-    interval: tuple[float, float] | None = None  # of the gap on the same rows; None: it is that of the means
-    texts: float | None = None  # probabilities: over other texts,
-    trainings: float | None = None  # over other trainings,
-    adjusted: float | None = None  # and the larger of both, adjusted for all pairs
-
-    def swapped(self) -> SignificanceTest:
-        """That of the other of the two."""
-        interval = None if self.interval is None else (-self.interval[1], -self.interval[0])
-        return replace(self, gap=None if self.gap is None else -self.gap, interval=interval)
 
 
 @dataclass(frozen=True)
@@ -106,7 +90,7 @@ class TaskComparison:
         if best is None:
             return {}
         others = {lower: test for (higher, lower), test in self.between.items() if higher == best.name}
-        return {best.name: SignificanceTest(alike=True)} | others
+        return {best.name: SignificanceTest(not_worse=True)} | others
 
     @property
     def best(self) -> Candidate | None:
@@ -122,7 +106,7 @@ class TaskComparison:
     @property
     def among_best(self) -> list[Candidate]:
         """The best and all that are not told from it, the best first."""
-        return [c for c in self.candidates if c.name in self.against_best and self.against_best[c.name].alike]
+        return [c for c in self.candidates if c.name in self.against_best and self.against_best[c.name].not_worse]
 
 
 @dataclass
@@ -346,9 +330,9 @@ def _test_pairs(
             if is_own or first is ranked[0]:
                 low, high = significance.bootstrap_interval(paired[0])
                 interval = -high, -low
-        between[pair] = SignificanceTest(True, gap, interval, texts, seeds)
+        between[pair] = SignificanceTest(not_worse=True, gap=gap, interval=interval, texts=texts, trainings=seeds)
     for pair, p in zip(tested, significance.holm(list(tested.values())), strict=True):
-        between[pair] = replace(between[pair], alike=p > significance.LEVEL, adjusted=p)
+        between[pair] = between[pair].model_copy(update={"not_worse": p > significance.LEVEL, "adjusted": p})
     own: dict[str, dict[str, SignificanceTest]] = {}
     for first, second in own_pairs:
         found = between[first.name, second.name]

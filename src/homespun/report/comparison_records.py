@@ -1,20 +1,17 @@
-"""The folder of a comparison as records. What is missing, damaged or of another version is said, the rest is read."""
+"""The folder of a comparison as records; missing, damaged and foreign files are reported, the others are read."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import yaml
 
 from homespun.config import read_yaml
 from homespun.errors import UserError
-from homespun.io.json import read_object
-from homespun.report.formats import number
 from homespun.report.records import (
     RunRecord,
     Tree,
@@ -25,11 +22,8 @@ from homespun.report.records import (
     pretraining_quantity,
     read_run,
 )
+from homespun.results import InferenceCost, TrialResult, TrialStage
 
-VERSION = 1
-"""Of ``trial.json``; others are shown as trials that cannot be read."""
-
-_START_KEYS = ("recipe", "start_from", "vectors")
 STATES = {"waiting": "not begun", "running": "still running", "done": "done", "failed": "failed"}
 
 
@@ -38,30 +32,51 @@ class StageRecord:
     """One stage of a trial: pretraining, or one task by its name."""
 
     name: str
-    kind: str
-    record: RunRecord | None  # None: nothing there yet
-    seconds: float | None  # of its process, from start to end
-    processor_seconds: float = 0.0
-    start_settings: Tree = field(default_factory=dict)  # what of _START_KEYS it was given
-    baselines: str = ""  # of a task: the folder below baselines/ of those that its model is set beside
+    result: TrialStage
+    record: RunRecord | None  # None: not started
+
+    @property
+    def kind(self) -> str:
+        """``pretrain`` or ``finetune``."""
+        return self.result.kind or ("pretrain" if self.name == "pretrain" else "finetune")
+
+    @property
+    def baselines(self) -> str:
+        """Folder below ``baselines/`` of the baselines of a task."""
+        return self.result.baselines or self.name
+
+    @property
+    def start_settings(self) -> dict[str, str]:
+        """Recipe, model and word vectors that it started from, as far as they were given."""
+        given = {key: getattr(self.result, key) for key in ("recipe", "start_from", "vectors")}
+        return {key: value for key, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One variation under one seed."""
+    """One variant with one seed."""
 
     name: str
     seed: int
     status: str  # a key of STATES, or "unreadable"
-    why: str  # of a trial that failed or cannot be read
-    stage: str  # where it failed
-    seconds: float | None  # of the whole
-    settings: Tree  # {stage: {KEY: VALUE}}
-    plan: Tree
-    stages: Mapping[str, StageRecord]
-    inference: Sequence[Tree]
-    notes: Sequence[str] = ()
-    overhead: float = 0.0  # seconds of processor time beside the stages
+    why: str = ""  # of a trial that failed or cannot be read
+    result: TrialResult = field(default_factory=TrialResult)
+    stages: Mapping[str, StageRecord] = field(default_factory=dict)
+
+    @property
+    def stage(self) -> str:
+        """The stage in which it failed."""
+        return (self.result.stage or "") if self.status == "failed" else ""
+
+    @property
+    def settings(self) -> dict[str, dict[str, object]]:
+        """Changed settings by stage; values are read as in a command."""
+        return {stage: _settings(given) for stage, given in self.result.settings.items()}
+
+    @property
+    def inference(self) -> list[InferenceCost]:
+        """Costs of inference by length; empty if not measured."""
+        return self.result.inference or []
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,7 @@ class Variant:
 
     def stage_seconds(self, stage: str) -> float | None:
         """Mean duration of a stage in seconds over finished trials; None: unknown."""
-        found = [trial.stages[stage].seconds for trial in self.done if stage in trial.stages]
+        found = [trial.stages[stage].result.seconds for trial in self.done if stage in trial.stages]
         known = [value for value in found if value is not None]
         return fmean(known) if known else None
 
@@ -197,69 +212,43 @@ def _natural(name: str) -> list[tuple[bool, float, str]]:
 def _trial(folder: Path, path: Path, warnings: list[str]) -> TrialRecord:
     where = f"trials/{path.parent.name}/{path.name}"
     seed = int(digits) if (digits := path.name.removeprefix("seed-")).isdigit() else 0
-    lost = TrialRecord(path.parent.name, seed, "unreadable", "", "", None, {}, {}, {}, [])
     if not (path / "trial.json").is_file():
         warnings.append(f"{where} has no trial.json.")
-        return replace(lost, why="trial.json is missing")
+        return TrialRecord(path.parent.name, seed, "unreadable", "trial.json is missing")
     try:
-        tree = read_object(path / "trial.json")
+        result = TrialResult.read(path / "trial.json")
     except UserError as error:
-        warnings.append(f"{where}: {str(error).replace(str(path), '').lstrip('/')}.")
-        return replace(lost, why="trial.json is damaged")
-    if tree.get("version") != VERSION:
-        why = f"trial.json is of version {tree.get('version')!r}, which this homespun (version {VERSION}) does not read"
+        why = str(error).replace(f"{path}/", "")
         warnings.append(f"{where}: {why}.")
-        return replace(lost, why=why)
-    status = str(tree.get("status"))
+        return TrialRecord(path.parent.name, seed, "unreadable", why)
     stages: dict[str, StageRecord] = {}
-    why = str(tree.get("why") or "")
-    for name, values in as_tree(tree.get("stages")).items():
-        values = as_tree(values)
+    status, why = str(result.status), " ".join((result.why or "").split())
+    for name, stage in result.stages.items():
         record = None
         try:
-            record = _record(folder, path, str(name), values)
+            record = _record(folder, path, name, stage)
         except UserError as error:
-            message = str(error).replace(f"{path}/", "")
-            warnings.append(f"{where}: {message}.")
-            status, why = "unreadable", message
-        kind = str(values.get("kind") or ("pretrain" if name == "pretrain" else "finetune"))
-        seconds = number(values.get("seconds"))
-        start_settings = {key: given for key in _START_KEYS if (given := values.get(key)) is not None}
-        spent = number(values.get("processor_seconds")) or 0.0
-        baseline_set = str(values.get("baselines") or name)
-        stages[str(name)] = StageRecord(str(name), kind, record, seconds, spent, start_settings, baseline_set)
-    return TrialRecord(
-        name=str(tree.get("name") or path.parent.name),
-        seed=int(number(tree.get("seed")) or seed),
-        status=status if status in STATES else "unreadable",
-        why=" ".join(why.split())
-        or ("" if status in STATES else f"its status {status!r} is none of {', '.join(STATES)}"),
-        stage=str(tree.get("stage") or "") if status == "failed" else "",
-        seconds=number(tree.get("seconds")),
-        settings={str(stage): _settings(given) for stage, given in as_tree(tree.get("settings")).items()},
-        plan=as_tree(tree.get("plan")),
-        stages=stages,
-        inference=[row for row in tree.get("inference") or () if isinstance(row, Mapping)],
-        notes=[str(note) for note in tree.get("notes") or ()],
-        overhead=number(as_tree(tree.get("overhead")).get("processor_seconds")) or 0.0,
-    )
+            status, why = "unreadable", " ".join(str(error).replace(f"{path}/", "").split())
+            warnings.append(f"{where}: {why}.")
+        stages[name] = StageRecord(name, stage, record)
+    seed = seed if result.seed is None else result.seed
+    return TrialRecord(result.name or path.parent.name, seed, status, why, result, stages)
 
 
-def _record(folder: Path, trial: Path, name: str, values: Tree) -> RunRecord | None:
-    """The run of a stage: where ``path`` says, from the trial or from the comparison, else under its name."""
-    given = values.get("path")
-    folders = [trial / given, folder / given] if isinstance(given, str) and given else []
+def _record(folder: Path, trial: Path, name: str, stage: TrialStage) -> RunRecord | None:
+    """The run of a stage: at its ``path``, from the trial or from the comparison, else under its name."""
+    folders = [trial / stage.path, folder / stage.path] if stage.path else []
     for run in (*folders, trial / name):
         if (run / "config.yaml").is_file() or (run / "result.json").is_file():
             return read_run(run)
     return None
 
 
-def _settings(given: object) -> dict[str, Any]:
-    """``[KEY=VALUE]`` as a mapping; a value is read as in a command."""
-    settings: dict[str, Any] = {}
-    for assignment in given if isinstance(given, list) else ():
-        key, _, value = str(assignment).partition("=")
+def _settings(given: Sequence[str]) -> dict[str, object]:
+    """``KEY=VALUE`` assignments as a mapping."""
+    settings: dict[str, object] = {}
+    for assignment in given:
+        key, _, value = assignment.partition("=")
         try:
             settings[key] = yaml.safe_load(value)
         except yaml.YAMLError:

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from homespun.report import formats, significance
-from homespun.report.comparison_quality import Candidate, SignificanceTest, TaskComparison
+from homespun.report.comparison_quality import Candidate, TaskComparison
 from homespun.report.comparison_records import STATES, Comparison, Variant, comparable_variants
 from homespun.report.formats import number
 from homespun.report.records import as_tree
 from homespun.report.tasks import constant_output_warning
 from homespun.report.titles import FURTHER_METRICS, metric_title
 from homespun.report.unigram_baseline import compare_with_unigram_baseline
-from homespun.results import mean_and_deviation
+from homespun.results import SignificanceTest, mean_and_deviation
 
 
 def advice(comparison: Comparison, tasks: Sequence[TaskComparison], seconds: Mapping[str, float]) -> list[str]:
@@ -143,7 +143,7 @@ def _by_other_measures(task: TaskComparison) -> list[str]:
 def _against(who: str, baseline: Candidate, test: SignificanceTest) -> str:
     level = f"{baseline.name} ({formats.spread(baseline.spread)})"
     assert test.gap is not None
-    if test.alike:
+    if test.not_worse:
         return f"{who} does not beat {level}: the difference is not significant."
     if test.gap > 0:
         return f"{who} is below {level}."
@@ -242,7 +242,7 @@ def limits(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
     missing += [f"{bare} against a baseline" for task in tasks for bare in _without_baselines(task)]
     if comparison.variants and all(len(v.done) <= 1 for v in comparison.variants):
         missing.append("other seeds")
-    measured = {number(row.get("length")) for trial in comparison.trials for row in trial.inference} - {None}
+    measured = any(row.length for trial in comparison.trials for row in trial.inference)
     missing += ["latency and memory in inference"] if not measured else []
     budget = as_tree(comparison.recipe.get("budget"))
     words = " and ".join(f"{key} {formats.text(value)}" for key, value in budget.items() if value is not None)

@@ -10,13 +10,13 @@ from homespun.report import formats
 from homespun.report.comparison_plots import Ablation
 from homespun.report.comparison_quality import Candidate, TaskComparison
 from homespun.report.comparison_records import Comparison, TrialRecord, Variant
-from homespun.report.crossovers import ByLength, Crossover
+from homespun.report.crossovers import ByLength
 from homespun.report.formats import number
 from homespun.report.records import RunRecord, Tree, architecture, final_losses, flatten
 from homespun.report.table import Column, Row, Table, Writer, numbers, slug, spreads, texts
 from homespun.report.tables import difference_table, different_rows, resource_table
 from homespun.report.titles import FURTHER_METRICS, metric_title
-from homespun.results import mean_and_deviation
+from homespun.results import Crossover, mean_and_deviation
 
 _PATH_KEYS = {"out", "path", "start_from", "name"}  # where a trial is stored is no setting
 
@@ -30,8 +30,8 @@ def quality(task: TaskComparison) -> Table:
         if test is None:
             outcome = f"no result: {candidate.why}" if candidate.why else "no result yet"
         else:
-            outcome = "among the best" if test.alike else "below"
-            marked |= {index} if test.alike else set()
+            outcome = "among the best" if test.not_worse else "below"
+            marked |= {index} if test.not_worse else set()
         log_loss = mean_and_deviation(candidate.log_loss)
         tested = (test.gap, test.interval, test.texts, test.trainings, test.adjusted) if test else (None,) * 5
         rows.append(
@@ -75,7 +75,7 @@ def pairs(task: TaskComparison) -> Table | None:
     if len(found) < 3:
         return None
     rows = [
-        (*names, v.gap, v.texts, v.trainings, v.adjusted, "not significant" if v.alike else "below")
+        (*names, v.gap, v.texts, v.trainings, v.adjusted, "not significant" if v.not_worse else "below")
         for names, v in sorted(found.items(), key=lambda item: item[1].gap or 0.0)
     ]
     columns = (
@@ -96,7 +96,7 @@ def _to_own_baseline(task: TaskComparison, candidate: Candidate) -> tuple[str | 
         return None, None
     test = own[highest].swapped()
     assert test.gap is not None
-    return "not significant" if test.alike else "below" if test.gap < 0 else "above", test.gap
+    return "not significant" if test.not_worse else "below" if test.gap < 0 else "above", test.gap
 
 
 def resources(comparison: Comparison, stage: str) -> Table | None:
@@ -134,7 +134,7 @@ def trials(comparison: Comparison) -> Table:
         *texts("notes"),
     )
     rows = tuple(
-        (t.name, t.seed, t.status, t.stage or None, t.why or None, t.seconds, "; ".join(t.notes) or None)
+        (t.name, t.seed, t.status, t.stage or None, t.why or None, t.result.seconds, "; ".join(t.result.notes) or None)
         for t in comparison.trials
     )
     return Table("trials", "All trials", columns, rows).without_empty_columns()
@@ -149,9 +149,9 @@ def flat_trials(comparison: Comparison) -> Table:
 
 def _flat_trial(trial: TrialRecord) -> dict[str, object]:
     row: dict[str, object] = {"variation": trial.name, "seed": trial.seed, "status": trial.status}
-    row |= {"stage": trial.stage or None, "why": trial.why or None, "seconds": trial.seconds}
+    row |= {"stage": trial.stage or None, "why": trial.why or None, "seconds": trial.result.seconds}
     for name, stage in trial.stages.items():
-        row[f"{name}.process_seconds"] = stage.seconds
+        row[f"{name}.process_seconds"] = stage.result.seconds
         if stage.record is None:
             continue
         train, validation = final_losses(stage.record)
@@ -160,8 +160,8 @@ def _flat_trial(trial: TrialRecord) -> dict[str, object]:
         row |= {f"{name}.validation.{key}": value for key, value in validation.items()}
         row |= {f"{name}.test.{key}": value for key, value in stage.record.result.test.numbers().items()}
     for measured in trial.inference:
-        at = formats.text(measured.get("length"))
-        row |= {f"inference.{at}.{key}": measured.get(key) for key in ("seconds_per_text", "peak_bytes")}
+        at = formats.text(measured.length)
+        row |= {f"inference.{at}.{key}": measured.number(key) for key in ("seconds_per_text", "peak_bytes")}
     return row | {
         f"{stage}: {key}": formats.text(value)
         for stage, given in trial.settings.items()
@@ -174,7 +174,7 @@ def inference(variant: Variant, what: str) -> dict[float, list[float]]:
     found: dict[float, list[float]] = {}
     for trial in variant.done:
         for row in trial.inference:
-            length, value = number(row.get("length")), number(row.get(what))
+            length, value = row.length, row.number(what)
             if length and value:
                 found.setdefault(length, []).append(value)
     return found

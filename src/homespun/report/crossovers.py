@@ -5,24 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+
+from homespun.results import Crossover
 
 ByLength = Mapping[float, Sequence[float]]
 """Measurements (of several trials) of a cost by length."""
-
-
-@dataclass(frozen=True)
-class Crossover:
-    """Beyond ``length`` (tokens, estimated between the measured ``after`` and ``until``) ``cheaper`` costs less than
-    ``dearer``; before it, more. Where ``after`` and ``until`` are further apart than two neighbours, the measurements
-    between them do not tell."""
-
-    cheaper: str
-    dearer: str
-    length: float
-    after: float
-    until: float
 
 
 def crossovers(costs: Mapping[str, ByLength]) -> list[Crossover]:
@@ -44,7 +32,7 @@ def crossovers(costs: Mapping[str, ByLength]) -> list[Crossover]:
                 share = before[1] / (before[1] - ratio)
                 at = math.exp(math.log(before[0]) + share * math.log(length / before[0]))
                 cheaper, dearer = (first, second) if ratio < 0 else (second, first)
-                found.append(Crossover(cheaper, dearer, at, before[0], length))
+                found.append(Crossover(cheaper=cheaper, dearer=dearer, length=at, after=before[0], until=length))
             before = length, ratio
     return sorted(found, key=lambda crossing: crossing.length)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,12 +11,13 @@ from statistics import fmean, median
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.io.json import read_optional
 from homespun.report.formats import number
-from homespun.results import Metrics, RunResult, Validation
+from homespun.results import Event, Metrics, RunResult, Validation, is_number
 
 Tree = Mapping[str, Any]
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
@@ -30,13 +32,12 @@ class Series:
     values: list[float] = field(default_factory=list)
     tokens: list[float] = field(default_factory=list)
 
-    def add(self, step: float, seconds: float, value: object, tokens: float = 0.0) -> None:
-        """Append a point; what is not a finite number is left out."""
-        known = number(value)
-        if known is not None:
+    def add(self, step: float, seconds: float, value: float | None, tokens: float = 0.0) -> None:
+        """Append a point; a missing value is left out."""
+        if value is not None:
             self.steps.append(step)
             self.seconds.append(seconds)
-            self.values.append(known)
+            self.values.append(value)
             self.tokens.append(tokens)
 
     def cut(self, step: float) -> None:
@@ -157,66 +158,54 @@ def read_run(path: Path) -> RunRecord:
     return record
 
 
-def _events(path: Path) -> Iterator[Tree]:
-    """The events of a metrics file. A line that is no JSON is where a run was killed: it is left out."""
+def _events(path: Path) -> Iterator[Event]:
+    """The events of a metrics file; lines that are none, as where a run was killed, are skipped."""
     if not path.is_file():
         return
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open("rb") as lines:
         for line in lines:
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict):
-                yield event
+            with contextlib.suppress(ValidationError):
+                yield Event.model_validate_json(line)
 
 
 def _read_metrics(record: RunRecord, path: Path) -> None:
     durations, tokens, last = Series(), Series(), Series()
+    known: dict[str, float | None] = dict.fromkeys(("parameters", "steps", "tokens", "seconds", "seconds_per_step"))
     peak: float | None = None
-    parameters: float | None = None
     for event in _events(path):
-        step = number(event.get("step")) or 0.0
-        seconds = number(event.get("time")) or 0.0
-        seen = number(event.get("tokens")) or 0.0
-        match event.get("event"):
+        at = event.step, event.time
+        match event.event:
             case "start" | "resume":
                 record.end = None
-                parameters = number(event.get("parameters")) or parameters
-                for series in (*record.train.values(), *record.validation.values()):
-                    series.cut(step)
-                for series in (record.learning_rate, durations, tokens, last):
-                    series.cut(step)
+                known["parameters"] = event.number("parameters") or known["parameters"]
+                curves = (*record.train.values(), *record.validation.values(), record.learning_rate)
+                for series in (*curves, durations, tokens, last):
+                    series.cut(event.step)
             case "step":
-                _add_losses(record.train, event, step, seconds, seen)
-                record.learning_rate.add(step, seconds, event.get("learning_rate"))
-                durations.add(step, seconds, event.get("seconds"))
-                tokens.add(step, seconds, event.get("tokens"))
-                last.add(step, seconds, seconds)
+                _add_losses(record.train, event)
+                record.learning_rate.add(*at, event.number("learning_rate"))
+                durations.add(*at, event.number("seconds"))
+                tokens.add(*at, event.number("tokens"))
+                last.add(*at, event.time)
             case "validation":
-                _add_losses(record.validation, event, step, seconds, seen)
+                _add_losses(record.validation, event)
             case "memory":
-                peak = max(peak or 0.0, number(event.get("peak_bytes")) or 0.0) or None
+                peak = max(peak or 0.0, event.number("peak_bytes") or 0.0) or None
             case "end":
-                record.end = str(event.get("reason"))
-    known: dict[str, float | None] = {
-        "parameters": parameters,
-        "steps": last.steps[-1] if last.steps else None,
-        "tokens": tokens.values[-1] if tokens.values else None,
-        "seconds": last.values[-1] if last.values else None,
-        "seconds_per_step": median(durations.values) if durations.values else None,
-        "peak_bytes": peak,
-    }
+                record.end = str(event.reason)
+    known["peak_bytes"] = peak
+    known["steps"] = last.steps[-1] if last.steps else None
+    known["tokens"] = tokens.values[-1] if tokens.values else None
+    known["seconds"] = last.values[-1] if last.values else None
+    known["seconds_per_step"] = median(durations.values) if durations.values else None
     if (total := known["tokens"]) and (elapsed := known["seconds"]):
         known["tokens_per_second"] = total / elapsed
     record.summary = {**known, **record.result.numbers()}
 
 
-def _add_losses(curves: dict[str, Series], event: Tree, step: float, seconds: float, seen: float) -> None:
-    losses = {key.removeprefix("loss/"): value for key, value in event.items() if key.startswith("loss/")}
-    losses |= {**as_tree(event.get("losses")), "loss": losses.pop("total", event.get("loss"))}  # earlier: two keys
-    for term, value in losses.items():
-        curves.setdefault(str(term), Series()).add(step, seconds, value, seen)
+def _add_losses(curves: dict[str, Series], event: Event) -> None:
+    for term, value in event.all_losses().items():
+        curves.setdefault(term, Series()).add(event.step, event.time, value, event.number("tokens") or 0.0)
 
 
 def loss_terms(record: RunRecord) -> list[str]:
@@ -298,7 +287,7 @@ def _means(trees: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
 
 
 def _known(losses: Mapping[str, float | None]) -> dict[str, float]:
-    return {term: known for term, value in losses.items() if (known := number(value)) is not None}
+    return {term: value for term, value in losses.items() if is_number(value)}
 
 
 def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
