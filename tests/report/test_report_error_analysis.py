@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from homespun.report.error_analysis import calibration_table, notices, reliability_plot
+from homespun.report.error_analysis import calibration_table, reliability_plot
 from homespun.report.records import RunRecord, read_run
+from homespun.report.summary import leakage
 
 Make = Callable[..., Any]
 
 
 def notice(path: Path, finetuning: Make, **figures: float) -> str:
     overlap = {"rows": 50, "near": 10, "same": 3, **figures}
-    (words,) = notices([read_run(finetuning(path, overlap=overlap))])
+    (words,) = leakage([read_run(finetuning(path, overlap=overlap))])
     return words.replace("\u00a0", " ")
 
 
@@ -26,7 +27,7 @@ def test_near_duplicate_notice_matches_the_numbers(tmp_path: Path, finetuning: M
     for unseen in (0.93, 0.90):
         no_better = notice(tmp_path / f"b{unseen}", finetuning, all=0.90, unseen=unseen)
         assert f"with them 0.900, without them {unseen:.3f}." in no_better
-    assert notice(tmp_path / "c", finetuning).endswith("(3 identical); the scores may be too high.")
+    assert notice(tmp_path / "c", finetuning).endswith("the scores may be too high.")
 
 
 def off(before: float, after: float) -> dict[str, Any]:

@@ -96,12 +96,7 @@ class Report:
         lead += [Notice(warning) for task in self.tasks for warning in task.warnings]
         lead += [Notice(warning) for warning in comparison.warnings]
         if len(found := tables.machines(comparison)) > 1:
-            lead.append(
-                Notice(
-                    f"The trials ran on {len(found)} different machines or versions: do not compare times and memory; "
-                    f"their scores may differ for that reason too. See the table of machines."
-                )
-            )
+            lead.append(Notice(summary.machines(len(found))))
         chapters = [
             Chapter("Quality", self._quality()),
             Chapter("Resources", self._resources()),

@@ -18,8 +18,7 @@ from homespun.errors import UserError
 from homespun.report import significance
 from homespun.report.comparison_records import Comparison, Variant
 from homespun.report.predictions import read_scores
-from homespun.report.records import RunRecord
-from homespun.report.tasks import repeated
+from homespun.report.records import RunRecord, constant_output
 from homespun.report.titles import FURTHER_METRICS, MAIN_METRICS, baseline_title, metric_title
 from homespun.results import RunResult, SignificanceTest, mean_and_deviation
 
@@ -45,7 +44,7 @@ class Candidate:
     log_loss: Sequence[float] = ()
     rows: RowScores | None = None  # None: no row has a score by the measure
     texts: float | None = None  # that it was measured on
-    repeated: float = 0.0  # see `homespun.report.tasks.repeated`
+    repeated: float = 0.0  # share of equal outputs: `homespun.report.records.constant_output`
     state: str = ""
     why: str | None = None
 
@@ -164,7 +163,7 @@ def _model(variant: Variant, task: str, measure: str, warnings: list[str]) -> Ca
         log_loss=_values(records, "log_loss"),
         rows=_rows([record.path for record in records], "model", measure, f"{variant.name}, {task}", warnings),
         texts=next((texts for record in records if (texts := record.test_rows())), None),
-        repeated=repeated([test for record in records for test in record.result.trainings()]),
+        repeated=constant_output([test for record in records for test in record.result.trainings()]),
         state=variant.state,
         why=variant.why,
     )

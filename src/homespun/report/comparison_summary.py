@@ -1,4 +1,4 @@
-"""Lead of a comparison: the best model of each task, significance, and limits."""
+"""Lead of a comparison: the best model of each task, significance, limits."""
 
 from __future__ import annotations
 
@@ -10,276 +10,180 @@ from homespun.report.comparison_quality import Candidate, TaskComparison
 from homespun.report.comparison_records import STATES, Comparison, Variant, comparable_variants
 from homespun.report.formats import number
 from homespun.report.records import as_tree
-from homespun.report.tasks import constant_output_warning
+from homespun.report.sentences import paragraph
+from homespun.report.summary import compare_with_unigram_baseline
 from homespun.report.titles import FURTHER_METRICS, metric_title
-from homespun.report.unigram_baseline import compare_with_unigram_baseline
 from homespun.results import SignificanceTest, mean_and_deviation
+
+_FEW = 500  # test examples, below which only large differences are significant
 
 
 def advice(comparison: Comparison, tasks: Sequence[TaskComparison], seconds: Mapping[str, float]) -> list[str]:
-    """What to train here: a sentence over all tasks where there are several, then a paragraph for each.
+    """Which variant to train: a sentence over all tasks if there are several, then a paragraph for each.
 
     Args:
-        seconds: what one training of a variation takes.
+        comparison: the comparison.
+        tasks: its verdicts.
+        seconds: duration of one training by variant.
     """
     judged = [task for task in tasks if task.best is not None]
     paragraphs = [_task(task, seconds) for task in judged]
     tried = [task for task in judged if task.trained]
     if len(tried) > 1:
-        which = "all" if len(tried) == len(tasks) else "the"
-        paragraphs.insert(0, _over_all(tried, f"{which} {len(tried)} tasks"))
+        models = [[c.name for c in task.among_best if c.kind == "model"] for task in tried]
+        everywhere = [name for name in models[0] if all(name in names for names in models)]
+        values = {"names": everywhere, "models": any(models), "count": len(tried)}
+        paragraphs.insert(0, _sentence("over_all", complete=len(tried) == len(tasks), **values))
     if not judged:
-        loss_groups = comparable_variants(comparison, "pretrain")
-        by_loss = [_by_loss(group, alone=len(loss_groups) == 1) for group in loss_groups]
-        paragraphs = [text for text in by_loss if text]
+        groups = comparable_variants(comparison, "pretrain")
+        paragraphs = [text for group in groups if (text := _losses(group, alone=len(groups) == 1))]
     paragraphs += compare_with_unigram_baseline({v.name: v.records("pretrain") for v in comparison.variants})
     return paragraphs or ["No trial is done yet."]
 
 
-def _over_all(tasks: Sequence[TaskComparison], which: str) -> str:
-    first, *others = [[c.name for c in task.among_best if c.kind == "model"] for task in tasks]
-    everywhere = [name for name in first if all(name in names for names in others)]
-    if everywhere:
-        be = "is" if len(everywhere) == 1 else "are"
-        return f"Over {which} {formats.listed(everywhere)} {be} best or not significantly worse in each."
-    if not any([first, *others]):
-        return "No variation is among the best in any task."
-    return f"No variation is among the best in {which}: choose by task."
+def _sentence(macro: str, **values: object) -> str:
+    return paragraph("comparison_summary", macro, **values)
 
 
 def _task(task: TaskComparison, seconds: Mapping[str, float]) -> str:
     best = task.best
     assert best is not None
-    score = formats.spread(best.spread)
-    about = [f"{len(best.values)} trainings"] if len(best.values) > 1 else ["one training"] * (best.kind == "model")
-    about += [f"{formats.integer(best.texts)} {task.part} texts"] if best.texts else []
-    figures = f"{task.title} {score}" + (f" ({', '.join(about)})" if about else "")
     models = [c for c in task.among_best if c.kind == "model"]
-    same = constant_output_warning({c.name: c.repeated for c in task.trained})
-    if not task.trained:
-        return f"{task.name}: no model has a result. Best baseline: {best.name}, {figures}."
-    if best.kind == "baseline":
-        what = _not_significantly_worse(task, models) if models else "all models are below it"
-        shown = f"{task.name}: no model beats {best.name} ({figures}); {what}."
-        return " ".join(
-            [shown, *_against_other_baselines(task, best), *_by_other_measures(task), *([same] if same else [])]
-        )
-    sentences = [f"{task.name}: train {_choice(models, seconds)}."]
-    others = [c for c in models if c is not best]
-    if others:
-        listed = formats.listed([f"{c.name} ({formats.spread(c.spread)})" for c in others])
-        sentences.append(f"Best: {best.name}, {figures}; not significantly worse: {listed}.")
-        if (cheapest := _cheapest(models, seconds)) is not None:
-            least, most = (formats.duration(pick(seconds[c.name] for c in models)) for pick in (min, max))
-            sentences.append(f"Of these, {cheapest} trains fastest: {least} a training, up to {most} for the others.")
-    else:
-        sentences.append(f"Score: {figures}.")
+    times = {c.name: seconds[c.name] for c in models if c.name in seconds}
+    known = len(times) == len(models) > 1
     below = [c for c in task.trained if c not in models]
-    if below:
-        listed = formats.listed([f"{c.name} ({formats.points(task.against_best[c.name].gap)} points)" for c in below])
-        sentences.append(f"Significantly worse: {listed}.")
-    baselines = [
-        c for c in task.candidates if c.kind == "baseline" and c.values and c.baseline_set == best.baseline_set
-    ]
-    sentences += [_against("It", baseline, task.against_best[baseline.name]) for baseline in baselines]
-    sentences += _against_other_baselines(task, best)
-    sentences += _by_other_measures(task)
-    sentences += [same] if same else []
-    return " ".join(sentences)
+    return _sentence(
+        "task",
+        name=task.name,
+        measure=task.title,
+        part=task.part,
+        best=best,
+        trainings=len(best.values) if len(best.values) > 1 or best.kind == "model" else 0,
+        examples=best.texts,
+        trained=bool(task.trained),
+        models=[(c.name, c.spread) for c in models],
+        fastest=min(times, key=lambda name: times[name]) if known else None,
+        least=min(times.values()) if known else None,
+        most=max(times.values()) if known else None,
+        worse=[(c.name, task.against_best[c.name].gap) for c in below],
+        against=_against_baselines(task, best),
+        others=_by_other_metrics(task),
+        constant=[(c.name, c.repeated) for c in task.trained if c.repeated],
+    )
 
 
-def _choice(models: Sequence[Candidate], seconds: Mapping[str, float]) -> str:
-    if len(models) == 1:
-        return models[0].name
-    if (cheapest := _cheapest(models, seconds)) is not None:
-        return f"{cheapest}, or any of {formats.listed([c.name for c in models if c.name != cheapest])}"
-    return f"any of {formats.listed([c.name for c in models])}"
-
-
-def _cheapest(models: Sequence[Candidate], seconds: Mapping[str, float]) -> str | None:
-    names = [c.name for c in models]
-    if len(names) < 2 or not all(name in seconds for name in names):
-        return None
-    return min(names, key=lambda name: seconds[name])
-
-
-def _not_significantly_worse(task: TaskComparison, models: Sequence[Candidate]) -> str:
-    return f"not significantly worse: {formats.listed([f'{c.name} ({formats.spread(c.spread)})' for c in models])}"
-
-
-def _against_other_baselines(task: TaskComparison, best: Candidate) -> list[str]:
-    """Of models that have other baselines than the best has, the highest against these."""
-    highest: dict[str, Candidate] = {}
+def _against_baselines(task: TaskComparison, best: Candidate) -> list[tuple[str, Candidate, SignificanceTest]]:
+    """The best model against its baselines; of models with other baselines the best ones against theirs."""
+    highest = {best.baseline_set: best}
     for model in task.trained:
         highest.setdefault(model.baseline_set, model)
-    return [
-        _against(model.name, baseline, task.own[model.name][baseline.name])
-        for model in highest.values()
-        if model.baseline_set != best.baseline_set
-        for baseline in task.candidates
-        if baseline.name in task.own.get(model.name, {})
-    ]
+    baselines = [c for c in task.candidates if c.kind == "baseline" and c.values]
+    found = []
+    for model in highest.values():
+        tests = task.against_best if model is best else task.own.get(model.name, {})
+        own = [c for c in baselines if c.baseline_set == model.baseline_set and c.name in tests]
+        found += [(model.name, c, tests[c.name]) for c in own if model.kind == "model"]
+    return found
 
 
-def _by_other_measures(task: TaskComparison) -> list[str]:
-    """Where another measure has somebody highest who is not among the best: that is not tested, and told."""
-    sentences = []
-    for other in FURTHER_METRICS:
-        levels = [(fmean(values), c) for c in task.candidates if (values := c.others.get(other))]
-        names = {c.name for c in task.among_best}
-        among = [level for level in levels if level[1].name in names]
-        if not among:
-            continue
-        (_, highest), (_, ours) = (max(candidates, key=lambda level: level[0]) for candidates in (levels, among))
-        if highest.name not in names:
-            scores = [formats.share_spread(mean_and_deviation(c.others[other])) for c in (highest, ours)]
-            sentences.append(
-                f"By {metric_title(other)} (significance not tested) {highest.name} is best: "
-                f"{scores[0]}, {ours.name} has {scores[1]}."
-            )
-    return sentences
+def _by_other_metrics(task: TaskComparison) -> list[tuple[str, tuple[str, object], tuple[str, object]]]:
+    """Further metrics by which a candidate is best that is not among the best: title, it, the best of those."""
+    found: list[tuple[str, tuple[str, object], tuple[str, object]]] = []
+    names = {c.name for c in task.among_best}
+    for metric in FURTHER_METRICS:
+        measured = [c for c in task.candidates if c.others.get(metric)]
+        ranked = sorted(measured, key=lambda c: fmean(c.others[metric]), reverse=True)
+        ours = next((c for c in ranked if c.name in names), None)
+        if ours is not None and ranked[0].name not in names:
+            pair = [(c.name, mean_and_deviation(c.others[metric])) for c in (ranked[0], ours)]
+            found.append((metric_title(metric), pair[0], pair[1]))
+    return found
 
 
-def _against(who: str, baseline: Candidate, test: SignificanceTest) -> str:
-    level = f"{baseline.name} ({formats.spread(baseline.spread)})"
-    assert test.gap is not None
-    if test.not_worse:
-        return f"{who} does not beat {level}: the difference is not significant."
-    if test.gap > 0:
-        return f"{who} is below {level}."
-    interval = " (means only)"
-    if test.interval is not None:
-        low, high = test.interval
-        interval = f" (95 % interval: {100 * -high:.1f} to {100 * -low:.1f})"
-    return f"{who} beats {level} by {100 * -test.gap:.1f} points{interval}."
-
-
-def _by_loss(group: Sequence[Variant], *, alone: bool) -> str:
-    """Where there is no task: the validation losses, told apart over trainings alone.
+def _losses(group: Sequence[Variant], *, alone: bool) -> str:
+    """Validation losses of a comparison without tasks, tested over seeds; empty if there are none.
 
     Args:
-        alone: no other group has losses, of another quantity.
+        group: variants with comparable losses.
+        alone: no other group has losses.
     """
     found = {v.name: values for v in group if (values := v.validation_losses())}
     if not found:
         return ""
     order = sorted(found, key=lambda name: fmean(found[name]))
-    best = order[0]
     pooled = significance.pooled_variance(list(found.values()))
-    if len(order) == 1:
-        other = "" if alone else " (not comparable with the others)"
-        return f"Validation loss of {best}: {_loss(found[best])}{other}."
-    among = "Lowest" if alone else f"Among {formats.listed(list(found))} (same data and objective), lowest"
-    text = f"{among} validation loss: {best}, {_loss(found[best])}."
     pairs = [(a, b) for i, a in enumerate(order) for b in order[i + 1 :]]
-    p_values = [significance.seed_test(found[a], found[b], pooled) for a, b in pairs]
-    if any(p is None for p in p_values):
-        rest = formats.listed([f"{name} ({_loss(found[name])})" for name in order[1:]])
-        return f"{text} Others: {rest}. One seed each: significance unknown."
-    adjusted = dict(zip(pairs, significance.holm([p for p in p_values if p is not None]), strict=True))
-    not_worse = [name for name in order[1:] if adjusted[best, name] > significance.LEVEL]
-    above = [name for name in order[1:] if name not in not_worse]
-    for names, words in ((not_worse, "Not significantly worse over seeds"), (above, "Significantly worse")):
-        if names:
-            text += f" {words}: {formats.listed([f'{name} ({_loss(found[name])})' for name in names])}."
-    return text
-
-
-def _loss(values: Sequence[float]) -> str:
-    return formats.loss_spread(mean_and_deviation(values))
+    tests = [significance.seed_test(found[a], found[b], pooled) for a, b in pairs]
+    known = [p for p in tests if p is not None]
+    adjusted = dict(zip(pairs, significance.holm(known), strict=True)) if len(known) == len(pairs) else {}
+    scores = [(name, mean_and_deviation(found[name])) for name in order]
+    similar, worse = (
+        [(b, score) for b, score in scores[1:] if adjusted and (adjusted[order[0], b] > significance.LEVEL) is side]
+        for side in (True, False)
+    )
+    return _sentence("losses", scores=scores, alone=alone, tested=bool(adjusted), similar=similar, worse=worse)
 
 
 def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
-    """How significance was tested."""
+    """How significance was tested; empty if no trial is done."""
     judged = [task for task in tasks if task.best is not None]
     counts = sorted({len(v.done) for v in comparison.variants if v.done})
     if not counts:
         return ""
-    many = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    sentences = [f"Each variation was trained {many} {'time' if counts == [1] else 'times'}."]
     tested = [task for task in judged if any(v.texts is not None for v in task.against_best.values())]
-    if tested:
-        seeds = " and over seeds" if all(task.seed_variance for task in tested) else " (seeds partly unknown)"
-        sentences.append(
-            f"Significant: p < 0.05 over test examples{seeds}, Holm-corrected for all pairs. Not significant does not "
-            f"mean equal."
-        )
-    alone = [task for task in judged if len(task.against_best) > 1 and all(c.rows is None for c in task.candidates)]
-    sentences += [_by_means(task) for task in alone]
-    few = [task.name for task in judged if task.best and task.best.texts and task.best.texts < 500]
-    if few:
-        be = "is" if len(few) == 1 else "are"
-        sentences.append(
-            f"{formats.listed(few)} {be} measured on under 500 examples: only large differences can be significant."
-        )
-    return " ".join(sentences)
-
-
-def _by_means(task: TaskComparison) -> str:
-    """How sure it is of a task of whose measure single rows have none."""
-    test = "tested over seeds only (p < 0.05, Holm)" if task.seed_variance else "not tested for significance"
-    return f"{task.name}: single rows have no {task.title}, so differences are of means and {test}."
+    by_means = [task for task in judged if len(task.against_best) > 1 and all(c.rows is None for c in task.candidates)]
+    return _sentence(
+        "certainty",
+        trainings=[counts[0]] if len(counts) == 1 else [counts[0], counts[-1]],
+        tested=bool(tested),
+        seeds=all(task.seed_variance for task in tested),
+        by_means=[(task.name, task.title, task.seed_variance) for task in by_means],
+        few=[task.name for task in judged if task.best and task.best.texts and task.best.texts < _FEW],
+    )
 
 
 def limits(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
     """Limits of the comparison."""
-    missing: list[str] = []
-    lost = {v.name: v for v in comparison.variants if len(v.done) < len(v.trials)}
-    if lost:
-        missing.append(f"what is missing of {formats.listed([f'{name} ({v.state})' for name, v in lost.items()])}")
-    asked = number(comparison.recipe.get("seeds"))
-    if asked is not None and any(len(v.trials) < asked for v in comparison.variants):
-        missing.append(f"all {asked:.0f} seeds of every variation")
-    empty = [task.name for task in tasks if task.best is None]
-    missing += [f"the task {name}, of which there are no results" for name in empty]
-    searched = _searched(comparison)
-    missing += [
-        f"{task.name} on an independent test set: its scores are on the validation set, which also chose the "
-        f"checkpoints" + (" and, in the search, the settings" if task.name == searched else "")
-        for task in tasks
-        if task.best and task.part == "validation"
-    ]
-    missing += [f"{bare} against a baseline" for task in tasks for bare in _without_baselines(task)]
-    if comparison.variants and all(len(v.done) <= 1 for v in comparison.variants):
-        missing.append("other seeds")
-    measured = any(row.length for trial in comparison.trials for row in trial.inference)
-    missing += ["latency and memory in inference"] if not measured else []
-    budget = as_tree(comparison.recipe.get("budget"))
-    words = " and ".join(f"{key} {formats.text(value)}" for key, value in budget.items() if value is not None)
-    missing.append(f"other budgets than this one{f' ({words})' if words else ''}")
-    missing.append("other data and other settings than those listed below")
-    return f"Not tested: {'; '.join(missing)}."
-
-
-def _without_baselines(task: TaskComparison) -> list[str]:
-    """What of a task stands beside no baseline: all of it, or some variations."""
-    baseline_sets = {c.baseline_set for c in task.candidates if c.kind == "baseline"}
-    bare = [c.name for c in task.trained if c.baseline_set not in baseline_sets]
-    if not bare:
-        return []
-    return [f"{task.name} of {formats.listed(bare)}" if baseline_sets else task.name]
-
-
-def _searched(comparison: Comparison) -> str | None:
-    """The task whose validation chose settings."""
-    search = as_tree(comparison.recipe.get("search"))
-    return str(search.get("task") or next(iter(comparison.tasks), "")) if search else None
-
-
-def shared(comparison: Comparison) -> str:
-    """Which variations have one pretraining; nothing where each has its own."""
-    return " ".join(
-        f"{formats.listed(names)} share one pretraining: what it took stands in the row of each."
-        for names in comparison.sharing("pretrain")
+    variants, recipe = comparison.variants, comparison.recipe
+    asked = number(recipe.get("seeds"))
+    search = as_tree(recipe.get("search"))
+    searched = search.get("task") or next(iter(comparison.tasks), "") if search else None
+    budget = as_tree(recipe.get("budget"))
+    return _sentence(
+        "limits",
+        lost=[(v.name, v.state) for v in variants if len(v.done) < len(v.trials)],
+        seeds=f"{asked:.0f}" if asked is not None and any(len(v.trials) < asked for v in variants) else None,
+        empty=[task.name for task in tasks if task.best is None],
+        validation=[(t.name, t.name == searched) for t in tasks if t.best and t.part == "validation"],
+        without_baseline=[found for task in tasks if (found := _without_baselines(task))],
+        one_seed=bool(variants) and all(len(v.done) <= 1 for v in variants),
+        inference=any(row.length for trial in comparison.trials for row in trial.inference),
+        budget=" and ".join(f"{key} {formats.text(value)}" for key, value in budget.items() if value is not None),
     )
 
 
+def _without_baselines(task: TaskComparison) -> tuple[str, list[str]] | None:
+    """A task without baselines, or with those of its variants that have none."""
+    known = {c.baseline_set for c in task.candidates if c.kind == "baseline"}
+    bare = [c.name for c in task.trained if c.baseline_set not in known]
+    return (task.name, bare if known else []) if bare else None
+
+
+def shared(comparison: Comparison) -> str:
+    """Variants with one pretraining; empty if each has its own."""
+    return _sentence("shared", groups=comparison.sharing("pretrain"))
+
+
+def machines(count: int) -> str:
+    """A warning about several machines."""
+    return _sentence("machines", count=count)
+
+
 def progress(comparison: Comparison) -> str | None:
-    """How far a comparison is that is not over; ``None`` where all trials are done."""
-    counts = {status: sum(t.status == status for t in comparison.trials) for status in (*STATES, "unreadable")}
-    total = len(comparison.trials)
-    if counts["done"] == total and total:
+    """How many trials are done; None if all are."""
+    statuses = [trial.status for trial in comparison.trials]
+    if statuses and set(statuses) == {"done"}:
         return None
     labels = {**STATES, "unreadable": "cannot be read"}
-    parts = [f"{count} {labels[status]}" for status, count in counts.items() if count]
-    return f"Of {total} trials {', '.join(parts) or 'none is there yet'}."
+    counts = [(count, label) for status, label in labels.items() if (count := statuses.count(status))]
+    return _sentence("progress", total=len(statuses), counts=counts)

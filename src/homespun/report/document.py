@@ -168,7 +168,7 @@ def _with_unique_names(contents: Sequence[Content], taken: set[tuple[type, str]]
 def compose(records: Sequence[RunRecord], *, title: str, sections: Sequence[Section]) -> Document:
     """The report of one or several runs; chapters without content are left out."""
     lead: list[Content] = [*map(Paragraph, summary.summary(records)), *map(Notice, summary.warnings(records))]
-    lead += map(Notice, error_analysis.notices(records))
+    lead += map(Notice, summary.leakage(records))
     chapters = [
         Chapter("Results", tabular(*tables.results(records))),
         Chapter("Learning curve", _learning_curves(records)),

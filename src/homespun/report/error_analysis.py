@@ -3,34 +3,11 @@ it is against how often it is right, and the examples that a model is most wrong
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from homespun.report import formats
 from homespun.report.plots import INK, PALETTE, End, Plot, drawing
 from homespun.report.records import RunRecord
 from homespun.report.table import Column, Table, numbers, texts
 from homespun.results import Calibration
-
-
-def notices(records: Sequence[RunRecord]) -> list[str]:
-    """A sentence for every run that was measured on examples that it learned from, or nearly."""
-    return [text for record in records if (text := _overlap(record))]
-
-
-def _overlap(record: RunRecord) -> str:
-    found = record.result.overlap
-    if found is None or not found.near or not found.rows:
-        return ""
-    near, rows = found.near, found.rows
-    text = (
-        f"{formats.integer(near)} of {formats.integer(rows)} test examples of {record.name} "
-        f"({formats.percent(near / rows)}) are near-duplicates of training examples "
-        f"({formats.integer(found.same)} identical)"
-    )
-    everything, unseen = found.all, found.unseen
-    if everything is None or unseen is None:
-        return f"{text}; the scores may be too high."
-    return f"{text}. Mean score with them {formats.share(everything)}, without them {formats.share(unseen)}."
 
 
 def overlap_table(record: RunRecord, name: str) -> Table | None:

@@ -12,6 +12,7 @@ from homespun.report.document import Document, Section, compose
 from homespun.report.markdown import csv_text, markdown
 from homespun.report.plots import Plot
 from homespun.report.records import read_runs
+from homespun.report.sentences import environment
 
 __all__ = ["Section", "html", "write_report"]
 
@@ -58,17 +59,7 @@ def write_document(document: Document, out: Path) -> Path:
 
 def html(document: Document) -> str:
     """The document as one HTML page that needs no other file, no network and no script."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("homespun.report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["data_uri"] = _data_uri
-    return environment.get_template("report.html.j2").render(document=document)
+    return environment().get_template("report.html.j2").render(document=document, data_uri=_data_uri)
 
 
 def _data_uri(plot: Plot) -> str:

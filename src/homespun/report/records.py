@@ -17,9 +17,10 @@ from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.io.json import read_optional
 from homespun.report.formats import number
-from homespun.results import Event, Metrics, RunResult, Validation, is_number
+from homespun.results import Event, Metrics, RunResult, Validation, is_number, mean_over_trainings
 
 Tree = Mapping[str, Any]
+_CONSTANT = 0.1  # share of equal outputs that is reported
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "result.json")
 
 
@@ -206,6 +207,14 @@ def _read_metrics(record: RunRecord, path: Path) -> None:
 def _add_losses(curves: dict[str, Series], event: Event) -> None:
     for term, value in event.all_losses().items():
         curves.setdefault(term, Series()).add(event.step, event.time, value, event.number("tokens") or 0.0)
+
+
+def constant_output(tests: Sequence[Metrics]) -> float:
+    """Share of the most frequent output text if it is far more frequent than the same target, else 0."""
+    written, targets = (mean_over_trainings(tests, name) for name in ("commonest", "commonest_target"))
+    if written is None or targets is None:
+        return 0.0
+    return written[0] if written[0] > _CONSTANT + 2 * targets[0] else 0.0
 
 
 def loss_terms(record: RunRecord) -> list[str]:

@@ -1,163 +1,241 @@
-"""Lead of a report: the result, whether it beat the baselines, then what was trained."""
+"""Lead of a report: results, whether they beat the baselines, leakage, what was trained."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
 
-from homespun.report import formats, tasks
-from homespun.report.records import RunRecord, as_tree, final_losses, pretraining_quantity
-from homespun.report.significance import difference_interval, wilson_interval
-from homespun.report.unigram_baseline import compare_with_unigram_baseline
+import numpy as np
+
+from homespun.report import formats
+from homespun.report.predictions import read_scores
+from homespun.report.records import RunRecord, Tree, as_tree, constant_output, final_losses, pretraining_quantity
+from homespun.report.sentences import paragraph
+from homespun.report.significance import bootstrap_interval, difference_interval, wilson_interval
+from homespun.report.titles import baseline_title, metric_title
 from homespun.results import Metrics, mean_over_trainings
 
-_SENTENCE = {"majority": "the majority class", "tfidf": "TF-IDF + linear"}
+_MAX_RATIO = 0.97  # of the unigram baseline: the topic of a text alone gives less
+_MIN_RECALL = 0.01  # of the replaced tokens
+_TOKENS = {"mlm": "masked tokens", "generator": "tokens of the generator", "causal": "the next token"}
+_TASKS = {
+    "text_to_text": "text to text",
+    "tagging": "token classification",
+    "span_answers": "extractive question answering",
+    "regression": "regression",
+    "ratings": "rating",
+    "sentence_labels": "sentence classification",
+}
+_COUNTS = {
+    "truncated": "Inputs truncated to the length of the model",
+    "chunked": "Texts read in chunks",
+    "targets_truncated": "Targets truncated in training",
+    "empty": "Pairs without a source or a target, left out",
+    "one_sided": "Pairs with an empty side, left out of training",
+    "outside": "Values outside their range, left out",
+    "windows_beyond_one": "Windows beyond the first one of a document",
+    "sentences_cut": "Sentences truncated to the length of the model",
+    "empty_documents": "Documents without a sentence",
+    "words_without_pieces": "Words without tokens, which get no tag",
+    "unseen_tags": "Words with a tag that is not in the training set",
+    "answers_realigned": "Answers moved to their nearest occurrence",
+    "answers_dropped": "Questions whose answer is not in the text, left out of training",
+    "questions_truncated": "Questions truncated to the length of the model",
+    "empty_contexts": "Questions about an empty text",
+}
 
 
 def summary(records: Sequence[RunRecord]) -> list[str]:
-    """One paragraph for pretraining and one for every fine-tuned model."""
+    """A paragraph on all pretraining runs, one on each fine-tuned model, one on each use of word vectors."""
     pretrained = [record for record in records if not record.tests() and not record.result.baselines]
     paragraphs = [_pretraining(pretrained)] if pretrained else []
     paragraphs += [_finetuning(record) for record in records if record not in pretrained]
-    return [*paragraphs, *(_initialization(record) for record in records if record.result.vectors)]
+    vectors = [(record.name, record.result.vectors) for record in records if record.result.vectors]
+    return [*paragraphs, *(paragraph("summary", "initialization", name=name, vectors=v) for name, v in vectors)]
 
 
 def warnings(records: Sequence[RunRecord]) -> list[str]:
-    """A sentence for every run that is not a whole one."""
+    """A sentence for every run that did not end normally."""
     return [f"{record.name} {record.warning}." for record in records if record.warning]
 
 
+def leakage(records: Sequence[RunRecord]) -> list[str]:
+    """A sentence for every run with near-duplicates of its test examples in its training set."""
+    found = [(record.name, record.result.overlap) for record in records]
+    return [paragraph("summary", "leakage", name=n, found=one) for n, one in found if one and one.near and one.rows]
+
+
 def _pretraining(records: Sequence[RunRecord]) -> str:
-    names = formats.listed([record.name for record in records])
-    many = len(records) > 1
-    sentences = []
-    scores = {r.name: loss for r in records if (loss := final_losses(r)[1].get("loss")) is not None}
-    # losses of other objectives, or on other texts, are other quantities: only equal ones are ranked
-    if len(scores) > 1 and len({pretraining_quantity(record) for record in records}) == 1:
-        best = min(scores, key=lambda name: scores[name])
-        rest = ", ".join(f"{formats.loss(loss)} ({name})" for name, loss in scores.items() if name != best)
-        sentences.append(f"Lowest validation loss: {best}, {formats.loss(scores[best])}; others: {rest}.")
-    elif scores:
-        values = formats.listed(
-            [f"{formats.loss(loss)}" + (f" ({name})" if many else "") for name, loss in scores.items()]
-        )
-        sentences.append(f"Validation loss: {values}.")
-    sentences += compare_with_unigram_baseline({record.name: [record] for record in records})
-    return " ".join([*sentences, f"Trained{_circumstances(records)}: {names}."])
+    scores = [(r.name, loss) for r in records if (loss := final_losses(r)[1].get("loss")) is not None]
+    # losses of other objectives or texts are other quantities, and budgets must be equal
+    ranked = len(scores) > 1 and len({(pretraining_quantity(record), _budget(record)) for record in records}) == 1
+    if ranked:
+        best = min(scores, key=lambda score: score[1])
+        scores = [best, *(score for score in scores if score is not best)]
+    baselines = compare_with_unigram_baseline({record.name: [record] for record in records})
+    names = [record.name for record in records]
+    values = {"scores": scores, "ranked": ranked, "baselines": baselines, "names": names}
+    return paragraph("summary", "pretraining", where=_circumstances(records), **values)
 
 
-def _initialization(record: RunRecord) -> str:
-    vectors = record.result.vectors
-    assert vectors is not None
-    found, tokens, source = (
-        formats.integer(vectors.found),
-        formats.integer(vectors.tokens),
-        formats.text(vectors.source),
-    )
-    return f"Embeddings of {record.name} initialised from word vectors of {source}: {found} of {tokens} tokens had one."
+def compare_with_unigram_baseline(runs: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """One paragraph for each unigram baseline, with the runs that beat it and those that do not; one for ELECTRA
+    discriminators that predict only the rate of replaced tokens.
+
+    Args:
+        runs: trainings by name, whose losses are averaged.
+    """
+    losses: dict[tuple[str, str], list[tuple[str, float, bool]]] = {}
+    for name, records in runs.items():
+        for term, tokens in _TOKENS.items():
+            known = [(final_losses(r)[1].get(term), r.result.frequencies.get(term)) for r in records]
+            pairs = [(loss, level) for loss, level in known if loss is not None and level is not None]
+            if pairs:
+                loss, level = (fmean(values) for values in zip(*pairs, strict=True))
+                found = name, loss, loss <= _MAX_RATIO * level
+                losses.setdefault((tokens, formats.loss(level)), []).append(found)
+    paragraphs = []
+    for (tokens, written), models in losses.items():
+        better, worse = ([(name, loss) for name, loss, beats in models if beats is side] for side in (True, False))
+        values = {"tokens": tokens, "level": written, "better": better, "worse": worse}
+        paragraphs.append(paragraph("summary", "unigram_baseline", **values))
+    if blind := [name for name, records in runs.items() if records and all(_finds_none(r) for r in records)]:
+        paragraphs.append(paragraph("summary", "blind_discriminator", names=blind))
+    return paragraphs
+
+
+def _finds_none(record: RunRecord) -> bool:
+    losses = final_losses(record)[1]
+    loss, right, found = (losses.get(term) for term in ("discriminator", "discriminator_accuracy", "replaced_recall"))
+    if loss is None or right is None or found is None or found >= _MIN_RECALL or not 0.0 < right < 1.0:
+        return False
+    # if every token is called an original, the error is the share of replaced ones
+    return loss >= -_MAX_RATIO * (right * math.log(right) + (1.0 - right) * math.log(1.0 - right))
 
 
 def _finetuning(record: RunRecord) -> str:
-    if not record.names_classes:
-        return " ".join(tasks.summarize(record, _circumstances([record])))
-    tests = record.tests()
-    classes = len(tests[0].per_class) if tests else 0
-    task = f"{classes}-class classification" if classes else "classification"
-    trained = f"Fine-tuned{_circumstances([record])}."
-    accuracy, f1, rows = (
-        mean_over_trainings(tests, "accuracy"),
-        mean_over_trainings(tests, "macro_f1"),
-        record.test_rows(),
+    tests, examples, result = record.tests(), record.test_rows(), record.result
+    classes = record.names_classes
+    main, *others = ("accuracy", "macro_f1") if classes else record.measures
+    score = mean_over_trainings(tests, main)
+    known = len(tests[0].per_class) if classes and tests else 0
+    task = f"{known}-class classification" if known else _TASKS.get(result.task, result.task.replace("_", " "))
+    further = [(metric_title(other), found[0]) for other in others if (found := mean_over_trainings(tests, other))]
+    baselines = []
+    for key, reference in sorted(result.baselines.items(), key=lambda item: item[0] == "majority"):
+        if mean_over_trainings([reference], main):
+            interval = None if classes else _paired_interval(record.path, main, key)
+            name = "the majority class" if key == "majority" else baseline_title(key)
+            baselines.append(
+                compare_with_baseline(
+                    tests, reference, name, rows=examples, measure=main, interval=interval, points=classes
+                )
+            )
+    return paragraph(
+        "summary",
+        "finetuning",
+        name=record.name,
+        task=task,
+        measure=metric_title(main),
+        score=score and (formats.percent(score[0]) if classes else formats.share(score[0])),
+        examples=examples,
+        interval=wilson_interval(score[0], examples) if classes and score and examples and len(tests) == 1 else None,
+        further=further,
+        trainings=len(tests),
+        constant=constant_output(tests),
+        validation=result.measured_on == "validation",
+        baselines=baselines,
+        counts=[(title, count) for key, title in _COUNTS.items() if (count := result.number(key))],
+        where=_circumstances([record]),
     )
-    if accuracy is None:
-        return f"{record.name}: {task}, not tested. {trained}"
-    result = f"{record.name}: {task}, accuracy {formats.percent(accuracy[0])}"
-    if rows is not None:
-        interval = "" if len(tests) > 1 else f", 95 % interval {formats.interval(wilson_interval(accuracy[0], rows))}"
-        result += f" on {formats.integer(rows)} test examples{interval}"
-    result += f", macro F1 {formats.share(f1[0])}" if f1 else ""
-    result += f", mean of {len(tests)} trainings" if len(tests) > 1 else ""
-    sentences = [f"{result}."]
-    if record.result.measured_on == "validation":
-        sentences.append(
-            "These are validation scores, and the same examples chose the checkpoint: measure on a separate test set."
-        )
-    sentences += [
-        f"It {compare_with_baseline(tests, baseline, _SENTENCE.get(name, name), rows=rows)}."
-        for name, baseline in sorted(record.result.baselines.items(), key=lambda item: item[0] == "majority")
-        if mean_over_trainings([baseline], "accuracy")
-    ]
-    cut = record.result.number("truncated")
-    if cut:
-        sentences.append(f"Texts truncated to the length of the model: {formats.integer(cut)}.")
-    if one_sided := record.result.number("one_sided"):
-        sentences.append(f"Pairs with an empty side, from which nothing was learned: {formats.integer(one_sided)}.")
-    chunked = record.result.number("chunked")
-    if chunked:
-        sentences.append(f"Texts read in chunks: {formats.integer(chunked)}.")
-    return " ".join([*sentences, trained])
 
 
-def compare_with_baseline(tests: Sequence[Metrics], baseline: Metrics, name: str, *, rows: float | None) -> str:
-    """End of a sentence that begins with ``It``: the difference from a baseline in points of accuracy.
+def compare_with_baseline(
+    tests: Sequence[Metrics],
+    baseline: Metrics,
+    name: str,
+    *,
+    rows: float | None,
+    measure: str = "accuracy",
+    interval: tuple[float, float] | None = None,
+    points: bool = True,
+) -> str:
+    """End of a sentence that begins with ``It``: difference from a baseline with its 95 % interval.
 
-    ``beat`` stands only where the 95 % interval of the difference is above zero.
+    ``beat`` stands only where the interval is above zero.
+
+    Args:
+        tests: metrics of each training.
+        baseline: metrics of the baseline.
+        name: of the baseline.
+        rows: number of test examples.
+        measure: the metric.
+        interval: of the difference; computed from the accuracies if ``points``.
+        points: whether differences are in percentage points.
     """
-    accuracy, reference = mean_over_trainings(tests, "accuracy"), mean_over_trainings([baseline], "accuracy")
-    if accuracy is None or reference is None:
+    found, other = mean_over_trainings(tests, measure), mean_over_trainings([baseline], measure)
+    if found is None or other is None:
         return f"cannot be compared with {name}"
-    other = reference[0]
-    gain = accuracy[0] - other
-    difference = f"{abs(100 * gain):.1f}" if abs(gain) >= 0.0005 or gain == 0 else "less than 0.1"
-    interval = None if rows is None else difference_interval(accuracy[0], other, rows)
-    if gain > 0 and interval is not None and interval[0] > 0:
-        words = f"beat {name} ({formats.percent(other)}) by {difference} points"
-    elif gain > 0:
-        words = f"is {difference} points above {name} ({formats.percent(other)})"
-    elif gain == 0:
-        words = f"equals {name} ({formats.percent(other)})"
-    else:
-        words = f"did not beat {name} ({formats.percent(other)}): it is {difference} points below"
-    if interval is None:
-        return f"{words}; significance unknown, since the number of test examples is"
-    low, high = interval
-    if gain and low <= 0 <= high:
-        words += (
-            f", not significant on {formats.integer(rows)} test examples (95 % interval of the difference: "
-            f"{formats.points(low)} to {formats.points(high)} points)"
-        )
-    below = sum((test.number("accuracy") or 0.0) <= other for test in tests)
-    if gain > 0 and below:
-        words += f"; {below} of {len(tests)} trainings are not above it"
-    return words
+    gain, reference = found[0] - other[0], other[0]
+    size = formats.share(abs(gain))
+    if points:
+        interval = None if rows is None else difference_interval(found[0], reference, rows)
+        size = f"{abs(100 * gain):.1f} points" if abs(gain) >= 0.0005 or gain == 0 else "less than 0.1 points"
+    return paragraph(
+        "summary",
+        "baseline",
+        name=name,
+        reference=formats.percent(reference) if points else formats.share(reference),
+        gain=gain,
+        difference=size,
+        interval=interval and [_signed(limit, points) for limit in interval],
+        significant=interval is not None and (interval[0] > 0 or interval[1] < 0),
+        examples=rows,
+        below=sum((test.number(measure) or 0.0) <= reference for test in tests),
+        trainings=len(tests),
+    )
 
 
-def _circumstances(records: Sequence[RunRecord]) -> str:
-    """`` on TEXT, each within BUDGET``, as far as it is known and the same for all."""
-    data, budgets = {_data(record) for record in records}, {_budget(record) for record in records}
-    words = ""
-    if len(data) == 1 and (text := data.pop()):
-        words += f" on {text}"
-    if len(budgets) == 1 and (budget := budgets.pop()):
-        words += f", {'each ' if len(records) > 1 else ''}with a budget of {budget}"
-    elif len(budgets) > 1:
-        words += ", with different budgets"
-    return words
+def _signed(value: float, points: bool) -> str:
+    return formats.points(value) if points else f"{value:+.3f}".replace("-", "−")
 
 
-def _data(record: RunRecord) -> str | None:
+def _paired_interval(run: Path, measure: str, baseline: str) -> tuple[float, float] | None:
+    """95 % interval of the difference between a run's only training and a baseline on the same examples; None if
+    examples have no score."""
+    found = []
+    for name in ("model", baseline):
+        file = run / "predictions" / f"{name}.jsonl"
+        if not file.is_file():
+            return None
+        found.append({row: score for row, _, score in read_scores(file, measure) if score is not None})
+    ours, theirs = found
+    both = [score - theirs[row] for row, score in ours.items() if row in theirs]
+    return bootstrap_interval(np.array(both)) if both else None
+
+
+def _circumstances(records: Sequence[RunRecord]) -> dict[str, object]:
+    """Data and budget, as far as they are known and the same for all."""
+    data = {_data(record) for record in records}
+    text, size = data.pop() if len(data) == 1 else (None, None)
+    budgets = sorted({_budget(record) or "" for record in records})
+    return {"data": text, "size": size, "budgets": budgets, "several": len(records) > 1}
+
+
+def _data(record: RunRecord) -> tuple[str | None, tuple[float, float | None] | None]:
     data = as_tree(record.config.get("data"))
     path = data.get("corpus") or data.get("train")
     if not path or not isinstance(path, (str, list)):
-        return None
+        return None, None
     corpus = record.result.corpus
-    if corpus is None or corpus.documents is None:
-        return formats.text(path)
-    size = f"{formats.integer(corpus.documents)} documents, {formats.count(corpus.tokens)} tokens"
-    return f"{formats.text(path)} ({size})"
+    size = None if corpus is None or corpus.documents is None else (corpus.documents, corpus.tokens)
+    return formats.text(path), size
 
 
 def _budget(record: RunRecord) -> str | None:
-    budget = as_tree(as_tree(record.config.get("train")).get("budget"))
+    budget: Tree = as_tree(as_tree(record.config.get("train")).get("budget"))
     written = {"time": formats.duration, "tokens": formats.count, "steps": formats.integer, "epochs": formats.text}
     parts = [
         write(value) if key == "time" else f"{write(value)} {key if value != 1 else key[:-1]}"
