@@ -26,7 +26,7 @@ Spread = tuple[float, float | None]
 
 
 def is_number(value: object) -> TypeGuard[Number]:
-    """Whether a value is a finite number."""
+    """True for a finite number."""
     return isinstance(value, Number) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -62,7 +62,7 @@ class ConfusionMatrix(Part):
 
     @property
     def is_square(self) -> bool:
-        """Whether there is a row and a column for each label."""
+        """True if there is a row and a column for each label."""
         return bool(self.labels) and [len(row) for row in self.counts] == [len(self.labels)] * len(self.labels)
 
 

@@ -73,7 +73,7 @@ def test_a_task_mixes_its_layers_and_tells_how(world: World, elmo: Path, tmp_pat
     ):
         assert torch.equal(tensor, other), name
     page = (tmp_path / "told" / "report" / "index.html").read_text(encoding="utf-8")
-    assert "Which layers it reads" in page
+    assert "Layer weights" in page
     measured = world.run("evaluate", tmp_path / "told", "--data", world.test)
     assert measured["accuracy"] == pytest.approx(result["test"]["accuracy"])
     kept = world.run(*fine, f"objective.cache={tmp_path / 'kept'}", "seeds=2", "--out", tmp_path / "seeds")

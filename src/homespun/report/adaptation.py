@@ -1,10 +1,10 @@
-"""What an adapted run began with: what was changed of its checkpoint, how far that moved it, which tensors are new."""
+"""Tables of an adapted run: changes to its checkpoint, distance of its outputs, origin of its tensors."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from homespun.report import formats
 from homespun.report.records import RunRecord, final_losses, is_share
@@ -14,10 +14,11 @@ from homespun.results import Adaptation, Change, Shape
 
 
 def adaptation(record: RunRecord, end: str = "") -> list[Table]:
-    """The tables of one run; none where it did not go on from a checkpoint.
+    """The tables of one run; none if it did not start from a checkpoint.
 
     Args:
-        end: of the names of their files, where there are several runs.
+        record: the run.
+        end: of file names.
     """
     result = record.result.adaptation
     if result is None:
@@ -31,12 +32,10 @@ def _changes(record: RunRecord, result: Adaptation, end: str) -> Table:
     note = "Losses before training are those of the changed model, not of the checkpoint."
     new = result.vocabulary.number("new_words") if result.vocabulary else None
     if new:
-        note += f" {formats.integer(new)} words are new; with the tensors it is told what they began as."
+        note += f" {formats.integer(new)} words are new; the tensors below have their initial values."
     if result.tokens_per_word:
         rows.append(_row("tokens per word", result.tokens_per_word, formats.loss))
-        note += (
-            " A word is what stands between white space: in a script without spaces, such as Japanese, a whole clause."
-        )
+        note += " Words are separated by white space: in a script without spaces, such as Japanese, a word is a clause."
     rows += _shape(result, " of the encoder" if result.decoder else "")
     if result.decoder:
         rows += _shape(result.decoder, " of the decoder")
@@ -48,7 +47,7 @@ def _changes(record: RunRecord, result: Adaptation, end: str) -> Table:
 def _losses(result: Adaptation, after: Mapping[str, float]) -> list[tuple[str, str, str]]:
     before = {"loss": result.loss, **result.losses}
     terms = [term for term in before if term != "loss" and not is_share(term)]
-    # the one term of a plain objective is its whole loss
+    # a single term is the total loss
     shown = [term for term in before if len(terms) > 1 or term not in terms]
     return [
         _row(
@@ -81,7 +80,7 @@ def _moved(result: Adaptation, end: str) -> Table:
     rows = tuple(tuple(row.get(key) for key in keys) for row in result.moved)
     note = (
         "Hidden states of held-out rows against the checkpoint's, before any training. "
-        "A text longer than the checkpoint reads was read by it in so many pieces."
+        "The checkpoint read longer texts in so many pieces."
     )
     return Table(f"moved{end}", "How far the outputs moved", columns, rows, note).without_empty_columns()
 
@@ -94,16 +93,9 @@ def _tensors(result: Adaptation, end: str) -> Table:
     for kind, found in (("fresh", tensors.fresh), ("left", tensors.left)):
         rows += [(kind, name, "", count) for name, count in Counter(map(_any_layer, found)).items()]
     columns = (*texts("tensors", "which", "how"), *numbers(formats.integer, "number"))
-    note = "Fresh: newly drawn. Left: of the checkpoint, and in no use any more. A star stands for the layers."
+    note = "Fresh: newly drawn. Left: of the checkpoint, unused. A star stands for the layers."
     return Table(f"tensors{end}", "Where the tensors came from", columns, tuple(rows), note)
 
 
 def _any_layer(name: str) -> str:
     return re.sub(r"layers\.\d+\.", "layers.*.", name)
-
-
-def adaptations(records: Sequence[RunRecord]) -> list[Table]:
-    """The tables of all runs that went on from a checkpoint."""
-    adapted = [record for record in records if record.result.adaptation]
-    ends = [""] if len(adapted) == 1 else [f"-{number}" for number in range(1, len(adapted) + 1)]
-    return [table for record, end in zip(adapted, ends, strict=True) for table in adaptation(record, end)]

@@ -1,4 +1,4 @@
-"""An alignment as a picture: a row a token written, a column a token read, the darker the more it was looked at."""
+"""Figure of an alignment: a row for each target token, a column for each source token, shaded by weight."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from homespun.report.plots import CARD, PALETTE, Plot, render, style
 
-_CELL, _LETTER = 0.24, 0.085  # inches: of a token's row or column, of a letter beside it
+_CELL, _LETTER = 0.24, 0.085  # inches: of a token's row or column, of a letter of its label
 _MARGIN, _MOST = 0.25, 24  # letters of a token that are written out
 
 
 def draw_alignment(source: Sequence[str], target: Sequence[str], weights: np.ndarray) -> Plot:
-    """The picture of ``weights``, (target, source), each row of which sums to 1."""
+    """Draw ``weights``, (target, source); each row sums to 1."""
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
@@ -42,4 +42,4 @@ def _short(token: str) -> str:
 def _caption(source: Sequence[str], target: Sequence[str], weights: np.ndarray) -> str:
     most = [source[int(position)] for position in weights.argmax(1)]
     looks = ", ".join(f"{token} at {seen}" for token, seen in zip(target[:12], most, strict=False))
-    return f"What each token written looks at the most: {looks}{' ...' if len(target) > 12 else ''}"
+    return f"Source token of the largest weight of each target token: {looks}{' ...' if len(target) > 12 else ''}"

@@ -1,6 +1,6 @@
-"""A picture of an attention: which token sees which, in each layer and head, and what that reaches in depth.
+"""Figure of an attention pattern: visible keys of each query by layer and head, and the receptive field by depth.
 
-It is told what to draw in numbers (`AttentionPanel`, `AttentionPlot`) and knows nothing of models.
+It draws numbers (`AttentionPanel`, `AttentionPlot`) and knows no models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# part -> its colour (Okabe and Ito's, told apart by colour-blind eyes) and its words; painted in this order
+# part -> its colour (Okabe and Ito's, for colour-blind readers) and its label; painted in this order
 PARTS = {
     "full": ("#56B4E9", "every token"),
     "compressed": ("#56B4E9", "every token, compressed"),
@@ -36,15 +36,15 @@ _GREY = "#5a5a57"
 
 @dataclass(frozen=True)
 class AttentionPanel:
-    """What one head sees, or several that are alike.
+    """Attention pattern of one head, or of several equal ones.
 
     Args:
         title: which layers and heads.
-        share: of all pairs of tokens, those that are seen.
-        parts: a name of `PARTS` -> (cells, cells) float: the share of the cell's pairs seen as that part; rows are
-            queries, columns keys, and a cell stands for `AttentionPlot.cell` tokens each way.
-        annotation: written across the panel.
-        order: in which the tokens stand on both axes, where it is not that of the text.
+        share: visible pairs of tokens / all pairs.
+        parts: a name of `PARTS` -> (cells, cells) float: share of the cell's pairs visible by that part; rows are
+            queries, columns keys, and a cell is `AttentionPlot.cell` tokens wide.
+        annotation: text across the panel.
+        order: of the tokens on both axes, if not that of the text.
     """
 
     title: str
@@ -56,17 +56,16 @@ class AttentionPanel:
 
 @dataclass(frozen=True)
 class AttentionPlot:
-    """All that is drawn of one model.
+    """Attention patterns of one model.
 
     Args:
-        title: what model.
+        title: of the model.
         about: a line below the title.
         length: tokens of the text.
         cell: tokens in a cell each way.
         groups: the panels, those of a layer together.
-        depth: (cells, cells) int: after how many layers a token of the cell's query is reached by one of its key; 0
-            where never.
-        reached: after each layer, the share of the pairs that may be reached at all.
+        depth: (cells, cells) int: number of layers after which a key influences a query of the cell; 0: never.
+        reached: share of all possible pairs after each layer.
     """
 
     title: str
@@ -79,7 +78,7 @@ class AttentionPlot:
 
 
 def draw_attention(picture: AttentionPlot) -> Plot:
-    """The panels in rows, a legend above them, and the reach through depth at the end."""
+    """Draw the panels in rows with a legend, and the receptive field by depth at the end."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -100,7 +99,7 @@ def draw_attention(picture: AttentionPlot) -> Plot:
 
 
 def _flow(groups: Sequence[int]) -> list[tuple[int, int]]:
-    """The row and column of each panel: a group stays in one row where it fits into one."""
+    """Row and column of each panel; a group that fits into one row stays in it."""
     positions: list[tuple[int, int]] = []
     row = column = 0
     for size in groups:
@@ -182,11 +181,11 @@ def _draw_depth(axes: Axes, picture: AttentionPlot, *, first: bool) -> None:
 
 
 def _draw_reached(axes: Axes, picture: AttentionPlot) -> None:
-    """How much is reached after each layer, as bars in the colours of the panel beside them."""
+    """Bars of the share reached after each layer, in the colours of the panel to the left."""
     layers = range(1, len(picture.reached) + 1)
     axes.bar(layers, picture.reached, width=0.62, color=_shades(picture))
     for layer, share, before in zip(layers, picture.reached, [0.0, *picture.reached], strict=False):
-        if share > before:  # said once
+        if share > before:
             text = _percent(share) if len(layers) <= 8 else f"{100 * share:.0f}"
             axes.text(layer, share + 0.025, text, ha="center", fontsize=7, color=INK)
     axes.set_title("pairs reached after each layer", fontsize=8.5, loc="left", pad=4)
@@ -212,7 +211,7 @@ def _show(axes: Axes, image: np.ndarray, picture: AttentionPlot) -> None:
     end = picture.length
     image = np.clip(image, 0, 1)
     edges = np.arange(len(image) + 1) * picture.cell  # the last cell may hang over the end
-    if end <= 48:  # tokens can be told apart
+    if end <= 48:  # single tokens are visible
         axes.pcolormesh(edges, edges, image, edgecolors=FAINT, linewidth=0.4)
     else:
         axes.imshow(image, extent=(0, edges[-1], edges[-1], 0), interpolation="none", aspect="auto")
@@ -226,7 +225,7 @@ def _show(axes: Axes, image: np.ndarray, picture: AttentionPlot) -> None:
 
 
 def _step(length: int) -> int:
-    """A quarter of the length where that is whole, else a round number near it."""
+    """A quarter of the length if it is an integer, else a round number near it."""
     if length % 4 == 0:
         return length // 4
     size = 10 ** max(len(str(length // 4)) - 1, 0)
@@ -234,7 +233,7 @@ def _step(length: int) -> int:
 
 
 def _shades(picture: AttentionPlot) -> np.ndarray:
-    """(layers, 3): the colour of what each layer reaches first; after the last that adds anything it stays."""
+    """(layers, 3): colour of the pairs that each layer reaches first."""
     last = max(int(picture.depth.max()), 1)
     steps = np.minimum(np.arange(len(picture.reached)) / max(last - 1, 1), 1)[:, None]
     shades: np.ndarray = _rgb(_SHALLOW) * (1 - steps) + _rgb(_DEEP) * steps

@@ -1,4 +1,4 @@
-"""How good each variation is in each task, and which of them the test can tell from the best."""
+"""Verdicts on each task: metrics of variants and baselines, and significance tests between them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from homespun.results import RunResult, SignificanceTest, mean_and_deviation
 
 @dataclass(frozen=True)
 class RowScores:
-    """What a measure is the mean of: its scores of single rows, the mean over trainings, by row number."""
+    """Scores of single test examples by row number, means over trainings."""
 
     scores: Mapping[int, float]
     truths: Mapping[int, str]
@@ -34,7 +34,7 @@ class RowScores:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variation or a baseline in one task."""
+    """A variant or a baseline in one task."""
 
     name: str
     kind: Literal["model", "baseline"]
@@ -50,7 +50,7 @@ class Candidate:
 
     @property
     def mean(self) -> float | None:
-        """Of the measure; ``None`` where there is nothing to show."""
+        """Mean of the measure; None without a result."""
         return fmean(self.values) if self.values else None
 
     @property
@@ -61,30 +61,30 @@ class Candidate:
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """One task: contenders from the best down, those without a result last, and the verdict on each that has one."""
+    """Candidates of one task, the best first, those without a result last, and the tests between them."""
 
     name: str
     measure: str
     candidates: Sequence[Candidate]
-    between: Mapping[tuple[str, str], SignificanceTest]  # of every pair that was compared: the lower against the higher
+    between: Mapping[tuple[str, str], SignificanceTest]  # by pair: the lower against the higher
     warnings: Sequence[str]
-    own: Mapping[str, Mapping[str, SignificanceTest]]  # by model: its own baselines against it
-    seed_variance: bool  # whether something was trained more than once
-    part: str  # whose texts it was measured on: "test", or "validation", which chose the checkpoints too
+    own: Mapping[str, Mapping[str, SignificanceTest]]  # by model: its baselines against it
+    seed_variance: bool  # whether any model was trained more than once
+    part: str  # "test", or "validation", which also chose the checkpoints
 
     @property
     def title(self) -> str:
-        """The measure as people read it."""
+        """Title of the measure."""
         return metric_title(self.measure)
 
     @property
     def pairs(self) -> int:
-        """How many were tested, for all of which probabilities are adjusted."""
+        """Number of tested pairs, for which p-values are corrected."""
         return sum(test.adjusted is not None for test in self.between.values())
 
     @cached_property
     def against_best(self) -> dict[str, SignificanceTest]:
-        """Of each that has a result against the best."""
+        """Test of each candidate with a result against the best."""
         best = self.best
         if best is None:
             return {}
@@ -93,18 +93,18 @@ class TaskComparison:
 
     @property
     def best(self) -> Candidate | None:
-        """The one with the highest mean."""
+        """Candidate with the highest mean."""
         first = next(iter(self.candidates), None)
         return first if first is not None and first.values else None
 
     @property
     def trained(self) -> list[Candidate]:
-        """The variations that have a result, from the best down."""
+        """Variants with a result, the best first."""
         return [c for c in self.candidates if c.kind == "model" and c.values]
 
     @property
     def among_best(self) -> list[Candidate]:
-        """The best and all that are not told from it, the best first."""
+        """The best and all that are not significantly worse, the best first."""
         return [c for c in self.candidates if c.name in self.against_best and self.against_best[c.name].not_worse]
 
 
@@ -117,7 +117,7 @@ class _ScoreTotals:
 
 
 def evaluate(comparison: Comparison) -> list[TaskComparison]:
-    """The tasks of a comparison, each with its verdicts."""
+    """Verdicts on each task of a comparison."""
     return [_task(comparison, name) for name in comparison.tasks]
 
 
@@ -144,7 +144,7 @@ def _measure(records: Sequence[RunRecord]) -> str:
 
 
 def _values(records: Sequence[RunRecord], measure: str) -> list[float]:
-    """One a training: of a trial the mean over its folds, or, where there is one trial, each seed within it."""
+    """Metric of each training: the mean over folds of each trial; of a single trial each of its seeds."""
     each = [[n for test in record.result.trainings() if (n := test.number(measure)) is not None] for record in records]
     each = [values for values in each if values]
     if len(each) == 1 and records[0].result.measured_on != "folds":
@@ -171,16 +171,16 @@ def _model(variant: Variant, task: str, measure: str, warnings: list[str]) -> Ca
 
 @dataclass(frozen=True)
 class _Measured:
-    """Baselines that were measured once for some variations."""
+    """Baselines that were measured once for several variants."""
 
-    name: str  # of their folder
-    of: str  # what their names end in, where other variations have others
+    name: str  # of the folder
+    of: str  # end of their names, if variants have different ones
     variants: Sequence[Variant]
-    result: RunResult  # empty where there is none, or it is damaged
+    result: RunResult  # empty if missing or damaged
 
 
 def _measured(comparison: Comparison, task: str, warnings: list[str]) -> list[_Measured]:
-    """The comparison's own baselines of a task: one set of them, or one for all variations that have the same."""
+    """Baselines of a task in the folder of the comparison: one set for all variants that share it."""
     sharing: dict[str, list[Variant]] = {}
     for variant in comparison.variants:
         if (name := variant.baseline_set(task)) is not None:
@@ -209,7 +209,7 @@ def _result(comparison: Comparison, name: str, who: str, warnings: list[str]) ->
 def _baselines(
     comparison: Comparison, task: str, measure: str, measured: _Measured, warnings: list[str]
 ) -> Iterator[Candidate]:
-    """Those that were measured for some variations, or of the first of their trials that has any."""
+    """Baselines of the comparison, else of the first trial that has any."""
     records = [record for variant in measured.variants for record in variant.records(task)]
     found = [(record.path, record.result.baselines) for record in records]
     if measured.result.baselines:
@@ -236,7 +236,7 @@ def _baselines(
 
 
 def _rows(runs: Sequence[Path], name: str, measure: str, who: str, warnings: list[str]) -> RowScores | None:
-    """What was said of single rows by ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
+    """Scores from ``predictions/NAME.jsonl`` of the runs, and of their seeds and folds."""
     own = f"predictions/{name}.jsonl"
     files = [file for run in runs for file in (run / own, *_largest(sorted(run.glob(f"trials/*/{own}"))))]
     totals = _ScoreTotals()
@@ -258,7 +258,7 @@ def _rows(runs: Sequence[Path], name: str, measure: str, who: str, warnings: lis
 
 
 def _largest(files: Sequence[Path]) -> list[Path]:
-    """Those of trainings on the most examples, where a run has several numbers of them: ``examples-100-seed-0``."""
+    """Files of trainings on the most examples, where a run has several numbers: ``examples-100-seed-0``."""
 
     def size(file: Path) -> int:
         found = re.search(r"examples-(\d+)", file.parents[1].name)
@@ -280,7 +280,7 @@ def _add_scores(file: Path, measure: str, totals: _ScoreTotals) -> None:
 
 
 def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tuple[np.ndarray, float | None] | None:
-    """(rows,) scores of the first less those of the second on the rows of both, and what they are multiples of."""
+    """(rows,) scores of the first minus the second on common rows, and the unit that they are multiples of."""
     if first.rows is None or second.rows is None:
         return None
     shared = sorted(first.rows.scores.keys() & second.rows.scores.keys())
@@ -299,12 +299,10 @@ def _differences(first: Candidate, second: Candidate, warnings: list[str]) -> tu
 def _test_pairs(
     ranked: Sequence[Candidate], warnings: list[str]
 ) -> tuple[dict[tuple[str, str], SignificanceTest], dict[str, dict[str, SignificanceTest]]]:
-    """Every pair, the lower against the higher, with an interval against the best alone; and where not all have the
-    same baselines, every model against its own (`TaskComparison.own`).
+    """Test every pair, the lower against the higher; with different baselines also every model against its own.
 
-    Which one is the best is known from the same numbers, so that the pairs with it are chosen among all pairs, and the
-    probabilities are adjusted for all of them: with those against the best alone, ten equal models would be told apart
-    three times as often as claimed.
+    The best is chosen by the same numbers, so p-values are corrected for all pairs: with the pairs of the best only,
+    ten equal models would differ significantly three times as often as claimed. Intervals are of pairs with the best.
     """
     several = len({c.baseline_set for c in ranked}) > 1
     spread = significance.pooled_variance([c.values for c in ranked if c.kind == "model"])

@@ -81,14 +81,14 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Variant:
-    """What is compared: the trials that differ in nothing but their seed."""
+    """Trials that differ only in their seed."""
 
     name: str
     trials: Sequence[TrialRecord]
 
     @property
     def done(self) -> list[TrialRecord]:
-        """Those that ran to their end."""
+        """Trials that are done."""
         return [trial for trial in self.trials if trial.status == "done"]
 
     @property
@@ -100,17 +100,17 @@ class Variant:
 
     @property
     def why(self) -> str | None:
-        """Why trials of it are missing, each reason once."""
+        """Reasons of missing trials, each once."""
         reasons = [f"{trial.stage}: {trial.why}" if trial.stage else trial.why for trial in self.trials if trial.why]
         return "; ".join(dict.fromkeys(reasons)) or None
 
     def records(self, stage: str) -> list[RunRecord]:
-        """The runs of a stage in the trials that are done, by seed."""
+        """Runs of a stage in finished trials, by seed."""
         found = [trial.stages[stage].record for trial in self.done if stage in trial.stages]
         return [record for record in found if record is not None]
 
     def mean(self, stage: str) -> RunRecord | None:
-        """The runs of a stage as one that bears the variation's name: curves, numbers and losses are the means."""
+        """Mean of the runs of a stage, under the name of the variant."""
         records = self.records(stage)
         return average(records, self.name) if records else None
 
@@ -120,7 +120,7 @@ class Variant:
         return [loss for loss in found if loss is not None]
 
     def baseline_set(self, task: str) -> str | None:
-        """The folder of the baselines that its models of a task are set beside; None: nothing is known of them yet."""
+        """Folder of the baselines of a task; None: not known yet."""
         found = [trial.stages[task].baselines for trial in self.trials if task in trial.stages]
         return found[0] if found else None
 
@@ -133,14 +133,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The whole folder."""
+    """A folder of a comparison."""
 
     path: Path
     recipe: Tree
     variants: Sequence[Variant]
     tasks: Sequence[str]
     baselines: Mapping[str, Path]  # folders with the baselines' result and predictions, by name
-    warnings: Sequence[str]  # what could not be read, a sentence each
+    warnings: Sequence[str]  # a sentence for each file that could not be read
 
     @property
     def trials(self) -> list[TrialRecord]:
@@ -148,7 +148,7 @@ class Comparison:
         return [trial for variant in self.variants for trial in variant.trials]
 
     def sharing(self, stage: str) -> list[list[str]]:
-        """The variations whose trials have runs of a stage in common, together; those that have none are left out."""
+        """Groups of variants that share runs of a stage."""
         found: list[tuple[set[Path], list[str]]] = []
         for variant in self.variants:
             records = [trial.stages[stage].record for trial in variant.trials if stage in trial.stages]
@@ -163,20 +163,20 @@ class Comparison:
 
     @property
     def pretrains(self) -> bool:
-        """Whether there is a stage of pretraining."""
+        """True if there is a stage of pretraining."""
         return any(stage.kind == "pretrain" for trial in self.trials for stage in trial.stages.values())
 
 
 def is_comparison(folder: Path) -> bool:
-    """Whether ``folder`` is a comparison's, and not a run's."""
+    """True for the folder of a comparison, false for that of a run."""
     return (folder / "comparison.yaml").is_file() or any(folder.glob("trials/*/*/trial.json"))
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """Read the folder of a comparison, whatever state its trials are in.
+    """Read the folder of a comparison; its trials may be in any state.
 
     Raises:
-        UserError: no comparison is there, or its ``comparison.yaml`` is damaged.
+        UserError: no comparison, or its ``comparison.yaml`` is damaged.
     """
     if not is_comparison(folder):
         state = "holds no comparison" if folder.is_dir() else "is not a folder"
@@ -199,7 +199,7 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def _recipe_order(name: str, named: Sequence[str]) -> int:
-    """Variations stand in the order of the recipe; with a grid their names go on behind the recipe's."""
+    """Position in the recipe; names of a grid begin with those of the recipe."""
     fitting = [i for i, known in enumerate(named) if name.startswith(known)]
     return max(fitting, key=lambda i: len(named[i])) if fitting else len(named)
 

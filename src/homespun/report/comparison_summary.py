@@ -19,7 +19,7 @@ _FEW = 500  # test examples, below which only large differences are significant
 
 
 def advice(comparison: Comparison, tasks: Sequence[TaskComparison], seconds: Mapping[str, float]) -> list[str]:
-    """Which variant to train: a sentence over all tasks if there are several, then a paragraph for each.
+    """Recommend a variant: a sentence over all tasks if there are several, then a paragraph for each.
 
     Args:
         comparison: the comparison.
@@ -125,7 +125,7 @@ def _losses(group: Sequence[Variant], *, alone: bool) -> str:
 
 
 def certainty(comparison: Comparison, tasks: Sequence[TaskComparison]) -> str:
-    """How significance was tested; empty if no trial is done."""
+    """Describe the significance tests; empty if no trial is done."""
     judged = [task for task in tasks if task.best is not None]
     counts = sorted({len(v.done) for v in comparison.variants if v.done})
     if not counts:
@@ -180,7 +180,7 @@ def machines(count: int) -> str:
 
 
 def progress(comparison: Comparison) -> str | None:
-    """How many trials are done; None if all are."""
+    """Count trials by state; None if all are done."""
     statuses = [trial.status for trial in comparison.trials]
     if statuses and set(statuses) == {"done"}:
         return None

@@ -19,11 +19,11 @@ class Confusion:
 
     @property
     def readable(self) -> bool:
-        """Whether so many classes can be read as a coloured table."""
+        """True for few enough classes for a coloured table."""
         return len(self.labels) <= 40
 
     def percent(self) -> list[list[float]]:
-        """(classes, classes): percent of each row, so that the diagonal is the recall."""
+        """(classes, classes) percent of each row; the diagonal is the recall."""
         return [[100 * n / max(1.0, sum(row)) for n in row] for row in self.counts]
 
     def table(self, name: str) -> Table:

@@ -1,4 +1,4 @@
-"""Tables and progress for a terminal. Imports rich and nothing heavier, so that a command answers at once."""
+"""Tables and progress for a terminal; imports nothing heavier than rich, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVERY = 10.0
 
 
 def rich_table(table: Table) -> RichTable:
-    """A plain table, less its note, for `rich.console.Console.print`; texts are shown as they are, never as markup."""
+    """A table without its note for `rich.console.Console.print`; text is never read as markup."""
     shown = RichTable(title=Text(_plain(table.title)), title_justify="left", box=None)
     cells = [[_plain(cell) for cell in row] for row in table.cells()]
     for column, width in zip(table.columns, _widths(table, cells), strict=True):
@@ -37,7 +37,7 @@ def rich_table(table: Table) -> RichTable:
 
 
 def _widths(table: Table, cells: list[list[str]]) -> list[int]:
-    """The least width of each column: its widest number, or some of its text, and the longest word of its heading."""
+    """Minimum width of each column: widest number or 14 letters of text, and longest word of the heading."""
     widths = []
     for i, column in enumerate(table.columns):
         widest = max((len(row[i]) for row in cells), default=1)
@@ -47,19 +47,18 @@ def _widths(table: Table, cells: list[list[str]]) -> list[int]:
 
 
 def print_tables(*tables: Table) -> None:
-    """Print tables to standard output, an empty line after each. A table too wide for the terminal stands on its
-    side."""
+    """Print tables to standard output; one too wide for the terminal is transposed."""
     console = Console()
     for table in tables:
         least = sum(_widths(table, table.cells())) + 2 * len(table.columns)
-        console.print(rich_table(table if least <= console.width else _on_its_side(table)))
+        console.print(rich_table(table if least <= console.width else _transposed(table)))
         if table.note:
             console.print(Text(_plain(table.note), style="dim"))
         console.print()
 
 
-def _on_its_side(table: Table) -> Table:
-    """What were columns are rows; what cannot be read then either is folded."""
+def _transposed(table: Table) -> Table:
+    """Swap rows and columns."""
     cells = table.cells()
     heads = texts(table.columns[0].title, *(row[0] for row in cells))
     rows = tuple((column.title, *(row[i + 1] for row in cells)) for i, column in enumerate(table.columns[1:]))
@@ -67,15 +66,14 @@ def _on_its_side(table: Table) -> Table:
 
 
 class ProgressTask(Protocol):
-    """A piece of long work that tells how far it is."""
+    """Long work with progress."""
 
     def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
-        """``done`` of the total so far. ``rate`` and ``left`` (seconds) replace what is computed from it, where the
-        total is a share, and where the work knows better what is left of it."""
+        """Report ``done`` of the total; ``rate`` and ``left`` (seconds) replace the computed values."""
 
 
 class Display:
-    """Shows long work on standard error: bars in a terminal, else a line every ten seconds, with ``json`` nothing.
+    """Show long work on standard error: bars in a terminal, else a line every ten seconds, with ``json`` nothing.
 
     ::
 
@@ -88,7 +86,7 @@ class Display:
     def __init__(self, *, json: bool = False, stream: TextIO | None = None) -> None:
         self.json = json
         stream = sys.stderr if stream is None else stream
-        self._view: _View = _Nothing() if json else _Bars(stream) if stream.isatty() else _Lines(stream)
+        self._view: _View = _View() if json else _Bars(stream) if stream.isatty() else _Lines(stream)
 
     def __enter__(self) -> Display:
         self._view.start()
@@ -100,17 +98,16 @@ class Display:
         self.stop()
 
     def stop(self) -> None:
-        """Show nothing more: another process shows its work on the same terminal from now on."""
+        """Stop, so that another process can use the terminal."""
         self._view.stop()
 
     def task(self, description: str, *, total: float | None, unit: str = "") -> ProgressTask:
-        """Begin a piece of work of ``total`` ``unit``; ``None``: nobody knows how much. A total without a unit is a
-        share, shown in percent."""
+        """Start work of ``total`` ``unit``; None: unknown. A total without a unit is shown in percent."""
         return self._view.task(_plain(description), total, unit)
 
 
 class _Clock:
-    """How fast a task goes and what is left, counted from its first report: a resumed one does not begin at zero."""
+    """Rate and time left of a task since its first report, as a resumed one does not start at zero."""
 
     def __init__(self, total: float | None, unit: str) -> None:
         self.total, self.unit = total, unit
@@ -118,10 +115,10 @@ class _Clock:
         self.first: tuple[float, float] | None = None
 
     def words(self, done: float, rate: str | None, left: float | None) -> tuple[str, str]:
-        """The rate and the time left, empty where not yet known."""
+        """Rate and time left; empty if unknown."""
         now = time.monotonic()
         if self.first is None:
-            # what is done at once was done before; a later first report is work of this task
+            # an immediate first report is of work before a resume; a later one is work of this task
             self.first = (now, done) if now - self.started < 0.5 else (self.started, 0.0)
         then, before = self.first
         speed = (done - before) / (now - then) if now > then and done > before else 0.0
@@ -132,30 +129,41 @@ class _Clock:
         return rate, "" if left is None else f"{formats.duration(left)} left"
 
     def share(self, done: float) -> str:
-        """How far: percent, or an amount where the total is not known."""
+        """Percent, or the amount if the total is unknown."""
         return (
             f"{formats.count(done)} {self.unit}" if not self.total else f"{min(100.0, 100 * done / self.total):.0f} %"
         )
 
 
-class _View(Protocol):
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def task(self, description: str, total: float | None, unit: str) -> ProgressTask: ...
+class _View:
+    """Shows nothing."""
+
+    def start(self) -> None:
+        """Take the terminal."""
+
+    def stop(self) -> None:
+        """Release the terminal."""
+
+    def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
+        return _Silence()
 
 
-class _Bars:
+class _Silence:
+    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
+        pass
+
+
+class _Bars(_View):
     def __init__(self, stream: TextIO) -> None:
+        names = ("rate", "left", "note")
+        rate, left, note = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in names)
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[share]}", markup=False, justify="right"),
-            TextColumn("{task.fields[rate]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}", markup=False),
-            TextColumn("{task.fields[note]}", markup=False),
+            *(rate, TimeElapsedColumn(), left, note),
             console=Console(file=stream),
-            # lines printed meanwhile go above the bars, unless they go into a file or a pipe
+            # printed lines go above the bars, unless they go into a file or a pipe
             redirect_stdout=sys.stdout.isatty(),
         )
 
@@ -182,15 +190,9 @@ class _Bar:
         )
 
 
-class _Lines:
+class _Lines(_View):
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
-
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
 
     def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
         return _Line(self.stream, description, _Clock(total, unit))
@@ -214,22 +216,6 @@ class _Line:
         print(f"{self.description}: {', '.join(_plain(part) for part in parts if part)}", file=self.stream, flush=True)
 
 
-class _Nothing:
-    def start(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def task(self, description: str, total: float | None, unit: str) -> ProgressTask:
-        return _Silence()
-
-
-class _Silence:
-    def update(self, done: float, *, note: str = "", rate: str | None = None, left: float | None = None) -> None:
-        pass
-
-
 def _plain(text: str) -> str:
-    """``text`` without control characters: names from files must not steer the terminal."""
+    """Remove control characters: names from files must not control the terminal."""
     return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))

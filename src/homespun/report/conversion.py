@@ -1,4 +1,4 @@
-"""What became of the tensors of a model that was converted, as a few tables."""
+"""Tables of the tensors of a converted model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NUMBER = r"(?<=\.)\d+(?=\.|$)"
 
 
 def conversion_tables(report: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """The tensors that were mapped, those that were left out, and those that are new, the layers in one row."""
+    """Tables of mapped, dropped and new tensors; layers share a row."""
     mapped = weights_and_biases(by_layers((name, *names) for name, names in report["mapped"].items()))
     tables = [
         Table(
@@ -31,7 +31,7 @@ def conversion_tables(report: Mapping[str, Mapping[str, Any]]) -> list[Table]:
 
 
 def by_layers(rows: Iterable[Sequence[str]]) -> list[tuple[tuple[str, ...], int]]:
-    """Rows of names that differ in numbers alone as one, with how many they are: ``layers.{0-11}.bias``."""
+    """Merge rows of names that differ only in numbers, and count them: ``layers.{0-11}.bias``."""
     groups: dict[tuple[str, ...], list[list[list[int]]]] = {}
     for row in rows:
         shape = tuple(re.sub(_NUMBER, "\0", name) for name in row)
@@ -46,7 +46,7 @@ def by_layers(rows: Iterable[Sequence[str]]) -> list[tuple[tuple[str, ...], int]
 
 
 def weights_and_biases(rows: Iterable[tuple[tuple[str, ...], int]]) -> list[tuple[tuple[str, ...], int]]:
-    """Rows of `by_layers` where a weight and its bias go the same way as one: ``query.{weight,bias}``."""
+    """Merge rows of `by_layers` for a weight and its bias: ``query.{weight,bias}``."""
     groups: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     for names, count in rows:
         ends = {name.rpartition(".")[2] for name in names}

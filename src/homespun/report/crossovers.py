@@ -14,15 +14,14 @@ ByLength = Mapping[float, Sequence[float]]
 
 
 def crossovers(costs: Mapping[str, ByLength]) -> list[Crossover]:
-    """Every change of order between two models along the measured lengths, the shortest lengths first.
+    """Find changes of order between two models along the measured lengths, the shortest first.
 
-    At a length two models are told apart where the ranges of their measurements do not overlap: other lengths are
-    passed over, so that noise gives no crossing. The crossing itself is where straight lines between the two
-    measured lengths cross in logarithms of length and cost, as powers of the length do.
+    Lengths at which the ranges of the two models' measurements overlap are skipped, so that noise gives no crossover.
+    A crossover is interpolated linearly in the logarithms of length and cost.
     """
     found: list[Crossover] = []
     for first, second in itertools.combinations(costs, 2):
-        before: tuple[float, float] | None = None  # the last length where the two were told apart, log cost ratio
+        before: tuple[float, float] | None = None  # last length without overlap, log cost ratio
         for length in sorted(costs[first].keys() & costs[second].keys()):
             a, b = costs[first][length], costs[second][length]
             if min(a) <= max(b) and min(b) <= max(a):
@@ -38,7 +37,7 @@ def crossovers(costs: Mapping[str, ByLength]) -> list[Crossover]:
 
 
 def pareto(points: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Those of ``{name: (cost, quality)}`` that no other beats in one and equals or beats in the other, by cost."""
+    """Pareto front of ``{name: (cost, quality)}``, the cheapest first."""
     ordered = sorted(points, key=lambda name: (points[name][0], -points[name][1]))
     front: list[str] = []
     for name in ordered:

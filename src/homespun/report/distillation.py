@@ -1,8 +1,8 @@
-"""A student beside its teacher: how much smaller, how much faster, how much of the quality is kept."""
+"""Table of a distilled student and its teacher: size, speed, quality."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from homespun.report import formats
 from homespun.report.records import RunRecord
@@ -13,10 +13,11 @@ _SHARES = ("accuracy", "macro_f1", "micro_f1", "weighted_f1", "roc_auc", "mlm_ac
 
 
 def distillation(record: RunRecord, end: str = "") -> list[Table]:
-    """The table of one run; none where it had no teacher beside it.
+    """The table of one run; none without a teacher.
 
     Args:
-        end: of the name of its file, where there are several runs.
+        record: the run.
+        end: of the file name.
     """
     result = record.result.distillation
     if result is None:
@@ -29,11 +30,11 @@ def distillation(record: RunRecord, end: str = "") -> list[Table]:
     ]
     columns = (*texts(""), Column("teacher"), Column("student"), *texts("student against teacher"))
     note = (
-        "Both took turns on the same texts of random tokens. DistilBERT is told of as 40 % smaller, 60 % faster, and "
-        "97 % of BERT's quality (Sanh et al. 2019)."
+        "Timed in turns on the same random tokens. For comparison: DistilBERT is 40 % smaller and 60 % faster than "
+        "BERT and keeps 97 % of its quality (Sanh et al. 2019)."
     )
     if layers := result.layers:
-        note = f"The student began as layers {', '.join(map(str, layers))} of its teacher, counted from 0. {note}"
+        note = f"The student started from layers {', '.join(map(str, layers))} of its teacher, counted from 0. {note}"
     if why := result.quality_why:
         note = f"{note} Their quality is not compared: {why}."
     return [Table(f"distillation{end}", f"{record.name}, taught by {result.teacher}", columns, tuple(rows), note)]
@@ -79,10 +80,3 @@ def _quality(name: str, pair: TeacherStudent) -> tuple[str, str, str, str]:
         return row
     label, teacher, student, against = row
     return label, teacher, f"{student} ± {(100 * deviation if name in _SHARES else deviation):.2g}", against
-
-
-def distillations(records: Sequence[RunRecord]) -> list[Table]:
-    """The tables of all runs that had a teacher."""
-    taught = [record for record in records if record.result.distillation]
-    ends = [""] if len(taught) == 1 else [f"-{number}" for number in range(1, len(taught) + 1)]
-    return [table for record, end in zip(taught, ends, strict=True) for table in distillation(record, end)]

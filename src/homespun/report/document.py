@@ -10,9 +10,9 @@ from typing import ClassVar, TypeVar
 from pydantic import JsonValue
 
 from homespun.report import error_analysis, plots, summary, tables
-from homespun.report.adaptation import adaptations
+from homespun.report.adaptation import adaptation
 from homespun.report.confusion import Confusion, confusion, mistakes
-from homespun.report.distillation import distillations
+from homespun.report.distillation import distillation
 from homespun.report.layers import layers_read
 from homespun.report.learning_curve import curve_plot, curve_table
 from homespun.report.plots import BY_STEP, BY_TIME, Line, Plot
@@ -175,8 +175,8 @@ def compose(records: Sequence[RunRecord], *, title: str, sections: Sequence[Sect
         Chapter("Classes", _classes(records)),
         Chapter("Top errors", _of_each(records, error_analysis.top_errors_table, "most-wrong")),
         Chapter("Resources and losses", tabular(tables.resources(records), *tables.losses(records))),
-        Chapter("Teacher and student", tabular(*distillations(records))),
-        Chapter("Adaptation", tabular(*adaptations(records))),
+        Chapter("Teacher and student", _numbered(records, distillation)),
+        Chapter("Adaptation", _numbered(records, adaptation)),
         Chapter("Layer weights", tabular(layers_read(records))),
         Chapter("Curves", _curves(records)),
         Chapter("Calibration", _calibration(records)),
@@ -243,6 +243,12 @@ def _histograms(record: RunRecord, file: str, title: str) -> list[Plot]:
 def _ends(records: Sequence[RunRecord]) -> list[tuple[RunRecord, str]]:
     """Each run with the end of its file names: a number if there are several runs."""
     return [(record, "" if len(records) == 1 else f"-{i}") for i, record in enumerate(records, start=1)]
+
+
+def _numbered(records: Sequence[RunRecord], make: Callable[[RunRecord, str], list[Table]]) -> list[Content]:
+    """Tables of all runs that have any; the file names are numbered if there are several such runs."""
+    present = [record for record in records if make(record, "")]
+    return tabular(*(table for record, end in _ends(present) for table in make(record, end)))
 
 
 def _folded(found: Sequence[tuple[RunRecord, list[Content]]]) -> list[Content]:

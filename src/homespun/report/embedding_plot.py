@@ -1,4 +1,4 @@
-"""A map of words: a point and a name each, names moved aside where they would lie on each other."""
+"""Figure of word vectors in two dimensions; labels are moved so that they do not overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INCHES = 0.55  # to either side, times the root of the number of words
-# where a name may stand beside its point, the first free place of these: right, left, above, below, then further off
+# positions of a label around its point; the first free one is used
 _SIDES: list[tuple[int, int, Literal["left", "right", "center"], Literal["bottom", "top", "center"]]] = [
     (1, 0, "left", "center"),
     (-1, 0, "right", "center"),
@@ -23,13 +23,13 @@ _SIDES: list[tuple[int, int, Literal["left", "right", "center"], Literal["bottom
     (0, -1, "center", "top"),
 ]
 _DISTANCES = (4, 10, 18, 28)  # points
-_POINT = 2.0  # pixels from its middle that a point is kept free
+_POINT = 2.0  # pixels around a point that stay free
 
 
 def draw_embeddings(
     name: str, words: Sequence[str], positions: np.ndarray, *, axes_names: tuple[str, str], title: str
 ) -> Plot:
-    """The picture of ``words`` at ``positions``, (words, 2); the larger, the more words there are."""
+    """Draw ``words`` at ``positions``, (words, 2); the figure grows with the number of words."""
     from matplotlib.figure import Figure
 
     side = min(max(5.0, _INCHES * math.sqrt(len(words)) * 1.6), 24.0)

@@ -1,5 +1,4 @@
-"""What to look at before a figure is believed: test examples that are in the training too, how sure a classifier says
-it is against how often it is right, and the examples that a model is most wrong about."""
+"""Tables and figures for checking a result: train/test leakage, calibration, largest errors."""
 
 from __future__ import annotations
 
@@ -24,14 +23,14 @@ def overlap_table(record: RunRecord, name: str) -> Table | None:
 
 
 def _calibration(record: RunRecord) -> Calibration | None:
-    """Of the training whose model was kept, as ``tuning`` is; a result that does not tell it has one training."""
+    """Calibration of the training whose model was kept."""
     tests = record.tests()
     found = tests[0].calibration if len(tests) == 1 else record.result.calibration
     return found if found and found.before.ece is not None and found.after.ece is not None else None
 
 
 def calibration_table(record: RunRecord, name: str) -> Table | None:
-    """What was found on the validation examples, and what the test says before and after."""
+    """Temperature, calibration error and log loss on the test set, before and after temperature scaling."""
     found = _calibration(record)
     if not found:
         return None
@@ -51,7 +50,7 @@ def calibration_table(record: RunRecord, name: str) -> Table | None:
 
 
 def thresholds_table(record: RunRecord, name: str) -> Table | None:
-    """From which probability on a text has a label, as found on the validation examples."""
+    """Decision thresholds of labels, found on the validation examples."""
     tuning = record.result.tuning
     thresholds = tuning.thresholds
     if not thresholds:
@@ -77,7 +76,7 @@ def _sentence(words: object) -> str:
 
 
 def reliability_plot(record: RunRecord, name: str) -> Plot | None:
-    """How often it is right by how sure it says it is; on the diagonal the two are the same."""
+    """Reliability diagram: accuracy by confidence."""
     found = _calibration(record)
     if not found:
         return None
@@ -106,7 +105,7 @@ def reliability_plot(record: RunRecord, name: str) -> Plot | None:
 
 
 def top_errors_table(record: RunRecord, name: str) -> Table | None:
-    """The examples with the greatest loss, or the lowest score."""
+    """Examples with the largest loss or lowest score."""
     wrong = record.result.most_wrong
     if not wrong:
         return None

@@ -1,4 +1,4 @@
-"""Numbers as people read them: sensible digits, separators, units. What is missing or not finite is a dash."""
+"""Numbers as text, with digits, separators and units; a dash for missing and infinite values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 DASH = "–"
 NB = "\u00a0"
-"""A space that does not break: a number and its unit stay on one line."""
+"""No-break space between a number and its unit."""
 
 
 def number(value: object) -> float | None:
-    """``value`` where it is a finite number, else ``None``: result files are data, and may hold anything."""
+    """``value`` if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -40,7 +40,7 @@ def integer(value: object) -> str:
 
 
 def amount(value: object) -> str:
-    """A whole number as ``12,345``, any other with one digit after the point."""
+    """An integer as ``12,345``, any other number with one decimal."""
     n = number(value)
     return DASH if n is None else f"{n:,.0f}" if isinstance(value, int) else f"{n:,.1f}"
 
@@ -122,7 +122,7 @@ def percent(value: object) -> str:
 
 
 def share(value: object) -> str:
-    """A share (0..1) to three places, as F1 and the areas under curves are written: ``0.912``."""
+    """A share (0..1) with three decimals: ``0.912``."""
     n = number(value)
     return DASH if n is None else f"{n:.3f}"
 
@@ -134,7 +134,7 @@ def points(value: object) -> str:
 
 
 def probability(value: object) -> str:
-    """``0.043``; one too small for three places as ``< 0.001``."""
+    """``0.043``, ``< 0.001``."""
     n = number(value)
     return DASH if n is None else f"<{NB}0.001" if n < 0.001 else f"{n:.3f}"
 
@@ -176,7 +176,7 @@ def _pair(value: object) -> tuple[float | None, float | None]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """``a, b and c``; there is one at the least."""
+    """``a, b and c`` of at least one name."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 

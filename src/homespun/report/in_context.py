@@ -1,4 +1,4 @@
-"""In-context learning as a page: accuracy against the number of examples, as a table and a figure."""
+"""Page of in-context learning: accuracy by the number of examples in the prompt."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from homespun.report.table import Table, numbers
 
 
 def in_context_document(result: Mapping[str, Any]) -> Document:
-    """The page of what `homespun.commands.in_context` returns."""
+    """The page of a result of `homespun.commands.in_context`."""
     lead = Paragraph(
-        f"{result['run']} was asked of {result['rows']:,} texts, with examples in the prompt and none of its weights "
-        f"changed. Beside it stand TF-IDF with a linear classifier, learned from the same examples, and the majority "
-        f"class."
+        f"{result['run']} classified {result['rows']:,} texts from examples in the prompt, without training. "
+        f"Baselines: TF-IDF with a linear classifier trained on the same examples, and the majority class."
     )
     figure = Gallery("Accuracy by examples", [in_context_plot(result)], "Bands: lowest to highest over the draws.")
     return Document(
@@ -32,7 +31,7 @@ def in_context_document(result: Mapping[str, Any]) -> Document:
 
 
 def in_context_table(result: Mapping[str, Any]) -> Table:
-    """A row for each number of examples: means over the draws, with the lowest and the highest."""
+    """A row for each number of examples: mean, lowest and highest accuracy over draws."""
 
     def extreme(found: Mapping[str, Any], choose: Any) -> float:
         return float(choose(draw["accuracy"] for draw in found["draws"]))
@@ -57,12 +56,12 @@ def in_context_table(result: Mapping[str, Any]) -> Table:
             )
             for found in result["shots"]
         ),
-        note="TF-IDF learned from the same examples; the majority class is that of all texts that examples come from.",
+        note="TF-IDF is trained on the same examples; the majority class is that of all examples to draw from.",
     )
 
 
 def in_context_plot(result: Mapping[str, Any]) -> Plot:
-    """Accuracy over the numbers of examples, which stand at equal distances."""
+    """Accuracy by the number of examples, at equal distances."""
     found = result["shots"]
     caption = "Accuracy by examples in the prompt, with TF-IDF and the majority class"
     with drawing("in-context-accuracy", caption) as canvas:

@@ -1,4 +1,4 @@
-"""Which layers of a model its task reads, where it learned how much of each (Peters et al. 2018, section 5.4)."""
+"""Table of the learned weights of layers (Peters et al. 2018, section 5.4)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from homespun.report.table import Table, numbers, texts
 
 
 def layers_read(records: Sequence[RunRecord]) -> Table | None:
-    """A row a run that reads a mix: the weight of what enters the layers and of each of them, and gamma."""
+    """A row for each run with a mix of layers: weights of the embeddings and of each layer, and gamma."""
     mixed = [(record.name, mix.weights, mix.gamma) for record in records if (mix := record.result.layers)]
     if not mixed:
         return None
@@ -20,7 +20,7 @@ def layers_read(records: Sequence[RunRecord]) -> Table | None:
         *numbers(formats.percent, *("words" if not layer else f"layer {layer}" for layer in range(most))),
         *numbers(formats.share, "gamma"),
     )
-    # narrower words than layers are not in the mix: the weights are of the last layers
+    # embeddings narrower than the layers are not in the mix: the weights are of the last layers
     rows = tuple((name, *[None] * (most - len(weights)), *weights, gamma) for name, weights, gamma in mixed)
     note = "The task's own weights over all layers, which sum to 1; gamma multiplies the sum."
-    return Table("layers", "Which layers it reads", columns, rows, note)
+    return Table("layers", "Layer weights", columns, rows, note)

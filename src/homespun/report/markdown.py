@@ -13,7 +13,7 @@ from homespun.report.table import Table
 
 
 def markdown(document: Document) -> str:
-    """The report as GitHub's Markdown; figures are those in ``plots/``."""
+    """The report as GitHub Markdown, with the figures in ``plots/``."""
     blocks = [f"# {escape(document.title)}", *(block for item in document.lead for block in _blocks(item))]
     for chapter in document.chapters:
         blocks.append(f"## {escape(chapter.title)}")
@@ -22,7 +22,7 @@ def markdown(document: Document) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """A table as pipes and dashes, its numbers to the right."""
+    """A table as Markdown."""
     head = [escape(column.title) for column in table.columns]
     rule = ["---:" if column.numeric else "---" for column in table.columns]
     body = [[escape(cell) for cell in row] for row in table.cells()]
@@ -30,7 +30,7 @@ def markdown_table(table: Table) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """A table as CSV with raw values. A text that a spreadsheet would run as a formula begins with an apostrophe."""
+    """A table as CSV with raw values; text that a spreadsheet would run as a formula gets an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     heads = [[f"{c.title}, {part}" for part in c.parts] if c.parts else [c.title] for c in table.columns]
@@ -45,7 +45,7 @@ def csv_text(table: Table) -> str:
 
 
 def escape(text: str) -> str:
-    """``text`` in one line, with nothing in it that Markdown or HTML would take for markup."""
+    """Text in one line, with the markup of Markdown and HTML escaped."""
     return re.sub(r"([\\`*_\[\]<>|#~$&!])", r"\\\1", " ".join(text.split()))
 
 

@@ -1,4 +1,4 @@
-"""Reports on disk: one self-contained HTML page, and its tables and figures as files."""
+"""Reports as files: one self-contained HTML page, tables, figures."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ __all__ = ["Section", "html", "write_report"]
 def write_report(runs: Sequence[Path], out: Path, *, title: str, sections: Sequence[Section] = ()) -> Path:
     """Write the report of ``runs`` into the folder ``out`` and return its page, ``out/index.html``.
 
-    One run gives the report of a run, several a comparison on shared axes, in the order given. Beside the page stand
-    ``report.md``, ``tables/*.csv`` (raw values) and ``plots/*.svg`` and ``*.png``. Every file is written whole or not
-    at all, and the page last; other files in ``out`` are left alone.
+    Several runs are drawn on shared axes, in the order given. The folder also gets ``report.md``, ``tables/*.csv``
+    (raw values), ``plots/*.svg`` and ``*.png``. Files are written atomically, the page last; other files stay.
 
     Args:
-        runs: run directories; a run that was interrupted, or is still going on, is shown as far as it got.
-        sections: what was done to get the runs, with its commands.
+        runs: run directories; unfinished runs are shown up to their last step.
+        out: folder of the report.
+        title: heading of the page.
+        sections: text, tables and commands from the caller.
 
     Raises:
         UserError: no run, or a folder that is not a run directory, or a damaged file in one, or ``out`` is a file.
@@ -58,7 +59,7 @@ def write_document(document: Document, out: Path) -> Path:
 
 
 def html(document: Document) -> str:
-    """The document as one HTML page that needs no other file, no network and no script."""
+    """The document as one HTML page without other files, network or scripts."""
     return environment().get_template("report.html.j2").render(document=document, data_uri=_data_uri)
 
 

@@ -1,4 +1,4 @@
-"""Curves of runs -> figures as SVG and PNG. matplotlib is imported when something is drawn, and without pyplot."""
+"""Figures of runs as SVG and PNG; matplotlib is imported on first use, without pyplot."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Okabe and Ito's palette, told apart by colour-blind eyes; without its yellow, which is too pale for a line
+# palette of Okabe and Ito for colour-blind readers, without its yellow, which is too pale for a line
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES, MARKERS = ("-", "--", ":", "-."), ("o", "s", "^", "D", "v", "P", "X")
 MAX_POINTS = 800
@@ -309,8 +309,8 @@ def shorten(label: str, most: int = 18) -> str:
 
 
 def label_ends(axes: Axes, ends: Sequence[End], height: float) -> None:
-    """The names of the lines at the right of the axes, at the height of their ends, moved apart where they would
-    overlap. Names are in ink behind a piece of their line: pale colours cannot be read as letters."""
+    """Write the names of lines at the right side, at the height of their ends, without overlap; each behind a sample of
+    its line, since pale colours cannot be read as letters."""
     if not ends:
         return
     gap = LINE / (height - 0.7)  # the height of a line of text as a share of the axes
@@ -347,7 +347,7 @@ def smoothed(series: Series) -> Series:
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
-    """The centred mean over 4 % of the points, ``(points,)`` to ``(points,)``; at the ends over those there are."""
+    """Centred moving mean over 4 % of the points, ``(points,)``."""
     half = len(values) // 50
     sums = np.concatenate([[0.0], np.cumsum(values)])
     positions = np.arange(len(values))
@@ -357,7 +357,7 @@ def smooth(values: np.ndarray) -> np.ndarray:
 
 
 def _thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """At most `MAX_POINTS` points, the first and the last among them."""
+    """At most `MAX_POINTS` points, including the first and the last."""
     if len(x) <= MAX_POINTS:
         return x, y
     kept = np.linspace(0, len(x) - 1, MAX_POINTS).round().astype(int)

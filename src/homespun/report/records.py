@@ -1,4 +1,4 @@
-"""Run directories as records. Reads what is there, says what is not, and believes nothing about the values' types."""
+"""Run directories as records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Series:
     tokens: list[float] = field(default_factory=list)
 
     def add(self, step: float, seconds: float, value: float | None, tokens: float = 0.0) -> None:
-        """Append a point; a missing value is left out."""
+        """Append a point; a missing value is skipped."""
         if value is not None:
             self.steps.append(step)
             self.seconds.append(seconds)
@@ -42,7 +42,7 @@ class Series:
             self.tokens.append(tokens)
 
     def cut(self, step: float) -> None:
-        """Forget the points after ``step``: the run went back to a checkpoint and did those steps again."""
+        """Remove the points after ``step``, from which the run resumed."""
         while self.steps and self.steps[-1] > step:
             del self.steps[-1], self.seconds[-1], self.values[-1], self.tokens[-1]
 
@@ -51,8 +51,8 @@ class Series:
 class RunRecord:
     """One run directory.
 
-    ``train`` and ``validation`` hold a `Series` for each term of the loss, and ``loss`` for the whole.
-    ``summary`` is ``result.json`` where there is one, filled up from the metrics where there is not.
+    ``train`` and ``validation`` hold a `Series` for each term of the loss, and ``loss`` for the total.
+    ``summary`` has the numbers of ``result.json``; missing ones are computed from the metrics.
     """
 
     path: Path
@@ -73,16 +73,16 @@ class RunRecord:
 
     @property
     def measures(self) -> list[str]:
-        """The test metrics to show, by which the first models are compared."""
+        """Test metrics to show; the first one ranks models."""
         return self.result.measures or ["accuracy"]
 
     @property
     def names_classes(self) -> bool:
-        """Whether it was fine-tuned to name the class of a text; words that are tagged are no texts."""
+        """True for a text classifier."""
         return self.measures[0] == "accuracy" and self.result.task == "classification"
 
     def test_rows(self) -> float | None:
-        """On how many texts the metrics were taken: with folds, each text was in one of them."""
+        """Number of test examples; with folds the sum over them."""
         rows = [test.rows or 0.0 for test in self.tests()]
         if self.result.measured_on == "folds":
             return sum(rows) / (number(self.config.get("seeds")) or 1.0) or None
@@ -90,7 +90,7 @@ class RunRecord:
 
     @property
     def warning(self) -> str | None:
-        """Why the run is not a whole one, in words, or ``None``."""
+        """Predicate of a sentence on a run that did not end normally, else None."""
         step = self.summary.get("steps")
         at = "" if step is None else f" at step {step:,.0f}"
         if self.end == "interrupted":
@@ -103,12 +103,12 @@ class RunRecord:
 
 
 def as_tree(value: object) -> Tree:
-    """``value`` where it is a mapping, else an empty one."""
+    """``value`` if it is a mapping, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunRecord]:
-    """The records of run directories, in the order given, with names that differ.
+    """The records of run directories in the order given, with distinct names.
 
     Raises:
         UserError: no run given, or a folder that is not a run directory, or a damaged file in one.
@@ -218,21 +218,22 @@ def constant_output(tests: Sequence[Metrics]) -> float:
 
 
 def loss_terms(record: RunRecord) -> list[str]:
-    """The terms of the loss that are losses, in order, without the whole: what is right of what (``mlm_accuracy``) is
-    logged beside them."""
+    """Terms of the loss in order, without the total and without logged shares such as ``mlm_accuracy``."""
     train, validation = final_losses(record)
     return [term for term in (train | validation) if term != "loss" and not is_share(term)]
 
 
 def pretraining_quantity(record: RunRecord) -> str:
-    """What quantity a loss of pretraining is, as a text: only equal ones may be ranked. It is told by the terms, the
-    held-out rows and the settings of the objective."""
+    """Key of the quantity that a pretraining loss measures: terms, held-out rows, settings of the objective.
+
+    Only losses with equal keys may be ranked.
+    """
     settings = [record.config.get(part) for part in ("data", "objective")]
     return json.dumps([sorted(loss_terms(record)), settings], sort_keys=True, default=str)
 
 
 def comparable(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """The runs in groups with the same terms of the loss: only within one are losses the same quantity."""
+    """Group runs by the terms of their loss; only losses within a group are the same quantity."""
     groups: dict[tuple[str, ...], list[RunRecord]] = {}
     for record in records:
         if any(final_losses(record)):
@@ -241,13 +242,15 @@ def comparable(records: Sequence[RunRecord]) -> list[list[RunRecord]]:
 
 
 def is_share(term: str) -> bool:
-    """Whether a term is a share (0..1), reported and not learned from."""
+    """True for a term that is a share (0..1) and not trained on."""
     return term.rpartition("_")[2] in {"accuracy", "recall", "precision", "f1"}
 
 
 def final_losses(record: RunRecord) -> tuple[dict[str, float], dict[str, float]]:
-    """Losses when training was over: of training the mean of the last tenth, of validation the last; by term, and
-    ``loss`` for the whole. The result file's are taken where it has them."""
+    """Training loss (mean of the last tenth) and last validation loss by term; ``loss`` is the total.
+
+    Values of the result file have priority.
+    """
     train = {term: fmean(s.values[-max(1, len(s.values) // 10) :]) for term, s in record.train.items() if s.values}
     validation = {term: s.values[-1] for term, s in record.validation.items() if s.values}
     held_out = record.result.validation
@@ -256,9 +259,9 @@ def final_losses(record: RunRecord) -> tuple[dict[str, float], dict[str, float]]
 
 
 def average(records: Sequence[RunRecord], name: str) -> RunRecord:
-    """Runs that differ in their seed as one: points of curves are averaged in their order, numbers and losses as such.
+    """Mean of runs that differ only in their seed: curves point by point, numbers, losses.
 
-    ``result`` is the first one's but for the losses.
+    Other parts of ``result`` are those of the first run.
     """
     finals = [final_losses(record) for record in records]
     train, validation = (_means([losses[side] for losses in finals]) for side in (0, 1))
@@ -314,7 +317,7 @@ def config_text(record: RunRecord) -> str:
 
 
 def architecture(record: RunRecord) -> str | None:
-    """The model in a few words from the config: ``3 layers × 128, 2 heads``, and what differs from plain BERT."""
+    """The model in short: ``3 layers × 128, 2 heads``, and its differences from BERT."""
     if record.result.architecture:
         return record.result.architecture
     backbone = _find(record.config, "num_hidden_layers")
@@ -337,7 +340,7 @@ def architecture(record: RunRecord) -> str | None:
 
 
 def _settings(tree: Mapping[str, Any]) -> str:
-    """`` (radius 16, dilation 2)``; parts that have a kind by it, nothing where there is nothing to say."""
+    """Settings in parentheses: `` (radius 16, dilation 2)``; empty if there are none."""
     words = []
     for key, value in tree.items():
         if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):

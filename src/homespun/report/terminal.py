@@ -1,4 +1,4 @@
-"""What commands print for people: facts, results, metrics, lengths, checks. ``--json`` goes past all of this."""
+"""Output of commands in a terminal: facts, results, metrics, lengths, checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """A name and a value a line."""
+    """Print a line for each name and value."""
     console = Console(soft_wrap=True)
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
@@ -41,7 +41,7 @@ def _plain(value: Any) -> str:
 
 
 def print_run(path: str | Path) -> None:
-    """The tables of one finished run, and where its page is."""
+    """Print the tables and sentences of one finished run, and the path of its page."""
     from homespun.report.learning_curve import curve_table
     from homespun.report.records import read_runs
     from homespun.report.summary import summary, warnings
@@ -57,7 +57,7 @@ def print_run(path: str | Path) -> None:
 
 
 def print_metrics(metrics: Mapping[str, Any]) -> None:
-    """The metrics of one evaluation: the whole, by class, and the confusion matrix in percent."""
+    """Print the metrics of one evaluation: overall, by class, confusion matrix."""
     from homespun.report.confusion import confusion
     from homespun.report.titles import metric_title
     from homespun.results import Metrics
@@ -89,7 +89,7 @@ def print_metrics(metrics: Mapping[str, Any]) -> None:
 
 
 def print_lengths(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Lengths in tokens: a row a split and class, with a small histogram on a logarithmic axis."""
+    """Print lengths in tokens: a row for each split and class, with a histogram on a logarithmic axis."""
     columns = (
         *texts("split", "class"),
         *numbers(formats.integer, "texts"),
@@ -120,7 +120,7 @@ def _bars(counts: Sequence[int]) -> str:
 
 
 def print_checks(checks: Sequence[Any]) -> None:
-    """The doctor's checks, a line each, with the advice where there is one."""
+    """Print a line for each check of `doctor`, with its advice."""
     console = Console(soft_wrap=True)
     styles = {"ok": "green", "warn": "yellow", "fail": "bold red"}
     width = max(len(check.name) for check in checks)
