@@ -74,6 +74,19 @@ def _belong_together(given: Any, base: Any) -> bool:
     return "kind" not in given or "kind" not in base or given["kind"] == base["kind"]
 
 
+def check_row_length(length: int, limit: int) -> None:
+    """Refuse rows of more tokens than the model reads.
+
+    Raises:
+        UserError: ``length`` exceeds ``limit``.
+    """
+    if length > limit:
+        raise UserError(
+            f"rows of data.length={length} tokens exceed max_position_embeddings={limit}; lower the one or raise the "
+            f"other"
+        )
+
+
 class EncoderConfig(Config):
     """BERT, RoBERTa, ELECTRA and their relatives: one stack whose parts are exchanged here.
 
@@ -228,6 +241,19 @@ class EncoderConfig(Config):
     def special_tokens(self) -> SpecialTokens:
         """Special tokens of generation; the tokenizer defines the end of a text."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
+
+    @property
+    def needs_padding_token(self) -> bool:
+        """True for a bidirectional model: a token that doubles as padding would not be learned."""
+        return not self.causal
+
+    def check_length(self, length: int, target_length: int) -> None:
+        """Refuse rows that are longer than the model; see `check_row_length`."""
+        check_row_length(length, self.max_position_embeddings)
+
+    def with_seed(self, seed: int) -> EncoderConfig:
+        """Copy with this seed, unless it was given one."""
+        return self if "seed" in self.model_fields_set else self.model_copy(update={"seed": seed})
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderConfig:
         """The same for another vocabulary."""

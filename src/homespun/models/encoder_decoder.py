@@ -8,8 +8,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_
 
 from homespun.attention import AttentionConfig
 from homespun.config import Config
+from homespun.errors import UserError
 from homespun.models.backbone import EncoderDecoder
-from homespun.models.encoder import EncoderConfig, check_vocabulary, initialise, name_presets, with_preset
+from homespun.models.encoder import (
+    EncoderConfig,
+    check_row_length,
+    check_vocabulary,
+    initialise,
+    name_presets,
+    with_preset,
+)
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import PositionsConfig
 from homespun.models.prophet import NgramStreams
@@ -185,6 +193,37 @@ class EncoderDecoderConfig(Config):
             forced_bos_token_id=self.forced_bos_token_id,
             forced_eos_token_id=self.forced_eos_token_id,
         )
+
+    @property
+    def needs_padding_token(self) -> bool:
+        """False: its families may pad with a token of another use."""
+        return False
+
+    def check_length(self, length: int, target_length: int) -> None:
+        """Refuse rows that are longer than the model.
+
+        Args:
+            length: tokens of a row.
+            target_length: most tokens that the decoder writes for it.
+
+        Raises:
+            UserError: more tokens than either stack reads.
+        """
+        check_row_length(length, self.max_position_embeddings)
+        limit = self.decoder.max_position_embeddings
+        if target_length > limit:
+            raise UserError(
+                f"of rows of data.length={length} tokens a decoder has up to {target_length} to write, which exceeds "
+                f"its max_position_embeddings={limit}; lower data.length or set "
+                f"model.decoder.max_position_embeddings={target_length}"
+            )
+
+    def with_seed(self, seed: int) -> EncoderDecoderConfig:
+        """Copy with this seed in both stacks, unless the encoder was given one."""
+        encoder = self.encoder.with_seed(seed)
+        if encoder is self.encoder:
+            return self
+        return self.model_copy(update={"encoder": encoder, "decoder": self.decoder.model_copy(update={"seed": seed})})
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> EncoderDecoderConfig:
         """The same for another vocabulary."""

@@ -12,7 +12,7 @@ from homespun.config import Config
 from homespun.models.backbone import Encoder
 from homespun.models.characters import CharacterEmbeddings, CharactersConfig
 from homespun.models.embeddings import Embeddings
-from homespun.models.encoder import check_vocabulary, initialise, name_presets, with_preset
+from homespun.models.encoder import check_row_length, check_vocabulary, initialise, name_presets, with_preset
 from homespun.models.generation.settings import SpecialTokens
 from homespun.models.positions import NoPositionsConfig
 from homespun.nn.independent_directions import DirectionStack, IndependentDirections
@@ -150,6 +150,19 @@ class RecurrentConfig(Config):
     def special_tokens(self) -> SpecialTokens:
         """Special tokens of generation; the tokenizer defines the end of a text."""
         return SpecialTokens(pad_token_id=self.pad_token_id)
+
+    @property
+    def needs_padding_token(self) -> bool:
+        """False: the recurrence stops at the end of a text."""
+        return False
+
+    def check_length(self, length: int, target_length: int) -> None:
+        """Refuse rows that are longer than the model; see `check_row_length`."""
+        check_row_length(length, self.max_position_embeddings)
+
+    def with_seed(self, seed: int) -> RecurrentConfig:
+        """The config itself: it draws nothing but weights."""
+        return self
 
     def with_tokens(self, vocab_size: int, pad_token_id: int) -> RecurrentConfig:
         """The same for another vocabulary."""

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from homespun.data.corpus import Corpus
+from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
 from homespun.errors import UserError
@@ -59,7 +60,7 @@ class Denoising(PretrainingConfig):
     """Five noises, alone or together; by default the two of the released BART: infilling and permuted sentences."""
 
     kind: Literal["denoising"] = "denoising"
-    packs: ClassVar[bool] = False
+    row_order: ClassVar[Order] = "bucketed"
     text_infilling: float = Field(
         default=0.3, ge=0, lt=1, description="share of the tokens in spans that are one mask token each"
     )

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 
 from homespun.data.corpus import Corpus
+from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import ModelConfig
@@ -62,7 +63,7 @@ class FutureNgrams(PretrainingConfig):
     """
 
     kind: Literal["future_ngrams"] = "future_ngrams"
-    packs: ClassVar[bool] = False
+    row_order: ClassVar[Order] = "bucketed"
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of the tokens to write")
     every: int = Field(default=64, ge=2, description="tokens that have one run of masked ones each")
     mask_share: float = Field(default=0.8, ge=0, le=1, description="of those, replaced by the mask token")

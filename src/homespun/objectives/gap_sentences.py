@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
+from homespun.data.loader import Order
 from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.data.sentence_rows import SentenceRows
@@ -131,7 +132,7 @@ class GapSentenceGeneration(PretrainingConfig):
     """
 
     kind: Literal["gap_sentences"] = "gap_sentences"
-    packs: ClassVar[bool] = False
+    row_order: ClassVar[Order] = "bucketed"
     selection: Literal["independent", "sequential", "lead", "random"] = Field(
         default="independent",
         description="the sentences that score highest against the rest, each alone or one after the other (principal: "

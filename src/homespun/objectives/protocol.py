@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.config import Config
 from homespun.data.corpus import Corpus
-from homespun.data.loader import Collate
+from homespun.data.loader import Collate, Order
 from homespun.data.rows import PackedRows, Row, Rows
 from homespun.models.config import ModelConfig
 from homespun.models.model import Model
@@ -23,9 +23,24 @@ class PretrainingConfig(Config):
 
     A config also has ``collate(tokenizer)``, the function from rows to a batch, and ``build(model, tokenizer)``, the
     `Objective`.
+
+    Attributes:
+        row_order: order of the rows of an epoch; ``bucketed`` rows have one document each, others are packed.
+        max_processes: processes that can train in parallel; None: any number.
     """
 
-    packs: ClassVar[bool] = True
+    row_order: ClassVar[Order] = "shuffled"
+    max_processes: ClassVar[int | None] = None
+
+    @property
+    def packs(self) -> bool:
+        """True if a row may hold several documents."""
+        return self.row_order != "bucketed"
+
+    @property
+    def lighter(self) -> str:
+        """A setting that takes less memory, for error messages; empty if none is known."""
+        return ""
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> Rows:
         """Training rows of at most ``length`` tokens: documents packed one after the other."""

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 
 from homespun.data.corpus import Corpus
+from homespun.data.loader import Order
 from homespun.data.rows import Row, Rows
 from homespun.errors import UserError
 from homespun.models.config import CausalLMHeadConfig, ModelConfig
@@ -44,7 +45,7 @@ class SpanCorruption(PretrainingConfig):
     """
 
     kind: Literal["span_corruption"] = "span_corruption"
-    packs: ClassVar[bool] = False
+    row_order: ClassVar[Order] = "bucketed"
     probability: float = Field(default=0.15, gt=0, lt=1, description="share of the tokens that are cut out")
     mean_span: float = Field(default=3.0, ge=1, description="mean length of the spans")
     head: CausalLMHeadConfig = Field(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from homespun.batch import Batch, Loss, RowSeed
 from homespun.data.corpus import Corpus
+from homespun.data.loader import Order
 from homespun.data.padding import pad
 from homespun.data.rows import Row
 from homespun.data.tbptt_rows import TbpttRows
@@ -64,6 +65,8 @@ class StatefulCausalLM(PretrainingConfig):
     """
 
     kind: Literal["streamed_clm"] = "streamed_clm"
+    row_order: ClassVar[Order] = "in_order"
+    max_processes: ClassVar[int | None] = 1
     streams: int = Field(default=0, ge=0, description="streams beside each other; 0: train.batch_size")
 
     def rows(self, corpus: Corpus, documents: np.ndarray, *, length: int, seed: int) -> TbpttRows:
