@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks.time_to_loss import Stopwatch
-from homespun.commands.pretrain import with_backbone
+from homespun.commands.fitting import with_backbone
 from homespun.commands.recipe import pretrain_recipe
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Loader

@@ -32,10 +32,11 @@ from torch import Tensor, nn
 
 from benchmarks.sources import SHARED, financial, financial_sentinels, reviews
 from homespun.batch import Batch
-from homespun.commands.pretrain import pretraining_rows, start_embeddings, with_backbone
+from homespun.commands.fitting import pretraining_rows, with_backbone
+from homespun.commands.pretrain import start_embeddings
 from homespun.commands.recipe import PretrainRecipe, pretrain_recipe
 from homespun.data.corpus import Corpus
-from homespun.data.loader import Loader, Order
+from homespun.data.loader import Loader
 from homespun.errors import UserError
 from homespun.io.atomic import write_bytes
 from homespun.models.config import ModelConfig
@@ -200,9 +201,14 @@ def _loaders(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Loader, Loader]:
     measured = _measured(recipe)
     training, validation = pretraining_rows(recipe, corpus)[0], pretraining_rows(measured, corpus)[1]
     train, measure = (its.objective.collate(corpus.tokenizer) for its in (recipe, measured))
-    order: Order = "shuffled" if recipe.objective.packs else "bucketed"
     return (
-        Loader(training, train, batch_size=recipe.train.batch_size, seed=recipe.train.seed, order=order),
+        Loader(
+            training,
+            train,
+            batch_size=recipe.train.batch_size,
+            seed=recipe.train.seed,
+            order=recipe.objective.row_order,
+        ),
         Loader(validation, measure, batch_size=ROWS, seed=recipe.data.split_seed),
     )
 

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from homespun.commands.adaptation import extend_tokenizer
     from homespun.commands.alignment import show_alignment
     from homespun.commands.attention_plot import show_attention
     from homespun.commands.baselines import measure_baselines
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from homespun.commands.measure import measure
     from homespun.commands.plan import plan
     from homespun.commands.predict import evaluate, predict
-    from homespun.commands.preparation import make_corpus, reading, train_tokenizer
+    from homespun.commands.preparation import extend_tokenizer, make_corpus, reading, train_tokenizer
     from homespun.commands.pretrain import pretrain
     from homespun.commands.quickstart import quickstart
     from homespun.commands.recipe import finetune_recipe, load_recipe, pretrain_recipe
@@ -48,7 +47,7 @@ _LAZY_IMPORTS = {
     "doctor": "homespun.commands.doctor.examine",
     "evaluate": "homespun.commands.predict.evaluate",
     "export": "homespun.commands.convert.export",
-    "extend_tokenizer": "homespun.commands.adaptation.extend_tokenizer",
+    "extend_tokenizer": "homespun.commands.preparation.extend_tokenizer",
     "file_lengths": "homespun.commands.lengths.file_lengths",
     "finetune": "homespun.commands.finetune.finetune",
     "finetune_recipe": "homespun.commands.recipe.finetune_recipe",

@@ -16,7 +16,8 @@ from tokenizers import Tokenizer as Engine
 
 import homespun
 from homespun.commands import pretrain as job
-from homespun.commands.adaptation import _tokens_per_word, open_start, split_overrides
+from homespun.commands.adaptation import open_start, split_overrides
+from homespun.commands.adaptation_metrics import _tokens_per_word
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.errors import UserError
 from homespun.models.bundle import save_model, weights_of
@@ -69,8 +70,10 @@ def test_extra_heads_are_initialized(world: World, tmp_path: Path) -> None:
     config = ModelConfig.model_validate({"backbone": sizes, "head": {"kind": "masked_lm"}})
     save_model(tmp_path, config.build(), config, tokenizer)
     begin = open_start(str(tmp_path), tokenizer, corpus="corpus")
-    assert begin.fill(MaskedLM().build(begin.config, tokenizer)).initialized == ()
-    fresh = begin.fill(MaskedLM(next_sentence=True).build(begin.config, tokenizer)).initialized
+    built = MaskedLM().build(begin.config, tokenizer)
+    assert begin.fill(built, *built.export_model()).initialized == ()
+    paired = MaskedLM(next_sentence=True).build(begin.config, tokenizer)
+    fresh = begin.fill(paired, *paired.export_model()).initialized
     assert fresh
     assert all(name.startswith("next_sentence.") for name in fresh)
 
@@ -103,7 +106,7 @@ def test_a_discriminator_goes_on_with_a_fresh_generator_or_a_given_one(world: Wo
     save_model(tmp_path / "generator", small.build(), small, corpus.tokenizer)
     begin = open_start(str(world.base), corpus.tokenizer, corpus="corpus", generator=str(tmp_path / "generator"))
     built = objective.build(begin.config, corpus.tokenizer)
-    origins = begin.fill(built)
+    origins = begin.fill(built, *built.export_model())
     assert origins.initialized == ()
     assert set(drawn) <= set(origins.copied)
     given = weights_of(homespun.load(tmp_path / "generator"))

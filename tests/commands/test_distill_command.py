@@ -16,9 +16,9 @@ from commands_world import TINY, World, run
 from homespun.commands import distill as distillation
 from homespun.commands import pretrain as pretraining
 from homespun.commands.distill import compare_speed, with_teacher
-from homespun.commands.pretrain import pretraining_work
 from homespun.commands.provenance import InitialWeights
 from homespun.commands.recipe import PretrainRecipe, pretrain_recipe
+from homespun.commands.workload import pretraining_work
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model

@@ -12,8 +12,8 @@ from commands_world import World
 
 from homespun.commands import memory
 from homespun.commands.plan import plan
-from homespun.commands.pretrain import pretraining_work
 from homespun.commands.recipe import pretrain_recipe
+from homespun.commands.workload import pretraining_work
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.open import open_model

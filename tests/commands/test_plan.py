@@ -16,10 +16,10 @@ import homespun
 from homespun.cli import app
 from homespun.commands import memory, probe
 from homespun.commands.plan import plan
-from homespun.commands.pretrain import pretrain, pretraining_work
+from homespun.commands.pretrain import pretrain
 from homespun.commands.probe import LinearFit, ProbeJob, ProbeResult, probe_sizes
 from homespun.commands.recipe import PretrainRecipe, load_recipe
-from homespun.commands.workload import made_up_corpus
+from homespun.commands.workload import made_up_corpus, pretraining_work
 from homespun.config import parse_bytes
 from homespun.errors import UserError
 from homespun.models.bundle import weights_of

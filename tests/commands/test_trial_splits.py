@@ -12,7 +12,7 @@ import pytest
 import yaml
 from commands_world import TINY, World
 
-from homespun.commands.pretrain import pretraining_rows
+from homespun.commands.fitting import pretraining_rows
 from homespun.commands.provenance import restore_settings
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, pretrain_recipe
 from homespun.commands.trials import Trial, plan_trials

@@ -94,8 +94,7 @@ def tokenizer_extend(
     as_json: Json = False,
 ) -> None:
     """Add words of your text, or sentinels, to a model's tokenizer; `pretrain --from` that model then knows them."""
-    from homespun.commands.adaptation import extend_tokenizer
-    from homespun.commands.preparation import reading
+    from homespun.commands.preparation import extend_tokenizer, reading
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress

@@ -13,11 +13,10 @@ from homespun.commands.adaptation import open_start
 from homespun.commands.memory import Machine, choice_to_dict, probe_choice, with_precision
 from homespun.commands.model_size import WorkFactory, size_to_dict, with_size
 from homespun.commands.preflight import check_pretraining, training_warnings
-from homespun.commands.pretrain import pretraining_work
 from homespun.commands.probe import Clock, LinearFit, probe_sizes
 from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe
 from homespun.commands.trials import plan_trials
-from homespun.commands.workload import Work, finetuning_work, made_up_corpus
+from homespun.commands.workload import Work, finetuning_work, made_up_corpus, pretraining_work
 from homespun.config import parse_bytes, parse_count, parse_duration
 from homespun.data.corpus import Corpus
 from homespun.errors import UserError
@@ -215,11 +214,12 @@ def _checked(
     """The warnings of a plan with those of `homespun.commands.preflight`, and the forecast of a pretraining."""
     reach = BudgetForecast(**planned["expected"])
     with StepTracer():
-        objective = work.workload.build()
+        objective: Any = work.workload.build()
     if not isinstance(recipe, PretrainRecipe):
         found = training_warnings(recipe.train, objective, reach.steps)
         return {"warnings": [*planned["warnings"], *found], "forecast": None}
-    checked = check_pretraining(recipe, objective, reach, sized, lambda: machine, from_scratch=from_scratch)
+    _, config = objective.export_model()
+    checked = check_pretraining(recipe, objective, config, reach, sized, lambda: machine, from_scratch=from_scratch)
     return {
         "warnings": [*planned["warnings"], *checked.warnings],
         "forecast": None if checked.forecast is None else checked.forecast.to_dict(),

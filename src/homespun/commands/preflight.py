@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
-from homespun.commands.memory import Machine
+from homespun.commands.adaptation import Start
+from homespun.commands.fitting import mixes_documents
+from homespun.commands.memory import Machine, with_precision
 from homespun.commands.model_size import WorkFactory, size_for
 from homespun.commands.recipe import PretrainRecipe
+from homespun.commands.workload import Work, pretraining_work
+from homespun.data.corpus import Corpus
 from homespun.errors import UserError
 from homespun.hf.match import match_architecture
 from homespun.models.auto_size import FAMILIES, AutoSizeConfig, is_of_family
-from homespun.models.config import ModelConfig
-from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, in_millions
+from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.planning.budget import TOKENS_PER_PARAMETER, BudgetForecast, epochs_warning, forecast_budget, in_millions
 from homespun.planning.forecast import LossForecast, forecast_loss
 from homespun.training.config import Soap, TrainConfig
 from homespun.training.soap import LAST_EARLY_STEP, MAX_SIDE
 
+_UNPLANNED_SECONDS = 60.0  # a budget of time that is not worth the seconds of a plan
 _TOO_FEW = 1.0  # tokens a parameter
 _FAR_OFF = 2.0  # a step / the budget of time, from which a prediction of the step is enough to refuse
 
@@ -72,7 +76,8 @@ class Preflight:
 
 def check_pretraining(
     recipe: PretrainRecipe,
-    objective: Any,
+    objective: nn.Module,
+    config: ModelConfig,
     reach: BudgetForecast,
     work: WorkFactory,
     machine: Callable[[], Machine],
@@ -84,22 +89,23 @@ def check_pretraining(
     Args:
         recipe: of known size where it is trained from scratch.
         objective: built from it; tensors without values suffice.
+        config: config of the model that is kept.
         reach: of its budget; of 0 tokens where it is not known.
         work: what a recipe trains, and
         machine: where, to find the size that suits the budget.
         from_scratch: the model has no weights from a checkpoint.
     """
-    config: ModelConfig = objective.export_model()[1]
     found: list[str | None] = [*training_warnings(recipe.train, objective, reach.steps), export_warning(config)]
     expected = None
     if from_scratch and reach.tokens:
-        found.append(_size_warning(recipe, objective, reach, work, machine))
+        parameters = _parameters(objective)
+        found.append(_size_warning(recipe, config.backbone, parameters, reach, work, machine))
         if not recipe.objective.target_length(recipe.data.length):
             expected = forecast_loss(
                 config.backbone,
                 objective=recipe.objective.kind,
                 optimizer=recipe.train.optimizer.kind,
-                parameters=_parameters(objective),
+                parameters=parameters,
                 tokens=reach.tokens,
                 tokens_per_second=reach.tokens / reach.seconds if reach.seconds else None,
             )
@@ -107,14 +113,77 @@ def check_pretraining(
     return Preflight(expected, tuple(warning for warning in found if warning is not None))
 
 
+def preflight_pretraining(
+    recipe: PretrainRecipe,
+    objective: nn.Module,
+    config: ModelConfig,
+    corpus: Corpus,
+    start: Start | None,
+    machine: Callable[[], Machine],
+) -> Preflight:
+    """Forecast what a run reaches, and compare its settings with that.
+
+    Args:
+        recipe: of known size, with the backbone that is trained.
+        objective: built from it.
+        config: config of the model that is kept.
+        corpus: text to train on.
+        start: checkpoint to continue from; None: the weights are new.
+        machine: rates of this machine, measured if a step has to be planned.
+
+    Raises:
+        UserError: see `check_first_step`.
+    """
+    work = pretraining_work(recipe, corpus, start)
+    early = [epochs_warning(recipe.train.budget, work.dataset)]
+    if mixes_documents(recipe):
+        kind = recipe.backbone.attention.kind
+        early.append(f"{kind} attention cannot tell the documents of a row apart: they see each other")
+    recipe = _without_time(recipe)
+    checked = check_pretraining(
+        recipe,
+        objective,
+        config,
+        _forecast_reach(recipe.train, work, machine),
+        lambda sized: pretraining_work(sized, corpus, None),
+        machine,
+        from_scratch=start is None,
+    )
+    return Preflight(checked.forecast, (*(warning for warning in early if warning is not None), *checked.warnings))
+
+
+def _without_time(recipe: PretrainRecipe) -> PretrainRecipe:
+    """Recipe without its time limit if it has another limit: which ends first is not worth the seconds of a plan."""
+    budget = recipe.train.budget
+    if all(limit is None for limit in (budget.tokens, budget.steps, budget.epochs)):
+        return recipe
+    train = recipe.train.model_copy(update={"budget": budget.model_copy(update={"time": None})})
+    return recipe.model_copy(update={"train": train})
+
+
+def _forecast_reach(train: TrainConfig, work: Work, machine: Callable[[], Machine]) -> BudgetForecast:
+    budget, seconds = train.budget, None
+    if budget.time is not None and budget.time > _UNPLANNED_SECONDS:
+        workload = with_precision(work, machine().device).workload
+        seconds = machine().choose(workload, None).step_seconds
+        check_first_step(seconds, budget.time)
+    return forecast_budget(
+        budget, work.dataset, batch_size=train.batch_size, row_tokens=work.row_tokens, step_seconds=seconds
+    )
+
+
 def _size_warning(
-    recipe: PretrainRecipe, objective: Any, reach: BudgetForecast, work: WorkFactory, machine: Callable[[], Machine]
+    recipe: PretrainRecipe,
+    backbone: BackboneConfig,
+    parameters: int,
+    reach: BudgetForecast,
+    work: WorkFactory,
+    machine: Callable[[], Machine],
 ) -> str | None:
-    parameters = _parameters(objective)
     ratio = reach.tokens / parameters
     if ratio >= _TOO_FEW:
         return None
-    family = next((name for name in FAMILIES if is_of_family(objective.export_model()[1].backbone, name)), None)
+    family = next((name for name in FAMILIES if is_of_family(backbone, name)), None)
     if family is None:  # with the compute of this budget, C = 6 N D
         suits = f"about {in_millions(math.sqrt(parameters * reach.tokens / TOKENS_PER_PARAMETER))} parameters suit it"
     else:

@@ -11,10 +11,12 @@ from typing import Any, Literal
 from homespun.data.corpus import Corpus, Progress, build_corpus
 from homespun.data.labels import get_text
 from homespun.errors import UserError
+from homespun.hf.open import open_model
 from homespun.text.clean import ExactDuplicates, NearDuplicates, normalise
 from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document, ReadProgress, digest_files, read_documents, read_records
 from homespun.text.tokenizer import Kind, Tokenizer
+from homespun.text.vocabulary_extension import Word, extend
 
 Duplicates = Literal["keep", "exact", "near"]
 
@@ -137,6 +139,47 @@ def train_tokenizer(
         tokenizer = with_sentinels(tokenizer, sentinels)
     tokenizer.save(folder)
     return tokenizer
+
+
+def extend_tokenizer(
+    source: str | Path,
+    reading: Reading | None,
+    out: str | Path,
+    *,
+    add: int = 0,
+    sentinels: int = 0,
+    progress: Progress | None = None,
+    read_progress: ReadProgress | None = None,
+) -> tuple[Tokenizer, list[Word]]:
+    """The tokenizer of a checkpoint (or a tokenizer's folder) with ``add`` words of what is read, saved in ``out``.
+
+    Args:
+        reading: where the words are taken from; None: no words are added.
+        sentinels: how many to add behind them (`homespun.text.sentinels`).
+
+    Raises:
+        UserError: nothing to add, no tokenizer there, too few words, or ``out`` holds something else.
+    """
+    if reading is None and not sentinels:
+        raise UserError("nothing to add; give --add COUNT words of --input, or --sentinels COUNT")
+    folder = tokenizer_folder(out)
+    tokenizer = open_tokenizer(source)
+    words: list[Word] = []
+    if reading is not None:
+        tokenizer, words = extend(tokenizer, reading.texts(progress=progress, read_progress=read_progress), add)
+    if sentinels:
+        tokenizer = with_sentinels(tokenizer, sentinels)
+    tokenizer.save(folder)
+    return tokenizer, words
+
+
+def open_tokenizer(source: str | Path) -> Tokenizer:
+    """The tokenizer of a run, of a model in any form, or of a tokenizer's own folder."""
+    folder = Path(source).expanduser()
+    for candidate in (folder, folder / "model"):
+        if (candidate / "tokenizer.json").is_file():
+            return Tokenizer.load(candidate)
+    return Tokenizer.load(folder) if folder.is_file() else open_model(source).tokenizer
 
 
 def make_corpus(

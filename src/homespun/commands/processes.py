@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from homespun.errors import UserError
+from homespun.objectives.config import PretrainingObjective
 from homespun.report.console import Display
 from homespun.training.config import TrainConfig
 from homespun.training.devices import DistributedContext, trains_on_cpu
@@ -33,6 +34,20 @@ def processes_to_start(config: TrainConfig) -> int:
             f"leave the memory out"
         )
     return count
+
+
+def check_processes(objective: PretrainingObjective, count: int) -> None:
+    """Refuse more processes than the objective trains in.
+
+    Raises:
+        UserError: ``count`` exceeds ``objective.max_processes``.
+    """
+    limit = objective.max_processes
+    if limit is not None and count > limit:
+        raise UserError(
+            f"objective.kind={objective.kind} trains in at most {limit} process, and there are {count}; set "
+            f"train.processes={limit}, or take objective.kind=clm"
+        )
 
 
 def run_in_processes(

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from homespun.commands.pretrain import with_vocabulary
+from homespun.commands.fitting import with_vocabulary
 from homespun.commands.recipe import pretrain_recipe
 from homespun.config import override, validate
 from homespun.data.corpus import Corpus

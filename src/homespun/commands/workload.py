@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from homespun.batch import Batch, RowSeed
+from homespun.commands.adaptation import Start
+from homespun.commands.fitting import model_config, pretraining_rows, with_backbone
 from homespun.commands.recipe import PretrainRecipe
 from homespun.data.corpus import Corpus, build_corpus
 from homespun.data.loader import Collate
@@ -31,6 +33,8 @@ from homespun.text.sentinels import with_sentinels
 from homespun.text.sources import Document
 from homespun.text.tokenizer import Tokenizer
 from homespun.training.config import TrainConfig
+
+M = TypeVar("M", bound=nn.Module)
 
 MADE_UP_VOCABULARY = 30_522  # BERT's, where the recipe has none of its own
 _MADE_UP_TOKENS = 2**19
@@ -93,6 +97,24 @@ def _batch(rows: Rows, collate: Collate, seed: int, numbers: list[int]) -> Batch
     return collate([rows[number] for number in numbers], [RowSeed(seed, 0, number) for number in numbers])
 
 
+def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, start: Start | None) -> Work:
+    """Work of a pretraining recipe on ``corpus``.
+
+    Raises:
+        UserError: the objective cannot be built.
+    """
+    recipe, tokenizer = with_backbone(recipe, corpus.tokenizer, start), corpus.tokenizer
+    rows, _ = pretraining_rows(recipe, corpus)
+    return build_work(
+        rows,
+        recipe.objective.collate(tokenizer),
+        seeded(lambda: recipe.objective.build(model_config(recipe, start), tokenizer), seed=recipe.train.seed),
+        recipe.train,
+        sorted_=not recipe.objective.packs,
+        lighter=recipe.objective.lighter,
+    )
+
+
 def finetuning_work(
     task: Task[Any, Any], objective: Any, stored: ModelBundle, training: Any, train: TrainConfig
 ) -> Work:
@@ -138,10 +160,10 @@ def made_up_texts(vocab_size: int, *, tokens: int, seed: int = 0) -> Iterator[st
         yield " ".join(words).replace(" .", ".")
 
 
-def seeded(build: Callable[[], nn.Module], seed: int) -> Callable[[], nn.Module]:
-    """``build`` with weights that follow from ``seed``."""
+def seeded(build: Callable[[], M], *, seed: int) -> Callable[[], M]:
+    """Return ``build`` with initial weights drawn from ``seed``."""
 
-    def built() -> nn.Module:
+    def built() -> M:
         torch.manual_seed(seed)
         return build()
 

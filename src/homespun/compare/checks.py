@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from homespun.commands.adaptation import open_start, split_overrides
-from homespun.commands.pretrain import with_vocabulary
+from homespun.commands.fitting import with_vocabulary
 from homespun.commands.recipe import CorpusData, FinetuneRecipe, PretrainRecipe, finetune_recipe, pretrain_recipe
 from homespun.commands.trials import plan_trials
 from homespun.compare.recipe import CompareRecipe

@@ -1,0 +1,200 @@
+"""A changed checkpoint compared with the original before training, in ``adaptation.json`` and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from homespun.commands.adaptation import Start
+from homespun.config import Tree
+from homespun.data.corpus import Corpus
+from homespun.data.padding import pad
+from homespun.data.rows import Row, Rows
+from homespun.io.atomic import write_text
+from homespun.io.json import read_object
+from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
+from homespun.models.characters import fill_character_table
+from homespun.models.config import BackboneConfig, ModelConfig
+from homespun.models.encoder import EncoderConfig
+from homespun.models.model import Model
+from homespun.models.recurrent import RecurrentConfig
+from homespun.models.weight_transfer import TransferReport, transfer_weights
+from homespun.text.tokenizer import Tokenizer
+from homespun.text.vocabulary_extension import AddedTokens
+from homespun.training.validation import EvalResult
+
+FILE = "adaptation.json"
+_ROWS = 16  # held-out rows on which outputs are compared: 16 of 512 tokens fix a mean cosine to three digits
+_AT_ONCE = 4
+
+
+def measure_adaptation(
+    path: Path,
+    start: Start,
+    transfer: TransferReport,
+    *,
+    evaluate: Callable[[], EvalResult],
+    held_out: Rows,
+    corpus: Corpus,
+    model: Model,
+) -> Tree:
+    """Losses and hidden states of the changed checkpoint; read from ``adaptation.json`` if the run has it.
+
+    Args:
+        path: the run.
+        start: checkpoint and its changes.
+        transfer: origins of the model's tensors.
+        evaluate: held-out loss of the changed model.
+        held_out: rows to compare hidden states on.
+        corpus: the text.
+        model: the changed model.
+    """
+    file = path / FILE
+    if file.is_file():
+        return read_object(file)
+    before = start.stored.config.backbone
+    loss = evaluate()
+    result = {
+        "start_from": start.source,
+        "loss": loss.loss,
+        "losses": loss.losses,
+        "vocabulary": _pair(before.vocab_size, start.backbone.vocab_size) | {"new_words": len(start.words.pieces)},
+        "tokens_per_word": _tokens_per_word(corpus, start.words),
+        "layers": list(transfer.layers),
+        **_shapes(before, start.backbone),
+        "moved": _moved(start, model.backbone, held_out, corpus.tokenizer),
+        "tensors": _summarize_transfer(transfer),
+    }
+    write_text(file, json.dumps(result, indent=1, ensure_ascii=False))
+    return result
+
+
+def _summarize_transfer(transfer: TransferReport) -> Tree:
+    """Tensors by origin; copied ones are counted."""
+    return {
+        "copied": len(transfer.copied),
+        "changed": dict(transfer.changed),
+        "fresh": list(transfer.initialized),
+        "left": list(transfer.unused),
+    }
+
+
+def _pair(before: float | str, after: float | str) -> Tree:
+    return {"before": before, "after": after}
+
+
+def _tokens_per_word(corpus: Corpus, words: AddedTokens) -> Tree | None:
+    """Tokens per word of the corpus, before and after tokens were added; None if its words were not counted."""
+    if not corpus.num_words:
+        return None
+    saved = 0
+    if words.pieces:
+        more = np.array([len(pieces) - 1 for pieces in words.pieces])
+        saved = int(more @ corpus.counts(words.first))
+    return _pair((corpus.num_tokens + saved) / corpus.num_words, corpus.num_tokens / corpus.num_words)
+
+
+def _shapes(before: BackboneConfig, after: BackboneConfig) -> Tree:
+    """Depth, length and attention before and after, of the encoder and of the decoder if both have one."""
+    result = _shape(before.stacks[0], after.stacks[0])
+    if len(before.stacks) == len(after.stacks) == 2:
+        result["decoder"] = _shape(before.stacks[-1], after.stacks[-1])
+    return result
+
+
+def _shape(before: EncoderConfig | RecurrentConfig, after: EncoderConfig | RecurrentConfig) -> Tree:
+    return {
+        "num_hidden_layers": _pair(before.num_hidden_layers, after.num_hidden_layers),
+        "max_position_embeddings": _pair(before.max_position_embeddings, after.max_position_embeddings),
+        "attention": _pair(before.attention.kind, after.attention.kind),
+    }
+
+
+def _moved(start: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) -> list[Tree]:
+    """Distance of the hidden states from the checkpoint's, at its length and at the new one.
+
+    At the new length the checkpoint reads consecutive pieces. Decoders are compared on the text that the encoder reads.
+    Empty if only the vocabulary changed.
+    """
+    checkpoint, changed = start.stored.config.backbone, start.backbone
+    if changed.with_tokens(checkpoint.vocab_size, checkpoint.pad_token_id) == checkpoint:
+        return []
+    # the checkpoint cannot read the added tokens: it gets them too, and no other change
+    config = ModelConfig(backbone=checkpoint.with_tokens(changed.vocab_size, changed.pad_token_id))
+    with torch.random.fork_rng(devices=[]):
+        before = config.build()
+    fill_character_table(before, tokenizer)
+    transfer_weights(start.stored, before, config, words=start.words)
+    old, new = checkpoint.stacks[0], changed.stacks[0]
+    packed = old.attention.supports_packing and new.attention.supports_packing
+    rows = [_plain(held_out[index], packed) for index in range(min(_ROWS, len(held_out)))]
+    reach = old.max_position_embeddings, new.max_position_embeddings
+    result = _distances(_reader(before.backbone), _reader(after), rows, *reach)
+    if len(checkpoint.stacks) == 1 or len(changed.stacks) == 1:
+        return result
+    both = [min(stack.max_position_embeddings for stack in backbone.stacks) for backbone in (checkpoint, changed)]
+    written = _distances(before.backbone, after, rows, *both)
+    return [{"stack": "encoder"} | row for row in result] + [{"stack": "decoder"} | row for row in written]
+
+
+def _reader(backbone: Backbone) -> Encoder:
+    """Encoder of an encoder-decoder, or the single stack."""
+    return backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
+
+
+def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int, new: int) -> list[Tree]:
+    """Distances at the length that both read (at most ``old`` and ``new`` tokens), and at the length of ``after``."""
+    longest = max(len(row.input_ids) for row in rows)
+    result = []
+    for length in sorted({min(longest, old, new), min(longest, new)}):
+        piece = min(length, old)
+        result.append({"tokens": length, "pieces": -(-length // piece)} | _distance(before, after, rows, length, piece))
+    return result
+
+
+def _plain(row: Row, packed: bool) -> Row:
+    return row if packed else dataclasses.replace(row, documents=None)
+
+
+@torch.no_grad()
+def _distance(before: Backbone, after: Backbone, rows: Sequence[Row], length: int, piece: int) -> Tree:
+    was_training = after.training
+    device = next(after.parameters()).device
+    before.to(device).eval()
+    after.eval()
+    cosine = distance = 0.0
+    tokens = 0
+    for first in range(0, len(rows), _AT_ONCE):
+        selected = [_cut(row, 0, length) for row in rows[first : first + _AT_ONCE]]
+        ours = _read(after, selected, device)
+        for row, mine in zip(selected, ours, strict=True):
+            parts = [_cut(row, at, at + piece) for at in range(0, len(row.input_ids), piece)]
+            theirs = torch.cat([_read(before, [part], device)[0] for part in parts])
+            cosine += float(torch.cosine_similarity(mine, theirs, dim=-1).sum())
+            distance += float(((mine - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-12)).sum())
+            tokens += len(mine)
+    after.train(was_training)
+    return {"cosine": cosine / tokens, "relative_distance": distance / tokens, "rows": len(rows)}
+
+
+def _cut(row: Row, start: int, end: int) -> Row:
+    documents, segments = row.documents, row.token_type_ids
+    return dataclasses.replace(
+        row,
+        input_ids=row.input_ids[start:end],
+        documents=None if documents is None else documents[start:end] - documents[start],
+        token_type_ids=None if segments is None else segments[start:end],
+    )
+
+
+def _read(backbone: Backbone, rows: Sequence[Row], device: torch.device) -> list[Tensor]:
+    """Hidden states of each row, (tokens, hidden)."""
+    batch = pad(rows, 0).to(device)
+    hidden = backbone(batch.input_ids, **batch.context).double()
+    return [vectors[: len(row.input_ids)] for vectors, row in zip(hidden, rows, strict=True)]
