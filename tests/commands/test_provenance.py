@@ -12,8 +12,8 @@ import pytest
 import torch
 from commands_world import TINY, WORDS, World
 
-from homespun.commands import finetune as finetuning
 from homespun.commands import pretrain as pretraining
+from homespun.commands import trial_training
 from homespun.commands.provenance import FILE, InitialWeights, check_inputs, create_run, write_inputs
 from homespun.commands.recipe import FinetuneRecipe
 from homespun.config import validate
@@ -31,7 +31,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(*given: Any) -> None:
         raise InterruptedError
 
-    for job in (pretraining, finetuning):
+    for job in (pretraining, trial_training):
         monkeypatch.setattr(job, "watch", end)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from homespun import results
 from homespun.commands.adaptation import Start, open_start
 from homespun.commands.adaptation_metrics import measure_adaptation
 from homespun.commands.fitting import model_config, pretraining_rows, with_backbone
@@ -21,7 +20,7 @@ from homespun.commands.preflight import Preflight, preflight_pretraining
 from homespun.commands.processes import check_processes, processes_to_start, run_in_processes
 from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
 from homespun.commands.recipe import PretrainRecipe
-from homespun.commands.result import summarise, watch
+from homespun.commands.result import summarise, validate_result, watch
 from homespun.commands.workload import pretraining_work, seeded, typical_batch
 from homespun.config import Tree
 from homespun.data.corpus import Corpus
@@ -122,7 +121,7 @@ def pretrain(
     result = _summarise(run, setup, inputs, trainer, held_out) | measured | {"export": exported}
     result |= {} if checked is None or checked.forecast is None else {"forecast": checked.forecast.to_dict()}
     result |= {} if initial.coverage is None else {"vectors": initial.coverage.summary()}
-    result = results.RunResult.model_validate(result).to_json()
+    result = validate_result(result)
     run.write_result(result)
     write_report([run.path], run.path / "report", title=f"Pretraining: {run.path.name}")
     return result

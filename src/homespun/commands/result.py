@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
+from homespun.config import Tree
 from homespun.report import formats
 from homespun.report.console import Display
 from homespun.report.records import final_losses, read_run
-from homespun.results import VERSION
+from homespun.results import VERSION, RunResult
 from homespun.training.precision import Precision
 from homespun.training.trainer import Trainer
 
@@ -30,6 +34,11 @@ def watch(trainer: Trainer, display: Display, description: str) -> None:
         note = f"step {step.number:,}, loss {formats.loss(step.loss)}{validated}"
         rate = f"{formats.count(round(step.tokens_per_second))} tokens/s"
         task.update(step.share, rate=rate, left=step.eta_seconds, note=note)
+
+
+def validate_result(result: Mapping[str, Any]) -> Tree:
+    """Plain values of a result, with the types of `homespun.results.RunResult`."""
+    return RunResult.model_validate(to_jsonable_python(result)).to_json()
 
 
 def summarise(

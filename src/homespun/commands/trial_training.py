@@ -1,0 +1,190 @@
+"""One training of a fine-tuning: its rows and model, its steps, its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from homespun.commands.error_analysis import top_errors
+from homespun.commands.memory import fit_memory
+from homespun.commands.recipe import FinetuneRecipe
+from homespun.commands.result import summarise, watch
+from homespun.commands.trials import Trial, write_run_predictions
+from homespun.commands.workload import finetuning_work, typical_batch
+from homespun.config import Tree
+from homespun.data.loader import Loader
+from homespun.hf.export import export_run
+from homespun.metrics.registry import check_best_metric
+from homespun.models.bundle import ModelBundle, load_weights, save_model
+from homespun.models.scalar_mix import summarize_mix
+from homespun.planning.rates import flops_per_token
+from homespun.report.console import Display
+from homespun.tasks.protocol import CalibratedTask, Task, TrainingSetup, validate
+from homespun.training.config import TrainConfig
+from homespun.training.devices import DistributedContext
+from homespun.training.run import Run
+from homespun.training.trainer import Trainer
+from homespun.training.validation import EvalResult
+
+
+class TrialResult(BaseModel):
+    """``result.json`` of one trial.
+
+    Args:
+        trial: its name.
+        score: best validation metric, higher is better.
+        summary: fields that the result of the run takes from the best trial.
+        test: test metrics.
+        tuning: temperature and thresholds chosen on the validation examples.
+        most_wrong: the worst predictions.
+        counts: truncated inputs and the like, over all parts.
+    """
+
+    trial: str = ""
+    score: float = 0.0
+    summary: dict[str, Any] = {}
+    test: dict[str, Any] = {}
+    tuning: dict[str, Any] = {}
+    most_wrong: list[dict[str, Any]] = []
+    counts: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Pretrained model by the name that was given, with its weights."""
+
+    name: str
+    stored: ModelBundle
+
+
+@dataclass(frozen=True)
+class PreparedTrial:
+    """A trial that can be trained.
+
+    Attributes:
+        recipe: with the seed of the trial.
+        trial: its examples.
+        config: training settings, with the micro-batches that fit into memory.
+        plan: choices for a memory limit; empty without one.
+        parts: rows for training, validation and, if there are test examples, test.
+        setup: objective, rows and collate.
+    """
+
+    recipe: FinetuneRecipe
+    trial: Trial
+    config: TrainConfig
+    plan: Mapping[str, Any]
+    parts: list[Any]
+    setup: TrainingSetup
+
+
+def with_seed(recipe: FinetuneRecipe, trial: Trial) -> FinetuneRecipe:
+    """Copy of the recipe with the seed of the trial."""
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update={"seed": trial.seed})})
+
+
+def prepare_trial(
+    recipe: FinetuneRecipe, trial: Trial, task: Task[Any, Any], stored: ModelBundle, display: Display
+) -> PreparedTrial:
+    """Make the rows of a trial and build its model.
+
+    Raises:
+        UserError: the task does not fit the model, or no micro-batch fits the memory limit.
+    """
+    recipe = with_seed(recipe, trial)
+    parts = [task.rows(part) for part in (trial.training, trial.validation, trial.test) if part is not None]
+    truth = getattr(parts[1], "targets", getattr(parts[1], "numbers", None))
+    check_best_metric(recipe.train.best_metric, recipe.objective.kind, recipe.objective.metrics, task.labels, truth)
+    work = partial(finetuning_work, task, recipe.objective, stored, parts[0], recipe.train)
+    config, plan = fit_memory(recipe.train, work, display)
+    torch.manual_seed(config.seed)
+    return PreparedTrial(recipe, trial, config, plan, parts, task.training_setup(recipe.objective, stored, parts[0]))
+
+
+def train_trial(
+    prepared: PreparedTrial, task: Task[Any, Any], start_from: ModelSource, run: Run, display: Display
+) -> TrialResult:
+    """Train, load the best checkpoint, save the model and evaluate it; empty in all processes but the first.
+
+    Raises:
+        UserError: the training was interrupted.
+    """
+    config, setup, context = prepared.config, prepared.setup, DistributedContext.join()
+    loader = Loader(
+        setup.rows,
+        setup.collate,
+        batch_size=config.batch_size,
+        micro_batch_size=config.micro_batch_size,
+        seed=config.seed,
+        rank=context.rank,
+        world_size=context.world_size,
+        workers=config.workers,
+        order="bucketed",
+    )
+    batch = typical_batch(setup.rows, setup.collate, config.seed)
+    flops = flops_per_token(setup.objective, batch) if context.is_main else None
+
+    def evaluate() -> EvalResult:
+        was_training = setup.objective.training
+        rows, objective = prepared.parts[1], prepared.recipe.objective
+        evaluation = validate(task, objective, setup, rows, batch_size=rows_that_fit(trainer))
+        setup.objective.train(was_training)
+        return evaluation
+
+    trainer = Trainer(setup.objective, loader, config, run, validate=evaluate)
+    watch(trainer, display, f"fine-tuning {run.path.name}")
+    context.wait()  # the main process writes the checkpoints that all read now
+    best = run.best_checkpoint()
+    if best is not None:
+        load_weights(setup.objective, best.tensors("model"), source=str(best.path))
+    if not context.is_main:
+        return TrialResult()
+    return _evaluate(prepared, task, start_from, run, trainer, evaluate, flops)
+
+
+def rows_that_fit(trainer: Trainer) -> int:
+    """Rows that were trained on at once without running out of memory."""
+    return trainer.loader.micro_batch_size or trainer.config.batch_size
+
+
+def _evaluate(
+    prepared: PreparedTrial,
+    task: Task[Any, Any],
+    start_from: ModelSource,
+    run: Run,
+    trainer: Trainer,
+    evaluate: Callable[[], EvalResult],
+    flops: float | None,
+) -> TrialResult:
+    """Calibrate, save, export and measure the trained model."""
+    setup, trial, parts = prepared.setup, prepared.trial, prepared.parts
+    model, config = setup.export_model()
+    calibrated = CalibratedTask(task, {})
+    if setup.calibrate is not None and trial.test is not None:
+        calibrated = setup.calibrate(parts[1], prepared.recipe.tuning, rows_that_fit(trainer))
+    tokenizer, labels = start_from.stored.tokenizer, task.labels
+    save_model(run.path / "model", model, config, tokenizer, labels=labels, task=calibrated.task.to_metadata())
+    export = export_run(run.path, model, config, tokenizer, labels=labels, base_model=start_from.name)
+    validation = evaluate()
+    measured = calibrated.task.measure(setup.model, parts[-1], batch_size=rows_that_fit(trainer))
+    write_run_predictions(run.path, "model", trial.measured_rows, measured.predictions)
+    size = sum(p.numel() for p in model.parameters())
+    summary: Tree = summarise(
+        run.path, kind="finetune", parameters=size, precision=trainer.precision, flops_per_token=flops
+    )
+    summary |= {"plan": prepared.plan} if prepared.plan else {}
+    summary |= summarize_mix(model.head) | {"export": export, "validation_metrics": validation.metrics}
+    return TrialResult(
+        trial=trial.name,
+        score=validation.score(prepared.config.best_metric),
+        summary=summary,
+        test=measured.metrics,
+        tuning=calibrated.result,
+        most_wrong=top_errors(task, trial, measured.predictions),
+        counts={name: sum(rows.counts[name] for rows in parts) for name in parts[0].counts},
+    )
