@@ -27,6 +27,7 @@ FUNCTIONS = {
     "report": "write_report",
     "show alignment": "show_alignment",
     "show attention": "show_attention",
+    "show batch": "show_batch",
     "tokenizer extend": "extend_tokenizer",
     "tokenizer train": "train_tokenizer",
     "vectors begin": "init_model",

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from homespun.commands.alignment import show_alignment
     from homespun.commands.attention_plot import show_attention
     from homespun.commands.baselines import measure_baselines
+    from homespun.commands.batch_preview import show_batch
     from homespun.commands.convert import convert, export
     from homespun.commands.distill import distill
     from homespun.commands.doctor import examine as doctor
@@ -72,6 +73,7 @@ _LAZY_IMPORTS = {
     "save_vectors": "homespun.vectors.store.save_vectors",
     "show_alignment": "homespun.commands.alignment.show_alignment",
     "show_attention": "homespun.commands.attention_plot.show_attention",
+    "show_batch": "homespun.commands.batch_preview.show_batch",
     "summaries": "homespun.commands.generate.summaries",
     "summarize": "homespun.commands.generate.summarize",
     "train_tokenizer": "homespun.commands.preparation.train_tokenizer",
@@ -116,6 +118,7 @@ __all__ = [
     "save_vectors",
     "show_alignment",
     "show_attention",
+    "show_batch",
     "summaries",
     "summarize",
     "train_tokenizer",

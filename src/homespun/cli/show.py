@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from homespun.cli.options import CommandGroup
+from homespun.cli.options import CommandGroup, Json, Overrides
 from homespun.errors import UserError
 
 show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Draw what a model does.")
@@ -73,6 +74,47 @@ def show_alignment(
     tokens = {"source": len(result["source"]), "target": len(result["target"])}
     written = {} if result["written"] is None else {"written": result["written"]}
     print_facts({"picture": result["out"], "tokens": tokens} | written)
+
+
+@show_app.command("batch", short_help="Print the first batch of a recipe, decoded.")
+def show_batch(
+    recipe: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
+    overrides: Overrides = None,
+    start_from: Annotated[
+        str | None, typer.Option("--from", help="Checkpoint to start from; required for fine-tuning.")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Number of rows to print.")] = 4,
+    as_json: Json = False,
+) -> None:
+    """Print the first batch of a recipe: tokens, padding and labels, with the masks and noise of epoch 0."""
+    from homespun.commands.batch_preview import show_batch as command
+
+    result = command(recipe, overrides or (), start_from=start_from, rows=rows)
+    if as_json:
+        typer.echo(json.dumps(result, ensure_ascii=False))
+        return
+    from homespun.report.terminal import print_facts
+
+    batch = result["batch"]
+    size = f"{batch['rows']} rows of {batch['length']} tokens, {batch['padding']:.1%} padding"
+    print_facts({"objective": result["objective"], "batch": size, "targets": result["targets"]})
+    for number, row in enumerate(result["rows"]):
+        typer.echo(f"\nrow {number}")
+        for line in _describe_row(row):
+            typer.echo(f"  {line}")
+
+
+def _describe_row(row: dict[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        match value:
+            case [{}, *_]:  # labelled positions
+                pairs = [f"{label['position']}: {label['input']} -> {label['target']}" for label in value]
+                left = row[f"num_{name}"] - len(value)
+                yield f"{name}: {', '.join(pairs)}{f', and {left} more' if left else ''}"
+            case list() if name.endswith("tokens"):
+                yield f"{name}: {' '.join(value)}"
+            case _:
+                yield f"{name}: {value}"
 
 
 def _parse_integers(text: str, option: str) -> list[int]:

@@ -1,0 +1,184 @@
+"""First batch of a recipe, decoded: tokens, padding and labels as training draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from homespun.batch import Batch
+from homespun.commands.adaptation import open_start, split_overrides
+from homespun.commands.finetune import read_inputs
+from homespun.commands.fitting import pretraining_rows, with_backbone
+from homespun.commands.recipe import FinetuneRecipe, PretrainRecipe, load_recipe
+from homespun.commands.trial_training import prepare_trial
+from homespun.data.corpus import Corpus
+from homespun.data.labels import Labels
+from homespun.data.loader import Collate, Loader, Order
+from homespun.data.rows import Rows
+from homespun.errors import UserError
+from homespun.report.console import Display
+from homespun.text.tokenizer import Tokenizer
+from homespun.training.config import TrainConfig
+
+_LABELS = 20  # labelled positions of a row that are listed
+
+DecodedRow = dict[str, Any]
+
+
+def show_batch(
+    recipe: str, overrides: Sequence[str] = (), *, start_from: str | None = None, rows: int = 4
+) -> dict[str, Any]:
+    """Decode the first batch of a training, with the masks and noise of epoch 0.
+
+    Args:
+        recipe: name of a recipe, or a .yaml file.
+        overrides: changes to it, ``KEY=VALUE``.
+        start_from: checkpoint that the training starts from; fine-tuning needs it for its tokenizer.
+        rows: rows of the batch to decode.
+
+    Returns:
+        ``objective``; ``batch``, its ``rows``, ``length`` and share of ``padding``; ``targets``, the number of targets
+        by term of the loss; and ``rows``, a list with, for each row, ``tokens`` (without padding) and ``padding`` (its
+        number of tokens), of an encoder-decoder also ``decoder_tokens`` and ``decoder_padding``, and its labels:
+        ``labels``, the first 20 labelled positions {``position``, ``input``, ``target``}, with their number
+        ``num_labels``; or ``label``, the class name(s), number or answer of the row. ``source_labels`` are labels of
+        the encoder beside those of the decoder, ``pair_label`` is that of next sentence prediction.
+
+    Raises:
+        UserError: no corpus, a fine-tuning recipe without ``start_from``, a recipe that cannot be built.
+    """
+    if rows < 1:
+        raise UserError(f"--rows={rows} must be at least 1")
+    settings, changes = split_overrides(overrides) if start_from is not None else (list(overrides), {})
+    loaded = load_recipe(recipe, settings)
+    if isinstance(loaded, PretrainRecipe):
+        source = _pretraining_source(loaded, start_from, changes)
+    else:
+        if changes:
+            raise UserError("fine-tuning takes its model as it is; leave out model.KEY=VALUE")
+        source = _finetuning_source(loaded, start_from)
+    batch = source.first_batch(loaded.train)
+    decoder = _Decoder(batch, source.tokenizer, source.labels)
+    return {
+        "objective": loaded.objective.kind,
+        "batch": {
+            "rows": batch.num_rows,
+            "length": batch.input_ids.shape[1],
+            "padding": 1 - batch.real_tokens / batch.num_tokens,
+        },
+        "targets": dict(batch.targets),
+        "rows": [decoder.row(index) for index in range(min(rows, batch.num_rows))],
+    }
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Rows of a training and what their ids mean; ``labels`` is None if labels are tokens or numbers."""
+
+    rows: Rows
+    collate: Collate
+    order: Order
+    tokenizer: Tokenizer
+    labels: Labels | None
+
+    def first_batch(self, train: TrainConfig) -> Batch:
+        """All rows of step 0, in one batch."""
+        loader = Loader(self.rows, self.collate, batch_size=train.batch_size, seed=train.seed, order=self.order)
+        return loader.step(0)[0]
+
+
+def _pretraining_source(recipe: PretrainRecipe, start_from: str | None, changes: dict[str, Any]) -> _Source:
+    if not recipe.data.corpus:
+        raise UserError("which corpus? give data.corpus=FOLDER, made by `homespun corpus build`")
+    corpus = Corpus.open(recipe.data.corpus)
+    start = None
+    if start_from is not None:
+        start = open_start(start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes)
+    recipe = with_backbone(recipe, corpus.tokenizer, start)
+    rows, _ = pretraining_rows(recipe, corpus)
+    objective = recipe.objective
+    return _Source(rows, objective.collate(corpus.tokenizer), objective.row_order, corpus.tokenizer, None)
+
+
+def _finetuning_source(recipe: FinetuneRecipe, start_from: str | None) -> _Source:
+    if start_from is None:
+        raise UserError("fine-tuning needs the tokenizer of a model; give --from: a run, a model folder or a hub name")
+    budget = recipe.train.budget.model_copy(update={"memory": None})  # nothing is trained
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
+    inputs = read_inputs(recipe, start_from, None)
+    task, stored = inputs.task, inputs.model.stored
+    lesson = prepare_trial(recipe, inputs.trials[0], task, stored, Display(json=True)).lesson
+    return _Source(lesson.rows, lesson.collate, "bucketed", stored.tokenizer, task.labels)
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """Rows of a batch as tokens and names."""
+
+    batch: Batch
+    tokenizer: Tokenizer
+    labels: Labels | None
+
+    def row(self, index: int) -> DecodedRow:
+        """Row of this index: a sequence, or the sequences of a text that is read in chunks."""
+        batch = self.batch
+        sequences = [index] if batch.chunks is None else [i for i in batch.chunks[index].tolist() if i >= 0]
+        row = self._tokens("", sequences, batch.input_ids, batch.attention_mask)
+        if batch.decoder_input_ids is not None:
+            row |= self._tokens("decoder_", [index], batch.decoder_input_ids, batch.decoder_attention_mask)
+        if batch.labels is not None:
+            row |= self._labels(index, batch.labels)
+        if batch.source_positions is not None and batch.source_labels is not None:
+            row |= self._positions("source_", index, batch.input_ids, batch.source_positions, batch.source_labels)
+        return row if batch.pair_labels is None else row | {"pair_label": int(batch.pair_labels[index])}
+
+    def _tokens(self, prefix: str, sequences: list[int], ids: Tensor, mask: Tensor | None) -> DecodedRow:
+        real = [ids[i] if mask is None else ids[i][mask[i]] for i in sequences]
+        padding = sum(ids.shape[1] - len(tokens) for tokens in real)
+        names = [self._name(i) for tokens in real for i in tokens.tolist()]
+        return {f"{prefix}tokens": names, f"{prefix}padding": padding}
+
+    def _labels(self, index: int, labels: Tensor) -> DecodedRow:
+        batch = self.batch
+        if batch.positions is not None:
+            read = batch.input_ids if batch.decoder_input_ids is None else batch.decoder_input_ids
+            return self._positions("", index, read, batch.positions, labels, names=self.labels)
+        if batch.sentences is not None:
+            numbers = [number for number in dict.fromkeys(batch.sentences[index].tolist()) if number >= 0]
+            return {"label": [self._class(int(labels[number])) for number in numbers]}
+        label = labels[index]
+        if self.labels is None:
+            return {"label": label.tolist()}
+        if label.ndim:
+            return {"label": [self._class(i) for i in np.flatnonzero(label.numpy()).tolist()]}
+        return {"label": self._class(int(label))}
+
+    def _positions(
+        self,
+        prefix: str,
+        index: int,
+        ids: Tensor,
+        positions: Tensor,
+        labels: Tensor,
+        names: Labels | None = None,
+    ) -> DecodedRow:
+        """Labelled positions of a row; ``positions`` are into the flattened ``ids``, (batch, seq)."""
+        width = ids.shape[1]
+        found = (positions // width == index).nonzero().flatten()
+        listed: list[dict[str, int | str]] = []
+        for number in found[:_LABELS].tolist():
+            position, label = int(positions[number]) % width, int(labels[number])
+            target = self._name(label) if names is None else names.names[label]
+            listed.append({"position": position, "input": self._name(int(ids[index, position])), "target": target})
+        return {f"{prefix}labels": listed, f"num_{prefix}labels": len(found)}
+
+    def _name(self, token: int) -> str:
+        return self.tokenizer.tokens[token]
+
+    def _class(self, label: int) -> str:
+        assert self.labels is not None
+        return self.labels.names[label]
