@@ -16,8 +16,8 @@ import torch
 from commands_world import COMMON, WORDS
 
 import homespun
-from homespun.commands.error_analysis import find_leakage, summarize_leakage
 from homespun.commands.finetune import finetune
+from homespun.commands.leakage import find_leakage, summarize_leakage
 from homespun.commands.predict import evaluate, predict
 from homespun.commands.recipe import finetune_recipe
 from homespun.commands.trials import Trial, write_run_predictions
@@ -148,9 +148,9 @@ def test_how_good_it_is_at_the_others_is_over_the_trainings_that_were_compared(t
         )
     task: Any = SimpleNamespace(texts=list)
     output = summarize_leakage(find_leakage(task, trials), task, trials, folders)
-    assert (output["rows"], output["near"]) == (3, 1)
-    assert output["all"] == pytest.approx(3 / 6)
-    assert output["unseen"] == pytest.approx(1 / 4)
+    assert (output.rows, output.near) == (3, 1)
+    assert output.all == pytest.approx(3 / 6)
+    assert output.unseen == pytest.approx(1 / 4)
 
 
 def test_the_worst_comes_first_and_is_text_on_the_page(run: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from homespun.commands.error_analysis import summarize_leakage
+from homespun.commands.leakage import summarize_leakage
 from homespun.commands.trials import Trial, write_run_predictions
 from homespun.data.near_duplicates import NearDuplicatePairs
 
@@ -27,4 +27,4 @@ def test_a_text_may_hold_what_ends_a_line_elsewhere(tmp_path: Path) -> None:
     trial = Trial("seed-0", 0, 0, None, ["one two"], texts, None, np.arange(5), [])
     task: Any = Texts()
     output = summarize_leakage({0: NearDuplicatePairs((1,), (0,), (1.0,), 5)}, task, [trial], [tmp_path])
-    assert (output["all"], output["unseen"]) == (0.8, 0.75)
+    assert (output.all, output.unseen) == (0.8, 0.75)

@@ -1,4 +1,4 @@
-"""The lines that a task's models must beat, by themselves: for a comparison, which measures them once for all."""
+"""Baselines of a fine-tuning recipe; a comparison measures them once for all its trials."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _TRUTH_FIELDS = {"kind", "range", "outside", "levels"}  # what of an objective s
 def measure_baselines(
     recipe: FinetuneRecipe, out: str | Path, *, start_from: str, resume: bool = False
 ) -> dict[str, Any]:
-    """Measure the baselines of the task of ``recipe``, on the splits on which `finetune` measures its models.
+    """Measure the baselines of a recipe on the test examples of `finetune`.
 
     Args:
-        recipe: that of the fine-tuning.
-        out: a folder for ``result.json`` (``kind``, ``of``: what `baseline_settings` says, ``baselines``) and
-            ``predictions/BASELINE.jsonl``, a line a row that was measured; with folds, each row once.
-        start_from: a model that could be fine-tuned so: a task may want its tokenizer.
-        resume: begin again where a measurement was stopped.
+        recipe: the fine-tuning.
+        out: folder for ``result.json`` (``kind``, ``of``: the `baseline_settings`, ``baselines``) and
+            ``predictions/BASELINE.jsonl``, one line per test example; with folds, each example once.
+        start_from: pretrained model, whose tokenizer the task may need.
+        resume: measure again in the folder of a stopped measurement.
 
     Raises:
         UserError: data that cannot be used, or a model that cannot be opened.
@@ -51,7 +51,7 @@ def measure_baselines(
     reports, rows, predictions = [], [], []
     for _, group in groupby((t for t in trials if (t.size or 0) == largest), key=lambda trial: trial.fold):
         first = next(group)
-        report = task.baselines(first.baseline_examples, first.validation if first.test is None else first.test)
+        report = task.baselines(first.baseline_examples, first.measured)
         reports.append(report)
         rows.append(first.measured_rows)
     for name in reports[0]:
@@ -69,7 +69,7 @@ def measure_baselines(
 
 
 def baseline_settings(recipe: FinetuneRecipe) -> dict[str, Any]:
-    """What of a recipe its baselines depend on: equal for recipes of which the baselines are the same."""
+    """Settings that the baselines depend on: equal for recipes with the same baselines."""
     data, objective = recipe.data, recipe.objective
     return {
         "data": data.model_dump(mode="json", exclude=_MODEL_FIELDS[data.kind]),

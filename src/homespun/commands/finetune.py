@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from homespun.commands.error_analysis import describe_leakage, find_leakage, summarize_leakage
+from homespun.commands.leakage import describe_leakage, find_leakage, summarize_leakage
 from homespun.commands.lengths import task_lengths
 from homespun.commands.processes import processes_to_start, run_in_processes
 from homespun.commands.provenance import RunInputs, create_run, identify_model, identify_vectors, restore_settings
@@ -214,7 +214,7 @@ def _summarise(
         "seeds": measured if len(measured) > 1 else [],
         "tuning": best.tuning,
         "calibration": best.test.get("calibration", {}),
-        "overlap": summarize_leakage(leakage, task, inputs.largest, folders),
+        "overlap": summarize_leakage(leakage, task, inputs.largest, folders).model_dump(exclude_unset=True),
         "most_wrong": best.most_wrong,
         "lengths": task_lengths(task, inputs.model.stored.tokenizer, parts),
         "seconds_all": sum(result.summary["seconds"] or 0.0 for result in trained),
@@ -228,7 +228,7 @@ def _baselines(task: Task[Any, Any], trials: Sequence[Trial], out: Path) -> dict
     for _, found in groupby(trials, key=lambda trial: (trial.fold, trial.size)):
         group = list(found)
         first = group[0]
-        report = task.baselines(first.baseline_examples, first.validation if first.test is None else first.test)
+        report = task.baselines(first.baseline_examples, first.measured)
         for trial in group:
             folder = out if len(trials) == 1 else out / "trials" / trial.name
             for name, baseline in report.items():

@@ -1,4 +1,4 @@
-"""Seeds, folds and numbers of examples: which trainings a fine-tuning is made of, and what they come to together."""
+"""Trials of a fine-tuning by fold, number of examples and seed, and averages of their metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Trial:
-    """One training: its seed, what it learns from, what chooses its checkpoint, and what measures it.
+    """One training: seed, training examples, validation examples that choose the checkpoint, test examples.
 
     Trials that differ in nothing but their seed are of one ``fold`` and one ``size``. A size is the same in every fold,
     or ``all`` would be another in each: it is the number of examples of the smallest fold.
@@ -40,7 +40,12 @@ class Trial:
     validation: Sequence[Any]
     test: Sequence[Any] | None
     measured_rows: Rows  # the numbers, in their file, of the examples that it is measured on
-    baseline_examples: Sequence[Any]  # the validation too, where a test is apart from it: baselines need none
+    baseline_examples: Sequence[Any]  # with the validation examples where there is a test: baselines need none
+
+    @property
+    def measured(self) -> Sequence[Any]:
+        """Test examples, or the validation examples without any."""
+        return self.validation if self.test is None else self.test
 
 
 def plan_trials(
@@ -50,14 +55,14 @@ def plan_trials(
     validation: Sequence[Any] | None,
     test: Sequence[Any] | None,
 ) -> list[Trial]:
-    """The trainings that a recipe asks for: of each fold, each number of examples, each seed.
+    """Plan the trials of a recipe: for each fold, each number of examples, each seed.
 
     Args:
         recipe: the recipe.
-        task: says what a split keeps in proportion, and refuses what it cannot learn or measure.
-        everything: the training examples, of which the validation is taken where there is none.
-        validation: the examples that choose the checkpoint.
-        test: the examples that the result is measured on.
+        task: gives the classes that splits keep in proportion, and refuses examples that it cannot learn.
+        everything: training examples, of which a share is held out without validation examples.
+        validation: examples that choose the checkpoint.
+        test: test examples.
 
     Raises:
         UserError: folds and a test, or splits that cannot be made.
@@ -69,7 +74,7 @@ def plan_trials(
     for given, files in ((validation, recipe.data.validation), (test, recipe.data.test)):
         if given is not None:
             with prefix_errors(files):
-                task.stratify_by(given)  # a label unseen in training is said now, not after the training
+                task.stratify_by(given)  # a label unseen in training is an error now, not after the training
     return list(_trials(recipe, strata, everything, validation, test))
 
 
@@ -120,7 +125,7 @@ def _take(examples: Sequence[Any], rows: Rows) -> list[Any]:
 
 
 def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int | None, int | None]:
-    """Each size, and how many examples of a fold it takes; ``None``: all of them."""
+    """Sizes, with the number of examples of a fold that each takes; ``None``: all."""
     if recipe.examples is None:
         return {None: None}
     given = sorted({size for size in recipe.examples if isinstance(size, int)})
@@ -141,7 +146,7 @@ def _subset(rows: Rows, strata: Rows, size: int | None, seed: int) -> Rows:
 
 
 def average_metrics(measured: Sequence[Metrics]) -> Metrics:
-    """The metrics of one trial; of several the means, with the deviations beside them in ``std``."""
+    """Metrics of one trial; of several the means, with deviations in ``std``."""
     if len(measured) == 1:
         return measured[0]
     over = summarise(measured)
@@ -150,7 +155,7 @@ def average_metrics(measured: Sequence[Metrics]) -> Metrics:
 
 
 def write_run_predictions(run: Path, name: str, rows: Rows, predictions: Sequence[Mapping[str, Any]]) -> None:
-    """``predictions/NAME.jsonl``: a line an example, with its number in its file."""
+    """Write ``predictions/NAME.jsonl``: one line per example, with its number in its file."""
     folder = run / PREDICTIONS
     folder.mkdir(exist_ok=True)
     lines = (
