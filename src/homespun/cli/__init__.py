@@ -1,4 +1,4 @@
-"""The command line: verbs, nothing else. Heavy imports live inside each verb, so that ``--help`` is instant."""
+"""Command line of homespun. Each command imports its libraries when it runs, so that ``--help`` is instant."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from homespun.cli.vectors import vectors_app
 from homespun.errors import UserError, shorten_warnings
 from homespun.training.malloc import reexec_with_tunables
 
-_TRAINING = ("pretrain", "finetune", "distill", "quickstart")  # verbs
+_TRAINING = ("pretrain", "finetune", "distill", "quickstart")  # commands
 
 app = typer.Typer(
     name="homespun",
     cls=CommandGroup,
-    help="Spin small language models from your own text, on your own machine, and see the evidence.",
+    help="Train, fine-tune and evaluate small language models on your own text and machine.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -58,19 +58,17 @@ app.add_typer(recipes_app, name="recipes")
 app.add_typer(show_app, name="show")
 app.add_typer(distill_app, name="distill")
 app.add_typer(vectors_app, name="vectors")
-app.command(short_help="Write a model in another form, and check it.")(convert)
-app.command(short_help="Write a model as an ONNX file, and check it.")(export)
+app.command(short_help="Convert a model to or from transformers, and check it.")(convert)
+app.command(short_help="Export a model to ONNX, and check the file.")(export)
 app.command()(generate)
-app.command(short_help="Summarise texts with a model that was fine-tuned to.")(summarize)
-app.command(short_help="What a recipe will take in memory and time, before it runs.")(plan)
-app.command(short_help="Zero-, one- and few-shot: a task told by a prompt.")(prompt)
+app.command(short_help="Summarise texts with a fine-tuned model.")(summarize)
+app.command(short_help="Predict memory and time of a recipe.")(plan)
+app.command(short_help="Evaluate zero- and few-shot prompting.")(prompt)
 app.command()(compare)
-app.command(short_help="Measure what a model costs in use: seconds and memory.")(measure)
+app.command(short_help="Measure latency and memory of a model.")(measure)
 app.command()(baselines)
 
-Model = Annotated[
-    str, typer.Argument(help="Run, model folder, Hugging Face folder or hub name of a model that was fine-tuned.")
-]
+Model = Annotated[str, typer.Argument(help="Fine-tuned model: run, model folder, Hugging Face folder or hub name.")]
 
 
 def _print_version(asked: bool) -> None:
@@ -85,33 +83,33 @@ def homespun(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """What stands before a verb."""
+    """Options of ``homespun`` itself."""
 
 
 @app.command()
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe, or a .yaml file.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
     overrides: Overrides = None,
     out: Out = Path("runs/pretrain"),
     start_from: Annotated[
-        str | None, typer.Option("--from", help="Run or model to go on from; model.KEY=VALUE then change it.")
+        str | None, typer.Option("--from", help="Checkpoint to continue from; model.KEY=VALUE changes it.")
     ] = None,
     generator: Annotated[
-        str | None, typer.Option("--generator", help="Beside --from: the generator of objective electra.")
+        str | None, typer.Option("--generator", help="Checkpoint of the generator of objective electra; with --from.")
     ] = None,
     vectors: StartingVectors = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Pretrain a model on a corpus, or go on with one."""
+    """Pretrain a model on a corpus, from scratch or from a checkpoint."""
     from homespun.commands.adaptation import split_overrides
-    from homespun.commands.pretrain import pretrain as job
+    from homespun.commands.pretrain import pretrain as command
     from homespun.commands.recipe import pretrain_recipe
     from homespun.report.console import Display
 
     of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
     with Display(json=as_json) as display:
-        result = job(
+        result = command(
             pretrain_recipe(recipe, of_recipe),
             out,
             start_from=start_from,
@@ -124,18 +122,20 @@ def pretrain(
     print_run_result(result, out, as_json)
 
 
-@app.command(short_help="Fine-tune a pretrained model on labelled texts.")
+@app.command(short_help="Fine-tune a pretrained model on labelled examples.")
 def finetune(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe such as classify, or a .yaml file.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe name, such as classify, or .yaml file.")],
     overrides: Overrides = None,
-    start_from: Annotated[str | None, typer.Option("--from", help="Run or model to start from.")] = None,
+    start_from: Annotated[
+        str | None, typer.Option("--from", help="Pretrained model: run, model folder, Hugging Face folder or hub name.")
+    ] = None,
     out: Out = Path("runs/finetune"),
     vectors: StartingVectors = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a pretrained model on labelled texts, and measure it beside the baselines."""
-    from homespun.commands.finetune import finetune as job
+    """Fine-tune a pretrained model on labelled examples, and compare it with baselines."""
+    from homespun.commands.finetune import finetune as command
     from homespun.commands.recipe import finetune_recipe
     from homespun.report.console import Display
 
@@ -143,7 +143,7 @@ def finetune(
         raise UserError("give --from: a run, a model folder, or a Hugging Face folder or hub name to start from")
     loaded = finetune_recipe(recipe, overrides or ())
     with Display(json=as_json) as display:
-        result = job(loaded, out, start_from=start_from, vectors=vectors, resume=resume, display=display)
+        result = command(loaded, out, start_from=start_from, vectors=vectors, resume=resume, display=display)
     print_run_result(result, out, as_json)
 
 
@@ -151,19 +151,19 @@ def finetune(
 def evaluate(
     run: Model,
     data: Annotated[list[str], typer.Option("--data", help="Labelled file, glob, folder or hub name; repeatable.")],
-    text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
-    label: Annotated[str | None, typer.Option("--label-field", help="As in training where not given.")] = None,
+    text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
+    label: Annotated[str | None, typer.Option("--label-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
     writing: Writing = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a fine-tuned model on labelled texts."""
-    from homespun.commands.predict import evaluate as job
+    """Evaluate a fine-tuned model on labelled examples."""
+    from homespun.commands.predict import evaluate as command
 
     given: dict[str, Any] = {"encoding": encoding, "columns": split_list(columns), "data_set": data_set}
-    metrics = job(run, data, text=text, label=label, **given, writing=parse_overrides(writing))
+    metrics = command(run, data, text=text, label=label, **given, writing=parse_overrides(writing))
     if as_json:
         print_result(metrics, as_json)
         return
@@ -176,23 +176,23 @@ def evaluate(
 def predict(
     run: Model,
     inputs: Input,
-    out: Annotated[Path, typer.Option("--out", help="A .jsonl or .csv file to write.")],
-    text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Output file, .jsonl or .csv.")],
+    text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
     writing: Writing = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Label new texts: one line each, in their order."""
-    from homespun.commands.predict import predict as job
+    """Predict labels or outputs of new inputs, in their order."""
+    from homespun.commands.predict import predict as command
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
-        result = job(
+        result = command(
             run,
             inputs,
             out,
@@ -209,12 +209,12 @@ def predict(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, one or several, or the folder of one comparison.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write; report by default.")] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page; Report by default.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or the folder of one comparison.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Output folder; default: report.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page; default: Report.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one page about one run, or comparing several.
+    """Write a report of one run, or of several runs side by side.
 
     That of a comparison stands in its own folder, under its own name: it takes neither --out nor --title.
     """
@@ -232,18 +232,18 @@ def report(
     print_result({"report": str(write_report(runs, out or Path("report"), title=title or "Report"))}, as_json)
 
 
-@app.command(short_help="The whole job, on documentation that is installed here.")
+@app.command(short_help="Train and fine-tune a small model on installed documentation.")
 def quickstart(
     out: Out = Path("runs/quickstart"),
-    minutes: Annotated[float, typer.Option(help="For the whole of it, on this machine.")] = 5.5,
+    minutes: Annotated[float, typer.Option(help="Total time in minutes.")] = 5.5,
     as_json: Json = False,
 ) -> None:
-    """The whole job on the documentation of the Python packages that are installed here."""
-    from homespun.commands.quickstart import quickstart as job
+    """Build a corpus of installed Python documentation, pretrain, fine-tune and report."""
+    from homespun.commands.quickstart import quickstart as command
     from homespun.report.console import Display
 
     with Display(json=as_json) as display:
-        result = job(out, seconds=60 * minutes, display=display)
+        result = command(out, seconds=60 * minutes, display=display)
     if as_json:
         print_result(result, as_json)
         return
@@ -255,7 +255,7 @@ def quickstart(
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
-    """Look at this machine and this installation."""
+    """Check this machine and this installation."""
     from dataclasses import asdict
 
     from homespun.commands.doctor import examine
@@ -272,7 +272,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line: a user's mistake is one line and exit code 2, a bug keeps its traceback."""
+    """Run the command line; user errors print one line and exit with code 2, other errors keep their traceback."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     if sys.argv[1:2] and sys.argv[1] in _TRAINING:
         reexec_with_tunables()

@@ -1,4 +1,4 @@
-"""The verbs about comparing: `homespun compare`, and what it starts for every trial."""
+"""Commands `homespun compare`, `measure` and `baselines`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ if TYPE_CHECKING:
 
 
 def compare(
-    recipe: Annotated[str, typer.Argument(help="A .yaml file of kind compare, or a shipped one.")],
+    recipe: Annotated[str, typer.Argument(help="Comparison recipe: name or .yaml file of kind compare.")],
     overrides: Overrides = None,
     out: Out = Path("runs/compare"),
     slots: Annotated[
         int | None,
-        typer.Option("--slots", help="Trials under way at a time, sharing the threads; by default the recipe's, or 1."),
+        typer.Option("--slots", help="Concurrent trials, sharing the threads; default: the recipe's, or 1."),
     ] = None,
-    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run trials again that failed.")] = False,
-    on_ray: Annotated[bool, typer.Option("--ray", help="On a Ray cluster (RAY_ADDRESS), or a local one.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
+    on_ray: Annotated[
+        bool, typer.Option("--ray", help="Run trials on a Ray cluster (RAY_ADDRESS), or a local one.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Compare variations under one budget. Give the command again to go on where it was stopped."""
+    """Compare variants under one budget.
+
+    The same command resumes a stopped comparison.
+    """
     from homespun.compare.recipe import compare_recipe
     from homespun.compare.runner import run_comparison
     from homespun.report.console import Display
@@ -54,18 +59,18 @@ def compare(
 
 
 def measure(
-    run: Annotated[str, typer.Argument(help="A run, a model folder, or a Hugging Face folder or hub name.")],
-    lengths: Annotated[str, typer.Option("--lengths", help="Tokens a text: 128,512.")] = "128,512",
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts at a time.")] = 1,
+    run: Annotated[str, typer.Argument(help="Run, model folder, Hugging Face folder or hub name.")],
+    lengths: Annotated[str, typer.Option("--lengths", help="Comma-separated input lengths in tokens.")] = "128,512",
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per batch.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Measure what a model costs in use: seconds and memory by length."""
-    from homespun.commands.measure import measure as job
+    """Measure latency and memory of inference by input length."""
+    from homespun.commands.measure import measure as command
 
     words = split_list(lengths) or []
     if not all(word.isdecimal() for word in words):
         raise UserError(f"--lengths takes whole numbers, such as 128,512, not {lengths!r}")
-    result = job(run, lengths=[int(word) for word in words], batch_size=batch_size)
+    result = command(run, lengths=[int(word) for word in words], batch_size=batch_size)
     if as_json:
         print_result(result, as_json)
         return
@@ -83,20 +88,20 @@ def measure(
 
 
 def baselines(
-    recipe: Annotated[str, typer.Argument(help="A recipe for fine-tuning.")],
+    recipe: Annotated[str, typer.Argument(help="Fine-tuning recipe: name or .yaml file.")],
     overrides: Overrides = None,
-    start_from: Annotated[str, typer.Option("--from", help="A model that could be fine-tuned so.")] = "",
+    start_from: Annotated[str, typer.Option("--from", help="Pretrained model whose tokenizer the task needs.")] = "",
     out: Out = Path("runs/baselines"),
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Measure what a fine-tuned model must beat, without one."""
-    from homespun.commands.baselines import measure_baselines as job
+    """Measure the baselines of a fine-tuning recipe."""
+    from homespun.commands.baselines import measure_baselines as command
     from homespun.commands.recipe import finetune_recipe
 
     if not start_from:
         raise UserError("give --from: a model that could be fine-tuned so; the task may want its tokenizer")
-    result = job(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume)
+    result = command(finetune_recipe(recipe, overrides or ()), out, start_from=start_from, resume=resume)
     if as_json:
         print_result(result, as_json)
         return
@@ -107,7 +112,7 @@ def baselines(
 
 
 def _baselines_table(result: Mapping[str, Any]) -> Table:
-    """The measures of each baseline; over folds their means, with deviations."""
+    """Metrics of each baseline; over folds means and deviations."""
     from homespun.report import formats
     from homespun.report.table import Column, Table
     from homespun.report.titles import baseline_title, metric_title

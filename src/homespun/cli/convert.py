@@ -1,4 +1,4 @@
-"""The verbs that take a model elsewhere: `homespun convert` and `homespun export`."""
+"""Commands `homespun convert` and `homespun export`."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import typer
 from homespun.cli.options import Json, Out, check_choice, print_result
 
 Source = Annotated[
-    str, typer.Argument(metavar="NAME_OR_FOLDER", help="Hugging Face folder or hub name, a run or a model folder.")
+    str, typer.Argument(metavar="NAME_OR_FOLDER", help="Run, model folder, Hugging Face folder or hub name.")
 ]
 
 
-Head = Annotated[
-    str | None, typer.Option("--head", help="Kind of head to open it with, such as pooler; none: without.")
-]
+Head = Annotated[str | None, typer.Option("--head", help="Head to load, such as pooler; none: backbone only.")]
 
 
 def convert(
     source: Source,
     out: Out,
-    to: Annotated[str, typer.Option("--to", help="homespun (a model/ folder) or hf (for transformers).")] = "homespun",
+    to: Annotated[
+        str, typer.Option("--to", help="Output format: homespun (model/ folder) or hf (transformers).")
+    ] = "homespun",
     head: Head = None,
     as_json: Json = False,
 ) -> None:
-    """Write a model in another form, check it, and say where every tensor went."""
+    """Convert a model, compare its outputs with the source, and list the mapping of tensors."""
     from homespun.commands.convert import FORMS
-    from homespun.commands.convert import convert as job
+    from homespun.commands.convert import convert as command
     from homespun.hf.family import STORED
 
-    result = job(source, out, to=check_choice(to, FORMS, "--to"), head=_head_kind(head, STORED))
+    result = command(source, out, to=check_choice(to, FORMS, "--to"), head=_head_kind(head, STORED))
     if as_json:
         print_result(result, as_json)
         return
@@ -54,17 +54,19 @@ def convert(
 
 def export(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", help="A .onnx file to write.")],
-    to: Annotated[str, typer.Option("--to", help="onnx; `homespun convert --to hf` writes for transformers.")] = "onnx",
+    out: Annotated[Path, typer.Option("--out", help="Output file, .onnx.")],
+    to: Annotated[
+        str, typer.Option("--to", help="Output format: onnx. For transformers use `homespun convert --to hf`.")
+    ] = "onnx",
     head: Head = None,
     as_json: Json = False,
 ) -> None:
-    """Write a model for programs that have neither homespun nor transformers, and check the file."""
-    from homespun.commands.convert import export as job
+    """Export a model to ONNX, and compare its outputs with the source."""
+    from homespun.commands.convert import export as command
     from homespun.hf.family import STORED
 
     check_choice(to, ("onnx",), "--to")
-    result = job(source, out, head=_head_kind(head, STORED))
+    result = command(source, out, head=_head_kind(head, STORED))
     if as_json:
         print_result(result, as_json)
         return

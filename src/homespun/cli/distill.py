@@ -1,4 +1,4 @@
-"""The verbs of distillation: the ordinary trainings with a teacher."""
+"""Commands `homespun distill ...`."""
 
 from __future__ import annotations
 
@@ -11,40 +11,38 @@ from homespun.cli.options import CommandGroup, Json, Out, Overrides, Resume, pri
 from homespun.errors import UserError
 
 distill_app = typer.Typer(
-    cls=CommandGroup, help="Teach a smaller model what a larger one knows.", no_args_is_help=True, rich_markup_mode=None
+    cls=CommandGroup, help="Distil a teacher into a smaller student.", no_args_is_help=True, rich_markup_mode=None
 )
-Teacher = Annotated[str, typer.Option("--teacher", help="Run or model to learn from, of the student's tokenizer.")]
-Student = Annotated[
-    str | None, typer.Option("--from", help="The student; made of the teacher's layers where not given.")
-]
+Teacher = Annotated[str, typer.Option("--teacher", help="Teacher: run or model with the student's tokenizer.")]
+Student = Annotated[str | None, typer.Option("--from", help="Student; default: built from layers of the teacher.")]
 Layers = Annotated[
-    str | None, typer.Option("--layers", help="The teacher's layers that the student begins as: 0,2,5; every second.")
+    str | None, typer.Option("--layers", help="Teacher layers to copy, such as 0,2,5; default: every second.")
 ]
 
 
-@distill_app.command("pretrain", short_help="On a corpus, as DistilBERT was.")
+@distill_app.command("pretrain", short_help="Distil in pretraining, as DistilBERT.")
 def distill_pretrain(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe such as distil-mini, or a .yaml file.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe name, such as distil-mini, or .yaml file.")],
     teacher: Teacher,
     overrides: Overrides = None,
     start_from: Student = None,
     layers: Layers = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Draw the recipe's model, of whatever shape, in place of layers.")
+        bool, typer.Option("--fresh", help="Initialise the recipe's model at random instead of from teacher layers.")
     ] = False,
     out: Out = Path("runs/distil"),
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """On a corpus: masked words, the teacher's distributions over them, and its hidden states (DistilBERT)."""
+    """Distil in pretraining: masked tokens, the teacher's logits and hidden states (DistilBERT)."""
     from homespun.commands.adaptation import split_overrides
-    from homespun.commands.distill import distill as job
+    from homespun.commands.distill import distill as command
     from homespun.commands.recipe import pretrain_recipe
     from homespun.report.console import Display
 
     of_recipe, changes = (overrides or [], {}) if fresh else split_overrides(overrides or [])
     with Display(json=as_json) as display:
-        result = job(
+        result = command(
             pretrain_recipe(recipe, of_recipe),
             out,
             teacher=teacher,
@@ -58,9 +56,9 @@ def distill_pretrain(
     print_run_result(result, out, as_json)
 
 
-@distill_app.command("finetune", short_help="On labelled texts, with what a teacher says of each.")
+@distill_app.command("finetune", short_help="Distil a classifier in fine-tuning.")
 def distill_finetune(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe such as distil-classify, or a .yaml file.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe name, such as distil-classify, or .yaml file.")],
     teacher: Teacher,
     overrides: Overrides = None,
     start_from: Student = None,
@@ -69,15 +67,15 @@ def distill_finetune(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """On labelled texts: the labels, and what a fine-tuned teacher says of each text."""
+    """Distil in fine-tuning: labels, and the logits of a fine-tuned teacher."""
     from homespun.commands.adaptation import split_overrides
-    from homespun.commands.distill import distill as job
+    from homespun.commands.distill import distill as command
     from homespun.commands.recipe import finetune_recipe
     from homespun.report.console import Display
 
     of_recipe, changes = split_overrides(overrides or [])
     with Display(json=as_json) as display:
-        result = job(
+        result = command(
             finetune_recipe(recipe, of_recipe),
             out,
             teacher=teacher,

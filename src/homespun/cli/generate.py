@@ -1,4 +1,4 @@
-"""The verbs that write: `homespun generate`, and `homespun summarize` for models that were fine-tuned to."""
+"""Commands `homespun generate` and `homespun summarize`."""
 
 from __future__ import annotations
 
@@ -22,38 +22,36 @@ from homespun.errors import UserError
 
 
 def generate(
-    run: Annotated[
-        str, typer.Argument(help="Run, model folder, Hugging Face folder or hub name of a model that writes.")
-    ],
-    prompt: Annotated[str | None, typer.Option("--prompt", help="The text to go on with, or to write of.")] = None,
+    run: Annotated[str, typer.Argument(help="Generative model: run, model folder, Hugging Face folder or hub name.")],
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Text to continue, or source text of an encoder-decoder.")
+    ] = None,
     inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="A file of prompts, with --out; repeatable.")
+        list[str] | None, typer.Option("--input", help="File of prompts, with --out; repeatable.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="A .jsonl file to write, with --input.")] = None,
-    text: Annotated[
-        list[str] | None, typer.Option("--text-field", help="Column of the prompt; text by default.")
-    ] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="Tokens to write at the most; 20 where not given.")] = None,
-    min_new_tokens: Annotated[int | None, typer.Option(help="And at the least.")] = None,
-    num_beams: Annotated[
-        int | None, typer.Option(help="Texts held at a time; 1: the likeliest token is taken.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Output file, .jsonl, with --input.")] = None,
+    text: Annotated[list[str] | None, typer.Option("--text-field", help="Column of the prompt; default: text.")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="Maximum number of new tokens; default: 20.")] = None,
+    min_new_tokens: Annotated[int | None, typer.Option(help="Minimum number of new tokens.")] = None,
+    num_beams: Annotated[int | None, typer.Option(help="Beam size; 1: greedy.")] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="With --num-beams; above 0, longer beams are preferred.")
+        float | None, typer.Option(help="Exponent of the length in beam scores; above 0 prefers longer texts.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Draw tokens, from scores divided by it.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the so many likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest with this share.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Draw, and the same again with the same seed.")] = None,
-    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="No so many tokens in a row come twice.")] = None,
-    num_return_sequences: Annotated[int | None, typer.Option(help="Texts to a prompt.")] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="A string that ends a text; repeatable.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Prompts of a file that are worked on together.")] = 8,
+    temperature: Annotated[float | None, typer.Option(help="Sample with this softmax temperature.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens with this total probability.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Sample with this seed.")] = None,
+    no_repeat_ngram_size: Annotated[int | None, typer.Option(help="Size of n-grams that may occur only once.")] = None,
+    num_return_sequences: Annotated[int | None, typer.Option(help="Texts per prompt.")] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="String that ends generation; repeatable.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts per batch.")] = 8,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Write on from a prompt, or from each in a file."""
+    """Generate text from a prompt, or from each prompt of a file."""
     given = {
         "max_new_tokens": max_new_tokens,
         "min_new_tokens": min_new_tokens,
@@ -110,14 +108,14 @@ def _generate_file(
     columns: str | None,
     as_json: bool,
 ) -> None:
-    from homespun.commands.generate import generate as job
+    from homespun.commands.generate import generate as command
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
 
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
-        result = job(
+        result = command(
             run,
             inputs,
             out,
@@ -134,21 +132,21 @@ def _generate_file(
 
 
 def summarize(
-    run: Annotated[str, typer.Argument(help="A run of finetune summarize, or another that writes texts of texts.")],
+    run: Annotated[str, typer.Argument(help="Model fine-tuned on text to text, such as a run of finetune summarize.")],
     inputs: Input,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A .jsonl or .csv file to write; without one they are printed.")
+        Path | None, typer.Option("--out", help="Output file, .jsonl or .csv; default: standard output.")
     ] = None,
-    text: Annotated[list[str] | None, typer.Option("--text-field", help="As in training where not given.")] = None,
+    text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
     writing: Writing = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Summarise texts, read and written as the model was fine-tuned to; printed, each is a line."""
+    """Summarise texts with the input and generation settings of the fine-tuning; prints one line each."""
     from homespun.commands.generate import summaries
-    from homespun.commands.generate import summarize as job
+    from homespun.commands.generate import summarize as command
     from homespun.report.console import Display
     from homespun.report.terminal import counter
     from homespun.text.sources import ReadProgress
@@ -165,7 +163,7 @@ def summarize(
         return
     read_progress = ReadProgress(inputs)
     with Display(json=as_json) as display:
-        result = job(
+        result = command(
             run, inputs, out, **given, progress=counter(display, "writing", read_progress), read_progress=read_progress
         )
     print_result(result, as_json)

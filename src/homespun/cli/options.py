@@ -1,4 +1,4 @@
-"""What the verbs share: options, and how a result is told."""
+"""Options that commands share, and output of results."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 Input = Annotated[list[str], typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")]
 TextFields = Annotated[
     list[str] | None,
-    typer.Option("--text-field", help="Column of the text, text by default; repeatable, joined with a space."),
+    typer.Option("--text-field", help="Text column, default: text; repeatable, joined with a space."),
 ]
-LabelField = Annotated[str | None, typer.Option("--label-field", help="Column of a label to keep.")]
-Encoding = Annotated[str | None, typer.Option("--encoding", help="Of text files; detected where not given.")]
-Columns = Annotated[str | None, typer.Option("--columns", help="Names for a csv without a header: a,b,c.")]
-Normalise = Annotated[bool, typer.Option(help="Unicode NFC, control characters and surplus space out.")]
-Duplicates = Annotated[str, typer.Option("--duplicates", help="keep, exact (drop repeats) or near (and near repeats).")]
-Out = Annotated[Path, typer.Option("--out", help="Folder to write.")]
+LabelField = Annotated[str | None, typer.Option("--label-field", help="Label column to keep.")]
+Encoding = Annotated[str | None, typer.Option("--encoding", help="Character encoding; default: detected.")]
+Columns = Annotated[str | None, typer.Option("--columns", help="Column names of a csv without a header: a,b,c.")]
+Normalise = Annotated[bool, typer.Option(help="Apply Unicode NFC, remove control characters and surplus space.")]
+Duplicates = Annotated[
+    str, typer.Option("--duplicates", help="keep, exact (drop duplicates) or near (drop near-duplicates too).")
+]
+Out = Annotated[Path, typer.Option("--out", help="Output folder.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped, or give it more budget.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume a stopped run, or extend its budget.")]
 DataSet = Annotated[
-    str | None, typer.Option("--data-set", help="Of several that it learned from (`data.sets`), whose prefix it reads.")
+    str | None, typer.Option("--data-set", help="Data set whose prefix to use, of several in training (`data.sets`).")
 ]
 Writing = Annotated[
     list[str] | None,
-    typer.Option("--writing", metavar="KEY=VALUE", help="How it writes, such as num_beams=4; as in training else."),
+    typer.Option(
+        "--writing", metavar="KEY=VALUE", help="Generation setting, such as num_beams=4; default: as in training."
+    ),
 ]
 StartingVectors = Annotated[
-    Path | None, typer.Option("--vectors", help="Word vectors that the embeddings begin with: folder, .txt or .bin.")
+    Path | None, typer.Option("--vectors", help="Word vectors to initialise embeddings with: folder, .txt or .bin.")
 ]
 
 
@@ -80,26 +84,26 @@ class CommandGroup(TyperGroup):
 
 
 def split_list(value: str | None) -> list[str] | None:
-    """``a,b,c`` as a list."""
+    """Split ``a,b,c`` into a list."""
     return None if value is None else [part.strip() for part in value.split(",")]
 
 
 def parse_overrides(values: list[str] | None) -> dict[str, Any]:
-    """``KEY=VALUE`` and more of them as a mapping, values read as YAML."""
+    """Parse ``KEY=VALUE`` arguments into a mapping; values are YAML."""
     from homespun.config import override
 
     return override({}, values or ())
 
 
 def check_choice(value: str, allowed: Any, option: str) -> Any:
-    """``value``, if it is one of those allowed for ``option``."""
+    """Return ``value`` if it is allowed for ``option``."""
     if value not in allowed:
         raise UserError(f"{option} must be one of {', '.join(allowed)}, not {value!r}")
     return value
 
 
 def print_result(values: Mapping[str, Any], as_json: bool) -> None:
-    """A name and a value a line, or one JSON object."""
+    """Print a name and a value per line, or one JSON object."""
     if as_json:
         typer.echo(json.dumps(values, ensure_ascii=False, default=str))
         return
@@ -109,7 +113,7 @@ def print_result(values: Mapping[str, Any], as_json: bool) -> None:
 
 
 def print_run_result(result: Mapping[str, Any], out: Path, as_json: bool) -> None:
-    """What a run came to, or its result as one JSON object."""
+    """Print tables of a run, or its result as one JSON object."""
     if as_json:
         print_result({"run": str(out), **result}, as_json)
         return

@@ -1,4 +1,4 @@
-"""The verb that looks ahead: `homespun plan`."""
+"""Command `homespun plan`."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from homespun.cli.options import Json, Overrides, print_result
 
 
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe, or a .yaml file.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
     overrides: Overrides = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="What the run may take: 12GB, 8GiB.")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="Until the deadline: 90s, 20m, 10h.")] = None,
-    tokens: Annotated[str | None, typer.Option("--tokens", help="To be seen: 10M, 1.5B.")] = None,
-    steps: Annotated[str | None, typer.Option("--steps", help="Of the optimizer: 5000, 250k.")] = None,
-    probe: Annotated[bool, typer.Option("--probe", help="Correct the prediction by a few real steps.")] = False,
+    memory: Annotated[str | None, typer.Option("--memory", help="Memory limit: 12GB, 8GiB.")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="Time budget: 90s, 20m, 10h.")] = None,
+    tokens: Annotated[str | None, typer.Option("--tokens", help="Token budget: 10M, 1.5B.")] = None,
+    steps: Annotated[str | None, typer.Option("--steps", help="Budget in optimizer steps: 5000, 250k.")] = None,
+    probe: Annotated[bool, typer.Option("--probe", help="Correct the prediction by measured steps.")] = False,
     start_from: Annotated[
-        str | None, typer.Option("--from", help="Run or model to go on from; model.KEY=VALUE then change it.")
+        str | None, typer.Option("--from", help="Checkpoint to start from; model.KEY=VALUE changes it.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What a recipe will take in memory and time, how to make its steps, and how far its budget reaches."""
+    """Predict memory, time per step and reach of a recipe's budget, and choose micro-batches."""
     from homespun.commands.adaptation import split_overrides
-    from homespun.commands.plan import plan as job
+    from homespun.commands.plan import plan as command
     from homespun.commands.recipe import load_recipe
     from homespun.report.console import Display
 
     of_recipe, changes = (overrides or [], {}) if start_from is None else split_overrides(overrides or [])
     with Display(json=as_json) as display:
-        result = job(
+        result = command(
             load_recipe(recipe, of_recipe),
             memory=memory,
             time=time,

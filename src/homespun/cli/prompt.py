@@ -1,4 +1,4 @@
-"""`homespun prompt`: a task told by a prompt, and how well a model does it."""
+"""Command `homespun prompt`."""
 
 from __future__ import annotations
 
@@ -12,37 +12,41 @@ from homespun.errors import UserError
 
 
 def prompt(
-    run: Annotated[str, typer.Argument(help="A run or model that writes: of objective clm, or of two stacks.")],
-    data: Annotated[list[str], typer.Option("--data", help="Labelled file, glob or folder; examples come from it.")],
+    run: Annotated[str, typer.Argument(help="Generative model: causal or encoder-decoder.")],
+    data: Annotated[
+        list[str], typer.Option("--data", help="Labelled file, glob or folder with the examples of the prompts.")
+    ],
     test: Annotated[
-        list[str] | None, typer.Option("--test", help="Texts to ask about; of --data if not given.")
+        list[str] | None, typer.Option("--test", help="Test examples; default: examples of --data.")
     ] = None,
     text: Annotated[
-        list[str] | None, typer.Option("--text-field", help="Column of the text, text by default; repeatable.")
+        list[str] | None, typer.Option("--text-field", help="Text column, default: text; repeatable.")
     ] = None,
-    label: Annotated[str, typer.Option("--label-field", help="Column of the label.")] = "label",
-    shots: Annotated[str, typer.Option("--shots", help="Examples in the prompt, such as 0,1,4.")] = "0,1,4",
-    draws: Annotated[int, typer.Option("--draws", help="Times that examples are drawn, of each number.")] = 3,
-    balanced: Annotated[bool, typer.Option(help="As many examples of each class as can be.")] = True,
+    label: Annotated[str, typer.Option("--label-field", help="Label column.")] = "label",
+    shots: Annotated[str, typer.Option("--shots", help="Comma-separated numbers of examples in the prompt.")] = "0,1,4",
+    draws: Annotated[int, typer.Option("--draws", help="Random draws of examples per number.")] = 3,
+    balanced: Annotated[bool, typer.Option(help="Balance the classes of the examples.")] = True,
     answers: Annotated[
-        list[str] | None, typer.Option("--answers", help="LABEL=WORD, what is said for a label; repeatable.")
+        list[str] | None, typer.Option("--answers", help="LABEL=WORD, the word for a label; repeatable.")
     ] = None,
-    instruction: Annotated[str, typer.Option("--instruction", help="What is to be done.")] = "",
+    instruction: Annotated[str, typer.Option("--instruction", help="Instruction before the examples.")] = "",
     example: Annotated[
-        str, typer.Option("--example", help="How an example is written; \\n is a new line.")
+        str, typer.Option("--example", help="Template of an example; \\n is a new line.")
     ] = "{text}\\nAnswer: {answer}",
-    separator: Annotated[str, typer.Option("--separator", help="After each example.")] = "\\n\\n",
-    score: Annotated[str, typer.Option("--score", help="likelihood, per_token or generated.")] = "likelihood",
-    calibrated: Annotated[bool, typer.Option(help="Take out what the prompt says without a text.")] = False,
-    limit: Annotated[int, typer.Option("--limit", help="Ask about at most so many texts.")] = 500,
-    text_tokens: Annotated[int | None, typer.Option("--text-tokens", help="Keep so many tokens of each text.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the texts and the examples.")] = 0,
+    separator: Annotated[str, typer.Option("--separator", help="Text between examples.")] = "\\n\\n",
+    score: Annotated[str, typer.Option("--score", help="Score: likelihood, per_token or generated.")] = "likelihood",
+    calibrated: Annotated[bool, typer.Option(help="Subtract the scores of a prompt without text.")] = False,
+    limit: Annotated[int, typer.Option("--limit", help="Maximum number of test examples.")] = 500,
+    text_tokens: Annotated[
+        int | None, typer.Option("--text-tokens", help="Truncate texts to this number of tokens.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of test examples and draws.")] = 0,
     encoding: Encoding = None,
     columns: Columns = None,
     out: Out = Path("runs/prompt"),
     as_json: Json = False,
 ) -> None:
-    """Zero-, one- and few-shot: accuracy against the number of examples in the prompt."""
+    """Evaluate zero- and few-shot prompting: accuracy by number of examples in the prompt."""
     from homespun.commands.in_context import Prompting, in_context
     from homespun.config import validate
     from homespun.report.console import Display, print_tables

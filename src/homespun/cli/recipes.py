@@ -1,4 +1,4 @@
-"""The verbs about recipes: `homespun recipes ...`."""
+"""Commands `homespun recipes ...`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import typer
 
 from homespun.cli.options import CommandGroup, Json, Overrides, print_result
 
-recipes_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="The shipped recipes.")
+recipes_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="List and show recipes.")
 
 
 @recipes_app.command("list")
 def recipes_list(as_json: Json = False) -> None:
-    """The shipped recipes, a line each."""
+    """List the shipped recipes."""
     from homespun.commands.recipe import comparison_names, recipe_names, recipe_tree
 
     rows, comparisons = (
@@ -26,11 +26,11 @@ def recipes_list(as_json: Json = False) -> None:
 
 @recipes_app.command("show")
 def recipes_show(
-    name: Annotated[str, typer.Argument(help="A shipped recipe, or a .yaml file.")],
+    name: Annotated[str, typer.Argument(help="Recipe name or .yaml file.")],
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """A recipe in full, every default written out."""
+    """Show a recipe with all defaults."""
     from homespun.commands.recipe import load_recipe, recipe_tree
     from homespun.compare.recipe import compare_recipe
     from homespun.config import dump
@@ -45,7 +45,7 @@ def recipes_show(
 
 @recipes_app.command("schema")
 def recipes_schema(as_json: Json = False) -> None:
-    """The JSON schema of recipes, for editors."""
+    """Print the JSON schema of recipes, for editors."""
     from homespun.commands.recipe import schema
 
     typer.echo(json.dumps(schema(), indent=None if as_json else 2))

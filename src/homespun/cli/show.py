@@ -1,4 +1,4 @@
-"""The verbs that draw what a model does: `homespun show ...`."""
+"""Commands `homespun show ...`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import typer
 from homespun.cli.options import CommandGroup, Json, Overrides
 from homespun.errors import UserError
 
-show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Draw what a model does.")
+show_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Show attention, alignment or the first batch.")
 
 
-@show_app.command("attention", short_help="Draw which token sees which, in each layer and head.")
+@show_app.command("attention", short_help="Plot attention patterns by layer and head.")
 def show_attention(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="A recipe, a .yaml file, a run or a model.")],
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE_OR_RUN", help="Recipe name, .yaml file, run or model.")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to a recipe.")
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to the recipe.")
     ] = None,
-    length: Annotated[int | None, typer.Option(help="Tokens; by default as few as show the pattern.")] = None,
-    layers: Annotated[str | None, typer.Option(help="Those to draw, with all their heads: 1,2.")] = None,
+    length: Annotated[int | None, typer.Option(help="Number of tokens; default: enough to show the pattern.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Layers to plot: 1,2.")] = None,
     stack: Annotated[
-        str | None, typer.Option(help="Of an encoder with a decoder: encoder, which is drawn by default, or decoder.")
+        str | None, typer.Option(help="Stack of an encoder-decoder: encoder (default) or decoder.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A .svg or .png file; attention.svg where not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file, .svg or .png; default: attention.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
-    """Draw which token sees which, in each layer and head, and how far that reaches through depth."""
-    from homespun.commands.attention_plot import show_attention as job
+    """Plot attention patterns by layer and head, and the receptive field by depth."""
+    from homespun.commands.attention_plot import show_attention as command
 
     numbers = None if layers is None else _parse_integers(layers, "--layers")
     path = out if as_json or out is not None else Path("attention.svg")
-    result = job(recipe, overrides or (), length=length, layers=numbers, stack=stack, out=path)
+    result = command(recipe, overrides or (), length=length, layers=numbers, stack=stack, out=path)
     if as_json:
         typer.echo(json.dumps(result))
         return
@@ -53,19 +53,19 @@ def show_attention(
     print_facts(facts)
 
 
-@show_app.command("alignment", short_help="Draw which tokens are looked at while others are written.")
+@show_app.command("alignment", short_help="Plot the alignment of source and target tokens.")
 def show_alignment(
-    run: Annotated[str, typer.Argument(help="A run or a model that writes through additive attention.")],
-    source: Annotated[str, typer.Option(help="The text to be read.")],
-    target: Annotated[str | None, typer.Option(help="What is written of it; by default what the model writes.")] = None,
-    out: Annotated[Path | None, typer.Option(help="A .svg or .png file; alignment.svg where not given.")] = None,
+    run: Annotated[str, typer.Argument(help="Model with additive attention: run or model.")],
+    source: Annotated[str, typer.Option(help="Source text.")],
+    target: Annotated[str | None, typer.Option(help="Target text; default: the generated text.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output file, .svg or .png; default: alignment.svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
 ) -> None:
-    """Draw which tokens of a text are looked at while each token of another is written."""
-    from homespun.commands.alignment import show_alignment as job
+    """Plot the attention of each target token to the source tokens."""
+    from homespun.commands.alignment import show_alignment as command
 
     path = out if as_json or out is not None else Path("alignment.svg")
-    result = job(run, source=source, target=target, out=path)
+    result = command(run, source=source, target=target, out=path)
     if as_json:
         typer.echo(json.dumps(result))
         return

@@ -1,4 +1,4 @@
-"""The verbs that read text: `homespun tokenizer ...` and `homespun corpus ...`."""
+"""Commands `homespun tokenizer ...` and `homespun corpus ...`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from homespun.cli.options import (
 )
 from homespun.errors import UserError
 
-tokenizer_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train a tokenizer, or extend one.")
-corpus_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Build a corpus of tokens, and look at it.")
+tokenizer_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train or extend a tokenizer.")
+corpus_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Build a corpus, and show its lengths.")
 
 
 @tokenizer_app.command("train")
 def tokenizer_train(
     inputs: Input,
     out: Out,
-    kind: Annotated[str, typer.Option(help="bpe, bpe-characters, wordpiece, unigram or words.")] = "bpe",
-    vocab_size: Annotated[int, typer.Option(help="Entries, special tokens included.")] = 16_000,
+    kind: Annotated[str, typer.Option(help="Kind: bpe, bpe-characters, wordpiece, unigram or words.")] = "bpe",
+    vocab_size: Annotated[int, typer.Option(help="Vocabulary size, special tokens included.")] = 16_000,
     lowercase: Annotated[bool, typer.Option(help="Lower-case all text.")] = False,
-    sentinels: Annotated[int, typer.Option(help="So many entries stand for what T5 cuts out of a text.")] = 0,
+    sentinels: Annotated[int, typer.Option(help="Number of sentinel tokens, which T5's objective needs.")] = 0,
     text_fields: TextFields = None,
     encoding: Encoding = None,
     columns: Columns = None,
@@ -80,20 +80,22 @@ def tokenizer_train(
     )
 
 
-@tokenizer_app.command("extend", short_help="Add words of your text, or sentinels, to a tokenizer.")
+@tokenizer_app.command("extend", short_help="Add tokens to a tokenizer.")
 def tokenizer_extend(
-    source: Annotated[str, typer.Argument(help="Run or model whose tokenizer to extend, or a tokenizer's folder.")],
+    source: Annotated[str, typer.Argument(help="Run, model or tokenizer folder.")],
     out: Out,
-    inputs: Annotated[list[str] | None, typer.Option("--input", help="Files, globs, folders, for --add.")] = None,
-    add: Annotated[int, typer.Option("--add", help="Words to add: those that save the most tokens.")] = 0,
-    sentinels: Annotated[int, typer.Option(help="Sentinels to add, which T5's objective needs.")] = 0,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="File, glob or folder for --add; repeatable.")
+    ] = None,
+    add: Annotated[int, typer.Option("--add", help="Number of words to add: those that save the most tokens.")] = 0,
+    sentinels: Annotated[int, typer.Option(help="Number of sentinel tokens to add, which T5's objective needs.")] = 0,
     text_fields: TextFields = None,
     encoding: Encoding = None,
     columns: Columns = None,
     normalise: Normalise = True,
     as_json: Json = False,
 ) -> None:
-    """Add words of your text, or sentinels, to a model's tokenizer; `pretrain --from` that model then knows them."""
+    """Add words or sentinel tokens to a model's tokenizer, for a corpus to continue pretraining on (`--from`)."""
     from homespun.commands.preparation import extend_tokenizer, reading
     from homespun.report.console import Display
     from homespun.report.terminal import counter
@@ -139,7 +141,7 @@ def tokenizer_extend(
 @corpus_app.command("build")
 def corpus_build(
     inputs: Input,
-    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Folder or tokenizer.json.")],
+    tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Tokenizer: folder or tokenizer.json.")],
     out: Out,
     text_fields: TextFields = None,
     label_field: LabelField = None,
@@ -147,13 +149,14 @@ def corpus_build(
     columns: Columns = None,
     normalise: Normalise = True,
     duplicates: Duplicates = "exact",
-    sentences: Annotated[
-        bool, typer.Option(help="Note where sentences end; next sentence prediction needs it.")
-    ] = False,
-    workers: Annotated[int | None, typer.Option(help="Threads; by default one a core.")] = None,
+    sentences: Annotated[bool, typer.Option(help="Store sentence ends, which next sentence prediction needs.")] = False,
+    workers: Annotated[int | None, typer.Option(help="Number of threads; default: one per core.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Encode your text once, into a memory-mapped token store. A killed build goes on where it was."""
+    """Tokenize text into a memory-mapped corpus.
+
+    The same command resumes a killed build.
+    """
     from homespun.commands.preparation import describe_corpus, make_corpus, reading
     from homespun.report.console import Display
     from homespun.report.terminal import counter
@@ -182,18 +185,20 @@ def corpus_build(
     print_result(describe_corpus(corpus, out), as_json)
 
 
-@corpus_app.command("lengths", short_help="Lengths in tokens by class and split.")
+@corpus_app.command("lengths", short_help="Show lengths in tokens by class and split.")
 def corpus_lengths(
-    corpus: Annotated[Path | None, typer.Argument(help="Corpus folder; or give --input with a tokenizer.")] = None,
-    inputs: Annotated[list[str] | None, typer.Option("--input", help="Labelled files, one split each.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="For --input.")] = None,
+    corpus: Annotated[Path | None, typer.Argument(help="Corpus folder; or --input with --tokenizer.")] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="Labelled file, one per split; repeatable.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", help="Tokenizer for --input.")] = None,
     text_fields: TextFields = None,
     label_field: LabelField = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
 ) -> None:
-    """Lengths in tokens by class and split: mean, median, minimum, maximum, and a histogram."""
+    """Show lengths in tokens by class and split: mean, median, minimum, maximum, and a histogram."""
     from homespun.commands.lengths import corpus_lengths, file_lengths
 
     if (corpus is None) == (not inputs):

@@ -1,4 +1,4 @@
-"""The verbs of word vectors: `homespun vectors ...`."""
+"""Commands `homespun vectors ...`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ import typer
 
 from homespun.cli.options import CommandGroup, Json, Out, Overrides, print_result, split_list
 
-vectors_app = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, help="Train word vectors, ask them, measure them, draw them."
-)
+vectors_app = typer.Typer(cls=CommandGroup, no_args_is_help=True, help="Train, query, evaluate and plot word vectors.")
 Vectors = Annotated[Path, typer.Argument(help="Folder of word vectors, or a .txt, .vec or .bin file of word2vec.")]
-Count = Annotated[int, typer.Option("--count", help="How many words to show.")]
+Count = Annotated[int, typer.Option("--count", help="Number of words to show.")]
 
 
 @vectors_app.command("train")
 def vectors_train(
-    method: Annotated[str, typer.Argument(help="word2vec (by gensim) or glove.")],
-    corpus: Annotated[Path, typer.Option("--corpus", help="Folder made by `homespun corpus build`.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder, or a .txt, .vec or .bin file of word2vec.")],
+    method: Annotated[str, typer.Argument(help="Method: word2vec (gensim) or glove.")],
+    corpus: Annotated[Path, typer.Option("--corpus", help="Corpus folder of `homespun corpus build`.")],
+    out: Annotated[Path, typer.Option("--out", help="Output: folder, or word2vec file .txt, .vec or .bin.")],
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Train word vectors of a corpus."""
+    """Train word vectors on a corpus."""
     from homespun.commands.vectors import train_vectors, vectors_config
     from homespun.report.console import Display
 
@@ -34,14 +32,14 @@ def vectors_train(
     print_result(result, as_json)
 
 
-@vectors_app.command("similar", short_help="The words nearest to a word, with their cosines.")
+@vectors_app.command("similar", short_help="List the nearest words by cosine similarity.")
 def vectors_similar(
     vectors: Vectors,
-    word: Annotated[str, typer.Argument(help="Whose neighbours to show.")],
+    word: Annotated[str, typer.Argument(help="Query word.")],
     count: Count = 10,
     as_json: Json = False,
 ) -> None:
-    """The words whose vectors are nearest to a word's, with their cosines."""
+    """List the nearest words of a word by cosine similarity."""
     from homespun.vectors.store import open_vectors
 
     _print_words(open_vectors(vectors).similar(word, count), as_json)
@@ -50,25 +48,25 @@ def vectors_similar(
 @vectors_app.command("analogy")
 def vectors_analogy(
     vectors: Vectors,
-    a: Annotated[str, typer.Argument(help="A is to B")],
-    b: Annotated[str, typer.Argument(help="as")],
-    c: Annotated[str, typer.Argument(help="C is to what is shown.")],
+    a: Annotated[str, typer.Argument(help="A of A : B = C : ?")],
+    b: Annotated[str, typer.Argument(help="B of A : B = C : ?")],
+    c: Annotated[str, typer.Argument(help="C of A : B = C : ?")],
     count: Count = 10,
     as_json: Json = False,
 ) -> None:
-    """What is to C as B is to A: the words nearest to B - A + C."""
+    """Solve an analogy A : B = C : ? by vectors near B - A + C."""
     from homespun.vectors.store import open_vectors
 
     _print_words(open_vectors(vectors).analogy(a, b, c, count), as_json)
 
 
-@vectors_app.command("evaluate", short_help="Measure them by analogies and similarities.")
+@vectors_app.command("evaluate", short_help="Evaluate on analogies and word similarities.")
 def vectors_evaluate(
     vectors: Vectors,
-    data: Annotated[Path, typer.Option("--data", help="Lists of analogies and similarities: a file or a folder.")],
+    data: Annotated[Path, typer.Option("--data", help="File or folder of analogies and word similarities.")],
     as_json: Json = False,
 ) -> None:
-    """Accuracy of analogies by section, rank correlation with people's similarities, and how much is covered."""
+    """Evaluate accuracy on analogies, rank correlation with human similarities, and coverage."""
     from homespun.commands.vectors import measure_vectors
 
     found = measure_vectors(vectors, data)
@@ -89,14 +87,14 @@ def vectors_evaluate(
 @vectors_app.command("map")
 def vectors_map(
     vectors: Vectors,
-    out: Annotated[Path, typer.Option("--out", help="A .png or .svg file.")],
-    words: Annotated[str | None, typer.Option("--words", help="Which: a,b,c.")] = None,
-    top: Annotated[int | None, typer.Option("--top", help="Or so many of the most frequent.")] = None,
-    how: Annotated[str, typer.Option("--how", help="pca or tsne.")] = "pca",
-    seed: Annotated[int, typer.Option(help="Of what is drawn at random.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="Output file, .png or .svg.")],
+    words: Annotated[str | None, typer.Option("--words", help="Comma-separated words to plot.")] = None,
+    top: Annotated[int | None, typer.Option("--top", help="Number of most frequent words to plot.")] = None,
+    how: Annotated[str, typer.Option("--how", help="Projection: pca or tsne.")] = "pca",
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """A picture of words in a plane."""
+    """Plot words in two dimensions."""
     from homespun.cli.options import check_choice
     from homespun.commands.vectors import map_vectors
     from homespun.vectors.projection import PROJECTIONS
@@ -109,13 +107,13 @@ def vectors_map(
     )
 
 
-@vectors_app.command("convert", short_help="Write word vectors in another form.")
+@vectors_app.command("convert", short_help="Convert word vectors.")
 def vectors_convert(
     vectors: Vectors,
-    out: Annotated[Path, typer.Option("--out", help="Folder, or a .txt, .vec or .bin file of word2vec.")],
+    out: Annotated[Path, typer.Option("--out", help="Output: folder, or word2vec file .txt, .vec or .bin.")],
     as_json: Json = False,
 ) -> None:
-    """Write word vectors in another form: our folder, or word2vec's text or binary, which gensim reads."""
+    """Convert word vectors to a folder, or to word2vec text or binary, which gensim reads."""
     from homespun.vectors.store import open_vectors, save_vectors
 
     opened = open_vectors(vectors)
@@ -123,16 +121,16 @@ def vectors_convert(
     print_result({"vectors": str(out), "words": len(opened), "size": opened.size}, as_json)
 
 
-@vectors_app.command("begin", short_help="Write an untrained model that begins with word vectors.")
+@vectors_app.command("begin", short_help="Write an untrained model with word vectors.")
 def vectors_begin(
-    recipe: Annotated[str, typer.Argument(help="A recipe of pretraining, whose model is taken, or a .yaml file.")],
-    vectors: Annotated[Path, typer.Option("--vectors", help="Word vectors for its embeddings.")],
+    recipe: Annotated[str, typer.Argument(help="Pretraining recipe with the model: name or .yaml file.")],
+    vectors: Annotated[Path, typer.Option("--vectors", help="Word vectors to initialise the embeddings with.")],
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Folder or tokenizer.json.")],
     out: Out,
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Write an untrained model that begins with word vectors, for `finetune --from`."""
+    """Write an untrained model with word vectors as embeddings, for `finetune --from`."""
     from homespun.commands.vectors import init_model
 
     print_result(init_model(recipe, overrides or (), out, tokenizer=tokenizer, vectors=vectors), as_json)

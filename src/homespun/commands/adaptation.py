@@ -23,14 +23,14 @@ from homespun.text.vocabulary_extension import AddedTokens, find_added_tokens
 
 @dataclass(frozen=True)
 class Start:
-    """What an adapted run begins with.
+    """Checkpoint that a run starts from, with changes.
 
     Attributes:
-        source: where the checkpoint lies.
+        source: name or folder of the checkpoint.
         stored: the checkpoint.
-        backbone: its config with the changes, and with the corpus's vocabulary.
-        words: what the corpus's tokenizer has beyond the checkpoint's.
-        generator: of an ELECTRA, where one was given.
+        backbone: its config with the changes and the corpus's vocabulary.
+        words: tokens of the corpus's tokenizer that the checkpoint's has not.
+        generator: checkpoint of ELECTRA's generator, if one was given.
     """
 
     source: str
@@ -41,7 +41,7 @@ class Start:
 
     @property
     def config(self) -> ModelConfig:
-        """The changed backbone, under the checkpoint's head."""
+        """Changed backbone under the checkpoint's head."""
         return self.stored.config.model_copy(update={"backbone": self.backbone})
 
     def fill(self, objective: nn.Module, model: Model, config: ModelConfig) -> TransferReport:
@@ -63,7 +63,7 @@ class Start:
 
 
 def split_overrides(overrides: Sequence[str]) -> tuple[list[str], Tree]:
-    """A recipe's overrides beside ``--from``: those that are of the recipe, and those that change the checkpoint."""
+    """Split overrides into those of the recipe, and the changes ``model.KEY=VALUE`` to the checkpoint of ``--from``."""
     of_model = [one for one in overrides if one.startswith("model.") or one.partition("=")[0] == "model"]
     changes = override({}, of_model).get("model", {})
     if not isinstance(changes, dict):
@@ -79,7 +79,7 @@ def open_start(
     changes: Mapping[str, Any] | None = None,
     generator: str | None = None,
 ) -> Start:
-    """The checkpoint in ``source``, ready to go on with ``tokenizer``.
+    """Open a checkpoint to continue with ``tokenizer``.
 
     Raises:
         UserError: no checkpoint; a tokenizer that is neither its own nor an extension of it;
@@ -133,11 +133,7 @@ def _take_generator(objective: nn.Module, given: ModelBundle, words: AddedTokens
 def _with_rest(
     origins: TransferReport, generator: TransferReport, objective: nn.Module, model: Model
 ) -> TransferReport:
-    """With what the objective trains beside the model that it keeps.
-
-    Args:
-        generator: where ELECTRA's came from, if one was given.
-    """
+    """Report with the parameters that the objective trains and does not export; ``generator``: those of ELECTRA's."""
     kept = {id(parameter) for parameter in model.parameters()}
     rest = [name for name, parameter in objective.named_parameters() if id(parameter) not in kept]
     copied = {f"generator.{name}" for name in generator.copied}

@@ -1,4 +1,4 @@
-"""Which tokens of a source a model looks at while it writes each token of a target: its alignment (Bahdanau 2015)."""
+"""Alignment of target tokens with source tokens: weights of additive attention (Bahdanau et al. 2015)."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _attention(stored: ModelBundle, run: str) -> AdditiveAttention:
 
 
 def _ids(stored: ModelBundle, text: str, option: str) -> list[int]:
-    """A text in its frame, as those that the model was taught."""
+    """Ids of a text in the template of training."""
     backbone = stored.config.backbone
     assert isinstance(backbone, EncoderDecoderConfig)
     template = SourceTargetTemplate.for_encoder_decoder(
@@ -90,7 +90,7 @@ def _ids(stored: ModelBundle, text: str, option: str) -> list[int]:
 
 @torch.no_grad()
 def _weights(stored: ModelBundle, attention: AdditiveAttention, source: list[int], target: list[int]) -> Tensor:
-    """(target, source): what is looked at before each token of the target is written."""
+    """Attention weights of each target token, (target, source)."""
     backbone = stored.model.eval().backbone
     assert isinstance(backbone, EncoderDecoder)
     given = torch.tensor([[backbone.decoder_start_token_id, *target[:-1]]])

@@ -1,7 +1,7 @@
-"""What an attention lets each token see, and what that reaches through depth, as numbers to be drawn.
+"""Attention patterns of each layer, and the receptive field through depth, as arrays for plots.
 
-Exact attention says by its patterns what it sees. Low-rank attention sees everything, through few numbers. Any other
-kernel is tried out: its output is linear in the values, so with the unit vectors as values it is the attention itself.
+The pattern of exact attention follows from its config; low-rank attention attends to all tokens. Other kernels are
+measured: their output is linear in the values, so unit vectors as values give the attention matrix.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class MultiHead(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMap:
-    """What one layer sees.
+    """Attention pattern of one layer.
 
     Args:
-        shares: of all pairs of tokens, for each head; one number where all heads are alike.
+        shares: of all pairs of tokens, for each head; one number if all heads are equal.
         parts: for each head, or once for all: a name of `homespun.report.attention.PARTS` -> (cells, cells) float, the
             share of the pairs in each cell.
         union: (length, length / 8) uint8, packed bits: what some head sees.
@@ -71,7 +71,7 @@ def build_attentions(config: EncoderConfig) -> list[MultiHead]:
 
 
 def compute_attention_map(attention: MultiHead, length: int, config: EncoderConfig) -> AttentionMap:
-    """What one attention of a model sees in a text of ``length`` tokens."""
+    """Compute the attention pattern of one layer for a text of ``length`` tokens."""
     sparse, through = _sparse(attention), _through(attention, length)
     if sparse is not None or through:
         parts = _exact(sparse or FULL, length, causal=config.causal, full="compressed" if through else "full")
@@ -88,7 +88,7 @@ def compute_attention_map(attention: MultiHead, length: int, config: EncoderConf
 
 
 def receptive_field(unions: Sequence[np.ndarray], length: int) -> tuple[list[float], np.ndarray]:
-    """How far information has come after each layer, each token's own kept beside it by the residual.
+    """Receptive field after each layer; the residual keeps each token's own position.
 
     Args:
         unions: for each layer (length, length / 8) uint8, packed bits: which keys each query sees.
@@ -111,12 +111,12 @@ def receptive_field(unions: Sequence[np.ndarray], length: int) -> tuple[list[flo
 
 
 def needs_probe(attention: MultiHead) -> bool:
-    """Whether what it sees is found by trying it out."""
+    """True if the pattern is measured with random inputs."""
     return _sparse(attention) is None and not _through(attention, 1)
 
 
 def shows_structure(attention: MultiHead, length: int, config: EncoderConfig) -> bool:
-    """Whether in a text of this length a token sees at most a third, though something; or all of it by design."""
+    """True if a token attends to at most a third of a text of this length, or to all of it by design."""
     kernel, sparse = _kernel(attention), _sparse(attention)
     if isinstance(kernel, LSH):  # its chunks are its structure
         return length >= 8 * kernel.chunks.length
@@ -147,7 +147,7 @@ def pool_depth(depth: np.ndarray) -> np.ndarray:
 
 
 def _kernel(attention: MultiHead) -> nn.Module:
-    """What mixes the tokens; n-gram attention does so itself."""
+    """Module that mixes tokens; n-gram attention is its own."""
     kernel: Any = getattr(attention, "kernel", attention)
     assert isinstance(kernel, nn.Module)
     return kernel
@@ -189,7 +189,7 @@ def _pooled(tables: Iterable[dict[str, Tensor]], length: int, through: str = "")
 
 
 def _rows(length: int) -> int:
-    """How many rows of the table are worked on at a time: whole cells."""
+    """Number of table rows per step: a multiple of the cell size."""
     return max(256 // cell_size(length), 1) * cell_size(length)
 
 
@@ -198,7 +198,7 @@ def _pieces(table: Tensor, name: str) -> Iterator[dict[str, Tensor]]:
 
 
 def _exact(sparse: Sparse, length: int, *, causal: bool, full: str) -> Iterator[dict[str, Tensor]]:
-    """A few rows of the dense table at a time, taken apart: a name of a part -> (heads, rows, length) bool."""
+    """Blocks of rows of the dense table, by part of the pattern: name -> (heads, rows, length) bool."""
     if sparse.global_tokens is not None:  # what these tokens see may be computed elsewhere; they see it all the same
         sparse = dataclasses.replace(sparse, global_tokens=dataclasses.replace(sparse.global_tokens, queries=True))
     key = torch.arange(length)[None, None, :]

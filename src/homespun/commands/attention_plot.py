@@ -112,7 +112,7 @@ def _model(source: str, overrides: Sequence[str]) -> ModelConfig:
 
 
 def _stack(model: ModelConfig, name: str | None) -> tuple[str | None, EncoderConfig]:
-    """Which stack of the model is drawn, None of a model of one, and what it is."""
+    """Name of the stack that is plotted, None for a model with one stack, and its config."""
     if name not in (None, "encoder", "decoder"):
         raise UserError(f"--stack is encoder or decoder, not {name!r}")
     if not model.backbone.has_decoder:
@@ -149,7 +149,7 @@ def _checked_length(length: int | None, config: EncoderConfig, attentions: Seque
 
 
 def _panels(maps: Sequence[AttentionMap], chosen: Sequence[int], heads: int) -> list[list[AttentionPanel]]:
-    """Panels in groups: one a set of layers that are alike, in it a panel a set of heads that are alike."""
+    """Panels by group of equal layers, one panel per group of equal heads."""
     groups = []
     for numbers in _sets(chosen, lambda a, b: _equal_parts(maps[a - 1].parts, maps[b - 1].parts)):
         layer = maps[numbers[0] - 1]
@@ -173,7 +173,7 @@ def _first(groups: Sequence[list[AttentionPanel]]) -> list[list[AttentionPanel]]
 
 
 def _sets(items: Sequence[T], equal: Callable[[T, T], bool]) -> list[list[T]]:
-    """Items that are alike together, in the order in which the first of each comes."""
+    """Group equal items, in the order of their first occurrence."""
     sets: list[list[T]] = []
     for item in items:
         own = next((found for found in sets if equal(found[0], item)), None)

@@ -46,7 +46,7 @@ def show_batch(
         number of tokens), of an encoder-decoder also ``decoder_tokens`` and ``decoder_padding``, and its labels:
         ``labels``, the first 20 labelled positions {``position``, ``input``, ``target``}, with their number
         ``num_labels``; or ``label``, the class name(s), number or answer of the row. ``source_labels`` are labels of
-        the encoder beside those of the decoder, ``pair_label`` is that of next sentence prediction.
+        the encoder, ``pair_label`` is the label of next sentence prediction.
 
     Raises:
         UserError: no corpus, a fine-tuning recipe without ``start_from``, a recipe that cannot be built.

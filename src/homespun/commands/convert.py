@@ -1,4 +1,4 @@
-"""A model from one form to another: Hugging Face folders and hub names, runs, ``model/`` folders; checked, and told."""
+"""Conversion between Hugging Face models and ``model/`` folders, with a comparison of outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from homespun.models.model import Model
 
 Form = Literal["homespun", "hf"]
 FORMS: tuple[Form, ...] = ("homespun", "hf")
-# what a folder of each form has beside weights and tokenizer: first the file that says what model it is
+# files of a folder of each form, other than weights and tokenizer; the first describes the model
 _FILES = {"homespun": ("homespun.json",), "hf": (CONFIG, CARD)}
 _TOLERANCE = 1e-5  # of the largest value: maps that multiply a tensor and divide it again may round
 
@@ -123,7 +123,7 @@ def compare(
 
 
 def _global_by_itself(backbone: BackboneConfig) -> int:
-    """How many tokens at the start of a text see all and are seen by all, whatever is asked for."""
+    """Number of tokens at the start of a text that are always global."""
     match backbone.stacks[0]:
         case EncoderConfig(attention=SparseAttentionConfig(everywhere=GlobalConfig(first=first))):
             return first
@@ -131,7 +131,7 @@ def _global_by_itself(backbone: BackboneConfig) -> int:
 
 
 def _not_finite(stored: ModelBundle, names: Mapping[str, tuple[str, ...]], what: str) -> str:
-    """Why ``what`` the model gives cannot be compared, which are not all finite."""
+    """Error for outputs ``what`` that are not all finite."""
     theirs = {ours: name for name, many in names.items() for ours in many}
     for name, tensor in weights_of(stored.model).items():
         if not bool(tensor.isfinite().all()):
@@ -162,7 +162,7 @@ def _refuse_other_things(out: Path, source: Path, to: Form) -> None:
 
 
 def _tensors(opened: OpenedModel, back: OpenedModel) -> dict[str, Any]:
-    """What became of the tensors of the source, and which of the result are not from it."""
+    """Mapping of the source's tensors, and tensors of the result that are new."""
     dropped = {left.name: left.reason for left in opened.unused_tensors}
     kept = {name for names in back.mapped.values() for name in names}
     here = {name: names for name, names in opened.mapped.items() if kept.issuperset(names)}

@@ -1,4 +1,4 @@
-"""Distillation, whole: the ordinary jobs with a teacher, a student made of it, and what of its quality was kept."""
+"""Distillation: pretraining or fine-tuning of a student with a teacher, and a comparison of both."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def distill(
     resume: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
-    """Train a student as ``recipe`` says, beside ``teacher``, into ``out``; returns its ``result.json``.
+    """Train a student with a teacher into the run directory ``out``; returns its ``result.json``.
 
-    The result has ``distillation`` beside what every run has: sizes, times side by side, and the quality of both, or
-    why that is not told (``quality_why``). A student that is made of its teacher lies in ``OUT-student``, a teacher of
-    another form in ``OUT-teacher``; with a run that goes on they stay as they are.
+    ``distillation`` of the result has sizes, speed and quality of both, or the reason for missing quality
+    (``quality_why``). A student built from its teacher is saved in ``OUT-student``, a converted teacher in
+    ``OUT-teacher``; a resumed run keeps them.
 
     Args:
         recipe: of masked language modelling, or of classification.
@@ -122,7 +122,7 @@ def distill(
 
 
 def with_teacher(recipe: PretrainRecipe | FinetuneRecipe, source: str) -> PretrainRecipe | FinetuneRecipe:
-    """The recipe with this teacher, and the weights that it has for one.
+    """Copy of the recipe with this teacher in its objective.
 
     Raises:
         UserError: its objective has none.
@@ -176,7 +176,7 @@ def _save_initial_models(run: Path, models: Mapping[Path, tuple[ModelBundle, Run
     """
     goes_on = holds_run(run, resume=resume)
     for folder, (_, inputs) in models.items():
-        # before there was such a file, what a run had begun with was a model folder without
+        # folders of earlier versions have no such file
         ours = (folder / "homespun.json").is_file() and (goes_on or (folder / FILE).is_file())
         if folder.exists() and not ours:
             raise UserError(
@@ -196,7 +196,7 @@ def _pair(teacher: ModelBundle, student: ModelBundle) -> dict[str, ModelBundle]:
 
 
 def _sizes(teacher: ModelBundle, student: ModelBundle) -> dict[str, Any]:
-    """Parameters and the bytes of the weights."""
+    """Parameters and bytes of the weights of both models."""
     pair = _pair(teacher, student)
     counts = {name: [p.numel() for p in stored.model.parameters()] for name, stored in pair.items()}
     sizes = {name: [p.nbytes for p in stored.model.parameters()] for name, stored in pair.items()}
@@ -207,7 +207,7 @@ def _sizes(teacher: ModelBundle, student: ModelBundle) -> dict[str, Any]:
 
 
 def _unmeasured(recipe: PretrainRecipe | FinetuneRecipe) -> str:
-    """Why teacher and student cannot be compared on what neither was trained on; nothing where they can."""
+    """Reason why teacher and student have no common test data; empty if they have."""
     if isinstance(recipe, PretrainRecipe) or recipe.data.test:
         return ""
     if recipe.folds is not None:
@@ -250,10 +250,10 @@ def _quality(
 def _masked(
     recipe: PretrainRecipe, stored: ModelBundle, student: ModelBundle, device: torch.device
 ) -> dict[str, float]:
-    """Of masked tokens, the same ones for both: the loss, and the share that is told."""
+    """Loss and accuracy on the same masked tokens for both models."""
     assert isinstance(recipe.objective, MaskedLM)
     corpus = Corpus.open(recipe.data.corpus)
-    # which rows there are, and whether documents are told apart in them, is for the student
+    # the student's backbone decides which rows there are, and whether packed documents are masked
     _, rows = pretraining_rows(recipe.model_copy(update={"model": student.config.backbone}), corpus)
     collate = recipe.objective.model_copy(update={"teacher": None}).collate(corpus.tokenizer)
     objective = MaskedLMObjective(stored.model, stored.config, None)
@@ -272,7 +272,7 @@ def compare_speed(
     batch_sizes: Sequence[int] = (1, _BATCH),
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[dict[str, Any]]:
-    """Seconds a text of both models, who take turns: what else goes on slows both; medians.
+    """Median seconds per text of both models, measured in turns so that other load slows both.
 
     A fine-tuned model is measured with its head, another without.
 

@@ -1,7 +1,7 @@
-"""What this machine can do for homespun, and what is missing: `homespun doctor`.
+"""Checks of this machine and installation: `homespun doctor`.
 
-Every check measures or looks, and none changes anything but a file in the temporary folder, which it removes. A check
-that meets an error reports it, so that a broken installation is described and not only a traceback.
+Checks change nothing but a file in the temporary folder, which is removed. A check that fails reports its error, so
+that a broken installation gives a description instead of a traceback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMFORTABLE_MEMORY = 4 * GIB
 COMFORTABLE_DISK = 5 * GIB
 # extra: its module and what it is for; the extras left out are for work on homespun itself
 EXTRAS = {
-    "track": ("tensorboard", "TensorBoard curves beside metrics.jsonl"),
+    "track": ("tensorboard", "TensorBoard curves"),
     "export": ("onnxruntime", "ONNX files, by `homespun export`"),
     "metrics": ("rouge_score", "ROUGE of summaries, F1 of tags"),
     "vectors": ("gensim", "word2vec, by `homespun vectors train`"),
@@ -48,7 +48,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """All checks, in the order in which they matter; about five seconds besides the import of torch."""
+    """Run all checks, most important first; takes about five seconds after the import of torch."""
     checks: list[Check] = []
     for name, look in _CHECKS.items():
         try:

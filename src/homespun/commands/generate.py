@@ -137,5 +137,5 @@ def _open_text_writer(run: str) -> ModelBundle:
 
 
 def generator(run: str, *, stop: Sequence[str] = ()) -> TextGenerator:
-    """What writes with this run, for single prompts."""
+    """Text generator of a run, for single prompts."""
     return TextGenerator(open_model(run), stop=stop)

@@ -1,4 +1,4 @@
-"""In-context learning, measured: accuracy against the number of examples in the prompt, beside what as many teach."""
+"""Evaluation of in-context learning: accuracy by number of examples in the prompt, with baselines."""
 
 from __future__ import annotations
 
@@ -38,17 +38,15 @@ _CONTENT_FREE = ("N/A", "[MASK]", "")  # Zhao et al. 2021, section 5
 
 
 class Prompting(Config):
-    """How a model is asked, and how often."""
+    """Settings of the prompts and of the number of draws."""
 
     template: PromptTemplate = PromptTemplate()
-    answers: dict[str, str] = Field(
-        default={}, description="what is said for a label; the label itself where not given"
-    )
+    answers: dict[str, str] = Field(default={}, description="word for a label; default: the label")
     shots: tuple[int, ...] = Field(default=(0, 1, 4), min_length=1, description="examples in the prompt")
     draws: int = Field(default=3, ge=1, description="times that examples are drawn, of each number")
     balanced: bool = Field(default=True, description="as many examples of each class as can be; false: as they come")
     score: Literal["likelihood", "per_token", "generated"] = Field(
-        default="likelihood", description="of the whole answer, or for each of its tokens; or what the model writes"
+        default="likelihood", description="log-likelihood of the answer, its mean per token, or generated text"
     )
     calibrated: bool = Field(default=False, description="less what the prompt says for each answer without a text")
     seed: int = Field(default=0, ge=0, description="of the test rows and of the examples")

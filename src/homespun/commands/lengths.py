@@ -18,7 +18,7 @@ _CHUNK = 1024  # texts encoded at a time
 
 
 def corpus_lengths(path: str | Path) -> list[dict[str, Any]]:
-    """Rows of `homespun.data.lengths.length_statistics` for a corpus, by class where it has labels."""
+    """Length statistics of a corpus, by class if it has labels; see `homespun.data.lengths.length_statistics`."""
     corpus = Corpus.open(path)
     labels = corpus.labels()
     classes = labels if any(label is not None for label in labels) else None
@@ -34,7 +34,7 @@ def file_lengths(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """The same for files, each a split of its own, such as train.csv and test.csv."""
+    """Length statistics of files, each one split, such as train.csv and test.csv."""
     loaded = Tokenizer.load(tokenizer)
     lengths: list[int] = []
     classes: list[str | None] = []
@@ -64,7 +64,7 @@ def file_lengths(
 def task_lengths(
     task: Task[Any, Any], tokenizer: Tokenizer, parts: Mapping[str, Sequence[Any]]
 ) -> list[dict[str, Any]]:
-    """The same for what a task reads of its examples, by part, and by class where each has one."""
+    """Length statistics of the texts of a task, by part, and by class if each example has one."""
     lengths: list[int] = []
     classes: list[str | None] = []
     splits: dict[str, np.ndarray] = {}

@@ -1,4 +1,4 @@
-"""What a model costs in use: seconds and memory by length of the text."""
+"""Latency and memory of inference by length of the text."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _measured(stored: ModelBundle, length: int, batch_size: int, device: torch.d
 
 
 def _use(stored: ModelBundle, length: int, batch_size: int, device: torch.device) -> Callable[[], Any]:
-    """One pass over a batch of random tokens, the same ones each time."""
+    """Function that makes one pass over the same batch of random tokens."""
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(stored.tokenizer.vocab_size, (batch_size, length), generator=draw).to(device)
     used = stored.model if stored.labels is not None else stored.model.backbone

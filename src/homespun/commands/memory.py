@@ -1,4 +1,4 @@
-"""A memory limit kept: the planner's choice, where a recipe has a limit."""
+"""Memory limits: the planner's choice of micro-batches and precision."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SMALL: dict[str, JsonValue] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a recipe would run, and how fast that is."""
+    """Device of a training, and its measured rates."""
 
     device: torch.device
     rates: Rates
@@ -72,7 +72,7 @@ class Machine:
 
 
 def fit_memory(config: TrainConfig, work: Callable[[], Work], display: Display) -> tuple[TrainConfig, dict[str, Any]]:
-    """The config with what was chosen for its memory limit, and what was chosen; as it is where there is no limit.
+    """Config with the choices for its memory limit, and the choices; unchanged without a limit.
 
     Raises:
         UserError: nothing fits, or not what is given.
@@ -115,7 +115,7 @@ def with_precision(work: Work, device: torch.device) -> Work:
 
 
 def choice_to_dict(choice: Choice) -> dict[str, Any]:
-    """What was chosen, for result files."""
+    """Choice as plain values, for result files."""
     train = choice.workload.train
     return {
         "micro_batch_size": choice.rows,
@@ -131,7 +131,7 @@ def _precision(train: TrainConfig) -> str:
 
 
 def describe_choice(choice: Choice) -> str:
-    """What was chosen, for a person."""
+    """Choice in one line, for the display."""
     train = choice.workload.train
     again = ", layers computed again" if train.gradient_checkpointing else ""
     peak = formats.memory(choice.prediction.memory.peak)
@@ -148,7 +148,7 @@ def probe_choice(
     changes: Mapping[str, Any] | None,
     clock: Clock,
 ) -> ProbeResult:
-    """Probe a choice with micro-batches of so many rows."""
+    """Measure steps of a choice with micro-batches of ``rows`` rows."""
     tree = recipe.model_dump(mode="json")
     tree["train"] |= {name: choice_to_dict(choice)[name] for name in ("gradient_checkpointing", "precision")}
     return run_probe(

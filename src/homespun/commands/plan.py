@@ -1,4 +1,4 @@
-"""What a recipe will take on this machine, and how its budget is best used, before it runs."""
+"""Predicted memory, time and reach of a recipe on this machine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan(
     display: Display | None = None,
     clock: Clock = "wall",
 ) -> dict[str, Any]:
-    """The plan of a recipe, as plain values; see ``docs/planning.md`` for what each means.
+    """Plan a recipe; returns plain values, which ``docs/planning.md`` explains.
 
     Args:
         recipe: see `homespun.commands.recipe.load_recipe`. A pretraining recipe needs no corpus: text is then made up.
@@ -55,7 +55,7 @@ def plan(
         start_from: what to go on from; a fine-tuning needs it.
         changes: to its backbone, as in `homespun.commands.pretrain.pretrain`.
         display: where progress is shown.
-        clock: ``wall``, or ``process`` for measurements beside other work, on one thread.
+        clock: ``wall``, or ``process`` on a busy machine, with one thread.
 
     Raises:
         UserError: a recipe that cannot be built, nonsense in a limit, a memory limit that nothing fits.
@@ -98,7 +98,7 @@ def plan(
 def recipe_work(
     recipe: Recipe, *, start_from: str | None = None, changes: Mapping[str, Any] | None = None
 ) -> Iterator[Work]:
-    """What a recipe is to train, on its own data, or on made-up text where a pretraining has none.
+    """Workload of a recipe on its data, or on made-up text for pretraining without a corpus.
 
     Raises:
         UserError: it cannot be built.

@@ -1,4 +1,4 @@
-"""Using a fine-tuned model: measuring it on examples with their truth, and letting it say something of new ones."""
+"""Evaluation of a fine-tuned model on labelled examples, and predictions for new records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def evaluate(
     data_set: str | None = None,
     writing: Mapping[str, Any] | None = None,
 ) -> Metrics:
-    """The metrics of a fine-tuned model on examples read as in its training, with what its rows count.
+    """Evaluate a fine-tuned model on labelled examples; returns metrics and counts.
 
     Columns are those it was trained with where not given. A model that learned from several data sets, each with its
     prefix, is measured on one of them, ``data_set``. Texts are written as in its training but for ``writing``, such as
@@ -76,7 +76,7 @@ def predict(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> dict[str, Any]:
-    """What a fine-tuned model says of the records of ``inputs``, into ``out`` (.jsonl or .csv), each with its record.
+    """Write predictions for the records of ``inputs`` into ``out`` (.jsonl or .csv), each with its record.
 
     Each text is read as in the training, that of ``data_set`` where a model learned from several, and written as there
     but for ``writing``; the file is written as `homespun.commands.predictions.write_predictions` does.
@@ -128,7 +128,7 @@ def predict_records(
     encoding: str | None,
     read_progress: ReadProgress | None = None,
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Each record of ``inputs``, in its order, with what the model says of it."""
+    """Yield each record of ``inputs``, in order, with its prediction."""
     records = read_records(inputs, encoding=encoding, columns=task.data.columns, read_progress=read_progress)
     for_output, for_texts = tee(records)
     return zip(for_output, task.predict(stored.model, for_texts, source=", ".join(inputs)), strict=False)

@@ -1,4 +1,4 @@
-"""A file of records, each with what a model says of it."""
+"""Files of records with predictions."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Pairs = Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 
 def write_predictions(path: Path, pairs: Pairs) -> int:
-    """Write pairs of a record and of what is said of it, a row each, into ``path`` (.jsonl, or else .csv).
+    """Write pairs of a record and its prediction, one per row, into ``path`` (.jsonl, or else .csv).
 
-    A stream in bounded memory. The file appears when it is whole, and not where there are no pairs. What is said has
-    the same name in every row, with ``predicted_`` before it where any of the records has a column of that name.
+    Streams in bounded memory; the file is renamed when complete, and not written without pairs. Columns of predictions
+    get the prefix ``predicted_`` if a record has a column of that name.
 
     Returns:
-        How many there were.
+        Number of rows.
     """
     rows = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryFile("w+", encoding="utf-8", dir=path.parent) as kept:
         fields: dict[str, None] = {}  # of the records
-        names: dict[str, None] = {}  # of what is said
+        names: dict[str, None] = {}  # of the predictions
         for record, prediction in pairs:
             given = {str(key): value for key, value in record.items() if _is_plain(value)}
             cells = prediction if path.suffix == ".jsonl" else _csv_cells(prediction)
             fields |= dict.fromkeys(given)
             names |= dict.fromkeys(cells)
-            kept.write(json.dumps([given, cells], default=str) + "\n")  # whose columns are known when all are read
+            kept.write(json.dumps([given, cells], default=str) + "\n")  # columns are known when all are read
             rows += 1
         if rows:
             kept.seek(0)
@@ -42,7 +42,7 @@ def write_predictions(path: Path, pairs: Pairs) -> int:
 
 
 def _write(path: Path, rows: Iterable[Any], fields: Sequence[str], names: Mapping[str, str]) -> None:
-    """Records, each with what is said of it under its names, as a whole or not at all."""
+    """Write records with the renamed columns of their predictions, atomically."""
     with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as stream:
         write = _jsonl_writer(stream) if path.suffix == ".jsonl" else _csv_writer(stream, [*fields, *names.values()])
         for given, cells in rows:
@@ -58,7 +58,7 @@ def _unused(name: str, fields: Container[str]) -> str:
 
 
 def _csv_cells(prediction: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said, with a column for every probability."""
+    """Columns of a prediction, one for each probability."""
     cells = {name: value for name, value in prediction.items() if name != "probabilities"}
     return cells | {f"probability_{name}": p for name, p in prediction.get("probabilities", {}).items()}
 
@@ -71,7 +71,7 @@ def _jsonl_writer(stream: Any) -> Any:
 
 
 def _cell(values: Sequence[Any]) -> str:
-    """Names with a bar between them; what is more than a name as JSON."""
+    """Names joined with a bar, nested values as JSON."""
     if any(isinstance(value, dict | list) for value in values):
         return json.dumps(values, ensure_ascii=False)
     return "|".join(map(str, values))

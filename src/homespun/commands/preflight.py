@@ -1,4 +1,4 @@
-"""What is wrong with a training before it starts: a budget, a size or an optimizer that do not suit each other."""
+"""Checks before training: budget, size, optimizer and export that do not suit each other."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def training_warnings(train: TrainConfig, module: nn.Module, steps: int) -> list
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is known of a pretraining before its first step.
+    """Forecast and warnings of a pretraining before its first step.
 
     Args:
-        forecast: what it can be expected to reach; None of one that goes on from a checkpoint, of a model with a
-            decoder, or where the reach of the budget is not known.
+        forecast: expected loss; None when continuing from a checkpoint, for a model with a decoder, or if the reach of
+            the budget is not known.
         warnings: one line each.
     """
 
@@ -138,7 +138,7 @@ def preflight_pretraining(
     early = [epochs_warning(recipe.train.budget, work.dataset)]
     if mixes_documents(recipe):
         kind = recipe.backbone.attention.kind
-        early.append(f"{kind} attention cannot tell the documents of a row apart: they see each other")
+        early.append(f"{kind} attention does not mask packed documents: tokens of a row attend to other documents")
     recipe = _without_time(recipe)
     checked = check_pretraining(
         recipe,
@@ -198,7 +198,7 @@ def _size_warning(
 
 
 def export_warning(config: ModelConfig) -> str | None:
-    """Which setting of a model no Hugging Face family has, in one line; None where a family has all of them.
+    """Warning about a setting that no Hugging Face family has; None if the model can be exported.
 
     Args:
         config: of the model that is left after training; its weights are not needed.

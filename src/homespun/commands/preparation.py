@@ -23,7 +23,7 @@ Duplicates = Literal["keep", "exact", "near"]
 
 @dataclass(frozen=True)
 class Reading:
-    """What to read, and how. Everything is a stream.
+    """Inputs and how to read them, as a stream.
 
     Args:
         inputs: files, globs, folders, archives, URLs, hub names.
@@ -50,7 +50,7 @@ class Reading:
         return clean_documents(stream, normal=self.normalise, duplicates=self.duplicates)
 
     def texts(self, *, progress: Progress | None, read_progress: ReadProgress | None) -> Iterator[str]:
-        """The texts of `documents`; ``progress`` is told now and then how many characters and documents there were."""
+        """Texts of `documents`; calls ``progress`` with the numbers of characters and documents every 256 documents."""
         done = 0
         for number, document in enumerate(self.documents(read_progress), start=1):
             done += len(document.text)
@@ -100,7 +100,7 @@ def clean_documents(documents: Iterable[Document], *, normal: bool, duplicates: 
 
 
 def tokenizer_folder(out: str | Path) -> Path:
-    """Where a tokenizer is to be saved.
+    """Folder to save a tokenizer in.
 
     Raises:
         UserError: it is a file, or holds something else.
@@ -151,7 +151,7 @@ def extend_tokenizer(
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> tuple[Tokenizer, list[Word]]:
-    """The tokenizer of a checkpoint (or a tokenizer's folder) with ``add`` words of what is read, saved in ``out``.
+    """Add ``add`` words of the text to the tokenizer of a checkpoint (or a tokenizer folder), and save it in ``out``.
 
     Args:
         reading: where the words are taken from; None: no words are added.
@@ -210,7 +210,7 @@ def make_corpus(
 
 
 def describe_corpus(corpus: Corpus, path: str | Path) -> dict[str, Any]:
-    """What a command says of a corpus."""
+    """Sizes of a corpus, for output."""
     return {
         "corpus": str(path),
         "documents": len(corpus),

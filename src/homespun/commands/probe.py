@@ -42,7 +42,7 @@ class ProbeJob(BaseModel):
         start_from: a run or model to continue from.
         changes: to its backbone.
         accumulate: make two micro-batches a step.
-        clock: ``wall``, or ``process`` beside other work, on one thread.
+        clock: ``wall``, or ``process`` on a busy machine, with one thread.
         predict: also predict the memory of the tensors.
     """
 

@@ -1,4 +1,4 @@
-"""Jobs in several processes of this machine, by ``train.processes``."""
+"""Training in several processes of this machine, by ``train.processes``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Job = Callable[..., dict[str, Any]]
 
 
 def processes_to_start(config: TrainConfig) -> int:
-    """How many processes a job is to start for its training; 1: it trains in this one.
+    """Number of processes to start for a training; 1: train in this process.
 
     Raises:
         UserError: ``train.processes`` cannot be had on this machine or with this budget.

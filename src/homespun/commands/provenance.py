@@ -1,4 +1,4 @@
-"""Going on with a run as it was begun, where the recipe does not say what has to be as it was."""
+"""Initial weights and settings that a resumed run must keep, beyond its recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILE = "begun.json"
 
 
 class InitialWeights(Config):
-    """What a run begins with beside its recipe: how it was named, and what tells it from any other."""
+    """Initial weights of a run: name as given, and digest."""
 
     name: str
     fingerprint: str
@@ -39,14 +39,14 @@ RunInputs = Mapping[str, InitialWeights | None]  # by option; None: it was not g
 
 
 def identify_model(name: str | Path | None, stored: ModelBundle | None) -> InitialWeights | None:
-    """A model, wherever it lies: the digest of its weights tells it from another."""
+    """Name and digest of a model's weights."""
     if name is None or stored is None:
         return None
     return InitialWeights(name=str(name), fingerprint=fingerprint(stored.model))
 
 
 def identify_vectors(name: str | Path | None, vectors: WordVectors | None) -> InitialWeights | None:
-    """Word vectors, in whatever form they lie on disk."""
+    """Name and digest of word vectors."""
     if name is None or vectors is None:
         return None
     digest = hashlib.blake2b(json.dumps(list(vectors.words)).encode(), digest_size=16)
@@ -62,19 +62,19 @@ def create_run(
     resume: bool,
     main: bool = True,
 ) -> Run:
-    """`Run.create`; a run that is there goes on only with what it was begun with.
+    """Create or resume a run; a resumed run must have the same initial weights.
 
-    A run of before that was written down goes on with what is given, and is held to it from now on.
+    A run without recorded initial weights resumes with those given, which are recorded.
 
     Args:
         out: its folder.
         recipe: its config.
-        beginning: what it begins with beside that.
+        inputs: its initial weights, by option.
         resume: as in `Run.create`.
         main: whether this process writes, one of several.
 
     Raises:
-        UserError: the run was begun with something else, or what `Run.create` raises.
+        UserError: the run has other initial weights; see also `Run.create`.
     """
     if main and resume:
         check_inputs(Path(out), inputs)
@@ -85,10 +85,10 @@ def create_run(
 
 
 def check_inputs(folder: Path, inputs: RunInputs) -> None:
-    """Refuse what ``folder`` was not begun with, where that is written down.
+    """Refuse other initial weights than those recorded in ``folder``.
 
     Raises:
-        UserError: it was begun with something else.
+        UserError: the initial weights differ.
     """
     path = folder / FILE
     if not path.is_file():
@@ -106,7 +106,7 @@ def check_inputs(folder: Path, inputs: RunInputs) -> None:
 
 
 def write_inputs(folder: Path, inputs: RunInputs) -> None:
-    """What ``folder`` was begun with."""
+    """Write the initial weights of ``folder``."""
     tree = {option: None if given is None else given.model_dump() for option, given in inputs.items()}
     write_text(folder / FILE, json.dumps(tree, indent=1, ensure_ascii=False))
 

@@ -1,4 +1,4 @@
-"""The whole job on text that every installation has: the documentation of its Python packages."""
+"""Corpus, pretraining, fine-tuning and report on the documentation of installed Python packages."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give --out a new folder, or delete it first")
     if seconds < 200:
-        raise UserError(f"{seconds:.0f} s are too few for the whole job; give at least 3.5 minutes")
+        raise UserError(f"{seconds:.0f} s are too few; give at least 3.5 minutes")
     out.mkdir(parents=True, exist_ok=True)
 
     documents = _collect(display)
@@ -253,7 +253,7 @@ def _recipe(out: Path, changes: Sequence[str], budget: str) -> Any:
 
 
 def _precision() -> str:
-    """What ``auto`` chooses for a longer training: a short one is not measured, and is resumed here."""
+    """Precision that ``auto`` chooses for a longer training: a short one is not measured, and is resumed here."""
     return "bf16" if trains_on_cpu() and multiplies_faster_in_bf16() else "auto"
 
 

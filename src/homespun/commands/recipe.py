@@ -1,4 +1,4 @@
-"""Recipes: the complete config of a job. Shipped ones are the YAML files in `homespun.recipes`; write your own."""
+"""Recipes: complete settings of a training. Shipped ones are the YAML files in `homespun.recipes`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from homespun.training.config import TrainConfig
 
 
 class CorpusData(Config):
-    """What a model is pretrained on."""
+    """Corpus and rows of a pretraining."""
 
     corpus: str = Field(default="", description="folder made by `homespun corpus build`")
     length: int = Field(default=128, ge=8, description="tokens in a row, special tokens included")
     validation: float = Field(default=0.02, gt=0, lt=0.5, description="share of the documents held out")
     split_seed: int = Field(
-        default=0, ge=0, description="of which documents are held out, and of their corruption, whatever train.seed is"
+        default=0, ge=0, description="seed of the held-out documents and of their masks, independent of train.seed"
     )
-    validation_rows: int = Field(default=512, ge=1, description="at most so many held-out rows are looked at each time")
+    validation_rows: int = Field(default=512, ge=1, description="maximum number of held-out rows per validation")
 
 
 def _kind_of_model(tree: Any) -> Any:
@@ -57,7 +57,7 @@ class PretrainRecipe(Config):
     """Pretraining: a corpus, a model, an objective, a training plan."""
 
     kind: Literal["pretrain"] = "pretrain"
-    about: str = Field(default="", description="one line on what this recipe is for")
+    about: str = Field(default="", description="purpose, in one line")
     data: CorpusData = CorpusData()
     model: RecipeModel
     embeddings: Literal["random", "cooccurrence"] = Field(
@@ -103,20 +103,18 @@ class FinetuneRecipe(Config):
     """Fine-tuning: data, what is learned from it on a pretrained backbone, a training plan."""
 
     kind: Literal["finetune"] = "finetune"
-    about: str = Field(default="", description="one line on what this recipe is for")
+    about: str = Field(default="", description="purpose, in one line")
     data: FinetuneData = LabelledData()
     objective: FinetuneObjective = Classification()
     train: TrainConfig
-    seeds: int = Field(default=1, ge=1, description="repeat with so many seeds; mean and deviation are reported")
-    folds: int | None = Field(
-        default=None, ge=2, description="cross-validation in so many folds, instead of a test set"
-    )
+    seeds: int = Field(default=1, ge=1, description="number of seeds to repeat with; mean and deviation are reported")
+    folds: int | None = Field(default=None, ge=2, description="number of cross-validation folds, instead of a test set")
     examples: list[Annotated[int, Field(ge=1)] | Literal["all"]] | None = Field(
-        default=None, min_length=1, description="train with so many examples, each number in turn: [10, 100, all]"
+        default=None, min_length=1, description="numbers of training examples, each trained in turn: [10, 100, all]"
     )
-    baselines: bool = Field(default=True, description="measure beside it what it must beat")
+    baselines: bool = Field(default=True, description="measure baselines")
     tuning: Calibration = Field(
-        default=Calibration(), description="what is found on the validation examples at the end"
+        default=Calibration(), description="calibration on the validation examples after training"
     )
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""What every training job does around its trainer: show its steps, sum up its metrics."""
+"""Progress display and result summary of trainings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MEASURED = ("seconds", "seconds_per_step", "tokens_per_second")
 
 
 def watch(trainer: Trainer, display: Display, description: str) -> None:
-    """Run ``trainer`` to its end, and show every step: share of the budget, rate, time left, loss."""
+    """Run ``trainer`` to its end, and show each step: share of the budget, rate, time left, loss."""
     if trainer.config.precision == "auto":
         chosen = trainer.precision
         display.task("precision", total=1.0).update(1.0, note=f"{chosen.name}: {chosen.reason}")
@@ -44,14 +44,14 @@ def validate_result(result: Mapping[str, Any]) -> Tree:
 def summarise(
     path: Path, *, kind: str, parameters: int, precision: Precision | None = None, flops_per_token: float | None = None
 ) -> dict[str, Any]:
-    """The part of ``result.json`` that every run has, read off its metrics.
+    """Fields of ``result.json`` that all runs have, from their metrics.
 
     Args:
         path: the run directory.
-        kind: of the job.
-        parameters: of the model.
-        precision: of the training, where it came to its end.
-        flops_per_token: of training, forward and backward, where they were counted.
+        kind: ``pretrain`` or ``finetune``.
+        parameters: number of parameters of the model.
+        precision: precision of a training that ended.
+        flops_per_token: FLOPs of forward and backward pass, if counted.
     """
     record = read_run(path)
     train, validation = final_losses(record)

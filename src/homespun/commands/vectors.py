@@ -1,4 +1,4 @@
-"""Word vectors, whole: trained of a corpus, asked, measured, drawn, and given to a model to begin with."""
+"""Word vectors: training on a corpus, evaluation, plots, and models that start from them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def train_vectors(
         corpus: made by `homespun corpus build`, with any tokenizer.
         config: of `vectors_config`.
         out: a folder, or a file of word2vec's that ends in .txt, .vec or .bin. All words in numbers, and the counts of
-            pairs for GloVe, lie beside it meanwhile.
+            pairs for GloVe, are written to the same folder meanwhile.
         display: where progress is shown; nowhere by default.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Recipes as work to be planned: the objective, and micro-batches of real rows, or of made-up text without any."""
+"""Workloads of recipes for the planner: the objective, and micro-batches of real rows or of made-up text."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SENTENCE_LENGTH = 23  # words
 
 @dataclass(frozen=True)
 class Work:
-    """A workload, and what there is to train on.
+    """Workload and its data.
 
     Args:
         workload: of one training: of several that with the most examples.
@@ -70,7 +70,7 @@ def build_work(
     sorted_: bool,
     lighter: str = "",
 ) -> Work:
-    """The work of training on ``rows``.
+    """Work of training on ``rows``.
 
     ``sorted_``: rows of like length come together, so that the longest are met in one micro-batch. ``lighter``: a
     setting that would take less memory.
@@ -89,7 +89,7 @@ def build_work(
 
 
 def typical_batch(rows: Rows, collate: Collate, seed: int) -> Batch:
-    """One row of the middle length, as a batch."""
+    """Batch of one row of median length."""
     return _batch(rows, collate, seed, [int(np.argsort(rows.lengths, kind="stable")[len(rows) // 2])])
 
 
@@ -118,7 +118,7 @@ def pretraining_work(recipe: PretrainRecipe, corpus: Corpus, start: Start | None
 def finetuning_work(
     task: Task[Any, Any], objective: Any, stored: ModelBundle, training: Any, train: TrainConfig
 ) -> Work:
-    """The work of fine-tuning; its model is built, not copied, so that tracing it takes no memory."""
+    """Work of fine-tuning; its model is built, not copied, so that tracing takes no memory."""
 
     def setup() -> TrainingSetup:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # fake tensors have no address to copy
