@@ -216,7 +216,7 @@ def test_a_teacher_in_the_form_of_another_library(world: World, teacher: Path) -
 def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
     overrides = [f"data.corpus={world.corpus}", *QUICK, *TINY]
     recipe = with_teacher(pretrain_recipe("distil-mini", overrides), str(teacher))
-    objective._opened.cache_clear()  # also where the plan is the first to open it
+    objective._open.cache_clear()  # also where the plan is the first to open it
     with StepTracer() as tracer:
         assert isinstance(recipe, PretrainRecipe)
         work = pretraining_work(recipe, Corpus.open(world.corpus), None).workload
