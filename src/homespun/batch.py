@@ -89,8 +89,12 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return Batch(**{k: function(value) if isinstance(value, Tensor) else value for k, value in values.items()})
+        mapped: dict[str, Any] = {
+            f.name: function(value)
+            for f in dataclasses.fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return dataclasses.replace(self, **mapped)
 
 
 @dataclass(frozen=True)
