@@ -7,6 +7,8 @@ import pytest
 from commands_world import TINY, World, run, write_table
 from filelock import FileLock
 
+from figures import stop_drawing
+
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
@@ -17,7 +19,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     with FileLock(shared / "world.lock"):
         if not (shared / "world.done").exists():
             shutil.rmtree(made.folder, ignore_errors=True)  # of a worker that failed
-            build(made)
+            with pytest.MonkeyPatch.context() as patch:
+                stop_drawing(patch)
+                build(made)
             (shared / "world.done").touch()
     return made
 

@@ -55,6 +55,7 @@ def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -
         world.run("pretrain", "bilstm-mini", *words, "objective={kind: clm}", "--out", tmp_path / "no")
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_path: Path) -> None:
     sizes = ["model.encoder.hidden_size=32", "model.encoder.embedding_size=16", "model.decoder.hidden_size=24"]
     plain = ["objective.sentence_permutation=0"]  # whose corpus knows no sentences

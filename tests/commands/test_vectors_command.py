@@ -75,6 +75,7 @@ def test_topics_are_separated(made: Path) -> None:
     assert same > other + 0.05
 
 
+@pytest.mark.usefixtures("drawn_figures")
 @pytest.mark.parametrize(("name", "begins"), [("map.png", b"\x89PNG"), ("map.svg", b"<?xml")], ids=["png", "svg"])
 def test_a_map_is_a_picture_and_the_same_again(
     world: World, made: Path, tmp_path: Path, name: str, begins: bytes

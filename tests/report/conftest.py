@@ -28,6 +28,11 @@ CLASSES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def empty_figures() -> None:
+    """Figures are drawn in the tests of reports."""
+
+
 def _jsonl(path: Path, events: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
 

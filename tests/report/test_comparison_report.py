@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from figures import stop_drawing
+
 sys.path.insert(0, str(Path(__file__).parent))
 from comparison_folder import (
     BERT,
@@ -59,9 +61,8 @@ def content(folder: Path) -> Content:
 
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports whose figures are empty files: they are tested apart, and take the most time."""
-    monkeypatch.setattr("homespun.report.plots.render", lambda figure, kind: b"")
-    monkeypatch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
+    """Reports whose figures are empty files, for tests of the rest."""
+    stop_drawing(monkeypatch)
 
 
 def write(folder: Path) -> Content:
