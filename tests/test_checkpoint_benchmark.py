@@ -95,7 +95,7 @@ def test_what_is_measured_is_not_measured_again(tmp_path: Path, monkeypatch: pyt
     changed = json.loads(results.read_text(encoding="utf-8"))
     changed["trials"]["full-1"]["settings"].append("train.budget.epochs=9")
     results.write_text(json.dumps(changed), encoding="utf-8")
-    with pytest.raises(SystemExit, match="full-1 was measured with other settings"):
+    with pytest.raises(SystemExit, match=r"full-1 .*settings"):
         checkpoint.run(words)
 
 

@@ -93,7 +93,7 @@ def test_counts(text: object, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "k", "-5", "ten", True, None, 1.7, "1.7", "0.0001k"])
 def test_what_is_no_count(text: object) -> None:
-    with pytest.raises(ValueError, match="is not a count; write"):
+    with pytest.raises(ValueError, match="not a count"):
         parse_count(text)
 
 
@@ -145,12 +145,12 @@ def test_the_last_assignment_wins_and_null_is_no_wall() -> None:
 
 @pytest.mark.parametrize("assignment", ["train.seed", "=5", ""])
 def test_override_refuses_what_is_no_assignment(assignment: str) -> None:
-    with pytest.raises(UserError, match="is not an assignment; write KEY=VALUE"):
+    with pytest.raises(UserError, match="KEY=VALUE"):
         override({}, [assignment])
 
 
 def test_override_refuses_a_path_through_a_value() -> None:
-    with pytest.raises(UserError, match=r"cannot set 'train\.seed\.deep': 'seed' holds a plain value, 3"):
+    with pytest.raises(UserError, match=r"'train\.seed\.deep'.*'seed' .*3"):
         override({"train": {"seed": 3}}, ["train.seed.deep=1"])
 
 
@@ -268,8 +268,8 @@ def test_bad_yaml_is_one_line(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_missing_and_undecodable_files_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot read .*missing\.yaml: No such file"):
+    with pytest.raises(UserError, match=r"missing\.yaml"):
         read_yaml(tmp_path / "missing.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"a: caf\xe9")
-    with pytest.raises(UserError, match="is not valid YAML"):
+    with pytest.raises(UserError, match="YAML"):
         read_yaml(tmp_path / "latin.yaml")

@@ -130,7 +130,7 @@ def test_a_skewed_table() -> None:
 def test_buckets_that_do_not_fit_are_refused() -> None:
     check_buckets(256, 130, 512)
     check_buckets(256, 20, 129)  # no distance is beyond the near ones
-    with pytest.raises(UserError, match="max_relative_positions=129 must be at least 130"):
+    with pytest.raises(UserError, match=r"max_relative_positions=129.*130"):
         check_buckets(256, 129, 512)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,9 +184,8 @@ def test_a_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(flex, "compiled", lambda attention: fails)
     assert not trial("window")
     assert not trial("window")
-    assert [record.getMessage() for record in caplog.records] == [
-        "FlexAttention cannot be used on cpu (out of resource: shared memory); the slower blocked attention is"
-    ]
+    (message,) = caplog.messages
+    assert re.search(r"FlexAttention .*cpu \(out of resource: shared memory\)", message)
 
 
 @pytest.mark.usefixtures("gpu")
@@ -195,7 +195,7 @@ def test_a_kernel_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch, capl
 
     monkeypatch.setattr(flex, "compiled", lambda attention: everything)
     assert not trial("window")
-    assert "differs from the reference by" in caplog.text
+    assert "differs" in caplog.text
 
 
 @pytest.mark.usefixtures("gpu")

@@ -194,11 +194,11 @@ def test_dropout_acts_in_training_only() -> None:
     ("fields", "place", "message"),
     [
         ({"k": K}, {"causal": True}, "cannot be causal"),
-        ({"k": LONGEST + 1}, {}, f"k={LONGEST + 1} must be from 1 to max_position_embeddings={LONGEST}"),
-        ({"k": 0}, {}, "k=0 must be from 1"),
-        ({"k": [K]}, {"layer": 1}, "k has 1 numbers and there is a layer 2"),
-        ({"k": [K, 5], "sharing": "layerwise"}, {}, "one projection for all layers"),
-        ({"k": K, "sharing": "layerwise"}, {"layer": 1}, "linformer in every layer"),
+        ({"k": LONGEST + 1}, {}, f"k={LONGEST + 1} .*max_position_embeddings={LONGEST}"),
+        ({"k": 0}, {}, "k=0 "),
+        ({"k": [K]}, {"layer": 1}, "k .*layer 2"),
+        ({"k": [K, 5], "sharing": "layerwise"}, {}, "all layers"),
+        ({"k": K, "sharing": "layerwise"}, {"layer": 1}, "every layer"),
     ],
 )
 def test_what_it_cannot_be_is_refused_when_built(fields: Any, place: dict[str, Any], message: str) -> None:
@@ -214,5 +214,5 @@ def test_what_it_cannot_do_is_refused_when_asked(fields: dict[str, str]) -> None
         attention(hidden, Mask(documents=torch.zeros(BATCH, SEQ, dtype=torch.int64)))
     with pytest.raises(UserError, match="future"):
         attention(hidden, Mask(causal=True))
-    with pytest.raises(UserError, match=f"exceeds max_position_embeddings={LONGEST}"):
+    with pytest.raises(UserError, match=f"max_position_embeddings={LONGEST}"):
         attention(random_tensor(BATCH, LONGEST + 1, HIDDEN), Mask())

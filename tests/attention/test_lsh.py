@@ -344,13 +344,13 @@ def test_what_does_not_fit_is_refused_when_built() -> None:
     with pytest.raises(ValueError, match="num_hashes"):
         LSHAttentionConfig(num_hashes=0)
     for sizes in ((0, 1, 0), (4, -1, 0), (4, 0, -1)):
-        with pytest.raises(UserError, match="a chunk needs 1 token or more"):
+        with pytest.raises(UserError, match=r"chunk.* 1 token"):
             Chunks(*sizes)
-    with pytest.raises(UserError, match="3 axes do not fit"):
+    with pytest.raises(UserError, match="3 axes"):
         LSH(draw_rotations(HEADS, HEAD_DIM, 1, (6,), seed=0), num_buckets=(4,), chunks=Chunks(LENGTH))
     with pytest.raises(UserError, match="0 rounds"):
         LSH(draw_rotations(HEADS, HEAD_DIM, 0, (6,), seed=0), num_buckets=(6,), chunks=Chunks(LENGTH))
-    with pytest.raises(UserError, match="not a multiple of num_attention_heads=2"):
+    with pytest.raises(UserError, match="num_attention_heads=2"):
         SharedQueryKeyAttention(HIDDEN, 2, lsh())
-    with pytest.raises(UserError, match="11 queries and 13 keys"):
+    with pytest.raises(UserError, match=r"11 queries.*13 keys"):
         LocalAttention(Chunks(LENGTH))(heads(11), heads(13), heads(13), Mask())

@@ -163,9 +163,9 @@ def test_positions_enter_by_the_bias_alone() -> None:
 @pytest.mark.parametrize(
     ("attention", "causal", "message"),
     [
-        ({"num_buckets": 3}, False, "num_buckets=3 are too few for both sides; give at least 4"),
-        ({"num_buckets": 32, "max_distance": 8}, False, "max_distance=8 is not beyond the 8 buckets"),
-        ({"num_buckets": 32, "max_distance": 16}, True, "give at least 17"),
+        ({"num_buckets": 3}, False, "num_buckets=3 .*4"),
+        ({"num_buckets": 32, "max_distance": 8}, False, "max_distance=8 .*8 buckets"),
+        ({"num_buckets": 32, "max_distance": 16}, True, "17"),
     ],
 )
 def test_buckets_that_do_not_fit_are_refused(attention: dict[str, Any], causal: bool, message: str) -> None:

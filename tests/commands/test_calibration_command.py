@@ -207,7 +207,7 @@ def test_damaged_decision_is_an_error(run: Path, tmp_path: Path, folder: Path) -
     tree = read(file)
     tree["task"]["decision"] = {"thresholds": [0.5]}
     file.write_text(json.dumps(tree), encoding="utf-8")
-    with pytest.raises(UserError, match="1 thresholds for 3 labels"):
+    with pytest.raises(UserError, match=r"1 .*3 labels"):
         evaluate(str(tmp_path / "model"), [str(folder / "test.csv")])
 
 
@@ -219,8 +219,7 @@ def test_nothing_is_tuned_on_few_examples(rows: int, kept: bool) -> None:
     decision, output = calibrate(logits, truth, Calibration())
     assert (decision.thresholds is not None) == kept
     assert output["micro_f1"] == (1.0 if kept else output["micro_f1_before"])
-    why = "29 validation examples are too few to find thresholds on; 30 would do"
-    assert output.get("thresholds_why") == (None if kept else why)
+    assert ("29 validation examples" in output.get("thresholds_why", "")) == (not kept)
     assert ("too few" in output.get("temperature_why", "")) == (not kept)
 
 

@@ -126,13 +126,11 @@ def test_objective_and_attention_change_by_one_line_each(
 def test_warnings_are_of_what_can_be_trained(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = ("pretrain", "bert-mini", f"data.corpus={world.corpus}", "data.length=32", "train.budget.steps=1")
     small = ("model.preset=bert-tiny", "model.attention={kind: linformer, k: 7}", "objective={kind: mlm}")
-    with pytest.raises(UserError, match="linformer cannot be causal"):
+    with pytest.raises(UserError, match=r"linformer .*causal"):
         world.run(*given, *small, "model.causal=true", "objective={kind: clm}", "--out", tmp_path / "refused")
     assert not caplog.messages
     world.run(*given, *small, "--out", tmp_path / "run")
-    assert (
-        caplog.messages.count("linformer attention cannot tell the documents of a row apart: they see each other") == 1
-    )
+    assert sum("linformer" in message and "documents" in message for message in caplog.messages) == 1
 
 
 def test_next_sentences_need_a_corpus_with_sentences(world: World, tmp_path: Path) -> None:

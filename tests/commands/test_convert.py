@@ -144,7 +144,7 @@ def test_what_no_family_has_is_one_line_that_offers_onnx(tmp_path: Path) -> None
     sizes = SIZES | {"attention": {"kind": "performer", "num_features": 7}}
     config = ModelConfig.model_validate({"backbone": sizes, "head": {"kind": "masked_lm"}})
     save_model(tmp_path / "model", config.build(), config, TOKENIZER)
-    with pytest.raises(UserError, match=r"no family of Hugging Face models .* --to onnx"):
+    with pytest.raises(UserError, match="--to onnx"):
         convert(tmp_path / "model", tmp_path / "hf", to="hf")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
@@ -153,15 +153,15 @@ def test_nothing_else_is_overwritten(tmp_path: Path) -> None:
     source = bert(tmp_path / "hf")
     before = (source / "model.safetensors").read_bytes()
     for out, to in ((source, "hf"), (tmp_path, "homespun"), (source.parent / "." / "hf", "homespun")):
-        with pytest.raises(UserError, match="holds the model itself"):
+        with pytest.raises(UserError, match="model itself"):
             convert(source, out, to=to)  # type: ignore[arg-type]
     other = bert(tmp_path / "other")
     with pytest.raises(UserError, match="holds other things"):
         convert(source, other)
     (tmp_path / "file").write_text("dear")
-    with pytest.raises(UserError, match="file is a file; give a new or empty folder"):
+    with pytest.raises(UserError, match="file is a file"):
         convert(source, tmp_path / "file")
-    with pytest.raises(UserError, match="--to must be one of homespun, hf, not 'onnx'"):
+    with pytest.raises(UserError, match=r"--to .*'onnx'"):
         app(["convert", str(source), "--out", str(tmp_path / "x"), "--to", "onnx"], standalone_mode=False)
     assert (source / "model.safetensors").read_bytes() == before
     (tmp_path / "empty").mkdir()
@@ -180,9 +180,7 @@ def test_a_folder_with_something_of_ours_in_it_keeps_what_is_not(to: Any, mark: 
     (tmp_path / "project" / mark).write_text("{}")
     (tmp_path / "project" / "src" / "main.py").write_text("dear")
     for name, foreign in (("model", "notes"), ("project", "src")):
-        with pytest.raises(
-            UserError, match=f"{name} holds other things, such as {foreign}; give a new or empty folder"
-        ):
+        with pytest.raises(UserError, match=f"{name} .*{foreign}"):
             convert(source, tmp_path / name, to=to)
     assert (tmp_path / "project" / "src" / "main.py").read_text() == "dear"
 
@@ -230,12 +228,12 @@ def test_nan_is_not_the_same_model(tmp_path: Path) -> None:
     stored = open_model(source)
     with torch.no_grad():
         stored.model.backbone.layers[1].feedforward.sublayer.inner.bias[7] = float("nan")
-    with pytest.raises(UserError, match=r"^backbone\.layers\.1\.feedforward\.sublayer\.inner\.bias holds NaN or inf"):
+    with pytest.raises(UserError, match=r"^backbone\.layers\.1\.feedforward\.sublayer\.inner\.bias "):
         compare(stored, stored)
     tensors = load_file(source / "model.safetensors")
     tensors["bert.encoder.layer.1.intermediate.dense.bias"][7] = float("inf")
     save_file(tensors, source / "model.safetensors")
-    with pytest.raises(UserError, match=r"^bert\.encoder\.layer\.1\.intermediate\.dense\.bias holds NaN or infinity"):
+    with pytest.raises(UserError, match=r"^bert\.encoder\.layer\.1\.intermediate\.dense\.bias "):
         convert(source, tmp_path / "ours")
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
@@ -244,7 +242,7 @@ def test_weights_too_large_to_be_compared(tmp_path: Path) -> None:
     stored = open_model(bert(tmp_path / "hf"))
     with torch.no_grad():
         stored.model.backbone.layers[2].feedforward.norm.weight.fill_(3e38)
-    with pytest.raises(UserError, match="the logits of the model hold NaN or infinity, though its weights do not"):
+    with pytest.raises(UserError, match=r"logits .*NaN"):
         compare(stored, stored)
 
 
@@ -252,7 +250,7 @@ def test_weights_too_large_to_be_compared(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_made(path: str, tmp_path: Path) -> None:
     source = bert(tmp_path / "hf")
     (tmp_path / "file").write_text("dear")
-    with pytest.raises(UserError, match=r"ours cannot be made: .+; give another folder$") as caught:
+    with pytest.raises(UserError, match=r"ours .+folder$") as caught:
         convert(source, tmp_path / path)
     assert "\n" not in str(caught.value)
 
@@ -263,7 +261,7 @@ def test_half_precision_is_noted_in_the_report(tmp_path: Path) -> None:
     save_file(half, source / "model.safetensors")
     for out, to in (("ours", "homespun"), ("theirs", "hf")):
         output = convert(source, tmp_path / out, to=to)  # type: ignore[arg-type]
-        assert "weights are float16 in the files, and float32 here and in what is written" in output["notes"]
+        assert any("float16" in note and "float32" in note for note in output["notes"])
 
 
 def test_half_precision_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

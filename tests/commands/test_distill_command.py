@@ -117,11 +117,11 @@ def test_a_student_goes_on_as_it_was_made(world: World, teacher: Path, monkeypat
     with pytest.raises(InterruptedError):
         distil(world, teacher, "held", "train.budget.steps=1")
     before = state_of(out), state_of(folder)
-    with pytest.raises(UserError, match="holds a run; continue it with --resume"):
+    with pytest.raises(UserError, match="--resume"):
         distil(world, teacher, "held", "train.budget.steps=1", "--layers", "1,0")
-    with pytest.raises(UserError, match=r"begun with --layers 0,3, and not with --layers 1,0; go on with the same"):
+    with pytest.raises(UserError, match=r"--layers 0,3.*--layers 1,0"):
         distil(world, teacher, "held", "train.budget.steps=1", "--layers", "1,0", "--resume")
-    with pytest.raises(UserError, match=r"begun without changes, and not with changes .*linformer"):
+    with pytest.raises(UserError, match=r"changes .*linformer"):
         distil(world, teacher, "held", "train.budget.steps=1", "model.attention.kind=linformer", "--resume")
     assert (state_of(out), state_of(folder)) == before
     (folder / "begun.json").unlink()  # as students were before
@@ -138,7 +138,7 @@ def test_what_lies_where_a_student_would_is_never_touched(world: World, teacher:
     shutil.copytree(teacher / "model", model)
     for found, out, given in ((run, "taken", run), (model, "mine", teacher), (model, "mine", model)):
         before = state_of(found)
-        with pytest.raises(UserError, match=f"{found.name}.*(holds something else|would be kept); give another --out"):
+        with pytest.raises(UserError, match=f"{found.name}.*--out"):
             distil(world, given, out, "train.budget.steps=1")
         assert state_of(found) == before
         assert not (runs / out).exists()
@@ -189,8 +189,8 @@ def test_the_quality_of_several_students_is_their_mean(world: World) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("folds=2",), "has seen the labels of every fold, .*give data.test"),
-        ((), "the validation chose the student; give"),
+        (("folds=2",), "every fold, .*data.test"),
+        ((), "chose the student"),
     ],
 )
 def test_quality_needs_unseen_examples(
@@ -202,8 +202,8 @@ def test_quality_needs_unseen_examples(
     assert output["quality"] == {}
     assert re.search(message, output["quality_why"])
     page = (tmp_path / "run" / "report" / "report.md").read_text(encoding="utf-8")
-    assert f"Their quality is not compared: {output['quality_why']}." in page
-    assert f"will not be compared: {output['quality_why']}" in caplog.text
+    assert output["quality_why"] in page
+    assert output["quality_why"] in caplog.text
 
 
 @pytest.mark.slow
@@ -235,11 +235,11 @@ def test_what_does_not_go_together(world: World, teacher: Path) -> None:
         distil(world, teacher, "no", "--fresh", "--layers", "0")
     with pytest.raises(UserError, match="are no numbers"):
         distil(world, teacher, "no", "--layers", "a")
-    with pytest.raises(UserError, match="layers are 0 to 3"):
+    with pytest.raises(UserError, match=" 0 to 3"):
         distil(world, teacher, "no", "--layers", "4")
     with pytest.raises(UserError, match="as it is"):
         distil(world, teacher, "no", "--from", str(world.base), "--layers", "0")
-    with pytest.raises(UserError, match="has no place for a teacher"):
+    with pytest.raises(UserError, match="teacher"):
         run(
             *("distill", "pretrain", "electra-tiny", f"data.corpus={world.corpus}", "--teacher", teacher),
             *("--out", world.folder / "no"),

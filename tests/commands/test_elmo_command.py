@@ -109,7 +109,7 @@ def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path
     result = world.run("pretrain", "elmo-mini", *steps, "--from", elmo, "--out", tmp_path / "run")
     tensors = result["adaptation"]["tensors"]
     assert tensors["fresh"] == []
-    assert "as the new words are spelled" in tensors["changed"]["backbone.embeddings.characters"]
+    assert "spelled" in tensors["changed"]["backbone.embeddings.characters"]
     before, after = open_model(elmo), open_model(tmp_path / "run")
     added = after.tokenizer.tokens[before.tokenizer.vocab_size :]
     assert {"zebra", "zebras"} <= set(added)
@@ -136,7 +136,7 @@ def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch)
     assert planned["flops_per_token"]["forward"] > 0
 
 
-@pytest.mark.parametrize(("softmax", "way_out"), [("full", "set objective.softmax=adaptive"), ("adaptive", "model")])
+@pytest.mark.parametrize(("softmax", "way_out"), [("full", "objective.softmax=adaptive"), ("adaptive", "model")])
 def test_a_vocabulary_too_large_for_the_full_softmax_names_the_way_out(words: Path, softmax: str, way_out: str) -> None:
     changes = [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, f"objective.softmax={softmax}"]
     work = pretraining_work(pretrain_recipe("elmo-mini", changes), Corpus.open(words / "corpus"), None)
@@ -145,18 +145,18 @@ def test_a_vocabulary_too_large_for_the_full_softmax_names_the_way_out(words: Pa
     def predict(workload: Workload, rows: int, accumulate: bool) -> Prediction:
         return Prediction(rows, {}, large, 1.0, 1.0, 1.0, 1.0, 1.0)
 
-    with pytest.raises(UserError, match=f"nothing fits into 4.00 GB.*, or .*{way_out}$"):
+    with pytest.raises(UserError, match=f"4.00 GB.*{way_out}$"):
         choose(work.workload, memory=4 * 10**9, predict=predict)
 
 
 def test_invalid_recipes_fail_before_training(world: World, words: Path, tmp_path: Path) -> None:
     start = ["pretrain", "elmo-mini", f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, "--out", tmp_path / "no"]
     for change, message in (
-        (f"data.corpus={world.corpus}", "whose tokens are pieces of words"),
-        ("objective={kind: clm}", "objective clm needs a causal model"),
-        ("objective={kind: mlm}", "the words of this model are made of their characters"),
-        ("objective={kind: electra}", "works on layers of attention, and this model is recurrent"),
-        ("model={preset: bilstm-tiny}", "two recurrent networks that never read each other"),
+        (f"data.corpus={world.corpus}", "pieces of words"),
+        ("objective={kind: clm}", "objective clm"),
+        ("objective={kind: mlm}", "their characters"),
+        ("objective={kind: electra}", "recurrent"),
+        ("model={preset: bilstm-tiny}", "two recurrent networks"),
     ):
         given = [word for word in start if not (change.startswith("model=") and str(word).startswith("model."))]
         with pytest.raises(UserError, match=message):

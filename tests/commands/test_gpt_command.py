@@ -48,7 +48,7 @@ def test_from_pretraining_to_labels_and_prompts(world: World, tmp_path: Path) ->
 def test_a_model_that_reads_both_ways_wants_padding_of_its_own(world: World) -> None:
     padded = Tokenizer.load(world.base / "model")
     bare = Tokenizer(padded.content, {role: token for role, token in padded.roles.items() if role != "pad"})
-    with pytest.raises(UserError, match="names no padding, which a model that reads both ways needs"):
+    with pytest.raises(UserError, match="padding"):
         with_vocabulary(EncoderConfig(), bare, 31)
     assert with_vocabulary(EncoderConfig(causal=True), bare, 31).pad_token_id == bare.pad_id
     assert with_vocabulary(EncoderConfig(), padded, 31).pad_token_id == padded.pad_id

@@ -70,13 +70,13 @@ def ask(world: Path, model: str = "causal", **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("model", "fields", "message"),
     [
-        ("short", {"shots": [0, 1, 9]}, r"with 9 examples has \d+ tokens, .*=331; [1-8] of them fit: lower --shots"),
-        ("short", {"template": {"instruction": "do it " * 300}}, "without any it has"),
-        ("causal", {"answers": {"foot": "x"}}, "no label 'foot'; did you mean 'food'?"),
-        ("causal", {"answers": {"food": "sport"}}, "two labels have the answer 'sport'"),
-        ("causal", {"answers": {"food": " "}}, "the answer of label 'food' is empty; name a word"),
-        ("causal", {"shots": [99]}, "99 examples of 60 texts"),
-        ("bert", {}, "tokens see later ones"),
+        ("short", {"shots": [0, 1, 9]}, r" 9 examples .*=331; [1-8] .*--shots"),
+        ("short", {"template": {"instruction": "do it " * 300}}, "without any"),
+        ("causal", {"answers": {"foot": "x"}}, "'foot'.*'food'"),
+        ("causal", {"answers": {"food": "sport"}}, "two labels.*'sport'"),
+        ("causal", {"answers": {"food": " "}}, "'food' is empty"),
+        ("causal", {"shots": [99]}, "99 examples.* 60"),
+        ("bert", {}, "later ones"),
     ],
 )
 def test_mistakes_are_one_line(world: Path, model: str, fields: dict[str, Any], message: str) -> None:
@@ -86,7 +86,7 @@ def test_mistakes_are_one_line(world: Path, model: str, fields: dict[str, Any], 
 
 
 def test_what_the_options_cannot_be() -> None:
-    with pytest.raises(UserError, match="is not LABEL=WORD"):
+    with pytest.raises(UserError, match="LABEL=WORD"):
         run("prompt", "nowhere", "--data", "x.csv", "--answers", "food")
     for wrong in (["--shots", "-1"], ["--shots", "few"], ["--calibrated", "--score", "generated"]):
         with pytest.raises(UserError, match="prompt: "):

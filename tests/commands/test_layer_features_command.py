@@ -52,7 +52,7 @@ def test_a_head_on_the_last_layers_is_used_as_any_other(world: World, base: Path
 
 
 def test_more_layers_than_there_are(world: World, base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="last_layers=4, but the model has 3 layers; give that many at most"):
+    with pytest.raises(UserError, match=r"last_layers=4.* 3 layers"):
         world.run(*words(world, base, "objective.last_layers=4"), "--out", tmp_path / "run")
 
 
@@ -75,5 +75,5 @@ def test_vectors_are_computed_once_for_all_epochs_seeds_and_heads(world: World, 
 
 def test_a_cache_is_for_a_frozen_encoder(world: World, base: Path, tmp_path: Path) -> None:
     arguments = words(world, base, f"objective.cache={tmp_path}", "objective.frozen=false")
-    with pytest.raises(UserError, match="set frozen=true, or leave cache out"):
+    with pytest.raises(UserError, match=r"frozen=true.*cache"):
         world.run(*arguments, "--out", tmp_path / "run")

@@ -127,7 +127,5 @@ def test_with_several_labels_a_text(world: World, tmp_path: Path) -> None:
 
 
 def test_too_long_says_what_to_set(world: World, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"data\.length=600 exceeds .*=512; lower it, .*data\.long_inputs\.kind=chunk_mean"
-    ):
+    with pytest.raises(UserError, match=r"data\.length=600 .*=512.*data\.long_inputs\.kind=chunk_mean"):
         world.run(*words(world, "truncate", "data.length=600"), "--out", tmp_path / "run")

@@ -62,12 +62,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_broken_fine_tuning_has_no_metrics(world: World, folder: Path, tmp_path: Path, case: str) -> None:
     recipe, file, *settings = FINETUNINGS[case]
     given: tuple[Any, ...] = (f"data.train={folder / file}", "data.length=32", *settings, *BROKEN)
-    with pytest.raises(NotFinite) as caught:
+    settings_to_lower = r"validation .*step 1; .*train\.optimizer\.learning_rate or train\.max_grad_norm$"
+    with pytest.raises(NotFinite, match=settings_to_lower):
         world.run("finetune", recipe, *given, "--from", world.base, "--out", tmp_path / "run")
-    message = (
-        "the validation is not finite at step 1; no checkpoint was written yet; lower train.optimizer.learning_rate"
-    )
-    assert str(caught.value) == f"{message} or train.max_grad_norm"
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("reason") for line in lines][-1] == "not_finite"
     assert "validation" not in {line["event"] for line in lines}
@@ -76,6 +73,6 @@ def test_a_broken_fine_tuning_has_no_metrics(world: World, folder: Path, tmp_pat
 
 def test_a_broken_pretraining_has_no_loss(world: World, tmp_path: Path) -> None:
     given = ("electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY, *BROKEN)
-    with pytest.raises(NotFinite, match="the validation is not finite at step 1; no checkpoint was written yet; lower"):
+    with pytest.raises(NotFinite, match=r"validation .*step 1; no checkpoint"):
         world.run("pretrain", *given, "--out", tmp_path / "run")
     assert not (tmp_path / "run" / "model").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def test_pairs_are_classified(folder: Path, tmp_path: Path, world: World) -> Non
     assert sum(output["labels"].values()) == 41
     written = [line["label"] for line in lines_of(tmp_path / "out.jsonl")]
     assert written == [line["predicted"] for line in lines_of(run / "predictions/model.jsonl")]
-    with pytest.raises(UserError, match="give --text-field twice, not 1 times"):
+    with pytest.raises(UserError, match=r"--text-field .*1 times"):
         world.run("evaluate", run, "--data", folder / "pairs-test.csv", "--text-field", "one")
 
 
@@ -205,7 +206,7 @@ def test_sentences_may_have_more_than_two_labels(tmp_path: Path, world: World) -
     file = write_lines(tmp_path / "rows.jsonl", rows)
     given = ("finetune", "spoilers", f"data.train={file}", "data.length=23", "data.validation=0.3", *QUICK)
     given += ("train.budget.steps=2", "--from", world.base, "--out", tmp_path / "run")
-    with pytest.raises(UserError, match="best_metric=roc_auc is of two classes, and there are 4 classes"):
+    with pytest.raises(UserError, match=r"best_metric=roc_auc .* 4 classes"):
         world.run(*given, "train.best_metric=roc_auc")
     assert not (tmp_path / "run").exists()
     result = world.run(*given)
@@ -223,7 +224,7 @@ def test_an_area_of_one_class_is_refused_before_the_training(
         one_class = write_csv(tmp_path / "alike.csv", ["one", "two", "same"], [["a goal", "a match", "same"]] * 3)
         given = of_pairs(folder, "same")
     given += (f"data.validation={one_class}", "train.best_metric=roc_auc", "train.budget.steps=1")
-    with pytest.raises(UserError, match="roc_auc cannot be measured: one class in the validation; give other examples"):
+    with pytest.raises(UserError, match=r"roc_auc .*one class"):
         world.run("finetune", recipe, *given, "--from", world.base, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -233,12 +234,10 @@ def test_documents_are_divided_by_the_rarest_label_in_each(world: World) -> None
 
     made = ["aa", "ab", "", "cab", "bb", "cc", "aab", "a"]
     documents = [LabelledDocument(tuple(f"the {label}" for label in labels), tuple(labels)) for labels in made]
-    task = SentenceClassificationTask(
-        SentencesData(), Labels(("a", "b", "c")), open_model(world.base), vector="separator"
-    )
-    assert task.stratify_by(documents).tolist() == [0, 1, 0, 2, 1, 2, 1, 0]  # 7 a, 5 b, 3 c
-    with pytest.raises(UserError, match="label 'd' was not seen"):
-        task.stratify_by([LabelledDocument(("the d",), ("d",))])
+    task = SentencesTask(SentencesData(), Labels(("a", "b", "c")), open_model(world.base), vector="separator")
+    assert task.strata(documents).tolist() == [0, 1, 0, 2, 1, 2, 1, 0]  # 7 a, 5 b, 3 c
+    with pytest.raises(UserError, match="label 'd' "):
+        task.strata([LabelledDocument(("the d",), ("d",))])
 
 
 def test_a_rating_that_stands_once_goes_to_some_fold(tmp_path: Path, world: World) -> None:
@@ -268,7 +267,7 @@ def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> 
     file = write_csv(tmp_path / "rows.csv", ["first", "second", "label"], rows)
     given = ("finetune", "similarity", f"data.train={file}", f"data.test={file}", "data.length=16", *QUICK)
     given += ("train.budget.steps=1", "objective.range=[3, 5]", "--from", world.base, "--out", tmp_path / "run")
-    message = r"^\S*rows\.csv: row 32 has 17, which lies outside objective\.range, 3 to 5; correct it"
+    message = r"^\S*rows\.csv: row 32 .*17.*objective\.range"
     with pytest.raises(UserError, match=message):
         world.run(*given)
     result = world.run(*given, "objective.outside=leave_out")
@@ -276,14 +275,12 @@ def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> 
     lines = lines_of(tmp_path / "run/predictions/model.jsonl")
     assert [line["row"] for line in lines if line["truth"] is None] == [31]
     page = (tmp_path / "run/report/index.html").read_text(encoding="utf-8")
-    assert "Pairs with an empty side, from which nothing was learned: 4." in page
+    assert re.search("empty side.*: 4", page)
 
 
 @pytest.mark.parametrize("part", ["train", "validation", "test"])
 @pytest.mark.parametrize("recipe", ["similarity", "ratings"])
-@pytest.mark.parametrize(
-    ("number", "message"), [("9", "row 7 has (the rating )?9, "), ("nan", "row 7 has 'nan' where")]
-)
+@pytest.mark.parametrize(("number", "message"), [("9", "row 7 .*9, "), ("nan", "row 7 .*'nan'")])
 def test_a_number_that_cannot_be_names_its_file(
     tmp_path: Path, world: World, recipe: str, part: str, number: str, message: str
 ) -> None:
@@ -305,24 +302,24 @@ def test_a_number_that_cannot_be_names_its_file_in_evaluate_too(tmp_path: Path, 
     test = write_csv(tmp_path / "test.csv", ["text", "label"], [*rows[:5], ["a match", 9]])
     given = (f"data.train={train}", "data.length=13", "train.budget.steps=1", "baselines=false", *QUICK)
     world.run("finetune", "ratings", *given, "--from", world.base, "--out", tmp_path / "run")
-    with pytest.raises(UserError, match=r"^\S*test\.csv: row 6 has the rating 9, and the ratings are 3, 4, 5"):
+    with pytest.raises(UserError, match=r"^\S*test\.csv: row 6 .* 9.* 3, 4, 5"):
         world.run("evaluate", tmp_path / "run", "--data", test)
 
 
 MISTAKES = {
-    "one side": ("pairs", ["data.second=none"], "in every pair of the training one side is empty"),
-    "same column": ("pairs", ["data.second=one"], "data.first and data.second are the same column, 'one'; name two"),
+    "one side": ("pairs", ["data.second=none"], "one side is empty"),
+    "same column": ("pairs", ["data.second=one"], "same column, 'one'"),
     "no number": ("similarity", ["data.label=same"], "row 1 has '(same|other)' where a number must be"),
     "no range": ("similarity", ["objective.range=[3, 1]"], "range is the least and the greatest number"),
     "levels": (
         "similarity",
         ["objective={kind: ratings, levels: [700, 800]}"],
-        "has the rating 900, and the ratings are",
+        "rating 900",
     ),
-    "order": ("similarity", ["objective={kind: ratings, levels: [5, 3]}"], "from the lowest to the highest"),
+    "order": ("similarity", ["objective={kind: ratings, levels: [5, 3]}"], "lowest to the highest"),
     "another objective": ("pairs", ["objective={kind: text_to_text}"], "objective.kind=text_to_text.*data.kind=pairs"),
-    "length": ("pairs", ["data.length=4096"], "exceeds the model's max_position_embeddings"),
-    "no constant": ("similarity", ["objective.head.kind=last"], "head last has no constant"),
+    "length": ("pairs", ["data.length=4096"], "max_position_embeddings"),
+    "no constant": ("similarity", ["objective.head.kind=last"], "no constant"),
 }
 
 
@@ -346,11 +343,11 @@ def test_a_mistake_is_one_line(folder: Path, tmp_path: Path, world: World, name:
 
 
 SENTENCES = {
-    "no list": ([{"review_sentences": "a goal. a match."}], "row 1 of .* holds a str, not a list of sentences"),
-    "no pairs": ([{"review_sentences": [[0, "a", "b"]]}], "something else than sentences or pairs"),
-    "no labels": ([{"review_sentences": ["a goal"]}], "has sentences without labels"),
-    "no label": ([{"review_sentences": [["", "a goal"]]}], "has a sentence whose label is ''"),
-    "no column": ([{"reviews": []}], "has no column 'review_sentences'; there are: reviews"),
+    "no list": ([{"review_sentences": "a goal. a match."}], "row 1 of .* str"),
+    "no pairs": ([{"review_sentences": [[0, "a", "b"]]}], "sentences or pairs"),
+    "no labels": ([{"review_sentences": ["a goal"]}], "without labels"),
+    "no label": ([{"review_sentences": [["", "a goal"]]}], "label is ''"),
+    "no column": ([{"reviews": []}], "no column 'review_sentences'"),
     "nothing": ([{"review_sentences": []}], "holds no sentences"),
     "one class": ([{"review_sentences": [[0, "a goal"]]}], "only one class, '0'"),
 }
@@ -367,9 +364,9 @@ def test_documents_that_cannot_be_read(tmp_path: Path, world: World, name: str) 
 def test_labels_that_differ_between_splits(folder: Path, tmp_path: Path, world: World) -> None:
     odd = write_lines(tmp_path / "odd.jsonl", [{"review_sentences": [[2, "a goal"]]}])
     given = ("finetune", "spoilers", f"data.train={folder / 'reviews.jsonl'}", f"data.test={odd}", "data.length=23")
-    with pytest.raises(UserError, match=r"odd\.jsonl: label '2' was not seen in training; there are: 0, 1"):
+    with pytest.raises(UserError, match=r"odd\.jsonl: label '2' .*: 0, 1"):
         world.run(*given, "--from", world.base, "--out", tmp_path / "run")
     other = write_csv(tmp_path / "odd.csv", ["one", "two", "same", "sport"], [["a", "b", "maybe", 1]])
     changed = of_pairs(folder, "same", f"data.test={other}")
-    with pytest.raises(UserError, match="label 'maybe' was not seen in training"):
+    with pytest.raises(UserError, match="label 'maybe' "):
         world.run("finetune", "pairs", *changed, "--from", world.base, "--out", tmp_path / "run")

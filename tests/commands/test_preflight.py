@@ -174,9 +174,9 @@ def test_auto_is_written_out_and_kept_by_a_resumed_run(
 
 def test_another_size_is_another_run(run: Any) -> None:
     run("spun-decoder", "train.budget.steps=1")
-    with pytest.raises(UserError, match=r"model\.hidden_size was 128 and is 256"):
+    with pytest.raises(UserError, match=r"model\.hidden_size .*128 .*256"):
         run("spun-decoder", "model.size=mini", "train.budget.steps=2", resume=True)
-    with pytest.raises(UserError, match=r"model\.hidden_act was"):
+    with pytest.raises(UserError, match=r"model\.hidden_act "):
         run("spun-decoder", "model.hidden_act=gelu", "train.budget.steps=2", resume=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -84,7 +85,7 @@ def test_an_interrupted_run_is_resumed(world: World, tmp_path: Path, number: sig
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2, errors
-    assert errors.splitlines()[-1].startswith("error: stopped at step ")
+    assert re.match(r"error: .* step \d+", errors.splitlines()[-1])
     assert errors.count("--resume") == 1
     _, running = psutil.wait_procs(children, timeout=30)  # multiprocessing has one more, which ends after its parent
     assert not running
@@ -97,15 +98,15 @@ def test_an_interrupted_run_is_resumed(world: World, tmp_path: Path, number: sig
 
 def test_what_cannot_work_is_refused(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = ("--out", str(tmp_path / "out"))
-    with pytest.raises(UserError, match=r"processes=7 cannot share a step of batch_size=6"):
+    with pytest.raises(UserError, match=r"processes=7 .*batch_size=6"):
         world.run(*pretraining(world, "train.processes=7"), *out)
-    with pytest.raises(UserError, match=r"train.budget.memory is planned for one process"):
+    with pytest.raises(UserError, match=r"train\.budget\.memory .*one process"):
         world.run(*pretraining(world, "train.processes=2", "train.budget.memory=9GB"), *out)
     streamed = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "train.processes=2"]
-    with pytest.raises(UserError, match=r"streamed_clm trains in at most 1 process, and there are 2"):
+    with pytest.raises(UserError, match=r"streamed_clm .*one process.* 2"):
         world.run(*streamed, *out)
     monkeypatch.setattr(processes, "trains_on_cpu", lambda: False)
-    with pytest.raises(UserError, match=r"train.processes=2 is for CPUs"):
+    with pytest.raises(UserError, match=r"train\.processes=2 .*CPUs"):
         world.run(*pretraining(world, "train.processes=2"), *out)
     assert not (tmp_path / "out").exists()
 
@@ -124,4 +125,4 @@ def test_a_plan_is_of_one_process() -> None:
     train = recipe.train.model_copy(update={"processes": 2})
     alone = plan(recipe, steps=3)["warnings"]
     (warning,) = set(plan(recipe.model_copy(update={"train": train}), steps=3)["warnings"]).difference(alone)
-    assert "planned for one process" in warning
+    assert "one process" in warning

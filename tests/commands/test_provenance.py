@@ -56,7 +56,7 @@ def test_trials_are_not_of_two_models(world: World, other: Path, tmp_path: Path)
 
     with pytest.raises(InterruptedError):
         finetune(world.base)
-    with pytest.raises(UserError, match=r"was begun with --from \S+base, and not with --from \S+other; go on"):
+    with pytest.raises(UserError, match=r"--from \S+base.*--from \S+other"):
         finetune(other, "--resume")
     moved = shutil.copytree(world.base, tmp_path / "moved")
     for source in (moved, moved / "model", moved / "hf"):  # the same model, wherever it lies and in whatever form
@@ -65,7 +65,7 @@ def test_trials_are_not_of_two_models(world: World, other: Path, tmp_path: Path)
     (run / FILE).unlink()  # as runs were before
     with pytest.raises(InterruptedError):
         finetune(other, "--resume")
-    with pytest.raises(UserError, match=r"begun with --from \S+other, and not with --from \S+base"):
+    with pytest.raises(UserError, match=r"--from \S+other.*--from \S+base"):
         finetune(world.base, "--resume")
 
 
@@ -83,9 +83,9 @@ def test_a_pretraining_goes_on_with_its_word_vectors(world: World, tmp_path: Pat
 
     with pytest.raises(InterruptedError):
         pretrain("--vectors", tmp_path / "folder")
-    with pytest.raises(UserError, match=r"was begun with --vectors \S+folder, and not without --vectors"):
+    with pytest.raises(UserError, match=r"--vectors \S+folder.* without --vectors"):
         pretrain("--resume")
-    with pytest.raises(UserError, match=r"and not with --vectors \S+others"):
+    with pytest.raises(UserError, match=r"--vectors \S+others"):
         pretrain("--resume", "--vectors", tmp_path / "others")
     with pytest.raises(InterruptedError):
         pretrain("--resume", "--vectors", tmp_path / "file.txt")
@@ -97,7 +97,7 @@ def test_an_adapted_run_goes_on_with_its_changes(world: World, tmp_path: Path) -
     words = (*recipe, "--from", world.base, "--out", tmp_path / "run")
     with pytest.raises(InterruptedError):
         world.run(*words, "model.num_hidden_layers=2")
-    with pytest.raises(UserError, match=r"model\.num_hidden_layers was 2 and is 1"):
+    with pytest.raises(UserError, match=r"model\.num_hidden_layers .*2 .*1"):
         world.run(*words, "--resume")
 
 
@@ -111,9 +111,9 @@ def test_error_names_both_inputs(tmp_path: Path) -> None:
         tmp_path, inputs | {"--generator": InitialWeights(name="elsewhere/g", fingerprint="5"), "--vectors": None}
     )
     for generator, message in (
-        (None, "was begun with --generator g, and not without --generator; go on with the same"),
-        (InitialWeights(name="h", fingerprint="7"), "was begun with --generator g, and not with --generator h"),
-        (InitialWeights(name="g", fingerprint="7"), "was begun with --generator g, which is another now"),
+        (None, "--generator g, and not without --generator"),
+        (InitialWeights(name="h", fingerprint="7"), "--generator g, and not with --generator h"),
+        (InitialWeights(name="g", fingerprint="7"), "--generator g, which is another now"),
     ):
         with pytest.raises(UserError, match=message):
             check_inputs(tmp_path, inputs | {"--generator": generator})
@@ -129,7 +129,7 @@ def test_only_the_main_process_writes_and_nothing_is_written_into_what_is_refuse
     assert json.loads((tmp_path / "run" / FILE).read_text()) == {"--from": {"name": "one", "fingerprint": "one"}}
     (tmp_path / "run" / "result.json").write_text("{}")
     more = validate(FinetuneRecipe, tree | {"train": {"budget": {"steps": 2}}}, source="test")
-    with pytest.raises(UserError, match="was begun with --from one, and not with --from two"):
+    with pytest.raises(UserError, match=r"--from one.*--from two"):
         create_run(tmp_path / "run", more, two, resume=True)
     assert (tmp_path / "run" / "result.json").is_file()
     create_run(tmp_path / "run", more, one, resume=True)

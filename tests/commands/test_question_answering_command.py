@@ -71,7 +71,7 @@ def test_answers_are_found(finder: tuple[Path, dict[str, Any], Path], world: Wor
     lines = [json.loads(line) for line in (run / "predictions/model.jsonl").read_text().splitlines()]
     assert sum(line["score"] for line in lines) / 39 == pytest.approx(result["test"]["f1"])
     assert sum(line["exact_match"] for line in lines) / 39 == pytest.approx(result["test"]["exact_match"])
-    assert "extractive question answering, " in (run / "report/index.html").read_text()
+    assert "find answers" in (run / "report/index.html").read_text()
     assert (run / "hf/config.json").is_file()
     again = world.run("evaluate", run, "--data", test)
     assert (again["exact_match"], again["f1"]) == (result["test"]["exact_match"], result["test"]["f1"])
@@ -139,20 +139,20 @@ def test_wrong_answers_are_counted(world: World, tmp_path: Path) -> None:
     assert result["answers_realigned"] == 1
     assert result["answers_dropped"] == 2
     assert result["empty_contexts"] == 1
-    assert "taken where they stand nearest" in (tmp_path / "run/report/index.html").read_text()
+    assert "nearest" in (tmp_path / "run/report/index.html").read_text()
 
 
 def test_what_does_not_fit(world: World, tmp_path: Path) -> None:
     train = write(tmp_path / "train.json", 11, seed=3)
-    with pytest.raises(UserError, match=r"data.length=999 exceeds the model's max_position_embeddings"):
+    with pytest.raises(UserError, match=r"data\.length=999 .*max_position_embeddings"):
         world.run(*given(train, None, world, "data.length=999"), "--out", tmp_path / "run")
-    with pytest.raises(UserError, match=r"data.stride=31 of them repeat"):
+    with pytest.raises(UserError, match=r"data\.stride=31"):
         world.run(*given(train, None, world, "data.stride=31"), "--out", tmp_path / "run")
     rows = [{"question": "q", "context": f"the {n} soup", "answers": "salt"} for n in range(11)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="no answer stands in its text"):
+    with pytest.raises(UserError, match="no answer"):
         world.run(*given(tmp_path / "rows.jsonl", None, world), "--out", tmp_path / "run")
-    with pytest.raises(UserError, match="does not find answers; fine-tune it first"):
+    with pytest.raises(UserError, match="fine-tune it first"):
         from homespun.hf.open import open_model
         from homespun.tasks.config import task_from_metadata
         from homespun.tasks.question_answering import QuestionData

@@ -33,7 +33,7 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
 
     data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=31"]
     fine = [*data, "baselines=false", "train.budget={steps: 3}", "train.batch_size=8", "--from", tmp_path / "lm"]
-    with pytest.raises(UserError, match="a causal model has read nothing of the text; set objective"):
+    with pytest.raises(UserError, match=r"causal.*set objective"):
         world.run("finetune", "classify", *fine, "objective.head.kind=ffn", "--out", tmp_path / "no")
     output = world.run("finetune", "classify", *fine, "objective.head={kind: last}", "--out", tmp_path / "told")
     assert output["test"]["rows"] > 0
@@ -51,7 +51,7 @@ def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -
         *("--text-field", "sentence"),
     )
     assert found["rows"] == output["test"]["rows"]
-    with pytest.raises(UserError, match=r"objective clm needs a causal model.*set model\.bidirectional=false"):
+    with pytest.raises(UserError, match=r"objective clm .*model\.bidirectional=false"):
         world.run("pretrain", "bilstm-mini", *words, "objective={kind: clm}", "--out", tmp_path / "no")
 
 
@@ -86,10 +86,10 @@ def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_pa
 def test_invalid_tbptt_settings_fail_before_training(world: World, tmp_path: Path) -> None:
     start = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.length=13", *SMALL, *STEPS]
     for change, message in (
-        ("objective.streams=5", "would go on from each other in one step"),
-        ("model={preset: gpt-tiny}", "carries the state of a recurrent model"),
-        ("train.batch_size=100000", "tokens are too few for 100000 streams"),
-        ("objective={kind: electra}", "works on layers of attention, and this model is recurrent"),
+        ("objective.streams=5", "in one step"),
+        ("model={preset: gpt-tiny}", "state of a recurrent model"),
+        ("train.batch_size=100000", "100000 streams"),
+        ("objective={kind: electra}", "is recurrent"),
     ):
         words = [word for word in start if not (change.startswith("model=") and word.startswith("model."))]
         with pytest.raises(UserError, match=message):

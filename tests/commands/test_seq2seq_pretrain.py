@@ -176,11 +176,11 @@ def test_a_led_is_made_of_a_bart(world: World, prepared: Path, tmp_path: Path) -
     tensors = output["adaptation"]["tensors"]
     assert tensors["fresh"] == []
     assert "backbone.encoder.layers.0.attention.sublayer.query_global.weight" in tensors["changed"]
-    assert "copied over and over to 48" in tensors["changed"]["backbone.encoder.embeddings.positions.embedding.weight"]
+    assert "to 48" in tensors["changed"]["backbone.encoder.embeddings.positions.embedding.weight"]
     assert not any(".decoder." in name for name in tensors["changed"])
     assert [one["tokens"] for one in output["adaptation"]["moved"]]
     assert output["export"]["architecture"] == "LEDForConditionalGeneration"
-    with pytest.raises(UserError, match=r"says nothing of which stack, .* model\.encoder\.KEY=VALUE"):
+    with pytest.raises(UserError, match=r"stack.*model\.encoder\.KEY=VALUE"):
         pretrain(
             *(world, prepared, "t5-mini", tmp_path / "no", "--from", tmp_path / "bart"),
             "model.max_position_embeddings=48",
@@ -188,16 +188,16 @@ def test_a_led_is_made_of_a_bart(world: World, prepared: Path, tmp_path: Path) -
 
 
 def test_what_is_refused(world: World, prepared: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"this tokenizer has none; make one with `homespun tokenizer train --sent"):
+    with pytest.raises(UserError, match=r"homespun tokenizer train --sent"):
         world.run("pretrain", "t5-mini", f"data.corpus={world.corpus}", *SMALL, *STEPS, "--out", tmp_path / "a")
-    with pytest.raises(UserError, match=r"built without; build it again with: homespun corpus build --sentences, or"):
+    with pytest.raises(UserError, match=r"homespun corpus build --sentences"):
         world.run("pretrain", "bart-mini", f"data.corpus={world.corpus}", *SMALL, *STEPS, "--out", tmp_path / "b")
-    with pytest.raises(UserError, match=r"a decoder has up to 32 to write, .*max_position_embeddings=16; lower data"):
+    with pytest.raises(UserError, match=r" 32 .*max_position_embeddings=16.*data"):
         pretrain(world, prepared, "bart-mini", tmp_path / "c", "model.decoder.max_position_embeddings=16")
-    with pytest.raises(UserError, match=r"needs an encoder with a decoder, and this model is one stack"):
+    with pytest.raises(UserError, match=r"one stack"):
         world.run("pretrain", "t5-mini", f"data.corpus={prepared / 'corpus'}", *STEPS, "model={preset: bert-tiny}",
             "--out", tmp_path / "d")  # fmt: skip
-    with pytest.raises(UserError, match=r"works on one stack, and this model is an encoder with a decoder"):
+    with pytest.raises(UserError, match=r"one stack"):
         world.run(
             "pretrain", "electra-mini", f"data.corpus={prepared / 'corpus'}", *STEPS, "model.preset=bart-tiny",
             "--out", tmp_path / "e",
@@ -221,5 +221,5 @@ def test_sentinels_are_added_to_a_tokenizer_and_a_model_goes_on_with_them(
         "--out", tmp_path / "t5",
     )  # fmt: skip
     assert output["adaptation"]["vocabulary"] == {"before": 400, "after": 411, "new_words": 11}
-    with pytest.raises(UserError, match="nothing to add; give --add COUNT words"):
+    with pytest.raises(UserError, match="--add COUNT"):
         world.run("tokenizer", "extend", tmp_path / "bart", "--out", tmp_path / "none")

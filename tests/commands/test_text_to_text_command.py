@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,9 @@ def test_a_writer_learns_and_is_used(
     assert len((run / "predictions/lead-3.jsonl").read_text().splitlines()) == 23
     again = world.run("evaluate", run, "--data", folder / "test.jsonl.gz")
     assert again["rouge1"] == result["test"]["rouge1"]
-    with pytest.raises(UserError, match="the same column, 'document'; name two"):
+    with pytest.raises(UserError, match="same column, 'document'"):
         world.run("evaluate", run, "--data", folder / "test.jsonl.gz", "--label-field", "document")
-    with pytest.raises(UserError, match="no such data set"):
+    with pytest.raises(UserError, match="data set"):
         world.run("evaluate", run, "--data", folder / "test.jsonl.gz", "--data-set", "short")
     output = world.run("predict", run, "--input", folder / "test.jsonl.gz", "--out", tmp_path / "out.jsonl")
     written = [json.loads(line)["text"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
@@ -123,7 +124,7 @@ def test_a_writer_learns_and_is_used(
     ):
         with pytest.raises(UserError, match=message):
             world.run("summarize", run, "--input", test, "--writing", wrong)
-    with pytest.raises(UserError, match="writes no texts; leave --writing out"):
+    with pytest.raises(UserError, match="--writing"):
         world.run("evaluate", world.classifier, "--data", world.test, *otherwise)
 
 
@@ -147,9 +148,9 @@ def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: 
     ]
     assert [text for output in written for text in output["texts"]] == [row["predicted"] for row in predictions]
     for verb in (("evaluate", "--data", test), ("summarize", "--input", test)):
-        with pytest.raises(UserError, match=r"say which with --data-set: \['short', 'name it'\]"):
+        with pytest.raises(UserError, match=r"--data-set: \['short', 'name it'\]"):
             world.run(verb[0], tmp_path / "run", *verb[1:])
-        with pytest.raises(UserError, match="no such data set; did you mean 'short'"):
+        with pytest.raises(UserError, match="data set; did you mean 'short'"):
             world.run(verb[0], tmp_path / "run", *verb[1:], "--data-set", "shrt")
 
 
@@ -161,7 +162,7 @@ def test_a_curve_of_examples(folder: Path, two_stacks: Path, tmp_path: Path, wor
     assert result["curve"][1]["test"]["rouge1"] == result["test"]["rouge1"]
     names = {path.name for path in (tmp_path / "run/trials").iterdir()}
     assert names == {f"examples-{n}-seed-{s}" for n in (13, result["rows"]["train"]) for s in (0, 1)}
-    with pytest.raises(UserError, match="examples=5000, but there are 189 to train with"):
+    with pytest.raises(UserError, match=r"examples=5000.* 189 "):
         world.run(*words_of(folder, two_stacks, "examples=[5000]"), "--out", tmp_path / "more")
 
 
@@ -195,18 +196,18 @@ def test_swapped_columns_are_an_error(
     given = ("finetune", "summarize", f"data.train={train}", "data.source=summary", "data.target=document", *LENGTHS)
     with caplog.at_level(logging.WARNING):
         world.run(*given, "train.budget.steps=1", "--from", two_stacks, "--out", tmp_path / "run")
-    assert "data.source and data.target confused?" in caplog.text
+    assert re.search(r"data\.source.*data\.target", caplog.text)
 
 
 MISTAKES = {
-    "column": (["data.target=sumary"], "has no column 'sumary'; there are: document, summary, topic"),
-    "same column": (["data.target=document"], "source and target are the same column"),
-    "source too long": (["data.source_length=65"], "data.source_length=65 exceeds the model's max_position_emb"),
-    "target too long": (["data.target_length=65"], "data.target_length=65 exceeds the model's max_position_emb"),
-    "no room": (["data.prefix=a", "data.sets=[{train: a}]"], "give each of the sets its files and its prefix"),
-    "beams": (["data.writing.num_beams=999"], r"num_beams=999 of a vocabulary of \d+; take at most half as many"),
-    "never ended": (["data.writing.min_new_tokens=12"], "writing.min_new_tokens=12 are more than target_length=11"),
-    "no number": (["data.writing.length_penalty=.nan"], "data.writing.length_penalty: Input should be a finite"),
+    "column": (["data.target=sumary"], "no column 'sumary'"),
+    "same column": (["data.target=document"], "same column"),
+    "source too long": (["data.source_length=65"], "data.source_length=65 "),
+    "target too long": (["data.target_length=65"], "data.target_length=65 "),
+    "no room": (["data.prefix=a", "data.sets=[{train: a}]"], "each of the sets"),
+    "beams": (["data.writing.num_beams=999"], r"num_beams=999 "),
+    "never ended": (["data.writing.min_new_tokens=12"], "writing.min_new_tokens=12 "),
+    "no number": (["data.writing.length_penalty=.nan"], "data.writing.length_penalty: "),
     "classes": (["objective={kind: classification}"], "set objective.kind=text_to_text"),
     "texts": (["data={kind: texts, train: a.csv}"], "cannot read|no such|a.csv"),
 }
@@ -224,7 +225,7 @@ def test_mistakes_fail_before_training(folder: Path, two_stacks: Path, tmp_path:
 def test_an_encoder_alone_does_not_write_and_a_writer_does_not_classify(
     folder: Path, two_stacks: Path, one_stack: Path, tmp_path: Path, world: World
 ) -> None:
-    with pytest.raises(UserError, match="needs a model that writes"):
+    with pytest.raises(UserError, match="model that writes"):
         world.run(*words_of(folder, world.base), "--out", tmp_path / "a")
     with pytest.raises(UserError, match="frozen_encoder"):
         world.run(*words_of(folder, one_stack, "objective.frozen_encoder=true"), "--out", tmp_path / "a")
@@ -244,7 +245,7 @@ def test_an_encoder_alone_does_not_write_and_a_writer_does_not_classify(
 def test_recipes_without_kinds_go_on_working(tmp_path: Path) -> None:
     recipe = finetune_recipe("classify", ["data.train=a.csv"])
     assert (recipe.data.kind, recipe.objective.kind) == ("texts", "classification")
-    with pytest.raises(UserError, match=r"unknown key 'data\.txt'"):
+    with pytest.raises(UserError, match=r"'data\.txt'"):
         finetune_recipe("classify", ["data.txt=a"])
     with pytest.raises(UserError, match="unknown kind 'pairs_of_text'"):
         finetune_recipe("summarize", ["data.kind=pairs_of_text"])

@@ -75,7 +75,7 @@ def test_a_tagger_learns(tagger: tuple[Path, dict[str, Any], Path]) -> None:
     assert sum(right) / len(right) == pytest.approx(result["test"]["accuracy"])
     assert (run / "hf/config.json").is_file()
     page = (run / "report/index.html").read_text()
-    assert "token classification, " in page
+    assert "tag words" in page
     assert "SPO" in page
 
 
@@ -145,8 +145,8 @@ def test_tags_that_mark_no_spans(world: World, tmp_path: Path) -> None:
     assert result["test"]["accuracy"] == result["test"]["macro_f1"] == 1.0
     assert result["labels"] == ["ADJ", "ADP", "DET", "NOUN"]
     page = (tmp_path / "run" / "report" / "report.md").read_text()
-    assert "token classification, " in page
-    assert "It equals" in page
+    assert "tag words" in page  # not to tell classes of texts apart
+    assert "It is as good as" in page
     assert "below" not in page
 
 
@@ -155,11 +155,11 @@ def test_tags_that_mark_no_spans(world: World, tmp_path: Path) -> None:
     [
         (
             {"words": ["a", "b"], "tags": ["O"]},
-            "row 2 of .*: 2 words in 'words' and 1 tags in 'tags'; each word has one",
+            "row 2 of .*: 2 .*'words'.* 1 .*'tags'",
         ),
-        ({"words": ["a"]}, "row 2 of .* has no column 'tags'; there are: words"),
-        ({"words": 3, "tags": ["O"]}, "column 'words' holds a int; it takes a list of words"),
-        ({"words": ["b"], "tags": ["O"]}, "only one class, 'O'"),
+        ({"words": ["a"]}, "row 2 of .* no column 'tags'.*: words"),
+        ({"words": 3, "tags": ["O"]}, "column 'words' .*int"),
+        ({"words": ["b"], "tags": ["O"]}, "one class, 'O'"),
     ],
 )
 def test_what_cannot_be_read(row: dict[str, Any], message: str, world: World, tmp_path: Path) -> None:
@@ -171,15 +171,15 @@ def test_what_cannot_be_read(row: dict[str, Any], message: str, world: World, tm
 
 def test_what_does_not_fit(tagger: tuple[Path, dict[str, Any], Path], world: World, tmp_path: Path) -> None:
     _, _, test = tagger
-    with pytest.raises(UserError, match=r"data.length=999 exceeds the model's max_position_embeddings"):
+    with pytest.raises(UserError, match=r"data\.length=999 .*max_position_embeddings"):
         world.run(*given(test, None, world, "data.length=999"), "--out", tmp_path / "run")
-    with pytest.raises(UserError, match=r"leaves no room for data.stride=31"):
+    with pytest.raises(UserError, match=r"data\.stride=31"):
         world.run(*given(test, None, world, "data.stride=31"), "--out", tmp_path / "run")
     with pytest.raises(UserError, match=r"objective.kind=classification.*data.kind=tags"):
         other = ("objective.kind=classification", "objective.head.kind=linear")
         words = ("finetune", "classify", f"data.train={test}", "data.kind=tags", *other)
         world.run(*words, "--from", world.base, "--out", tmp_path / "run")
-    with pytest.raises(UserError, match="does not tag words"):
+    with pytest.raises(UserError, match="tag words"):
         (tmp_path / "tags.yaml").write_text("kind: tags\n")
         from homespun.hf.open import open_model
         from homespun.tasks.config import task_from_metadata

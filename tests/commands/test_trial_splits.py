@@ -73,7 +73,7 @@ def test_the_numbers_of_examples_are_those_of_every_fold() -> None:
     }
     every = [sorted([*t.training, *t.validation, *(t.test or ())]) for t in found if t.size == 60]
     assert every == [list(range(101))] * 6
-    with pytest.raises(UserError, match="examples=61, but there are 60"):
+    with pytest.raises(UserError, match=r"examples=61.* 60"):
         trials(seed=0, folds=3, examples=[10, 61])
 
 
@@ -135,5 +135,5 @@ def test_a_pretraining_of_before_goes_on(world: World, tmp_path: Path) -> None:
     (out / "config.yaml").write_text(yaml.safe_dump(tree))
     world.run(*words, "train.seed=3", "train.budget.steps=4", "--out", out, "--resume")
     assert PretrainRecipe.model_validate(yaml.safe_load((out / "config.yaml").read_text())).data.split_seed == 3
-    with pytest.raises(UserError, match=r"data.split_seed was 3 and is 0"):
+    with pytest.raises(UserError, match=r"data\.split_seed .*3 .*0"):
         world.run(*words, "train.seed=3", "data.split_seed=0", "train.budget.steps=4", "--out", out, "--resume")

@@ -92,7 +92,7 @@ def test_a_map_is_a_picture_and_the_same_again(
     for words, message in (
         (("--top", "5", "--out", tmp_path / "a.gif"), "a .png or .svg file"),
         (("--out", tmp_path / name), "which words"),
-        (("--words", "team,goal,temm", "--out", tmp_path / name), "'temm' has no vector; near it are team"),
+        (("--words", "team,goal,temm", "--out", tmp_path / name), "near it are team"),
     ):
         with pytest.raises(UserError, match=message):
             world.run("vectors", "map", made, *words)
@@ -132,7 +132,7 @@ def test_a_model_is_pretrained_and_fine_tuned_from_vectors(world: World, made: P
         *("--from", run, "--out", tmp_path / "tuned"),
     )
     assert tuned["vectors"] == output
-    with pytest.raises(UserError, match="give it or --vectors, not both"):
+    with pytest.raises(UserError, match="--vectors, not both"):
         world.run(*words, "--from", world.base, "--vectors", made, "--out", tmp_path / "both")
 
 
@@ -144,9 +144,9 @@ def test_a_model_begins_with_vectors_alone(world: World, made: Path, tmp_path: P
     assert table_of(stored.model)[token].tolist() == vectors.vectors[row].tolist()
     assert 20 < output["vectors"]["by_word"] <= output["vectors"]["found"]
     wider = ("--vectors", made, "--out", tmp_path / "other", "model.embedding_size=24")
-    with pytest.raises(UserError, match=r"16 wide and the model's embeddings 24: give model.embedding_size=16"):
+    with pytest.raises(UserError, match=r"16 .*24.*model\.embedding_size=16"):
         world.run(*begin, *wider)
-    with pytest.raises(UserError, match="give --out a new or empty folder"):
+    with pytest.raises(UserError, match="--out"):
         world.run(*begin, "--vectors", made, "--out", tmp_path / "model")
     assert not (tmp_path / "other").exists()
 
@@ -189,9 +189,9 @@ def test_rows_are_found_by_token_and_the_others_stay_as_drawn(kind: str) -> None
 def test_vectors_of_other_words_are_refused() -> None:
     tokenizer = Tokenizer.train(["a b c"], kind="words", vocab_size=8)
     model = OneTable(8, 3)
-    with pytest.raises(UserError, match="none of the tokenizer's 3 tokens has a vector in v"):
+    with pytest.raises(UserError, match=r"3 tokens .*vector"):
         init_embeddings(model, tokenizer, WordVectors(["x"], np.ones((1, 3), np.float32)), source="v")
-    with pytest.raises(UserError, match="no embeddings of tokens"):
+    with pytest.raises(UserError, match="no embeddings"):
         init_embeddings(nn.Linear(2, 2), tokenizer, WordVectors(["a"], np.ones((1, 3), np.float32)), source="v")
 
 
@@ -216,9 +216,9 @@ def test_word2vec_is_gensims_and_repeats_itself(world: World, tmp_path: Path, ar
 
 def test_missing_gensim_fails_at_once(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gensim", None)
-    with pytest.raises(UserError, match=r"pip install 'homespun\[vectors\]'"):
+    with pytest.raises(UserError, match=r"'homespun\[vectors\]'"):
         word2vec(world, tmp_path / "out")
-    with pytest.raises(UserError, match="word2vec or glove, not 'fasttext'"):
+    with pytest.raises(UserError, match="'fasttext'"):
         world.run("vectors", "train", "fasttext", "--corpus", world.corpus, "--out", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

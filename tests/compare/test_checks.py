@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) 
         checked(made, finetune=task(made), variations=variations)
     words = str(caught.value)
     assert "\n" not in words
-    assert words.startswith("8 of 9 variations cannot be built, so nothing was begun: (1) typo: ")
+    assert re.match(r"8 of 9 .*: \(1\) typo: ", words)
     for name in set(variations) - {"good"}:
         assert f") {name}: " in words
     for reason in (
@@ -114,7 +115,7 @@ def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
         "which": {"pretrain": {"vectors": ""}},
         "nowhere": {"pretrain": {"vectors": "no/such/vectors"}},
     }
-    with pytest.raises(UserError, match=r"3 of 4 variations cannot be built") as caught:
+    with pytest.raises(UserError, match="3 of 4 ") as caught:
         checked(made, variations=refused)
     for words_ in (
         "wide: the vectors of",
@@ -127,15 +128,13 @@ def test_word_vectors_that_do_not_fit_are_refused(made: Path) -> None:
 
 def test_reason_of_several_variations_is_reported_once(made: Path) -> None:
     variations = {"a": {}, "b": {"finetune": {"train.batch_size": 3}}}
-    with pytest.raises(UserError, match=r"2 of 2 variations .* \(1\) a, b: .*label 'z' was not seen in training"):
+    with pytest.raises(UserError, match=r"2 of 2 .* \(1\) a, b: .*label 'z' "):
         checked(made, finetune=task(made, test=str(made / "strange.csv")), variations=variations)
 
 
 def test_corpora_with_different_tokenizers_are_refused_unless_allowed(made: Path) -> None:
     variations = {"one": {}, "two": {"pretrain": {"data.corpus": str(made / "other")}}}
-    with pytest.raises(
-        UserError, match=r"corpora have different tokenizers.*corpus against .*other; .*different_token"
-    ):
+    with pytest.raises(UserError, match=r"corpus against .*other; .*different_token"):
         checked(made, variations=variations)
     assert checked(made, variations=variations, different_tokenizers=True) == []
 
@@ -146,11 +145,9 @@ def test_budget_beyond_the_corpus_is_reported_in_passes(made: Path) -> None:
     corpus = Corpus.open(made / "corpus")
     available = int(corpus.lengths[corpus.split(0.02, 0)[0]].sum())
     (note,) = checked(made, budget={"tokens": 5 * available})
-    assert note.startswith(
-        f"tokens of the budget come to 5.0 passes over {made / 'corpus'}, which has {available:,} tokens"
-    )
+    assert re.search(rf"tokens .* 5\.0 passes .*{made / 'corpus'}.* {available:,} tokens", note)
     (note,) = checked(made, budget={"steps": 1000})
-    assert f"steps of the budget come to {1000 * 32 * 16 / available:,.1f} passes" in note
+    assert re.search(rf"steps .* {1000 * 32 * 16 / available:,.1f} passes", note)
     assert checked(made, budget={"tokens": available - 1}) == []
 
 
@@ -158,7 +155,7 @@ def test_a_corpus_that_cannot_be_divided_is_refused(made: Path) -> None:
     tokenizer = Tokenizer.load(made / "corpus" / "tokenizer")
     build_corpus([Document(" ".join(TEXTS * 7))], tokenizer, made / "one", workers=1)
     variations = {"many": {}, "one": {"pretrain": {"data.corpus": str(made / "one")}}}
-    with pytest.raises(UserError, match=r"1 of 2 variations .* \(1\) one: corpus .*one has one document, which"):
+    with pytest.raises(UserError, match=r"1 of 2 .* \(1\) one: corpus .*one document"):
         checked(made, variations=variations)
 
 
@@ -169,15 +166,15 @@ def test_what_every_row_or_validation_would_fail_of_is_refused(made: Path) -> No
         "chosen": {"pretrain": {"train.best_metric": "acuracy"}},
         "judged": {"finetune": {"train.best_metric": "acuracy"}},
     }
-    with pytest.raises(UserError, match=r"4 of 4 variations cannot be built") as caught:
+    with pytest.raises(UserError, match="4 of 4 ") as caught:
         checked(made, finetune=task(made), variations=variations, budget={"steps": 1})
     for words in (
-        "pairs: next sentence prediction needs to know where sentences end",
-        "tokens to train on, less than one row of 700001",
-        "chosen: train.best_metric=acuracy is not measured where electra is learned",
-        "judged: train.best_metric=acuracy is not measured where classification is learned",
+        "pairs: .*sentences end",
+        "one row of 700001",
+        r"chosen: train\.best_metric=acuracy .*electra",
+        r"judged: train\.best_metric=acuracy .*classification",
     ):
-        assert words in str(caught.value)
+        assert re.search(words, str(caught.value))
 
 
 def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> None:
@@ -191,51 +188,46 @@ def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> No
         "f": {"pretrain": {"train": {"seed": 11}}},
         "g": {"pretrain": {"model.num_hidden_layer": 2}},
     }
-    with pytest.raises(UserError) as caught:
-        checked(made, finetune=task(made), variations=variations, seeds=2)
-    assert str(caught.value) == (
-        "7 of 8 variations cannot be built, so nothing was begun: "
-        "(1) a, f: leave train.seed out, the comparison's `seeds` and `first_seed` say it "
-        "(2) b: leave seeds out, the comparison's own `seeds` say it "
-        "(3) c: train.budget.steps is not its own to choose, the budget is the same for all; leave it out, or leave "
-        "the comparison's `budget` out "
-        "(4) d: it pretrains nothing, so y has no meaning; leave it out "
-        "(5) e: no task 'topcs'; did you mean 'topics'? "
-        "(6) g: electra-tiny: unknown key 'model.num_hidden_layer'; did you mean 'num_hidden_layers'?"
+    listed = (
+        r"^7 of 8 .*\(1\) a, f: .*train\.seed .*`seeds` and `first_seed`.* \(2\) b: .*seeds.* "
+        r"\(3\) c: train\.budget\.steps .*\(4\) d: .* y .*\(5\) e: .*'topcs'.*'topics'.* "
+        r"\(6\) g: electra-tiny: .*'model\.num_hidden_layer'.*'num_hidden_layers'\?$"
     )
+    with pytest.raises(UserError, match=listed):
+        checked(made, finetune=task(made), variations=variations, seeds=2)
 
 
 @pytest.mark.parametrize(
     ("space", "words"),
     [
         ({"pretrain.train.optimizer.learning_rat": {"low": 0.1, "high": 0.2}}, r"\(1\) one, two: .*'learning_rate'"),
-        ({"pretrain.train.seed": {"choices": [3, 5]}}, r"\(1\) one, two: leave train.seed out"),
+        ({"pretrain.train.seed": {"choices": [3, 5]}}, r"\(1\) one, two: .*train\.seed"),
         (
             {"pretrain.data.length": {"low": 16, "high": 1031, "whole": True}},
-            r"one with pretrain.data.length=1031, two with pretrain.data.length=1031: rows of data.length=1031 ",
+            r"one with pretrain\.data\.length=1031, two with pretrain\.data\.length=1031: ",
         ),
         (
             {"pretrain.model.num_hidden_layers": {"low": 1, "high": 5}},
-            r"one with .*num_hidden_layers=3.5, .*valid integer",
+            r"one with .*num_hidden_layers=3\.5, .*integer",
         ),
         (
             {
                 "pretrain.model.hidden_dropout_prob": {"low": 0.0, "high": 0.5},
                 "finetune.objective.head": {"choices": [{"kind": "ffn"}, {"kind": "cnn"}, {"kind": "ccn"}]},
             },
-            r"one with finetune.objective.head=.kind: ccn., two with finetune.objective.head=.kind: ccn.: .*'cnn'",
+            r"one with finetune\.objective\.head=.kind: ccn., two with .*'cnn'",
         ),
     ],
 )
 def test_a_space_is_built_before_it_is_searched(made: Path, space: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=f"2 of 2 variations cannot be built.*{words}"):
+    with pytest.raises(UserError, match=f"2 of 2 .*{words}"):
         checked(made, finetune=task(made), variations={"one": {}, "two": {}}, search={"space": space})
 
 
 def test_what_only_a_search_sets_is_not_missed(made: Path) -> None:
     space = {"pretrain.data.corpus": {"choices": [str(made / "corpus"), str(made / "other")]}}
     stage = {"recipe": "electra-tiny", "settings": {"data": {"length": 16}, **SMALL}}
-    with pytest.raises(UserError, match="corpora have different tokenizers"):
+    with pytest.raises(UserError, match="different tokenizers"):
         checked(made, pretrain=stage, search={"space": space})
     assert checked(made, pretrain=stage, search={"space": space}, different_tokenizers=True) == []
 
@@ -246,8 +238,8 @@ def test_what_only_a_search_sets_is_not_missed(made: Path) -> None:
         ("macro_f1", True, ""),
         ("roc_auc", True, ""),
         ("loss", False, ""),
-        ("acuracy", True, "search.measure=acuracy is not measured where classification .* did you mean 'accuracy'"),
-        ("accuracy", False, "search.measure=accuracy is not measured where electra is learned"),
+        ("acuracy", True, "search.measure=acuracy .*classification .*'accuracy'"),
+        ("accuracy", False, "search.measure=accuracy .*electra"),
     ],
 )
 def test_the_measure_of_a_search_is_looked_at_before(made: Path, measure: str, tuned: bool, words: str) -> None:
@@ -285,5 +277,5 @@ def test_shipped_comparisons_can_be_built(made: Path, name: str) -> None:
 
 
 def test_a_recipe_of_another_kind_is_refused() -> None:
-    with pytest.raises(UserError, match="electra-tiny is of kind 'pretrain'; a comparison is of kind: compare"):
+    with pytest.raises(UserError, match=r"electra-tiny .*'pretrain'.* compare"):
         compare_recipe("electra-tiny")

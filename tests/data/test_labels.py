@@ -68,7 +68,7 @@ class TestLabels:
 
     @pytest.mark.parametrize(("given", "several"), [(["x"], False), ([("a", "x")], True)])
     def test_unseen_label_lists_the_labels(self, given: Any, several: bool) -> None:
-        with pytest.raises(UserError, match=r"'x' was not seen in training; there are: a, b"):
+        with pytest.raises(UserError, match=r"'x' .*: a, b"):
             Labels(("a", "b"), several).encode(given)
 
 
@@ -147,7 +147,7 @@ class TestRows:
             rows(["a"], length=2)
 
     def test_wrong_arguments(self) -> None:
-        with pytest.raises(ValueError, match="1 texts but 2 labels"):
+        with pytest.raises(ValueError, match=r"1 texts .* 2 labels"):
             LabelledRows(["a"], ["x", "y"], tokenizer, length=5, names=Labels(("x", "y")))
         with pytest.raises(ValueError, match="come together"):
             LabelledRows(["a"], ["x"], tokenizer, length=5)
@@ -157,7 +157,7 @@ def test_records_have_label_and_location(tmp_path: Path) -> None:
     found = list(read_labelled_records(write(tmp_path, [{"x": 1, "y": 2.0}, {"x": "a", "y": "b"}]), label="y"))
     assert [(record["x"], label) for record, label, _ in found] == [(1, "2"), ("a", "b")]
     assert found[1][2].startswith("row 2 of ")
-    with pytest.raises(UserError, match=r"row 1 of .* has no label in column 'y'"):
+    with pytest.raises(UserError, match=r"row 1 of .* no label .*'y'"):
         list(read_labelled_records(write(tmp_path, [{"y": " "}]), label="y"))
 
 
@@ -203,17 +203,17 @@ class TestReading:
 
     def test_no_such_column(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [{"sentence": "x", "label": 1}])
-        with pytest.raises(UserError, match=r"no column 'text'; there are: sentence, label"):
+        with pytest.raises(UserError, match=r"'text'.*: sentence, label"):
             read_labelled_texts(inputs, text="text", label="label")
-        with pytest.raises(UserError, match=r"no column 'class'; there are: sentence, label"):
+        with pytest.raises(UserError, match=r"'class'.*: sentence, label"):
             read_labelled_texts(inputs, text="sentence", label="class")
 
     def test_no_label(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [{"text": "x", "label": "a"}, {"text": "x", "label": " "}])
-        with pytest.raises(UserError, match=r"row 2 of .*train.jsonl has no label in column 'label'"):
+        with pytest.raises(UserError, match=r"row 2 of .*train\.jsonl .*'label'"):
             read_labelled_texts(inputs, text="text", label="label")
 
     def test_a_text_that_is_not_text(self, tmp_path: Path) -> None:
         inputs = write(tmp_path, [{"text": ["x"], "label": "a"}])
-        with pytest.raises(UserError, match=r"column 'text' holds a list, not text"):
+        with pytest.raises(UserError, match=r"'text' .*list"):
             read_labelled_texts(inputs, text="text", label="label")

@@ -160,17 +160,13 @@ class TestSettings:
         assert saved_long_inputs({"length": 9}, source="x") == Truncate()
 
     def test_a_damaged_one_is_one_line(self) -> None:
-        with pytest.raises(
-            UserError, match=r"^runs/a: long_inputs\.kind: unknown kind 'chunk_max'; did you mean 'chunk"
-        ):
+        with pytest.raises(UserError, match=r"^runs/a: long_inputs\.kind: .*'chunk_max'.*'chunk"):
             saved_long_inputs({"long_inputs": {"kind": "chunk_max"}}, source="runs/a")
 
     def test_an_unknown_kind_or_key_names_the_nearest(self) -> None:
-        with pytest.raises(
-            UserError, match=r"data\.long_inputs\.kind: unknown kind 'headtail'; did you mean 'head_tail'"
-        ):
+        with pytest.raises(UserError, match=r"data\.long_inputs\.kind: .*'headtail'.*'head_tail'"):
             load_recipe("classify", ["data.long_inputs.kind=headtail"])
-        with pytest.raises(UserError, match=r"data\.long_inputs\.overlp'; did you mean 'overlap'"):
+        with pytest.raises(UserError, match=r"data\.long_inputs\.overlp'.*'overlap'"):
             load_recipe("classify", ["data.long_inputs.kind=chunk_mean", "data.long_inputs.overlp=0.1"])
 
     @pytest.mark.parametrize(

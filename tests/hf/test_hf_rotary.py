@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_sizes_that_transformers_refuses_are_not_written(tmp_path: Path) -> None
     config = ModelConfig.model_validate({"backbone": GATED | {"num_attention_heads": 4, "head_size": 6}})
     assert export_huggingface(tmp_path / "hf", config.build(), config, TOKENIZER).folder is None
     (difference,) = LLAMA_FAMILY.differences(LLAMA_FAMILY.architectures[0], config)
-    assert "hidden_size=42 must be a multiple of num_attention_heads=4" in difference
+    assert re.search("hidden_size=42 .*num_attention_heads=4", difference)
 
 
 @pytest.mark.parametrize(

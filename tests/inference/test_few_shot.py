@@ -147,17 +147,17 @@ def test_an_example_has_a_text_and_then_an_answer(example: str) -> None:
 
 
 def test_bad_prompts_are_one_line(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="has no token; name a word for it with --answers"):
+    with pytest.raises(UserError, match="--answers"):
         Prompts.of(PromptTemplate(example="{text}{answer}"), tokenizer, examples=[], texts=["a"], answers=["", "b"])
-    with pytest.raises(UserError, match="a question has no tokens"):
+    with pytest.raises(UserError, match="without a token"):
         Prompts.of(PromptTemplate(example="{text}{answer}"), tokenizer, examples=[], texts=[""], answers=["a", "b"])
 
 
 def test_a_model_that_does_not_write_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match="no language model's head"):
+    with pytest.raises(UserError, match="language model"):
         score_answers(built(tokenizer, {"preset": "bert-tiny"}, "discriminator"), prompts(tokenizer), tokenizer)
     for head in ("causal_lm", "masked_lm"):
-        with pytest.raises(UserError, match="tokens see later ones"):
+        with pytest.raises(UserError, match="later ones"):
             score_answers(built(tokenizer, {"preset": "bert-tiny"}, head), prompts(tokenizer), tokenizer)
 
 

@@ -128,7 +128,7 @@ def test_a_performer_takes_one_length_and_says_so(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_refused_by_name(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model, config = build({"attention": {"kind": kind, "chunk_length": 4}}, None)
-    with pytest.raises(UserError, match=f"{kind} attention cannot be written as ONNX"):
+    with pytest.raises(UserError, match=f"{kind} attention .*ONNX"):
         export_onnx(tmp_path / "model.onnx", model, config)
     assert not list(tmp_path.iterdir())
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_written_is_refused_by_name(kind: str, tmp_path: Path) ->
 def test_a_recurrent_network_is_refused_by_name(tmp_path: Path) -> None:
     tree = {"kind": "recurrent", "vocab_size": 37, "hidden_size": 10, "num_hidden_layers": 1, "bidirectional": True}
     config = ModelConfig.model_validate({"backbone": tree})
-    with pytest.raises(UserError, match="a recurrent network cannot be written as ONNX"):
+    with pytest.raises(UserError, match=r"recurrent network .*ONNX"):
         export_onnx(tmp_path / "model.onnx", config.build().eval(), config)
     assert not list(tmp_path.iterdir())
 
@@ -155,10 +155,10 @@ def test_a_file_that_gives_other_results_is_not_kept(tmp_path: Path, monkeypatch
 
 def test_a_missing_extra_and_another_suffix_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, config = build({}, None)
-    with pytest.raises(UserError, match=r"must end in \.onnx, not 'model\.bin'"):
+    with pytest.raises(UserError, match=r"\.onnx, .*'model\.bin'"):
         export_onnx(tmp_path / "model.bin", model, config)
     monkeypatch.setattr(exporting, "_EXTRA", ("onnx_of_tomorrow",))
-    with pytest.raises(UserError, match=r"ONNX needs onnx_of_tomorrow.*pip install 'homespun\[export\]'"):
+    with pytest.raises(UserError, match=r"onnx_of_tomorrow.*'homespun\[export\]'"):
         export_onnx(tmp_path / "model.onnx", model, config)
-    with pytest.raises(UserError, match="--to must be one of onnx, not 'hf'"):
+    with pytest.raises(UserError, match=r"--to .*onnx.*'hf'"):
         app(["export", "somewhere", "--out", "x.onnx", "--to", "hf"], standalone_mode=False)

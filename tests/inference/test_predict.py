@@ -74,7 +74,7 @@ def test_alone_is_in_a_batch(head: Any, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_is_no_number_is_no_prediction(wrong: float) -> None:
     broken = predictor()
     next(broken.model.head.parameters()).data[0, 0] = wrong
-    with pytest.raises(NotFinite, match="what the model says of a row is not finite; train it again, with a lower"):
+    with pytest.raises(NotFinite, match="not finite"):
         list(broken.predict(["abc", "z" * 18]))
 
 

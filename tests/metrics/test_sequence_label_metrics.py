@@ -28,7 +28,7 @@ def test_no_entity_at_all() -> None:
     found = EntityMetrics()([["O", "O"]], [["O", "O"]])
     assert (found["f1"], found["accuracy"], found["per_class"]) == (0.0, 1.0, {})
     assert EntityMetrics()([["O", "B-X"]], [["O", "O"]])["recall"] == 0.0
-    with pytest.raises(UserError, match="no sentence has a word"):
+    with pytest.raises(UserError, match="no sentence"):
         EntityMetrics()([[]], [[]])
 
 
@@ -47,5 +47,5 @@ def test_which_tags_mark_spans() -> None:
 
 def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
-    with pytest.raises(UserError, match=r"pip install 'homespun\[metrics\]'"):
+    with pytest.raises(UserError, match=r"'homespun\[metrics\]'"):
         EntityMetrics()

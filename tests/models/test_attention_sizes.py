@@ -73,15 +73,15 @@ def test_a_chunk_longer_than_the_text_is_full_attention(causal: bool, after: int
 @pytest.mark.parametrize(
     ("attention", "message"),
     [
-        (sparse({"kind": "window", "dilation": 9999999999999}), r"dilation=9999999999999 .*=37; give less"),
-        (sparse({"kind": "window", "dilation": [[2, 37], 1]}), "dilation=37 leaves no token another to see"),
-        (sparse({"kind": "permuted_blocks", "blocks": 38}), r"blocks=38 are more parts .*; give 37 or less"),
-        (sparse({"kind": "random_blocks", "size": 19}), "neighbours; give a size of 18 or less, or another pattern"),
-        (sparse({"kind": "random_blocks", "size": HUGE}), "random_blocks leave no token anything to see"),
-        (sparse({"kind": "window"}, first=38), r"everywhere.first=38 are more tokens .*; give 37 or less"),
-        (sparse({"kind": "window"}, positions=[3, 37, 99]), r"positions=\[37, 99\] lie outside .*=37; give 36 or less"),
-        ({"kind": "local", "chunk_length": 13, "num_chunks_before": 4}, "3 chunks of .*=37; give 3 or less"),
-        ({"kind": "lsh", "chunk_length": 13, "num_chunks_after": 4}, "num_chunks_after=4.*; give 3 or less"),
+        (sparse({"kind": "window", "dilation": 9999999999999}), r"dilation=9999999999999 .*=37"),
+        (sparse({"kind": "window", "dilation": [[2, 37], 1]}), "dilation=37 "),
+        (sparse({"kind": "permuted_blocks", "blocks": 38}), r"blocks=38 .* 37"),
+        (sparse({"kind": "random_blocks", "size": 19}), "neighbours.* 18 "),
+        (sparse({"kind": "random_blocks", "size": HUGE}), "random_blocks "),
+        (sparse({"kind": "window"}, first=38), r"everywhere\.first=38 .* 37"),
+        (sparse({"kind": "window"}, positions=[3, 37, 99]), r"positions=\[37, 99\] .*=37.* 36"),
+        ({"kind": "local", "chunk_length": 13, "num_chunks_before": 4}, "3 chunks .*=37.* 3"),
+        ({"kind": "lsh", "chunk_length": 13, "num_chunks_after": 4}, "num_chunks_after=4.* 3"),
     ],
 )
 def test_what_means_nothing_is_refused(attention: dict[str, Any], message: str) -> None:

@@ -128,7 +128,7 @@ def test_layers_above_see_the_order_of_the_chunks(head: Any) -> None:
 
 
 def test_more_chunks_than_positions_are_refused() -> None:
-    with pytest.raises(UserError, match="a text in 6 chunks, where the model was made for 5"):
+    with pytest.raises(UserError, match=r" 6 chunks.* 5"):
         logits_of(model_with(POOLS[0]), pad_chunks(texts(6, 1), 0))
 
 

@@ -268,21 +268,21 @@ def test_attention_that_cannot_go_on_from_a_cache_says_so(attention: dict[str, A
     model = build(of(RESIDUALS["post"], FULL, attention))
     full = model(IDS, decoder_input_ids=TARGETS)
     assert full.isfinite().all()
-    with pytest.raises(UserError, match="cannot go on from a cache"):
+    with pytest.raises(UserError, match="cache"):
         in_pieces(model, [3, 1], Cache())
 
 
 def test_what_does_not_fit_a_cache_is_refused() -> None:
     model = build(VARIANTS["pre-full"])
     source, cache = model.encode(IDS), Cache()
-    with pytest.raises(UserError, match="only a causal stack"):
+    with pytest.raises(UserError, match="causal"):
         model.encoder.decode(IDS, cache=Cache())
     model.decode(TARGETS[:, :3], source, cache=cache)
-    with pytest.raises(UserError, match="of 1 tokens, and there are 3 in the cache and 1 new ones"):
-        model.decode(TARGETS[:, 3:4], source, attention_mask=TARGET_KEEP[:, 3:4], cache=cache)
-    with pytest.raises(UserError, match="sequence of 18 tokens exceeds max_position_embeddings=17"):
+    with pytest.raises(UserError, match=r" 1 tokens.* 3 .*cache .*1 new"):
+        model.decode(TARGETS[:, 3:4], source, decoder_attention_mask=TARGET_KEEP[:, 3:4], cache=cache)
+    with pytest.raises(UserError, match=r" 18 tokens .*max_position_embeddings=17"):
         model.decode(some_ids(3, 15), source, cache=cache)
-    with pytest.raises(UserError, match="eos_token_id=53 is not in a vocabulary of vocab_size=53"):
+    with pytest.raises(UserError, match=r"eos_token_id=53 .*vocab_size=53"):
         VARIANTS["pre-full"].model_copy(update={"eos_token_id": VOCAB}).build()
 
 

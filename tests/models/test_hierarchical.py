@@ -119,7 +119,7 @@ def test_pooling_and_attention_are_those_of_the_formulas() -> None:
 
 
 def test_a_decoder_cannot_have_it() -> None:
-    with pytest.raises(UserError, match="leave it to an encoder"):
+    with pytest.raises(UserError, match="encoder"):
         encoder(causal=True)
 
 

@@ -366,7 +366,7 @@ def test_any_length_up_to_the_maximum(config: EncoderConfig) -> None:
         assert encoder(ids).shape == (2, length, encoder.hidden_size)
         counted = torch.arange(length).expand(2, -1)
         torch.testing.assert_close(encoder(ids, position_ids=counted), encoder(ids))
-    with pytest.raises(UserError, match=f"sequence of {MAXIMUM + 1} tokens exceeds max_position_embeddings={MAXIMUM}"):
+    with pytest.raises(UserError, match=f" {MAXIMUM + 1} tokens .*max_position_embeddings={MAXIMUM}"):
         encoder(some_ids(1, MAXIMUM + 1))
 
 

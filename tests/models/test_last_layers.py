@@ -136,9 +136,9 @@ def test_with_layers_over_chunks() -> None:
 
 
 def test_too_many_layers_and_a_decoder_are_refused() -> None:
-    with pytest.raises(UserError, match="last_layers=6, but the model has 5 layers; give that many at most"):
+    with pytest.raises(UserError, match=r"last_layers=6.* 5 layers"):
         trained(6)
     stack = {"vocab_size": 97, "max_position_embeddings": 31, "hidden_size": HIDDEN, "num_attention_heads": 2}
     both = EncoderDecoderConfig.model_validate({"encoder": stack, "decoder": {}})
-    with pytest.raises(UserError, match="reads the layers of one stack"):
+    with pytest.raises(UserError, match="one stack"):
         LastLayersHeadConfig(layers=2).build(both.build())

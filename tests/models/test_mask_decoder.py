@@ -148,9 +148,9 @@ def test_it_is_written_for_transformers_but_for_the_head_of_masked_words(tmp_pat
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"attention": {"kind": "full"}}, "this model has full and none"),
-        ({"positions": {"kind": "learned"}}, "this model has disentangled and learned"),
-        ({"causal": True}, "must not be reversible or causal"),
+        ({"attention": {"kind": "full"}}, "full and none"),
+        ({"positions": {"kind": "learned"}}, "disentangled and learned"),
+        ({"causal": True}, "reversible or causal"),
     ],
 )
 def test_what_it_cannot_stand_in_is_refused(fields: dict[str, Any], words: str) -> None:

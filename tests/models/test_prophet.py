@@ -195,7 +195,7 @@ def test_any_length_up_to_the_maximum() -> None:
     source = model.encode(some_ids(2, MAXIMUM))
     for length in (1, 2, 5, MAXIMUM - 1, MAXIMUM):
         assert model.ngram_streams(some_ids(2, length), source).shape == (2, NGRAM, length, 44)
-    with pytest.raises(UserError, match=f"sequence of {MAXIMUM + 1} tokens exceeds max_position_embeddings={MAXIMUM}"):
+    with pytest.raises(UserError, match=f" {MAXIMUM + 1} tokens .*max_position_embeddings={MAXIMUM}"):
         model.ngram_streams(some_ids(2, MAXIMUM + 1), source)
 
 
@@ -260,10 +260,10 @@ def test_presets_have_streams(preset: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"decoder": {"attention": {"kind": "full"}}}, "ngram=3 streams in a decoder of full attention"),
+        ({"decoder": {"attention": {"kind": "full"}}}, "ngram=3 .*full attention"),
         (
             {"decoder": {"attention": {"kind": "ngram", "num_buckets": 8, "relative_max_distance": 4}}},
-            "relative_max_distance=4 lies within the 4 exact buckets of num_buckets=8",
+            "relative_max_distance=4 .*num_buckets=8",
         ),
         ({"ngram": -1}, "ngram"),
     ],
@@ -276,12 +276,12 @@ def test_mistakes_are_named(fields: dict[str, Any], message: str) -> None:
 def test_an_ordinary_decoder_has_no_streams() -> None:
     torch.manual_seed(1)
     model = config(ngram=0, decoder={}).build()
-    with pytest.raises(UserError, match="no streams that predict several tokens ahead"):
+    with pytest.raises(UserError, match="several tokens"):
         model.ngram_streams(some_ids(2, SEQ), model.encode(some_ids(2, SOURCE)))
 
 
 def test_distances_are_to_earlier_tokens() -> None:
-    with pytest.raises(UserError, match="ngram attention is causal only"):
+    with pytest.raises(UserError, match=r"ngram attention .*causal"):
         EncoderConfig.model_validate(ENCODER | {"attention": {"kind": "ngram"}}).build()
-    with pytest.raises(ValueError, match="without a causal mask"):
+    with pytest.raises(ValueError, match="causal mask"):
         NgramAttention(44, 4, num_buckets=6, relative_max_distance=9)(torch.randn(2, SEQ, 44), Mask())

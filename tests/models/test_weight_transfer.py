@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -194,15 +195,13 @@ def test_linformer_projections_repeat_over_new_positions(tokenizer: Tokenizer) -
 
 def test_relative_positions_stay_what_they_were(tokenizer: Tokenizer) -> None:
     stored = made(tokenizer, attention={"kind": "disentangled"}, positions={"kind": "none"})
-    with pytest.raises(
-        UserError, match=r"relative\.embedding\.weight has shape \(46, 22\) and would need \(122, 22\)"
-    ) as e:
+    with pytest.raises(UserError, match=r"relative\.embedding\.weight .*\(46, 22\) .*\(122, 22\)") as e:
         extend_context(stored, max_position_embeddings=61)
-    assert "set model.attention.max_relative_positions=23, so that relative positions" in str(e.value)
+    assert "model.attention.max_relative_positions=23" in str(e.value)
     changes = {"max_position_embeddings": 61, "attention": {"max_relative_positions": 23}}
     longer, origins = transfer(stored, changes)
     assert origins.initialized == ()
-    assert "simply go on to 61 tokens" in origins.changed[f"{STEM}relative.embedding.weight"]
+    assert "61 tokens" in origins.changed[f"{STEM}relative.embedding.weight"]
     assert torch.equal(longer.model(ids(23)), stored.model(ids(23)))
     longer.model(ids(61))
     biased = made(tokenizer, attention={"kind": "relative_bias"}, positions={"kind": "none"})
@@ -264,7 +263,7 @@ def test_new_words_are_the_mean_of_their_pieces(tokenizer: Tokenizer) -> None:
         torch.testing.assert_close(new[name][12], old[name][[5, 7, 11]].mean(0))
         assert torch.equal(new[name][13], old[name][6])
         torch.testing.assert_close(new[name][14], old[name][:12].mean(0))
-        assert origins.changed[name].startswith("3 new rows, each the mean of its pieces; 1 without any, each the mean")
+        assert re.match("3 new rows.* pieces; 1 .* mean", origins.changed[name])
     assert torch.equal(model(ids(9))[..., :12], stored.model(ids(9))[..., :12])
 
 
@@ -279,35 +278,35 @@ def test_a_head_of_another_kind_is_not_taken(tokenizer: Tokenizer) -> None:
 
 NOWHERE = {"positions": {"kind": "none"}}
 MISTAKES = {
-    "no positions": (NOWHERE, {"max_position_embeddings": 61}, "=61: a model without positions of any kind"),
+    "no positions": (NOWHERE, {"max_position_embeddings": 61}, "=61: "),
     "no positions left": (
         NOWHERE | {"attention": {"kind": "relative_bias"}},
         {"max_position_embeddings": 61, "attention": {"kind": "performer"}},
-        r"\(positions none, attention performer\) has nothing to stretch; keep max_position_embeddings=23",
+        r"\(positions none, attention performer\) .*max_position_embeddings=23",
     ),
     "no places any more": (
         NOWHERE | {"attention": {"kind": "disentangled"}},
         {"attention": {"kind": "full"}},
-        r"model.attention=full takes .* where a token stands \(positions none, attention disentangled\); keep that",
+        r"model.attention=full .*\(positions none, attention disentangled\)",
     ),
     "no places any more in a cycle": (
         NOWHERE | {"attention": {"kind": "alternating", "cycle": [{"kind": "full"}, {"kind": "relative_bias"}]}},
         {"max_position_embeddings": 13, "attention": {"kind": "alternating", "cycle": [{"kind": "full"}]}},
-        r"\(positions none, attention alternating\); keep that attention, or set model.attention to another",
+        r"\(positions none, attention alternating\)",
     ),
     "windows alone": (NOWHERE | {"attention": WINDOW}, {"max_position_embeddings": 61}, "has nothing to stretch"),
-    "a width": ({}, {"hidden_size": 44}, "model.hidden_size cannot be set beside a checkpoint"),
+    "a width": ({}, {"hidden_size": 44}, "model.hidden_size cannot be set"),
     "a misspelt one": ({}, {"atention": {}}, "did you mean 'attention'"),
-    "no layer": ({}, {"num_hidden_layers": 0}, "num_hidden_layers: Input should be greater than or equal to 1"),
+    "no layer": ({}, {"num_hidden_layers": 0}, "num_hidden_layers: "),
     "no length": ({}, {"max_position_embeddings": 0}, "max_position_embeddings"),
-    "groups": ({"num_hidden_groups": 3}, {"num_hidden_layers": 4}, "not a multiple of num_hidden_groups"),
+    "groups": ({"num_hidden_groups": 3}, {"num_hidden_layers": 4}, "num_hidden_groups"),
     "no such kind": ({}, {"attention": {"kind": "spare"}}, "unknown kind 'spare'; did you mean 'sparse'"),
     "what cannot follow": (
         {"attention": {"kind": "linformer", "k": 5, "projection": "convolved"}},
         {"max_position_embeddings": 61},
-        "keep max_position_embeddings=23, or set model.attention so that it stays",
+        "keep max_position_embeddings=23",
     ),
-    "causal": ({"causal": True}, {"attention": {"kind": "linformer", "k": 5}}, "linformer cannot be causal"),
+    "causal": ({"causal": True}, {"attention": {"kind": "linformer", "k": 5}}, "linformer cannot"),
 }
 
 
@@ -343,7 +342,7 @@ def test_relative_positions_of_one_of_two_stacks_go_on(tokenizer: Tokenizer, sta
     origins = transfer_weights(stored, changed.build(), changed)
     assert [*origins.changed] == [STEM.replace("layers", f"{stack}.layers") + "kernel.bias.embedding.weight"]
     plain = {stack: {"max_position_embeddings": 61, "attention": {"kind": "full"}}}
-    with pytest.raises(UserError, match="has nothing to stretch"):
+    with pytest.raises(UserError, match="nothing to stretch"):
         change_stacks(config.backbone, plain)
 
 

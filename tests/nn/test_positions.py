@@ -23,7 +23,7 @@ def test_sinusoidal_positions_are_the_formula() -> None:
 
 
 def test_sinusoidal_positions_need_an_even_size() -> None:
-    with pytest.raises(UserError, match="even embedding_size, not 7"):
+    with pytest.raises(UserError, match=r"embedding_size.* 7"):
         SinusoidalPositions(11, 7)
 
 
@@ -49,7 +49,7 @@ def test_counted_positions_are_those_given(positions: nn.Module) -> None:
 )
 def test_positions_end(positions: nn.Module) -> None:
     assert positions(None, 13).shape == (1, 13, 6)
-    with pytest.raises(UserError, match="sequence of 14 tokens exceeds max_position_embeddings=13"):
+    with pytest.raises(UserError, match=r" 14 tokens .*max_position_embeddings=13"):
         positions(None, 14)
 
 
@@ -87,9 +87,9 @@ def test_axial_positions_are_those_of_transformers(length: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "sizes", "message"),
     [
-        ((4, 3), (2, 5), r"shape=\[4, 3\] are 12 and max_position_embeddings=13; shape=\[5, 3\] has enough"),
-        ((5, 3), (2, 4), r"sizes=\[2, 4\] are 6 wide and the embeddings 7; sizes=\[2, 5\] fit"),
-        ((5, 3), (9, 4), r"sizes=\[9, 4\] are 13 wide and the embeddings 7; sizes=\[6, 1\] fit"),
+        ((4, 3), (2, 5), r"shape=\[4, 3\] .*max_position_embeddings=13.*shape=\[5, 3\]"),
+        ((5, 3), (2, 4), r"sizes=\[2, 4\] .*6 .*7; .*sizes=\[2, 5\]"),
+        ((5, 3), (9, 4), r"sizes=\[9, 4\] .*13 .*7; .*sizes=\[6, 1\]"),
     ],
 )
 def test_axial_positions_that_do_not_fit(shape: tuple[int, int], sizes: tuple[int, int], message: str) -> None:

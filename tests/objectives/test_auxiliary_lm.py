@@ -85,8 +85,8 @@ def test_a_checkpoint_without_a_head_gets_one_of_its_words() -> None:
 
 
 def test_it_is_refused_where_it_makes_no_sense() -> None:
-    with pytest.raises(UserError, match="take a causal model, or set"):
+    with pytest.raises(UserError, match=r"causal model, .*set"):
         objective(causal=False)
     for wrong in ({"frozen": True}, {"last_layers": 2}):
-        with pytest.raises(ValidationError, match="leave out frozen and last_layers"):
+        with pytest.raises(ValidationError, match="frozen and last_layers"):
             Classification.model_validate({"auxiliary_lm": 0.5} | wrong)

@@ -218,14 +218,14 @@ def test_what_cannot_be(tokenizer: Tokenizer) -> None:
         lambda: SpanCorruption().collate(plain),
         lambda: SpanCorruption().rows(TinyCorpus(plain, [20]), np.arange(1), length=16, seed=1),  # type: ignore[arg-type]
     ):
-        with pytest.raises(UserError, match=r"this tokenizer has none; make one with `homespun tokenizer train --sent"):
+        with pytest.raises(UserError, match=r"homespun tokenizer train --sent"):
             refused()
-    with pytest.raises(UserError, match=r"rows of data\.length=256 tokens have 14 spans, .* has 7 sentinels; lower"):
+    with pytest.raises(UserError, match=r"data\.length=256 .*14 spans.* 7 sentinels"):
         SpanCorruption().rows(TinyCorpus(tokenizer, [20]), np.arange(1), length=256, seed=1)  # type: ignore[arg-type]
     without = TinyCorpus(tokenizer, [20])
     without.has_sentences = False
-    with pytest.raises(UserError, match=r"built without; .* --sentences, or set objective\.sentence_permutation=0"):
+    with pytest.raises(UserError, match=r"--sentences.*objective\.sentence_permutation=0"):
         Denoising().rows(without, np.arange(1), length=16, seed=1)  # type: ignore[arg-type]
     assert len(only(text_infilling=0.3).rows(without, np.arange(1), length=16, seed=1)) == 2  # type: ignore[arg-type]
-    with pytest.raises(ValidationError, match="nothing to learn but to copy"):
+    with pytest.raises(ValidationError, match="nothing to learn"):
         only()

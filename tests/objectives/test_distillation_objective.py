@@ -238,7 +238,7 @@ def test_kept_logits_are_bounded(tmp_path: Path, tokenizer: Tokenizer, labeller:
 def test_another_tokenizer_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     other = Tokenizer.train(["zz yy xx ww"], kind="words", vocab_size=9)
     source = saved(tmp_path / "other", other, MaskedLMHeadConfig())
-    with pytest.raises(UserError, match="take a teacher and a student of one tokenizer") as student:
+    with pytest.raises(UserError, match="one tokenizer") as student:
         taught(tokenizer, source)
     assert "\n" not in str(student.value)
 
@@ -248,9 +248,9 @@ def test_teachers_that_do_not_fit(tmp_path: Path, tokenizer: Tokenizer, filler: 
         taught(tokenizer, labeller)
     with pytest.raises(UserError, match="labels nothing"):
         classifier(tokenizer, filler)
-    with pytest.raises(UserError, match="tells a, b, c apart and the data has a, b, d"):
+    with pytest.raises(UserError, match=r" a, b, c .* a, b, d"):
         classifier(tokenizer, labeller, Labels(("a", "b", "d")))
-    with pytest.raises(UserError, match="neither a finished run nor a model/ folder"):
+    with pytest.raises(UserError, match="model/ folder"):
         taught(tokenizer, tmp_path / "nothing")
     with pytest.raises(UserError, match="which teacher"):
         MaskedLM(teacher=TokenTeacher()).build(tiny_model(tokenizer), tokenizer)
@@ -270,5 +270,5 @@ def test_settings_that_do_not_go_together() -> None:
 def test_rows_longer_than_the_teacher(tmp_path: Path, tokenizer: Tokenizer) -> None:
     source = saved(tmp_path / "short", tokenizer, MaskedLMHeadConfig(), max_position_embeddings=8)
     objective, batch = taught(tokenizer, source)
-    with pytest.raises(UserError, match="reads 8 tokens at most"):
+    with pytest.raises(UserError, match=" 8 tokens"):
         objective(batch)

@@ -190,11 +190,11 @@ def test_one_stream_is_an_ordinary_decoder(tokenizer: Tokenizer) -> None:
 
 
 def test_bad_input(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"this one has none; set model\.ngram=2"):
+    with pytest.raises(UserError, match=r"model\.ngram=2"):
         FutureNgrams().build(tiny_writer(tokenizer), tokenizer)
-    with pytest.raises(UserError, match=r"2 stream weights .* for a decoder of ngram=3 streams"):
+    with pytest.raises(UserError, match=r"2 stream weights .*ngram=3"):
         FutureNgrams(streams=StreamWeights(weights=(1, 1))).build(tiny_writer(tokenizer, ngram=3), tokenizer)
-    with pytest.raises(UserError, match="teach nothing of the next token"):
+    with pytest.raises(UserError, match="next token"):
         FutureNgrams(streams=StreamWeights(weights=(0, 1, 1))).build(tiny_writer(tokenizer, ngram=3), tokenizer)
     negative: Any = (1, -1, 1)
     with pytest.raises(ValidationError):

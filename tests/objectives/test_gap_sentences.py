@@ -210,7 +210,7 @@ def test_a_token_of_its_own_stands_for_a_sentence_where_there_is_one(tokenizer: 
     content = bare.content.replace('"[UNK]"', '"<mask_1>"')
     released = Tokenizer(content, bare.roles | {"unk": "<mask_1>"})
     assert GapSentenceGeneration(mlm=0.1).collate(released).gap_id == 1
-    with pytest.raises(UserError, match=r"one mask token for both; make one with .* --sentinels 1"):
+    with pytest.raises(UserError, match=r"--sentinels 1"):
         GapSentenceGeneration(mlm=0.1).collate(bare)
 
 
@@ -233,14 +233,14 @@ def test_rows_of_one_sentence_are_skipped_with_a_warning(caplog: pytest.LogCaptu
     rows: Any = Sentences([1, 3, 2, 1])
     with caplog.at_level(logging.WARNING):
         gaps = MultiSentenceRows(rows)
-    assert "2 of 4 rows are one sentence" in caplog.text
+    assert "2 of 4 rows" in caplog.text
     assert gaps.lengths.tolist() == [8, 6]
     assert [len(gaps[index].input_ids) for index in range(len(gaps))] == [8, 6]
 
 
 def test_bad_input() -> None:
     one: Any = Sentences([1, 1])
-    with pytest.raises(UserError, match=r"none of 2 rows has two; raise data\.length"):
+    with pytest.raises(UserError, match=r" 2 rows .*data\.length"):
         MultiSentenceRows(one)
 
     class Bare:
@@ -248,9 +248,9 @@ def test_bad_input() -> None:
         path = "here"
 
     corpus: Any = Bare()
-    with pytest.raises(UserError, match="build it again with: homespun corpus build --sentences"):
+    with pytest.raises(UserError, match="homespun corpus build --sentences"):
         GapSentenceGeneration().rows(corpus, np.array([0]), length=64, seed=1)
-    with pytest.raises(ValidationError, match=r"is below ratio=0\.3, the lowest; exchange the two"):
+    with pytest.raises(ValidationError, match=r"ratio=0\.3"):
         GapSentenceGeneration(highest_ratio=0.2)
     with pytest.raises(ValidationError, match="more than the whole"):
         GapSentenceGeneration(mask_share=0.8, random_share=0.3)

@@ -111,7 +111,7 @@ def test_whole_words_come_from_the_tokenizer() -> None:
 
 @pytest.mark.parametrize("wrong", [{"mask_share": 0.95}, {"mask_share": 0.5, "random_share": 0.6}])
 def test_shares_sum_to_at_most_one(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match=r"mask_share=.* and random_share=.* are more than the whole"):
+    with pytest.raises(ValidationError, match=r"mask_share=.*random_share="):
         MaskedLM.model_validate(wrong)
 
 
@@ -161,7 +161,7 @@ def test_next_sentence_prediction(tokenizer: Tokenizer) -> None:
 
 
 def test_next_sentence_prediction_needs_segments(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"two segments .* type_vocab_size=1"):
+    with pytest.raises(UserError, match=r"type_vocab_size=1"):
         MaskedLM(next_sentence=True).build(tiny_model(tokenizer, type_vocab_size=1), tokenizer)
 
 
@@ -179,9 +179,7 @@ def test_rows_of_a_corpus(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPat
 
 
 def test_a_model_that_sees_one_side_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(
-        UserError, match=r"both sides.*model\.causal=false in a new model; one given with --from .*objective\.kind=clm"
-    ):
+    with pytest.raises(UserError, match=r"model\.causal=false .*--from .*objective\.kind=clm"):
         MaskedLM().build(tiny_model(tokenizer, causal=True), tokenizer)
 
 

@@ -286,12 +286,12 @@ def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
 @every_kind
 def test_a_model_that_sees_the_wrong_way_is_refused(config: Any, tokenizer: Tokenizer) -> None:
     if writes(config):
-        with pytest.raises(UserError, match=r"needs an encoder with a decoder, .* take one such as model\.preset="):
+        with pytest.raises(UserError, match=r"model\.preset="):
             config.build(tiny_model(tokenizer), tokenizer)
         return
     recurrent = tiny_recurrent(tokenizer, bidirectional=config.kind.endswith("clm"))
     for model in (tiny_model(tokenizer, causal=config.kind != "clm"), recurrent):
         with pytest.raises(UserError, match=r"set model\.(causal|bidirectional)=|recurrent"):
             config.build(model, tokenizer)
-    with pytest.raises(UserError, match="works on one stack, and this model is an encoder with a decoder"):
+    with pytest.raises(UserError, match="one stack"):
         config.build(tiny_writer(tokenizer), tokenizer)

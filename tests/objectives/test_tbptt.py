@@ -197,9 +197,9 @@ def test_killed_and_resumed_is_never_interrupted(tokenizer: Tokenizer, tmp_path:
 
 
 def test_what_cannot_be_is_refused_in_a_line(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"tokens are too few for 500 streams .* lower train\.batch_size"):
+    with pytest.raises(UserError, match=r" 500 streams .*train\.batch_size"):
         rows_of(tokenizer, streams=500)
-    with pytest.raises(UserError, match="rows of 3 tokens are too short"):
+    with pytest.raises(UserError, match=" 3 tokens"):
         TbpttRows(TinyCorpus(tokenizer, [9]), np.arange(1), length=3, streams=1)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="how many streams"):
         StatefulCausalLM().build(tiny_recurrent(tokenizer), tokenizer)

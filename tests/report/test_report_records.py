@@ -111,15 +111,15 @@ def test_a_result_keeps_the_keys_that_it_was_made_with() -> None:
 def test_damaged_and_missing_files_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none was given"):
         read_runs([])
-    with pytest.raises(UserError, match="is not a folder"):
+    with pytest.raises(UserError, match="not a folder"):
         read_run(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="none of a run's files"):
+    with pytest.raises(UserError, match="run's files"):
         read_run(tmp_path)
     (tmp_path / "result.json").write_text('{"name": "a"')
-    with pytest.raises(UserError, match="cut short or altered"):
+    with pytest.raises(UserError, match="cut short"):
         read_run(tmp_path)
     (tmp_path / "result.json").write_text("[1]")
-    with pytest.raises(UserError, match="must hold a JSON object, not list"):
+    with pytest.raises(UserError, match="object, not list"):
         read_run(tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_a_result_of_another_version_is_one_line(tmp_path: Path, pretraining: Ma
     (path / "result.json").write_text(json.dumps(result | {"version": 1}))
     assert read_run(path).summary == before
     (path / "result.json").write_text(json.dumps(result | {"version": version}))
-    with pytest.raises(UserError, match=rf"run/result\.json has version {version!r}, this homespun reads 1; use"):
+    with pytest.raises(UserError, match=rf"run/result\.json .*version {version!r}.* 1"):
         read_run(path)
 
 

@@ -200,17 +200,17 @@ def test_added_tokens_have_their_ids(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "added", "words"),
     [
-        ({"tokenizer_class": "XLMRobertaTokenizer"}, {}, "for 'XLMRobertaTokenizer', which numbers its tokens"),
+        ({"tokenizer_class": "XLMRobertaTokenizer"}, {}, "'XLMRobertaTokenizer'"),
         ({"split_by_punct": True}, {}, "split_by_punct is not known"),
-        ({}, {"[MASK]": 10**9}, "the added token '[MASK]' is far off, at 1,000,000,000"),
-        ({}, {"[MASK]": -1}, "with the id -1 is no added token"),
-        ({}, {"[MASK]": "first"}, "with the id 'first' is no added token"),
-        ({}, {"[SEP]": 50}, "has '[SEP]' at 2, and the files beside it at 50"),
+        ({}, {"[MASK]": 10**9}, "'[MASK]' is far off, at 1,000,000,000"),
+        ({}, {"[MASK]": -1}, "the id -1 "),
+        ({}, {"[MASK]": "first"}, "the id 'first' "),
+        ({}, {"[SEP]": 50}, "'[SEP]' at 2"),
         ({"added_tokens_decoder": {"113": {"content": "[MASK]"}}}, {"[MASK]": 114}, "'[MASK]' has the ids 113 and 114"),
-        ({"additional_special_tokens": [5]}, {}, "5 with the id None is no added token"),
-        ({"additional_special_tokens": "[END]"}, {}, "additional_special_tokens must be a list of tokens, not '[END]'"),
+        ({"additional_special_tokens": [5]}, {}, "the id None "),
+        ({"additional_special_tokens": "[END]"}, {}, "additional_special_tokens must be a list"),
         ({"additional_special_tokens": ["\ud800"]}, {}, "is no added token"),
-        ({"cls_token": None}, {}, "cls_token is null, which goes around texts"),
+        ({"cls_token": None}, {}, "cls_token is null"),
         ({"cls_token": "a:b"}, {}, "a:b"),
     ],
 )
@@ -228,10 +228,10 @@ def test_rejected_settings_of_sentencepiece(
 @pytest.mark.parametrize(
     ("family", "config", "words"),
     [
-        ("t5", {"extra_ids": 10**7}, "extra_ids must be a whole number from 0 to 10,000"),
+        ("t5", {"extra_ids": 10**7}, "extra_ids .* 0 to 10,000"),
         ("t5", {"extra_ids": "many"}, "not 'many'"),
-        ("pegasus", {"offset": -3}, "offset must be a whole number"),
-        ("pegasus", {"mask_token": None}, "a mask_token and a mask_token_sent"),
+        ("pegasus", {"offset": -3}, "offset .*number"),
+        ("pegasus", {"mask_token": None}, "mask_token and .*mask_token_sent"),
     ],
 )
 def test_numbers_that_are_refused(family: str, config: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -242,5 +242,5 @@ def test_numbers_that_are_refused(family: str, config: dict[str, Any], words: st
 def test_two_vocabularies_are_refused(tmp_path: Path) -> None:
     folder_of(tmp_path, "t5")
     (tmp_path / "other.spm").write_bytes(b"")
-    with pytest.raises(UserError, match=r"2 vocabularies, other\.spm and spiece\.model; keep one"):
+    with pytest.raises(UserError, match=r"2 .*other\.spm and spiece\.model"):
         Tokenizer.load(tmp_path)

@@ -197,10 +197,10 @@ UNKNOWN, END, THE, DOG = (b"<unk>", 0.0, 2), (b"</s>", 0.0, 3), ("▁the".encode
         (pieces(UNKNOWN, THE, (b"\xff", -1.0, 1)), "damaged"),
         (pieces(UNKNOWN, THE, (b"a", math.nan, 1)), "piece 2 has score nan"),
         (pieces(UNKNOWN, THE, (b"a", 0.0, 5)), "piece 2 has score 0.0 and type 5"),
-        (pieces(UNKNOWN, THE, (b"<0x00>", 0.0, 6)), "1 pieces for bytes, not the 256"),
-        (pieces(UNKNOWN, THE, trainer=b"\x18\x03"), "is a SentencePiece model of words; unigram and bpe"),
+        (pieces(UNKNOWN, THE, (b"<0x00>", 0.0, 6)), "1 pieces for bytes"),
+        (pieces(UNKNOWN, THE, trainer=b"\x18\x03"), "unigram and bpe"),
         (pieces(UNKNOWN, THE, trainer=b"\xc0\x01\x01"), "treat_whitespace_as_suffix"),
-        (pieces(UNKNOWN, THE, table=b"\x08\x00\x00\x00abcd"), "table of characters is cut short"),
+        (pieces(UNKNOWN, THE, table=b"\x08\x00\x00\x00abcd"), "cut short"),
         (pieces(UNKNOWN, THE, table=b"\x04\x00\x00\x00\x00\xff\xff\xffa\x00"), "leads beyond its end"),
     ],
 )

@@ -107,11 +107,11 @@ def test_what_is_refused_of_a_word_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ('{"unk_token": ["x"]}', "no ['x'], the token for what is unknown"),
-        ('{"unk_token": {"content": ["x"]}}', "no ['x'], the token for what is unknown"),
-        ('{"strip_accents": ["x"]}', "strip_accents must be true, false or null, not ['x']"),
-        ("[" * 100_000, "tokenizer_config.json is not valid JSON"),
-        ("{", "tokenizer_config.json is not valid JSON"),
+        ('{"unk_token": ["x"]}', "no ['x']"),
+        ('{"unk_token": {"content": ["x"]}}', "no ['x']"),
+        ('{"strip_accents": ["x"]}', "strip_accents must be true, false or null"),
+        ("[" * 100_000, "tokenizer_config.json"),
+        ("{", "tokenizer_config.json"),
     ],
 )
 def test_rejected_settings_of_a_word_list(config: str, words: str, tmp_path: Path) -> None:
@@ -131,16 +131,16 @@ def test_a_name_that_cannot_go_around_texts(tmp_path: Path) -> None:
     ("vocabulary", "merges", "words"),
     [
         ('{"a": 0, "b": 1, "a": 2}', "", "has 'a' twice"),
-        ('{"a": 0, "b": 0}', "", "gives 'a' and 'b' the same number, 0"),
-        ('{"a": 0, "b</w>": 1}', "", "is no vocabulary of bytes"),
-        ('["a"]', "", "must map tokens to their numbers"),
+        ('{"a": 0, "b": 0}', "", "'a' and 'b'"),
+        ('{"a": 0, "b</w>": 1}', "", "vocabulary of bytes"),
+        ('["a"]', "", "tokens to their numbers"),
         ("{", "", "cannot be read as JSON"),
         ("[" * 100_000, "", "cannot be read as JSON"),
         ('{"a": ' + "7" * 5000 + "}", "", "cannot be read as JSON"),
         ('{"a": -1}', "", "gives 'a' the number -1"),
         (f'{{"a": {2**40}}}', "", f"gives 'a' the number {2**40}"),
         (None, "one", "'one' is not a pair"),
-        (None, "never there", "does not fit vocab.json"),
+        (None, "never there", "fit vocab.json"),
     ],
 )
 def test_what_is_refused_of_byte_pairs(vocabulary: str | None, merges: str, words: str, tmp_path: Path) -> None:
@@ -174,12 +174,12 @@ def test_a_tokenizer_json_with_an_entry_twice_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("added", "words"),
     [
-        ([(47, "<x>"), (47, "<y>")], "gives the added token '<y>' the number 47"),
+        ([(47, "<x>"), (47, "<y>")], "the added token '<y>'"),
         ([(47, "<x>"), (48, "<x>")], "has '<x>' twice"),
         ([(47, "<x>"), (47, "<x>")], "has '<x>' twice"),
-        ([(31, "<x>")], "gives the added token '<x>' the number 31"),
-        ([(31, "[MASK]")], "gives the added token '[MASK]' the number 31"),
-        ([(47, "<x>"), (49, "<y>")], "gives the added token '<y>' the number 49"),
+        ([(31, "<x>")], "the added token '<x>'"),
+        ([(31, "[MASK]")], "the added token '[MASK]'"),
+        ([(47, "<x>"), (49, "<y>")], "the added token '<y>'"),
     ],
 )
 @pytest.mark.parametrize("kind", ["unigram", "wordpiece"])

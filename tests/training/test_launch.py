@@ -60,7 +60,7 @@ def test_the_error_of_any_process_is_raised(tmp_path: Path, rank: int) -> None:
 
 @pytest.mark.slow
 def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)process 2 failed:.*launch_targets.py.*ZeroDivisionError: a bug"):
+    with pytest.raises(RuntimeError, match=r"(?s)process 2 .*launch_targets.py.*ZeroDivisionError: a bug"):
         launch(2, launch_targets.fail, tmp_path, 1, "bug")
     assert not left_over(tmp_path)
 
@@ -68,7 +68,7 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_the_others(tmp_path: Path, rank: int) -> None:
-    with pytest.raises(UserError, match=rf"process {rank + 1} of 2 was killed \(SIGKILL\).*--resume"):
+    with pytest.raises(UserError, match=rf"process {rank + 1} of 2 .*SIGKILL.*--resume"):
         launch(2, launch_targets.fail, tmp_path, rank, "killed")
     assert not left_over(tmp_path)
 

@@ -38,16 +38,16 @@ def test_a_new_run_has_its_config_and_environment(run):
 
 
 def test_a_run_is_not_overwritten(run):
-    with pytest.raises(UserError, match="holds a run; continue it with --resume"):
+    with pytest.raises(UserError, match=r"holds a run.*--resume"):
         Run.create(run.path, train_config(), resume=False)
     run.write_result({"kind": "pretrain"})
-    with pytest.raises(UserError, match="holds a finished run"):
+    with pytest.raises(UserError, match="finished run"):
         Run.create(run.path, train_config(), resume=False)
 
 
 def test_resuming_wants_the_same_config_and_names_what_differs(run):
     Run.create(run.path, train_config(), resume=True)
-    with pytest.raises(UserError, match=r"seed was 0 and is 3; validate_every was 0\.1 and is 0\.5"):
+    with pytest.raises(UserError, match=r"seed .*0 .*3; validate_every .*0\.1 .*0\.5"):
         Run.create(run.path, train_config(seed=3, validate_every=0.5), resume=True)
 
 
@@ -58,7 +58,7 @@ def test_resume_without_a_run_starts_one(tmp_path):
 @pytest.mark.parametrize("resume", [False, True])
 def test_other_folders_and_files_are_left_alone(tmp_path, resume):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(UserError, match="other things in it"):
+    with pytest.raises(UserError, match="other things"):
         Run.create(tmp_path, train_config(), resume=resume)
     with pytest.raises(UserError, match="is a file"):
         Run.create(tmp_path / "thesis.tex", train_config(), resume=resume)
@@ -83,7 +83,7 @@ def test_a_run_killed_before_its_config_starts_again(tmp_path, monkeypatch, last
             Run.create(tmp_path, train_config(), resume=False)
     assert (tmp_path / "checkpoints").is_dir()
     (tmp_path / "checkpoints" / "step-3").mkdir()
-    with pytest.raises(UserError, match="other things in it"):
+    with pytest.raises(UserError, match="other things"):
         Run.create(tmp_path, train_config(), resume=True)
     (tmp_path / "checkpoints" / "step-3").rmdir()
     assert Run.create(tmp_path, train_config(), resume=True).latest_checkpoint() is None
@@ -167,7 +167,7 @@ def test_a_changed_number_in_the_state_is_noticed(run):
     save(run, 3)
     path = run.path / "checkpoints" / "step-3" / "state.json"
     path.write_text(path.read_text().replace('"step": 3', '"step": 4'))
-    with pytest.raises(UserError, match=r"state\.json was altered"):
+    with pytest.raises(UserError, match=r"state\.json"):
         run.latest_checkpoint()
 
 

@@ -87,7 +87,7 @@ def test_a_term_that_the_batch_does_not_count_is_an_error(tmp_path):
         def forward(self, batch):
             return Loss(super().forward(batch).terms | {"extra": Term(self.pooler.weight.sum(), 1)})
 
-    with pytest.raises(ValueError, match=r"terms \['extra'\] of the loss are not counted"):
+    with pytest.raises(ValueError, match=r"\['extra'\]"):
         list(make_trainer(tmp_path, train_config(), objective=Unannounced()))
 
 
@@ -207,12 +207,12 @@ def test_every_process_goes_by_the_clock_of_the_main_one(tmp_path, monkeypatch):
 def test_a_budget_of_time_below_one_step_is_an_error_that_says_how_long_one_takes(tmp_path):
     clock = Clock()
     config = train_config(budget=Budget(time=0.5))
-    with pytest.raises(UserError, match=r"budget of 0.5 s is too small for one step, which took 1.2 s"):
+    with pytest.raises(UserError, match=r" 0\.5 s .* 1\.2 s"):
         list(make_trainer(tmp_path, config, objective=clock.objective(), clock=clock))
 
 
 def test_a_budget_of_tokens_below_one_step_is_an_error(tmp_path):
-    with pytest.raises(UserError, match=r"budget of 7 tokens is too small for one step of \d\d"):
+    with pytest.raises(UserError, match=r" 7 tokens .* \d\d"):
         list(make_trainer(tmp_path, train_config(budget=Budget(tokens=7))))
 
 
@@ -284,7 +284,7 @@ def test_checkpoints_are_written_by_the_clock(tmp_path):
 
 
 def test_a_loader_of_another_process_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="the loader is of process 0 of 2; this is DistributedContext"):
+    with pytest.raises(ValueError, match="process 0 of 2"):
         make_trainer(tmp_path, train_config(), world_size=2)
 
 
@@ -297,7 +297,7 @@ def test_validation_is_the_exact_mean_whatever_the_batches(tmp_path):
     parts = evaluate_loss(trainer.objective, trainer.loader.with_micro_batch_size(3).once(), "cpu")
     assert parts.losses == pytest.approx(full.losses, abs=1e-6)
     assert parts.loss == pytest.approx(full.losses["token"] + 3 * full.losses["row"], abs=1e-5)
-    with pytest.raises(UserError, match="nothing to validate on"):
+    with pytest.raises(UserError, match="nothing to validate"):
         evaluate_loss(trainer.objective, [], CPU)
 
 
@@ -346,7 +346,7 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path, metric, values, best):
 
 def test_an_unknown_metric_lists_the_known_ones(tmp_path):
     config = train_config(best_metric="acuracy", validate_every=0.5)
-    with pytest.raises(UserError, match="no metric 'acuracy' for best_metric; did you mean 'accuracy'"):
+    with pytest.raises(UserError, match=r"'acuracy' .*best_metric.*'accuracy'"):
         list(make_trainer(tmp_path, config, validate=scripted([0.5], "accuracy")))
 
 
@@ -405,7 +405,7 @@ def test_the_smaller_micro_batch_is_kept_when_resumed(tmp_path):
 
 
 def test_out_of_memory_with_one_row_names_what_to_lower(tmp_path):
-    with pytest.raises(UserError, match=r"lower data.length, set train.gradient_checkpointing=true"):
+    with pytest.raises(UserError, match=r"data\.length.*train\.gradient_checkpointing=true"):
         list(make_trainer(tmp_path, train_config(), objective=Greedy(0, MemoryError())))
 
 
@@ -431,7 +431,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
     config = train_config(checkpoint_every=1e-9)
     trainer = make_trainer(tmp_path, config, objective=Exploding())
     before = []
-    with pytest.raises(NotFinite, match=r"the loss term 'row' is not finite at step 5; .*step-4 is the last good one"):
+    with pytest.raises(NotFinite, match=r"loss term 'row' .*step 5; .*step-4 "):
         before.extend(weights(trainer) for _ in trainer)
     assert torch.equal(weights(trainer), before[-1])
     assert events(tmp_path, "end")[0]["reason"] == "not_finite"
@@ -445,7 +445,7 @@ def test_a_gradient_that_is_not_finite_stops_too(tmp_path):
             terms = super().forward(batch).terms
             return Loss(terms | {"row": dataclasses.replace(terms["row"], sum=terms["row"].sum + root)})
 
-    with pytest.raises(NotFinite, match="the gradient is not finite at step 1; no checkpoint was written yet"):
+    with pytest.raises(NotFinite, match=r"gradient .*step 1; no checkpoint"):
         list(make_trainer(tmp_path, train_config(), objective=Steep()))
 
 
@@ -465,15 +465,13 @@ def test_a_validation_that_is_not_finite_stops_before_its_weights_are_kept(tmp_p
     objective.updates, objective.wrong = 0, wrong
     trainer = make_trainer(tmp_path, train_config(budget=Budget(steps=5), validate_every=0.2), objective=objective)
     trainer._validate = held_out(trainer)
-    with pytest.raises(
-        NotFinite, match=r"the validation is not finite at step 3; .*step-2 is the last good one; lower"
-    ):
+    with pytest.raises(NotFinite, match=r"validation .*step 3; .*step-2 "):
         for objective.updates, _ in enumerate(trainer, 2):
             pass
     assert events(tmp_path, "end")[0]["reason"] == "not_finite"
     assert len(events(tmp_path, "validation")) == 2
     assert trainer.run.latest_checkpoint().step == 2
-    with pytest.raises(NotFinite, match="the loss term 'row' is not finite on the validation rows"):
+    with pytest.raises(NotFinite, match=r"loss term 'row' .*validation"):
         evaluate_loss(objective, trainer.loader.once(), CPU)
 
 
@@ -485,7 +483,7 @@ def test_a_compiler_that_fails_is_one_line(tmp_path, monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
-    with pytest.raises(UserError, match=r"torch.compile failed \(no compiler here\); set train.compile=off"):
+    with pytest.raises(UserError, match=r"\(no compiler here\).*train\.compile=off"):
         list(make_trainer(tmp_path, train_config(compile=True)))
 
 
@@ -495,7 +493,7 @@ def test_a_compiler_that_fails_is_one_line(tmp_path, monkeypatch):
 def test_precision_is_what_the_device_can_do():
     assert resolve_dtype("auto", CPU) is torch.float32
     assert resolve_dtype("bf16", CPU) is torch.bfloat16
-    with pytest.raises(UserError, match="fp16 needs a GPU, and the device is cpu"):
+    with pytest.raises(UserError, match=r"fp16 .*cpu"):
         resolve_dtype("fp16", CPU)
 
 
@@ -526,7 +524,7 @@ def test_an_lstm_in_bf16_is_refused_where_torch_has_none(tmp_path, monkeypatch):
     trained("known")
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     assert has_lstm(torch.float32, CPU)
-    with pytest.raises(UserError, match=r"no LSTM in bfloat16 on this processor; set train.precision=float32"):
+    with pytest.raises(UserError, match=r"LSTM .*bfloat16.*train\.precision=float32"):
         trained("unknown")
 
 
@@ -588,5 +586,5 @@ def test_tensorboard_is_written_where_asked(tmp_path):
 
 def test_tensorboard_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"pip install 'homespun\[track\]'"):
+    with pytest.raises(UserError, match=r"'homespun\[track\]'"):
         list(make_trainer(tmp_path, train_config(tensorboard=True)))

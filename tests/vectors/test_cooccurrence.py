@@ -103,7 +103,7 @@ def test_words_of_pieces_are_those_of_the_text(tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.parametrize(
     ("texts", "unit", "message"),
-    [(["a b c"], "words", "have no words|has no words.*3 different words.*min_count"), (["x x"], "words", "no words")],
+    [(["a b c"], "words", "no words.*min_count"), (["x x"], "words", "no words")],
 )
 def test_a_corpus_without_words_is_one_line(tmp_path: Path, texts: list[str], unit: str, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
@@ -117,5 +117,5 @@ def test_a_corpus_of_nothing_known_has_no_words(tmp_path: Path) -> None:
 
     tokenizer = corpus_of(["a b a b"], tmp_path / "known").tokenizer
     unknown = build_corpus([Document("x y z")] * 7, tokenizer, tmp_path / "unknown")
-    with pytest.raises(UserError, match="has no words to train vectors of"):
+    with pytest.raises(UserError, match="no words"):
         write_words(unknown, tmp_path / "words", min_count=1)

@@ -41,20 +41,20 @@ def test_an_analogy_leaves_its_own_words_out() -> None:
 
 
 def test_an_unknown_word_lists_similar_ones() -> None:
-    with pytest.raises(UserError, match=r"'quean' has no vector; near it are queen"):
+    with pytest.raises(UserError, match=r"'quean' .* queen"):
         VECTORS.similar("quean")
-    with pytest.raises(UserError, match=r"'xyzzyx' has no vector; it was not read often enough"):
+    with pytest.raises(UserError, match=r"'xyzzyx' "):
         VECTORS.analogy("man", "xyzzyx", "king")
-    with pytest.raises(UserError, match="count must be 1 or more"):
+    with pytest.raises(UserError, match=r"count .*1 "):
         VECTORS.similar("king", 0)
 
 
 @pytest.mark.parametrize(
     ("words", "values", "message"),
     [
-        (["a", "b", "a"], np.ones((3, 2)), "'a' stands there twice"),
+        (["a", "b", "a"], np.ones((3, 2)), "'a' .*twice"),
         (["a", "b"], np.ones((3, 2)), "vectors of shape"),
-        (["a", "b"], np.array([[1, 2], [3, np.nan]]), "'b' has a value that is not finite"),
+        (["a", "b"], np.array([[1, 2], [3, np.nan]]), "'b' .*finite"),
         ([], np.ones((0, 2)), "no word vectors"),
     ],
 )
@@ -115,9 +115,9 @@ def test_scores_are_gensims(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("", "is empty"),
-        ("a b 1\na b\n", "line 2: not two words and a number"),
-        ("a b c\n", "line 1: not two words and a number"),
-        (": s\na b c d\na b c\n", "line 3: 3 words"),
+        ("a b 1\na b\n", "line 2: .*number"),
+        ("a b c\n", "line 1: .*number"),
+        (": s\na b c d\na b c\n", "line 3: 3 "),
     ],
 )
 def test_broken_lists_are_one_line(tmp_path: Path, content: str, message: str) -> None:
@@ -128,14 +128,14 @@ def test_broken_lists_are_one_line(tmp_path: Path, content: str, message: str) -
 def test_two_lists_of_one_name_are_one_line(tmp_path: Path) -> None:
     write(tmp_path, pairs="a b 1\n", zoo="a b 1\n")
     (tmp_path / "pairs.csv").write_text("a,b,1\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"pairs\.(txt|csv) and pairs\.(csv|txt) are lists of one name; rename"):
+    with pytest.raises(UserError, match=r"pairs\.(txt|csv) and pairs\.(csv|txt) "):
         read_lists(tmp_path)
 
 
 def test_folders_without_lists_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has no lists in it"):
+    with pytest.raises(UserError, match="no lists"):
         read_lists(tmp_path)
-    with pytest.raises(UserError, match="there are no lists at"):
+    with pytest.raises(UserError, match="no lists at"):
         read_lists(tmp_path / "nowhere")
 
 
@@ -145,6 +145,6 @@ def test_a_plane_is_the_same_for_a_seed(how: str) -> None:
     first, again = (project_2d(VECTORS, words, method=how, seed=2) for _ in range(2))  # type: ignore[arg-type]
     assert first.shape == (4, 2)
     assert np.array_equal(first, again)
-    with pytest.raises(UserError, match="three words or more, not 2: man, king"):
+    with pytest.raises(UserError, match=r"three words.* 2: man, king"):
         project_2d(VECTORS, ["man", "king", "man"], method=how, seed=0)  # type: ignore[arg-type]
     assert frequent_words(VECTORS, 100) == [word for word in TABLE if word != ","]
