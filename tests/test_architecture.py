@@ -1,4 +1,4 @@
-"""The shape of the house, held by reading the source: floors, forbidden calls, sizes, docstrings, unions."""
+"""The architecture, checked by reading the source: layers, forbidden calls, sizes, docstrings, unions."""
 
 import ast
 import importlib
@@ -20,7 +20,7 @@ ENTRANCES = {"__init__", "__main__"}
 
 
 def read_floors() -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """The floor of each room, and the arrows `(below, above)` between rooms of one floor, from docs/architecture.md."""
+    """The floor of each package, and the arrows `(below, above)` between packages of one floor, from docs/design.md."""
     floors: dict[str, int] = {}
     arrows: set[tuple[str, str]] = set()
     for line in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():
@@ -44,7 +44,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
@@ -77,26 +77,26 @@ def test_the_table_of_floors_is_read() -> None:
     assert ("text", "data") in ARROWS
 
 
-def test_every_room_has_a_floor() -> None:
-    rooms = {room_of(path) for path in MODULES if path.read_text(encoding="utf-8").strip()} - ENTRANCES
-    rooms -= {"recipes"}  # files of values
-    assert rooms <= set(FLOORS), f"no floor in docs/architecture.md for {sorted(rooms - set(FLOORS))}"
+def test_every_package_has_a_layer() -> None:
+    packages = {package_of(path) for path in MODULES if path.read_text(encoding="utf-8").strip()} - ENTRANCES
+    packages -= {"recipes"}  # files of values
+    assert packages <= set(FLOORS), f"no floor in docs/design.md for {sorted(packages - set(FLOORS))}"
 
 
 def test_imports_run_only_downward() -> None:
     wrong = []
     for path in MODULES:
-        room = room_of(path)
-        if room in ENTRANCES or room not in FLOORS:
+        own = package_of(path)
+        if own in ENTRANCES or own not in FLOORS:
             continue
         for module, line in imports(path):
-            package, _, rest = module.partition(".")
+            top, _, rest = module.partition(".")
             target = rest.partition(".")[0]
-            if package != "homespun" or target in (room, "__version__"):
+            if top != "homespun" or target in (own, "__version__"):
                 continue
-            allowed = target in FLOORS and (FLOORS[target] < FLOORS[room] or (target, room) in ARROWS)
+            allowed = target in FLOORS and (FLOORS[target] < FLOORS[own] or (target, own) in ARROWS)
             if not allowed:
-                wrong.append(f"{where(path, line)}: {room} (floor {FLOORS[room]}) imports {module}")
+                wrong.append(f"{where(path, line)}: {own} (floor {FLOORS[own]}) imports {module}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -1,4 +1,4 @@
-"""The lines to beat, on texts where they are known."""
+"""Baselines on texts with known results."""
 
 from __future__ import annotations
 

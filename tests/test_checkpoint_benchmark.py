@@ -1,4 +1,4 @@
-"""The benchmark of a real checkpoint: what it has measured it does not measure again, and its page says no more."""
+"""The benchmark of a real checkpoint: finished measurements are kept, and its page reports them."""
 
 from __future__ import annotations
 

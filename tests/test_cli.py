@@ -1,4 +1,4 @@
-"""The commands as they are named: what of them Python has, and what is said of them, and of one that there is not."""
+"""Command names: their Python functions, help, unknown commands."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from homespun.cli import app
 from homespun.cli.options import SECTIONS
 from homespun.errors import UserError
 
-# of those whose function has not the name of the command: `homespun.NAME` may be a room, or say too little
+# commands whose function has another name: `homespun.NAME` may be a package, or too vague
 FUNCTIONS = {
     "baselines": "measure_baselines",
     "compare": "run_comparison",
@@ -69,7 +69,7 @@ def test_the_tables_name_commands() -> None:
 
 
 @pytest.mark.parametrize("name", homespun.__all__)
-def test_no_function_has_the_name_of_a_room(name: str) -> None:
+def test_no_function_has_the_name_of_a_package(name: str) -> None:
     """Which would take its place as soon as it is imported."""
     assert importlib.util.find_spec(f"homespun.{name}") is None
 

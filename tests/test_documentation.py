@@ -1,4 +1,4 @@
-"""The documentation says what is true: its commands parse, its recipes and keys exist, its names can be imported."""
+"""Documentation is correct: commands parse, recipes and keys exist, names can be imported."""
 
 import re
 import shlex

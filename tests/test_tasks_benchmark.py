@@ -1,4 +1,4 @@
-"""The benchmark of tasks: what its page says of the trials, and its files."""
+"""The benchmark of tasks: its page and its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LSH and local attention: against `transformers`' Reformer, against tables written out by hand, and their laws."""
+"""LSH and local attention against `transformers`' Reformer and tables by hand; their invariants."""
 
 from __future__ import annotations
 

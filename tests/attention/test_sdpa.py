@@ -1,4 +1,4 @@
-"""The plain products of half precision on a CPU are the same attention, and are taken where they are said to be."""
+"""Plain products of half precision on a CPU equal SDPA and are used where `sdpa` selects them."""
 
 from __future__ import annotations
 

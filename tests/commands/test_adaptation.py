@@ -1,4 +1,4 @@
-"""Going on from a checkpoint, by the commands: heads, generators, new words, length, attention, depth, and a kill."""
+"""Continued pretraining from a checkpoint: heads, generators, new tokens, length, attention, depth, resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thresholds, temperature, what was learned by heart and the greatest mistakes, through the commands."""
+"""Thresholds, temperature, leakage and worst errors, through the commands."""
 
 from __future__ import annotations
 

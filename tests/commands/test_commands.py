@@ -1,4 +1,4 @@
-"""The contract of the command line: every verb on a small world, and what a user's mistake says."""
+"""The contract of the command line: every command on a small world, and messages for user errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`homespun convert`: there and back, checked and told; what is refused; nothing is half written or overwritten."""
+"""`homespun convert`: round trips, checks, refusals; no half-written or overwritten folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`homespun distill`: the ordinary jobs beside a teacher, from the commands' words to the page."""
+"""`homespun distill`: pretraining and fine-tuning with a teacher, from the command line to the report."""
 
 from __future__ import annotations
 

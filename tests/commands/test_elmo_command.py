@@ -1,4 +1,4 @@
-"""ELMo by the commands: pretrained, mixed, tagged, given new words, planned, and refused."""
+"""ELMo by the commands: pretraining, scalar mix, tagging, new words, plan, refusals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def elmo(world: World, words: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_task_mixes_its_layers_and_tells_how(world: World, elmo: Path, tmp_path: Path) -> None:
+def test_task_reports_its_layer_weights(world: World, elmo: Path, tmp_path: Path) -> None:
     data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", *SHORT]
     fine = ["finetune", "elmo-classify", *data, "objective.head.lstm_size=7", "--from", elmo]
     result = world.run(*fine, "--out", tmp_path / "told")

@@ -1,4 +1,4 @@
-"""What is told of examples that were learned by heart."""
+"""Leakage between training and test examples."""
 
 from __future__ import annotations
 

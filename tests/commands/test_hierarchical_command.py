@@ -1,4 +1,4 @@
-"""Several documents to one summary, through the commands: only a model that hears of all paragraphs can write it."""
+"""Multi-document summarisation through the commands: only a hierarchical model reads all paragraphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vectors of several layers, and those of a frozen encoder kept on disk, through the commands."""
+"""Features of several layers, and the feature cache of a frozen encoder, through the commands."""
 
 from __future__ import annotations
 

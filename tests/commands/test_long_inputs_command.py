@@ -1,4 +1,4 @@
-"""Long inputs through the commands: set once in fine-tuning, and the same wherever the model is used."""
+"""Long inputs through the commands: set once in fine-tuning, used by every command."""
 
 from __future__ import annotations
 
@@ -126,6 +126,6 @@ def test_with_several_labels_a_text(world: World, tmp_path: Path) -> None:
     assert output["rows"] == 61
 
 
-def test_too_long_says_what_to_set(world: World, tmp_path: Path) -> None:
+def test_too_long_names_the_setting(world: World, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.length=600 .*=512.*data\.long_inputs\.kind=chunk_mean"):
         world.run(*words(world, "truncate", "data.length=600"), "--out", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A model that an update has broken is said to be so, in one line, wherever its outputs would become metrics."""
+"""A model with non-finite outputs ends in one line wherever metrics are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs, numbers, ratings and sentences in their documents, through the commands; and what goes wrong."""
+"""Pairs, regression, ratings and sentence classification through the commands, with their errors."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_pairs_are_classified(folder: Path, tmp_path: Path, world: World) -> Non
         world.run("evaluate", run, "--data", folder / "pairs-test.csv", "--text-field", "one")
 
 
-def test_what_transformers_says_of_pairs_is_what_is_predicted(
+def test_transformers_predicts_the_same_of_pairs(
     folder: Path, tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     transformers = pytest.importorskip("transformers")

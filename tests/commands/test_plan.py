@@ -1,4 +1,4 @@
-"""A plan against the model that is built, and what it says of limits that make no sense."""
+"""Plans against built models, and refusals of impossible limits."""
 
 import dataclasses
 import io
@@ -83,7 +83,7 @@ def test_steps_and_tokens_of_a_budget() -> None:
 
 
 @pytest.mark.slow
-def test_a_limit_that_nothing_fits_says_what_would() -> None:
+def test_a_limit_below_the_minimum_names_the_minimum() -> None:
     with pytest.raises(UserError, match=r"0\.01 GB.* 0\.\d\d GB"):
         plan(recipe(), memory="10MB")
 
@@ -97,7 +97,7 @@ def test_nonsense_names_the_option(limits: dict[str, Any]) -> None:
         plan(recipe(), **limits)
 
 
-def test_a_recipe_that_cannot_be_built_says_why() -> None:
+def test_unbuildable_recipe_names_its_setting() -> None:
     with pytest.raises(UserError, match="max_position_embeddings"):
         plan(recipe("electra-tiny", "data.length=4096"))
 

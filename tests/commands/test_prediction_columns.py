@@ -1,4 +1,4 @@
-"""The columns of what `homespun predict` writes: the same in every row, whatever columns each of the records has."""
+"""The columns of predictions: the same in every row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a training, before it starts."""
+"""Checks before a training starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From raw files to a corpus: what is read, and what a build that was stopped is held against."""
+"""From raw files to a corpus, and resuming a stopped build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``train.processes``: the ordinary commands in several processes."""
+"""``train.processes``: commands in several processes."""
 
 from __future__ import annotations
 

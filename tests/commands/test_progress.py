@@ -1,4 +1,4 @@
-"""What is shown of a run while it trains."""
+"""Progress shown while a run trains."""
 
 from __future__ import annotations
 

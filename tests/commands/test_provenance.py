@@ -1,4 +1,4 @@
-"""A run that was stopped goes on with what it was begun with, and with nothing else."""
+"""A resumed run needs the initial weights and settings of its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers out of texts through the commands: what is learned, what is told of new texts, and what goes wrong."""
+"""Extractive question answering through the commands: training, predictions, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tagging words through the commands: what is learned, what is told of new texts, and what goes wrong."""
+"""Token classification through the commands: training, predictions, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which examples choose and measure is the split's seed to say, and not the training's."""
+"""Splits depend on the split seed, not on the seed of the training."""
 
 from __future__ import annotations
 

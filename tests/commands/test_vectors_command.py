@@ -1,4 +1,4 @@
-"""Word vectors through the commands: trained, converted, asked, drawn, and what a model begins with."""
+"""Word vectors through the commands: training, conversion, queries, maps, initial embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole comparison by the commands themselves: real trainings, killed on the way, and finished."""
+"""A comparison by the commands: real trainings, killed and resumed."""
 
 from __future__ import annotations
 

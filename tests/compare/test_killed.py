@@ -1,4 +1,4 @@
-"""A comparison killed at any moment, and begun again, tells what an uninterrupted one tells, but for times."""
+"""A comparison killed at any moment and resumed equals an uninterrupted one, except for times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows: nothing lost, nothing joined that was apart, lengths known beforehand."""
+"""Rows: no token lost, no documents joined, lengths known beforehand."""
 
 from __future__ import annotations
 

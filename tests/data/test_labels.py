@@ -142,7 +142,7 @@ class TestRows:
         assert real.decode(row.input_ids[1:-1]) == texts[0]
         assert (row.input_ids[0], row.input_ids[-1]) == (real.cls_id, real.sep_id)
 
-    def test_no_room(self) -> None:
+    def test_length_too_short_is_refused(self) -> None:
         with pytest.raises(UserError, match="leaves no room"):
             rows(["a"], length=2)
 

@@ -1,4 +1,4 @@
-"""What is read of a text longer than the model: pieces, rows, batches, and what is refused."""
+"""Texts longer than the model: pieces, rows, batches, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts of the test that stand in the training."""
+"""Near-duplicates of training texts in the test set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several documents to read: which paragraphs are taken, in what order, and what of them fits."""
+"""Paragraph selection from several documents: ranking, order, length limit."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def rows_of(tokenizer: Tokenizer, *questions: Question, **changes: Any) -> Quest
     return QuestionRows(questions, tokenizer, **settings)
 
 
-def test_the_answer_is_where_the_label_says(tokenizer: Tokenizer) -> None:
+def test_the_answer_span_matches_its_label(tokenizer: Tokenizer) -> None:
     start = CONTEXT.index("new quay")
     asked = Question("which quay", CONTEXT, ("new quay",), ((start, start + 8),))
     rows = rows_of(tokenizer, asked)
@@ -164,6 +164,6 @@ def test_what_is_left_out_is_counted(tokenizer: Tokenizer) -> None:
     assert rows_of(tokenizer, none, segments=False)[0].token_type_ids is None
 
 
-def test_no_room(tokenizer: Tokenizer) -> None:
+def test_length_too_short_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"data\.length=17 .*13 .*data\.stride=13"):
         rows_of(tokenizer, Question("the", CONTEXT), stride=13)

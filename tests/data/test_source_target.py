@@ -1,4 +1,4 @@
-"""Pairs of texts: what is read of records, what a row is, and how data sets are mixed."""
+"""Source-target pairs: records, rows, mixed data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words and their pieces: which carries the tag, and windows of long sentences."""
+"""Words and their pieces: label alignment and windows of long sentences."""
 
 from __future__ import annotations
 

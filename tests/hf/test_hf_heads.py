@@ -1,4 +1,4 @@
-"""Which heads go along into hf/, told beforehand: what is named must then be written with its head."""
+"""`dropped_head_warning` agrees with the exported class."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_a_model_that_does_not_write_is_refused(tokenizer: Tokenizer) -> None:
             score_answers(built(tokenizer, {"preset": "bert-tiny"}, head), prompts(tokenizer), tokenizer)
 
 
-def test_calibration_takes_out_what_the_prompt_says_alone() -> None:
+def test_calibration_removes_the_prior_of_the_prompt() -> None:
     scores = np.log([[0.6, 0.2], [0.9, 0.05]])
     content_free = np.log([[0.5, 0.1], [0.7, 0.3]])  # shares of 5/6 and 7/10 for the first answer
     prior = (5 / 6 + 0.7) / 2

@@ -115,7 +115,7 @@ def test_the_model_is_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_performer_takes_one_length_and_says_so(tmp_path: Path) -> None:
+def test_performer_has_one_length(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     model, config = build({"attention": {"kind": "performer", "num_features": 7}, "num_hidden_layers": 1}, None)
     report = export_onnx(tmp_path / "model.onnx", model, config)

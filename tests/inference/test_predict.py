@@ -1,4 +1,4 @@
-"""Prediction: in order, in bounded memory, and the same alone as in a batch."""
+"""Prediction: in order, in bounded memory, independent of the batch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_what_is_no_number_is_no_prediction(wrong: float) -> None:
         list(broken.predict(["abc", "z" * 18]))
 
 
-def test_what_a_prediction_says() -> None:
+def test_content_of_a_prediction() -> None:
     short, long = predictor().predict(["abc", "z" * 18])
     assert short.probability == max(short.probabilities.values()) == short.probabilities[str(short.label)]
     assert sum(short.probabilities.values()) == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Parts of a folder told by name, classes as folders, images as texts; and what is wrong with files said in a line."""
+"""Parts of a folder by name, classes as folders, images as texts; errors of files in one line."""
 
 from __future__ import annotations
 

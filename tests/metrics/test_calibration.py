@@ -1,4 +1,4 @@
-"""Temperature, and how far what a classifier says is from how often it is right."""
+"""Temperature and expected calibration error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which measures may choose a checkpoint, which way is better, and what is refused before a training."""
+"""Metrics that may choose a checkpoint, their direction, refusals before training."""
 
 from __future__ import annotations
 

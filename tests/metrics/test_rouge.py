@@ -1,4 +1,4 @@
-"""ROUGE by hand, several references, and what is said where the package is missing."""
+"""ROUGE by hand, several references, the message without the package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_means_of_texts() -> None:
     assert found == given[0] | {"rows": 4, "words": 2.0, "commonest": 0.5, "commonest_target": 0.75}
 
 
-def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
     with pytest.raises(UserError, match=r"'homespun\[metrics\]'"):
         Rouge()

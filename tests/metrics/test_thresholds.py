@@ -1,4 +1,4 @@
-"""Thresholds of labels, and what they come to on examples that they were not found on."""
+"""Thresholds of labels, and their cross-validated score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sizes of attentions against the longest input: what is longer is cut to it, and what means nothing is refused."""
+"""Sizes of attentions against the longest input: clamped or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model folder: bits in, bits out, and nothing damaged is taken for whole."""
+"""The model folder: an exact round trip, and damaged folders are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads over texts that are read in chunks: the laws, and a signal that stands at the end of long texts."""
+"""Heads over texts read in chunks: invariants, and a signal at the end of long texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of two language models side by side, of words made of characters, and of their softmax."""
+"""Invariants of independent directions, character embeddings and adaptive softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of an encoder with a decoder, over residuals and attentions, and of causal stacks with a cache."""
+"""Invariants of an encoder with a decoder, and of causal stacks with a cache."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_save_and_load_restore_the_bits(config: EncoderDecoderConfig, head: Any,
 
 
 @pytest.mark.parametrize("attention", [LSH, LOCAL, OWN], ids=["lsh", "local", "own"])
-def test_attention_that_cannot_go_on_from_a_cache_says_so(attention: dict[str, Any]) -> None:
+def test_attention_without_cache_is_refused(attention: dict[str, Any]) -> None:
     model = build(of(RESIDUALS["post"], FULL, attention))
     full = model(IDS, decoder_input_ids=TARGETS)
     assert full.isfinite().all()

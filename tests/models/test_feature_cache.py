@@ -1,4 +1,4 @@
-"""What is remembered of a frozen encoder is what it computes, whoever asks, whatever happened to the files."""
+"""Cached features of a frozen encoder equal computed ones."""
 
 from __future__ import annotations
 

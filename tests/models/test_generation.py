@@ -1,4 +1,4 @@
-"""The laws of writing: cached = full, batch = alone, one beam = greedy, beams find the best, nothing comes twice."""
+"""Invariants of generation: cached = full, batch = single, one beam = greedy, best beam, no repeats."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_text_ends_at_the_stop_condition(beams: int) -> None:
     assert never.shape == (3, IDS.shape[1] + 13)
 
 
-def test_what_cannot_go_on_from_a_cache_says_so_once() -> None:
+def test_generation_without_cache_warns_once() -> None:
     model = build("local")
     with pytest.warns(UserWarning, match="read again") as caught:
         model.generate(IDS, KEEP, max_new_tokens=5)

@@ -1,4 +1,4 @@
-"""The enhanced mask decoder: absolute places enter where masked tokens are told, and nowhere else."""
+"""The enhanced mask decoder: absolute positions enter only where masked tokens are predicted."""
 
 from __future__ import annotations
 

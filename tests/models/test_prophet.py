@@ -1,4 +1,4 @@
-"""A decoder with predicting streams: what each of them sees, beside the laws of every model."""
+"""A decoder with n-gram streams: what each stream attends to, and the invariants of every model."""
 
 from __future__ import annotations
 

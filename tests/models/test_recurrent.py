@@ -1,4 +1,4 @@
-"""The laws of a backbone, for recurrent stacks; and of recurrent decoders, with and without additive attention."""
+"""Invariants of a backbone for recurrent stacks and recurrent decoders, with and without additive attention."""
 
 from __future__ import annotations
 

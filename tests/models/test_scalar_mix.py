@@ -1,4 +1,4 @@
-"""Heads on a weighted sum of all layers: what is mixed, what learns, what is stored and told."""
+"""Heads on a scalar mix of all layers: the sum, gradients, saved files, summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of the classification heads, for every variant of the union."""
+"""Invariants of the classification heads, for every member of the union."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of the heads over tokens, for every variant of the union."""
+"""Invariants of the token heads, for every member of the union."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stretching: the same bits where nothing changes, positions over and over, projections that begin as others were."""
+"""Weight transfer: equal bits where nothing changes, repeated positions, copied projections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SiFT: of a text's answers, however long its vectors are; nothing but the term is added, whatever reads the text."""
+"""SiFT: the perturbation, its term in the loss, and every kind of task."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_plain_perturbations_have_one_length() -> None:
     torch.testing.assert_close(step.flatten(1).norm(dim=1), torch.full((5,), 3.0))
 
 
-def test_the_step_does_harm() -> None:
+def test_the_ascent_step_raises_the_loss() -> None:
     """The perturbation that is learned from moves the answers further than the one it began with."""
     for kind in (SiftConfig(step_size=1e-2), PlainAdversarialConfig()):
         objective, batch = made(kind, dropout=0.0)

@@ -116,7 +116,7 @@ def test_the_teacher_is_no_part_of_what_is_trained(tokenizer: Tokenizer, filler:
     assert all(p.grad is None for p in objective.teacher.stored.model.parameters())
 
 
-def test_a_student_learns_what_its_teacher_says(tokenizer: Tokenizer, filler: Path) -> None:
+def test_student_learns_the_teacher_distribution(tokenizer: Tokenizer, filler: Path) -> None:
     objective, batch = taught(tokenizer, filler, hard=0.0)
     objective.train()
     optimizer = torch.optim.AdamW(objective.parameters(), lr=5e-3)

@@ -1,4 +1,4 @@
-"""Two language models side by side: what each is told, what it must not know, and what cannot be taught so."""
+"""Independent forward and backward language models: labels, leakage, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fragments are masked and written; each stream sees what it may and no more; the loss is the paper's."""
+"""Fragments are masked and generated; each stream attends to its own past; the loss is the paper's."""
 
 from __future__ import annotations
 

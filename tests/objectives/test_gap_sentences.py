@@ -1,4 +1,4 @@
-"""What is taken out of a text is what is to be written, in whatever way it is chosen."""
+"""Gap sentence generation: the target is the removed text, for every selection."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_masked_tokens_are_of_the_other_sentences(tokenizer: Tokenizer) -> None:
     assert abs(swapped / total - 0.1 * 23 / 24) < 0.02
 
 
-def test_the_encoder_tells_masked_tokens_through_the_word_embeddings(tokenizer: Tokenizer) -> None:
+def test_the_encoder_predicts_masked_tokens_through_the_word_embeddings(tokenizer: Tokenizer) -> None:
     torch.manual_seed(1)
     objective = GapSentenceGeneration(mlm=0.3).build(tiny_writer(tokenizer), tokenizer).eval()
     assert isinstance(objective, GapSentenceObjective)

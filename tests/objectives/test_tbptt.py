@@ -1,4 +1,4 @@
-"""Rows that go on from each other, and a language model that carries its state through them."""
+"""Truncated BPTT: rows that continue each other, and a language model that carries its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guess from frequencies is the best that can be made of text in which no token says anything about another."""
+"""The unigram baseline is optimal for text of independent tokens."""
 
 from __future__ import annotations
 

@@ -43,6 +43,6 @@ def test_a_given_micro_batch_is_kept() -> None:
     assert choose(workload(micro_batch_size=3), memory=116, predict=predict).workload.train.gradient_checkpointing
 
 
-def test_what_nothing_fits_says_the_least_that_would() -> None:
+def test_a_limit_below_the_minimum_names_the_minimum() -> None:
     with pytest.raises(UserError, match=r" 90 bytes.* 105 bytes"):
         choose(workload(), memory=90, predict=predict)

@@ -1,4 +1,4 @@
-"""What is compared is the measure that is shown, and the words say on what, and of what, it was measured."""
+"""Comparisons use the shown metric and name its test set."""
 
 from __future__ import annotations
 

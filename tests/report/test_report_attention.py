@@ -339,7 +339,7 @@ def test_errors_name_the_fix(source: str, given: dict[str, Any], message: str) -
         show_attention(source, given.pop("overrides", ()), **given)
 
 
-def test_layers_are_whole_numbers() -> None:
+def test_layers_are_integers() -> None:
     done = CliRunner().invoke(app, ["show", "attention", "electra-mini", "--layers", "1,two"])
     assert isinstance(done.exception, UserError)
     assert "--layers takes whole numbers" in str(done.exception)

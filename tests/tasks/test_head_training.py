@@ -36,7 +36,7 @@ HEADS = [*(head() for head in get_args(get_args(SequenceHeadConfig)[0])), Pooled
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: f"{head.kind}-{getattr(head, 'token', '')}")
 @pytest.mark.parametrize("stack", STACKS)
-def test_refused_is_what_says_the_same_of_every_text(stack: str, head: Any) -> None:
+def test_heads_with_constant_output_are_refused(stack: str, head: Any) -> None:
     torch.manual_seed(0)
     config = ModelConfig.model_validate({"backbone": STACKS[stack]})
     model = config.build()

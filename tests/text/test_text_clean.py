@@ -1,4 +1,4 @@
-"""Normalisation, duplicates and sentences: laws, and a list of hard cases."""
+"""Normalisation, duplicates and sentences: invariants and hard cases."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Every format, every wrapping, and what each mistake says."""
+"""Every format and compression, and the message for each damaged file."""
 
 import bz2
 import csv

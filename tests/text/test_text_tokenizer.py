@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: laws that each must keep, files of other origins, and what each mistake says."""
+"""Tokenizers of every kind: invariants, foreign files, messages for errors."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""What becomes of memory that is freed; in a process of its own, whose heap has no history."""
+"""Freed memory, measured in a new process."""
 
 from __future__ import annotations
 

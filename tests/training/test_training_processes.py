@@ -66,7 +66,7 @@ def test_killed_and_resumed_is_never_interrupted(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_is_saved_and_says_how_to_go_on(tmp_path, number):
+def test_interrupted_run_is_saved_and_names_resume(tmp_path, number):
     trainer = in_this_process(tmp_path, 40)
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=r"step 9.*--resume"):

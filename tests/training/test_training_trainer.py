@@ -204,7 +204,7 @@ def test_every_process_goes_by_the_clock_of_the_main_one(tmp_path, monkeypatch):
     assert not broadcast
 
 
-def test_a_budget_of_time_below_one_step_is_an_error_that_says_how_long_one_takes(tmp_path):
+def test_time_budget_below_one_step_is_refused(tmp_path):
     clock = Clock()
     config = train_config(budget=Budget(time=0.5))
     with pytest.raises(UserError, match=r" 0\.5 s .* 1\.2 s"):

@@ -1,4 +1,4 @@
-"""What is near a word, what is to one as two others are, and what lists of both come to, by hand."""
+"""Nearest neighbours, analogies and evaluation lists, by hand."""
 
 from __future__ import annotations
 
