@@ -203,7 +203,12 @@ class Numbers:
 
 @pytest.mark.parametrize(
     ("long_inputs", "learned"),
-    [(Truncate(), False), (HeadTail(), True), (ChunkMean(), True), (ChunkPool(), True)],
+    [
+        (Truncate(), False),
+        pytest.param(HeadTail(), True, marks=pytest.mark.slow),
+        pytest.param(ChunkMean(), True, marks=pytest.mark.slow),
+        (ChunkPool(), True),
+    ],
     ids=lambda value: getattr(value, "kind", ""),
 )
 def test_a_signal_at_the_end_of_the_text(long_inputs: Any, learned: bool) -> None:

@@ -196,6 +196,7 @@ def test_generator_loss_is_that_of_its_dense_head(tokenizer: Tokenizer) -> None:
     assert int(terms["generator_accuracy"].sum) == int((logits.argmax(-1) == batch.labels).sum())
 
 
+@pytest.mark.slow
 def test_discriminator_finds_replaced_tokens(tokenizer: Tokenizer) -> None:
     objective = build(tokenizer)
     objective.generator.requires_grad_(False)  # it stays as ignorant as it began: every word is as likely

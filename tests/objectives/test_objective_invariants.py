@@ -49,8 +49,20 @@ VARIANTS = CONFIGS | {
 }
 # Steps by objective. After them the loss is at most 0.87 times its limit for mlm and electra, 0.5 times for the others.
 UNIGRAM_STEPS, OVERFIT_STEPS = {"mlm": 150, "electra": 250}, {"streamed_clm": 150, "bilm": 100}
-every_kind = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-every_variant = pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+
+
+def for_each(configs: dict[str, Any], *, fast: set[str] | None = None) -> pytest.MarkDecorator:
+    """Parametrise by config; the names not in ``fast`` are marked slow."""
+    return pytest.mark.parametrize(
+        "config",
+        [
+            pytest.param(config, id=name, marks=() if fast is None or name in fast else pytest.mark.slow)
+            for name, config in configs.items()
+        ],
+    )
+
+
+every_kind, every_variant = for_each(CONFIGS), for_each(VARIANTS)
 
 
 def model_for(config: Any, tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
@@ -238,7 +250,7 @@ def test_half_precision(config: Any, tokenizer: Tokenizer) -> None:
         assert parameter.grad.isfinite().all()
 
 
-@every_kind
+@for_each(CONFIGS, fast={"mlm", "denoising"})
 @pytest.mark.filterwarnings("ignore:LSTM with projections")  # oneDNN has none; ours is quiet where nothing is compiled
 @torch._dynamo.config.patch(allow_rnn=True)  # else it goes around recurrent networks
 def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
@@ -256,6 +268,7 @@ def test_compiles_without_a_break(config: Any, tokenizer: Tokenizer) -> None:
     torch.testing.assert_close(compiled(batch).total(batch.targets), plain)
 
 
+@pytest.mark.slow
 @every_kind
 def test_beats_the_unigram_entropy(config: Any, tokenizer: Tokenizer) -> None:
     terms = fit(build(config, tokenizer), batches(config, tokenizer), UNIGRAM_STEPS.get(config.kind, 100))
@@ -264,7 +277,7 @@ def test_beats_the_unigram_entropy(config: Any, tokenizer: Tokenizer) -> None:
     assert terms[f"{first}_accuracy"] > 3 / 24, terms
 
 
-@every_variant
+@for_each(VARIANTS, fast={*CONFIGS, "nsp", "gaps and tokens"})  # the others differ in their corruption only
 def test_overfits_one_batch(config: Any, tokenizer: Tokenizer) -> None:
     def always() -> Iterator[Batch]:
         while True:

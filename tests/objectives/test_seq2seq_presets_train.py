@@ -34,6 +34,7 @@ NARROW: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TINY)
 def test_it_beats_the_unigram_entropy(name: str, tokenizer: Tokenizer) -> None:
     recipe = load_recipe(TINY[name], [f"model={{preset: {name}}}"])
