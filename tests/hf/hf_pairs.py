@@ -18,6 +18,7 @@ from homespun.hf.families import FAMILIES
 from homespun.hf.family import STORED, Architecture, Family
 from homespun.hf.open import OpenedModel, open_huggingface
 from homespun.models.backbone import EncoderDecoder
+from homespun.nn.cache import Cache
 from homespun.nn.patterns import RandomBlocks, Sparse
 from homespun.text.tokenizer import Tokenizer
 
@@ -197,3 +198,37 @@ def check_left_out(pair: Pair) -> None:
     reasons = {unused.name.removeprefix(prefix): unused.reason for unused in pair.ours.unused_tensors}
     assert reasons.keys() == (set() if pair.head == "pooler" else LEFT_OUT.get(pair.cls.__name__, set()))
     assert all(reasons.values())
+
+
+def check_cache(pair: Pair) -> None:
+    """Decode token by token from a cache and compare with their outputs of the full target."""
+    model, given = pair.ours.stored.model.eval(), pair.inputs
+    assert isinstance(model.backbone, EncoderDecoder)
+    with torch.no_grad():
+        expected = pair.their_output(pair.theirs.eval())
+        context = {name: given[name] for name in ("attention_mask", "global_attention_mask") if name in given}
+        source = model.backbone.encode(given["input_ids"], **context)
+        cache, keep = Cache(), given["decoder_attention_mask"]
+        for position in range(keep.shape[1]):
+            token = given["decoder_input_ids"][:, position : position + 1]
+            hidden = model.backbone.decode(token, source, decoder_attention_mask=keep[:, : position + 1], cache=cache)
+            found = hidden if model.head is None else model.head(hidden)
+            real = keep[:, position].bool()
+            torch.testing.assert_close(found[real, 0], expected[real, position], atol=1e-5, rtol=1e-5)
+
+
+class Parity:
+    """Outputs, gradients and files of the `pair` fixture of a module."""
+
+    @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+    def test_logits_are_theirs(self, pair: Pair, training: bool) -> None:
+        check_logits(pair, training)
+
+    def test_gradients_are_theirs(self, pair: Pair) -> None:
+        check_gradients(pair)
+
+    def test_the_way_back(self, pair: Pair, tmp_path: Path) -> None:
+        check_way_back(pair, tmp_path)
+
+    def test_dropped_tensors_are_reported(self, pair: Pair) -> None:
+        check_left_out(pair)

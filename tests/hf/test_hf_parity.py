@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_pairs import Pair, check_gradients, check_left_out, check_logits, check_way_back
+from hf_pairs import Pair, Parity
 from hf_peers import (
     LENGTHS,
     REFORMER,
@@ -234,13 +234,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return pair
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_logits_are_theirs(pair: Pair, training: bool) -> None:
-    check_logits(pair, training)
-
-
-def test_gradients_are_theirs(pair: Pair) -> None:
-    check_gradients(pair)
+class TestParity(Parity):
+    """Every case of `pair`."""
 
 
 def test_one_text_gives_the_outputs_of_the_batch(pair: Pair) -> None:
@@ -258,14 +253,6 @@ def test_one_text_gives_the_outputs_of_the_batch(pair: Pair) -> None:
             found = model(**alone)[0]
             expected = together[row, :length] if together.shape[:2] == pair.inputs["input_ids"].shape else together[row]
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
-    check_way_back(pair, tmp_path)
-
-
-def test_dropped_tensors_are_reported(pair: Pair) -> None:
-    check_left_out(pair)
 
 
 @pytest.mark.parametrize(

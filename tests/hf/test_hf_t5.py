@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from hf_pairs import Pair, check_gradients, check_left_out, check_logits, check_way_back
+from hf_pairs import Pair, Parity, check_cache, check_logits
 from hf_peers import LENGTHS, bert_tokenizer, decoder_inputs, inputs, their_model
 from safetensors.torch import load_file, save_file
 
 from homespun.errors import UserError
 from homespun.hf.export import export_huggingface
 from homespun.hf.open import open_huggingface
-from homespun.models.backbone import EncoderDecoder
 from homespun.models.config import ModelConfig
 from homespun.models.heads import CausalLMHead
-from homespun.nn.cache import Cache
 
 transformers = pytest.importorskip("transformers")
 
@@ -92,13 +90,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Pair(cls, theirs, open_huggingface(folder), folder, tokenizer, lengths, given)
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_logits_are_theirs(pair: Pair, training: bool) -> None:
-    check_logits(pair, training)
-
-
-def test_gradients_are_theirs(pair: Pair) -> None:
-    check_gradients(pair)
+class TestParity(Parity):
+    """Every case of `pair`."""
 
 
 def test_padding_may_stand_on_the_left(pair: Pair) -> None:
@@ -109,30 +102,11 @@ def test_padding_may_stand_on_the_left(pair: Pair) -> None:
     check_logits(other, training=False)
 
 
-def test_the_way_back(pair: Pair, tmp_path: Path) -> None:
-    check_way_back(pair, tmp_path)
-
-
-def test_dropped_tensors_are_reported(pair: Pair) -> None:
-    check_left_out(pair)
-
-
 def test_token_by_token_from_a_cache_is_theirs(pair: Pair) -> None:
-    model, given = pair.ours.stored.model.eval(), pair.inputs
-    if "decoder_input_ids" not in given:
+    if "decoder_input_ids" in pair.inputs:
+        check_cache(pair)
+    else:
         assert pair.cls.__name__ in ("T5EncoderModel", "T5ForTokenClassification", "T5ForSequenceClassification")
-        return
-    assert isinstance(model.backbone, EncoderDecoder)
-    with torch.no_grad():
-        expected = pair.their_output(pair.theirs.eval())
-        source = model.backbone.encode(given["input_ids"], attention_mask=given["attention_mask"])
-        cache, keep = Cache(), given["decoder_attention_mask"]
-        for position in range(keep.shape[1]):
-            token = given["decoder_input_ids"][:, position : position + 1]
-            hidden = model.backbone.decode(token, source, attention_mask=keep[:, : position + 1], cache=cache)
-            found = hidden if model.head is None else model.head(hidden)
-            real = keep[:, position].bool()
-            torch.testing.assert_close(found[real, 0], expected[real, position], atol=1e-5, rtol=1e-5)
 
 
 def saved(folder: Path, name: str, settings: dict[str, Any], **changes: Any) -> Any:
