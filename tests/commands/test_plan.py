@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,10 +34,12 @@ CPU = torch.device("cpu")
 TINY = ["model.vocab_size=499", "data.length=31", "train.batch_size=4", "train.budget.steps=11", "train.budget.time="]
 
 
-@pytest.fixture(autouse=True)
-def rates(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def rates() -> Iterator[None]:
     here = memory.Machine(CPU, RATES)
-    monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
+        yield
 
 
 def recipe(name: str = "electra-tiny", *changes: str) -> PretrainRecipe:
@@ -55,10 +58,16 @@ def test_soap_keeps_more_than_adam() -> None:
     assert sizes["soap"] > sizes["adamw"]
 
 
-def test_parameters_are_counted_exactly() -> None:
+def test_plan_of_a_recipe() -> None:
+    passes: list[tuple[float, str]] = []
+
+    class Seen(Display):
+        def task(self, *arguments: Any, **options: Any) -> Any:
+            return SimpleNamespace(update=lambda done, *, note="": passes.append((done, note)))
 
     given = recipe()
-    planned = plan(given)
+    planned = plan(given, steps=23, display=Seen(json=True))
+    assert passes == [(number, "of 4 rows") for number in range(1, 7)]  # three steps, forward and backward
     with made_up_corpus(given) as corpus:
         built = pretraining_work(given, corpus, None).workload.build()
     assert planned["parameters"]["total"] == sum(p.numel() for p in built.parameters())
@@ -66,6 +75,9 @@ def test_parameters_are_counted_exactly() -> None:
     assert planned["memory"]["optimizer"] >= 8 * planned["parameters"]["total"]
     assert planned["memory"]["gradients"] == 4 * planned["parameters"]["total"]
     assert planned["made_up_text"]
+    assert planned["expected"]["steps"] == 23
+    assert planned["expected"]["limit"] == "steps"
+    assert planned["expected"]["tokens"] == round(23 * 4 * planned["tokens_per_row"])
 
 
 @pytest.mark.slow
@@ -73,13 +85,6 @@ def test_checkpointing_keeps_less_and_computes_more() -> None:
     plain, again = (plan(recipe("electra-tiny", f"train.gradient_checkpointing={on}")) for on in ("false", "true"))
     assert again["memory"]["activations"] < plain["memory"]["activations"]
     assert again["flops_per_token"]["backward"] > plain["flops_per_token"]["backward"]
-
-
-def test_steps_and_tokens_of_a_budget() -> None:
-    planned = plan(recipe(), steps=23)
-    assert planned["expected"]["steps"] == 23
-    assert planned["expected"]["limit"] == "steps"
-    assert planned["expected"]["tokens"] == round(23 * 4 * planned["tokens_per_row"])
 
 
 @pytest.mark.slow
@@ -203,18 +208,6 @@ def test_one_step_is_no_steps_and_may_be_more_than_was_asked_for(
     assert "1 step, " in output
     assert "1 steps" not in output
     assert "lower train.batch_size" in output
-
-
-def test_progress_moves_while_a_micro_batch_is_worked_through() -> None:
-    passes: list[tuple[float, str]] = []
-
-    class Seen(Display):
-        def task(self, *arguments: Any, **options: Any) -> Any:
-            return SimpleNamespace(update=lambda done, *, note="": passes.append((done, note)))
-
-    plan(recipe(), display=Seen(json=True))
-    # three steps, forward and backward
-    assert passes == [(number, "of 4 rows") for number in range(1, 7)]
 
 
 @pytest.mark.slow
