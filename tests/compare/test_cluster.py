@@ -31,6 +31,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of Ray's own processes and files
 def test_trials_run_as_tasks_of_a_cluster(two_workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fake_on_ray
