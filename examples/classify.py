@@ -26,12 +26,12 @@ def main() -> None:
     homespun.make_corpus(reading, tokenizer, options.out / "corpus")
 
     budget = f"train.budget.time={options.minutes}m"
-    recipe = homespun.pretrain_recipe("spun-encoder", [f"data.corpus={options.out / 'corpus'}", budget])
-    homespun.pretrain(recipe, options.out / "pretrained")
+    pretraining = homespun.pretrain_recipe("spun-encoder", [f"data.corpus={options.out / 'corpus'}", budget])
+    homespun.pretrain(pretraining, options.out / "pretrained")
 
     data = [f"data.train={options.train}", f"data.test={options.test}"]
-    recipe = homespun.finetune_recipe("classify-cnn", data)
-    result = homespun.finetune(recipe, options.out / "classifier", start_from=str(options.out / "pretrained"))
+    finetuning = homespun.finetune_recipe("classify-cnn", data)
+    result = homespun.finetune(finetuning, options.out / "classifier", start_from=str(options.out / "pretrained"))
 
     print(f"classifier: {result['test']['accuracy']:.1%} on {result['test']['rows']} test examples")
     for name, metrics in result["baselines"].items():

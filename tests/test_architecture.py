@@ -20,7 +20,7 @@ ENTRANCES = {"__init__", "__main__"}
 
 
 def read_floors() -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """The floor of each package, and the arrows `(below, above)` between packages of one floor, from docs/design.md."""
+    """The floor of each package, and the arrows `(below, above)` between packages of one floor, from docs/architecture.md."""
     floors: dict[str, int] = {}
     arrows: set[tuple[str, str]] = set()
     for line in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():
@@ -80,7 +80,7 @@ def test_the_table_of_floors_is_read() -> None:
 def test_every_package_has_a_layer() -> None:
     packages = {package_of(path) for path in MODULES if path.read_text(encoding="utf-8").strip()} - ENTRANCES
     packages -= {"recipes"}  # files of values
-    assert packages <= set(FLOORS), f"no floor in docs/design.md for {sorted(packages - set(FLOORS))}"
+    assert packages <= set(FLOORS), f"no floor in docs/architecture.md for {sorted(packages - set(FLOORS))}"
 
 
 def test_imports_run_only_downward() -> None:

@@ -234,7 +234,9 @@ def test_documents_are_divided_by_the_rarest_label_in_each(world: World) -> None
 
     made = ["aa", "ab", "", "cab", "bb", "cc", "aab", "a"]
     documents = [LabelledDocument(tuple(f"the {label}" for label in labels), tuple(labels)) for labels in made]
-    task = SentencesTask(SentencesData(), Labels(("a", "b", "c")), open_model(world.base), vector="separator")
+    task = SentenceClassificationTask(
+        SentencesData(), Labels(("a", "b", "c")), open_model(world.base), vector="separator"
+    )
     assert task.strata(documents).tolist() == [0, 1, 0, 2, 1, 2, 1, 0]  # 7 a, 5 b, 3 c
     with pytest.raises(UserError, match="label 'd' "):
         task.strata([LabelledDocument(("the d",), ("d",))])

@@ -18,7 +18,7 @@ from homespun.data.padding import pad
 from homespun.data.rows import Row, Rows
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
-from homespun.models.backbone import Backbone, Encoder, EncoderDecoder
+from homespun.models.backbone import Backbone, Encoder
 from homespun.models.characters import fill_character_table
 from homespun.models.config import BackboneConfig, ModelConfig
 from homespun.models.encoder import EncoderConfig
@@ -145,7 +145,7 @@ def _moved(start: Start, after: Backbone, held_out: Rows, tokenizer: Tokenizer) 
 
 def _reader(backbone: Backbone) -> Encoder:
     """Encoder of an encoder-decoder, or the single stack."""
-    return backbone.encoder if isinstance(backbone, EncoderDecoder) else backbone
+    return backbone.stacks[0]
 
 
 def _distances(before: Backbone, after: Backbone, rows: Sequence[Row], old: int, new: int) -> list[Tree]:

@@ -111,8 +111,8 @@ def _finetuning_source(recipe: FinetuneRecipe, start_from: str | None) -> _Sourc
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"budget": budget})})
     inputs = read_inputs(recipe, start_from, None)
     task, stored = inputs.task, inputs.model.stored
-    lesson = prepare_trial(recipe, inputs.trials[0], task, stored, Display(json=True)).lesson
-    return _Source(lesson.rows, lesson.collate, "bucketed", stored.tokenizer, task.labels)
+    setup = prepare_trial(recipe, inputs.trials[0], task, stored, Display(json=True)).setup
+    return _Source(setup.rows, setup.collate, "bucketed", stored.tokenizer, task.labels)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -80,7 +81,7 @@ def _task_result(task: TaskComparison) -> TaskResult:
 
 def _candidate_result(task: TaskComparison, candidate: Candidate) -> CandidateResult:
     test = task.against_best.get(candidate.name)
-    fields = test.model_dump() if test else {"not_worse": False}
+    fields: dict[str, Any] = test.model_dump() if test else {"not_worse": False}
     if own := task.own.get(candidate.name):
         fields["own_baselines"] = dict(own)
     mean, deviation = candidate.spread or (None, None)
