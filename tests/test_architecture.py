@@ -20,7 +20,7 @@ ENTRANCES = {"__init__", "__main__"}
 
 
 def read_floors() -> tuple[dict[str, int], set[tuple[str, str]]]:
-    """The floor of each package, and the arrows `(below, above)` between packages of one floor, from docs/architecture.md."""
+    """Layer of each package, and arrows `(below, above)` between packages of one layer, from docs/architecture.md."""
     floors: dict[str, int] = {}
     arrows: set[tuple[str, str]] = set()
     for line in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines():

@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal, Self, TypeGuard
+from typing import Any, Self, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from homespun.config import validate
 from homespun.errors import UserError
@@ -344,123 +344,6 @@ class Event(Part):
             if key.startswith("loss/"):
                 found[key.removeprefix("loss/").replace("total", "loss")] = value
         return {term: value for term, value in found.items() if is_number(value)}
-
-
-class TrialStage(Part):
-    """One stage of a trial: pretraining, or fine-tuning for one task."""
-
-    kind: Literal["pretrain", "finetune"] | None = None
-    path: str | None = None  # from the folder of the trial
-    recipe: str | None = None
-    start_from: str | None = None
-    vectors: str | None = None
-    seconds: Number | None = None
-    processor_seconds: Number = 0.0
-    baselines: str | None = None  # folder below ``baselines/``; None: the name of the task
-
-
-class InferenceCost(Part):
-    """Cost of inference at one length in tokens."""
-
-    length: Number | None = None
-    batch_size: int | None = None
-    seconds_per_text: Number | None = None
-    peak_bytes: Number | None = None
-
-
-class Overhead(Part):
-    """Processor time of scheduling and measuring; of a comparison also that of the stages and the ratio of both."""
-
-    processor_seconds: Number = 0.0
-    stages_processor_seconds: Number | None = None
-    share: Number | None = None
-
-
-class TrialResult(ResultFile):
-    """``trial.json`` of one variant with one seed."""
-
-    name: str | None = None
-    seed: int | None = None
-    status: Literal["waiting", "running", "done", "failed"] = "waiting"
-    why: str | None = None  # of a failed trial
-    stage: str | None = None  # in which it failed
-    seconds: Number | None = None
-    settings: dict[str, list[str]] = {}  # ``KEY=VALUE`` by stage
-    stages: dict[str, TrialStage] = {}
-    inference: list[InferenceCost] | None = None  # None: not measured yet
-    notes: list[str] = []
-    overhead: Overhead = Overhead()
-
-
-class SignificanceTest(Part):
-    """A candidate against a better one; of the best itself only ``not_worse`` is set."""
-
-    not_worse: bool = Field(default=False, validation_alias="alike", serialization_alias="alike")
-    gap: float | None = None  # difference to the better one: on the same examples, or of the means
-    interval: tuple[float, float] | None = None  # of the gap, 95 %
-    texts: float | None = None  # p over test examples
-    trainings: float | None = None  # p over seeds
-    adjusted: float | None = None  # the larger p, corrected for all pairs (Holm)
-
-    def swapped(self) -> SignificanceTest:
-        """The test of the better candidate against the other."""
-        interval = None if self.interval is None else (-self.interval[1], -self.interval[0])
-        return self.model_copy(update={"gap": None if self.gap is None else -self.gap, "interval": interval})
-
-
-class CandidateResult(SignificanceTest):
-    """A variant or baseline in one task, with its test against the best."""
-
-    name: str
-    kind: Literal["model", "baseline"]
-    trials: str = ""  # how many are done, failed and so on
-    why: str | None = None
-    values: list[float] = []  # of the measure, one for each training
-    mean: float | None = None
-    deviation: float | None = None
-    own_baselines: dict[str, SignificanceTest] = {}
-
-
-class TaskResult(Part):
-    """Verdict on one task."""
-
-    measure: str
-    level: float
-    pairs: int
-    best: str | None = None
-    among_best: list[str] = Field(default=[], validation_alias="alike", serialization_alias="alike")
-    contenders: list[CandidateResult] = []
-
-
-class Crossover(Part):
-    """Length beyond which ``cheaper`` costs less than ``dearer``, estimated between the measured lengths around it."""
-
-    cheaper: str
-    dearer: str
-    length: float
-    after: float
-    until: float
-
-
-class TableResult(Part):
-    """A table of the report with raw values."""
-
-    title: str
-    columns: list[str]
-    rows: list[list[JsonValue]]
-
-
-class ComparisonResult(ResultFile):
-    """``comparison.json``."""
-
-    trials: dict[str, int] = {}  # number by status
-    advice: list[str] = []
-    notices: list[str] = []
-    tasks: dict[str, TaskResult] = {}
-    fronts: dict[str, dict[str, list[str]]] = {}  # Pareto front by task and cost
-    crossovers: dict[str, list[Crossover]] = {}
-    overhead: Overhead = Overhead()
-    tables: dict[str, TableResult] = {}
 
 
 def mean_over_trainings(tests: Sequence[Metrics], metric: str) -> Spread | None:

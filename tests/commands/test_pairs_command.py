@@ -234,12 +234,11 @@ def test_documents_are_divided_by_the_rarest_label_in_each(world: World) -> None
 
     made = ["aa", "ab", "", "cab", "bb", "cc", "aab", "a"]
     documents = [LabelledDocument(tuple(f"the {label}" for label in labels), tuple(labels)) for labels in made]
-    task = SentenceClassificationTask(
-        SentencesData(), Labels(("a", "b", "c")), open_model(world.base), vector="separator"
-    )
-    assert task.strata(documents).tolist() == [0, 1, 0, 2, 1, 2, 1, 0]  # 7 a, 5 b, 3 c
+    data, labels = SentencesData(), Labels(("a", "b", "c"))
+    task = SentenceClassificationTask(data, labels, open_model(world.base), vector="separator")
+    assert task.stratify_by(documents).tolist() == [0, 1, 0, 2, 1, 2, 1, 0]  # 7 a, 5 b, 3 c
     with pytest.raises(UserError, match="label 'd' "):
-        task.strata([LabelledDocument(("the d",), ("d",))])
+        task.stratify_by([LabelledDocument(("the d",), ("d",))])
 
 
 def test_a_rating_that_stands_once_goes_to_some_fold(tmp_path: Path, world: World) -> None:

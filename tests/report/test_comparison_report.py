@@ -35,6 +35,7 @@ from comparison_folder import (
 )
 
 from homespun.cli import app
+from homespun.comparison_results import ComparisonResult
 from homespun.errors import UserError
 from homespun.report.comparison import write_comparison
 from homespun.report.comparison_records import read_comparison
@@ -42,7 +43,6 @@ from homespun.report.comparison_tables import ablations
 from homespun.report.crossovers import crossovers, pareto
 from homespun.report.records import Series, mean_series
 from homespun.report.table import slug
-from homespun.results import ComparisonResult
 
 Content = dict[str, Any]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from homespun.comparison_results import CandidateResult, ComparisonResult, Overhead, TableResult, TaskResult
 from homespun.io.atomic import write_text
 from homespun.report import comparison_tables as tables
 from homespun.report import formats, significance
@@ -19,7 +20,7 @@ from homespun.report.formats import number
 from homespun.report.markdown import csv_text
 from homespun.report.page import write_document
 from homespun.report.table import Table
-from homespun.results import VERSION, CandidateResult, ComparisonResult, Overhead, TableResult, TaskResult
+from homespun.results import VERSION
 
 __all__ = ["is_comparison", "write_comparison"]
 

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import yaml
 
+from homespun.comparison_results import InferenceCost, TrialResult, TrialStage
 from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.report.records import (
@@ -22,7 +23,6 @@ from homespun.report.records import (
     pretraining_quantity,
     read_run,
 )
-from homespun.results import InferenceCost, TrialResult, TrialStage
 
 STATES = {"waiting": "not begun", "running": "still running", "done": "done", "failed": "failed"}
 

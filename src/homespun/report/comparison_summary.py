@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from homespun.comparison_results import SignificanceTest
 from homespun.report import formats, significance
 from homespun.report.comparison_quality import Candidate, TaskComparison
 from homespun.report.comparison_records import STATES, Comparison, Variant, comparable_variants
@@ -13,7 +14,7 @@ from homespun.report.records import as_tree
 from homespun.report.sentences import paragraph
 from homespun.report.summary import compare_with_unigram_baseline
 from homespun.report.titles import FURTHER_METRICS, metric_title
-from homespun.results import SignificanceTest, mean_and_deviation
+from homespun.results import mean_and_deviation
 
 _FEW = 500  # test examples, below which only large differences are significant
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
+from homespun.comparison_results import Crossover
 from homespun.report import formats
 from homespun.report.comparison_plots import Ablation
 from homespun.report.comparison_quality import Candidate, TaskComparison
@@ -16,7 +17,7 @@ from homespun.report.records import RunRecord, Tree, architecture, final_losses,
 from homespun.report.table import Column, Row, Table, Writer, numbers, slug, spreads, texts
 from homespun.report.tables import difference_table, different_rows, resource_table
 from homespun.report.titles import FURTHER_METRICS, metric_title
-from homespun.results import Crossover, mean_and_deviation
+from homespun.results import mean_and_deviation
 
 _PATH_KEYS = {"out", "path", "start_from", "name"}  # where a trial is stored is no setting
 

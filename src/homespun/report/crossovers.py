@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from homespun.results import Crossover
+from homespun.comparison_results import Crossover
 
 ByLength = Mapping[float, Sequence[float]]
 """Measurements (of several trials) of a cost by length."""
