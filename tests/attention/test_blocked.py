@@ -165,13 +165,13 @@ def test_some_heads_at_a_time_are_all_heads_at_once(sparse: Sparse, most: int, m
     parts = [random_tensor(BATCH, 5, LENGTH, HEAD_DIM) for _ in range(3)]
     upstream = torch.randn(BATCH, 5, LENGTH, HEAD_DIM, dtype=torch.float64)
     calls, found = [], []
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    fused = blocked.flash_attention_cpu
 
     def counting(*inputs: Tensor, **options: Any) -> Any:
         calls.append(1)
         return fused(*inputs, **options)
 
-    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", counting)
+    monkeypatch.setattr(blocked, "flash_attention_cpu", counting)
     for at_once in (2**40, most * _bytes_of_a_head(sparse)):
         monkeypatch.setattr(blocked, "_AT_ONCE", at_once)
         values = Blocked(sparse)(*parts, Mask(KEEP))

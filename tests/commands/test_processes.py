@@ -103,7 +103,7 @@ def test_what_cannot_work_is_refused(world: World, tmp_path: Path, monkeypatch: 
     with pytest.raises(UserError, match=r"train\.budget\.memory .*one process"):
         world.run(*pretraining(world, "train.processes=2", "train.budget.memory=9GB"), *out)
     streamed = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "train.processes=2"]
-    with pytest.raises(UserError, match=r"streamed_clm .*one process.* 2"):
+    with pytest.raises(UserError, match=r"streamed_clm .*1 process.* 2"):
         world.run(*streamed, *out)
     monkeypatch.setattr(processes, "trains_on_cpu", lambda: False)
     with pytest.raises(UserError, match=r"train\.processes=2 .*CPUs"):

@@ -71,7 +71,7 @@ def test_answers_are_found(finder: tuple[Path, dict[str, Any], Path], world: Wor
     lines = [json.loads(line) for line in (run / "predictions/model.jsonl").read_text().splitlines()]
     assert sum(line["score"] for line in lines) / 39 == pytest.approx(result["test"]["f1"])
     assert sum(line["exact_match"] for line in lines) / 39 == pytest.approx(result["test"]["exact_match"])
-    assert "find answers" in (run / "report/index.html").read_text()
+    assert "extractive question answering" in (run / "report/index.html").read_text()
     assert (run / "hf/config.json").is_file()
     again = world.run("evaluate", run, "--data", test)
     assert (again["exact_match"], again["f1"]) == (result["test"]["exact_match"], result["test"]["f1"])

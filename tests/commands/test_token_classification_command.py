@@ -75,7 +75,7 @@ def test_a_tagger_learns(tagger: tuple[Path, dict[str, Any], Path]) -> None:
     assert sum(right) / len(right) == pytest.approx(result["test"]["accuracy"])
     assert (run / "hf/config.json").is_file()
     page = (run / "report/index.html").read_text()
-    assert "tag words" in page
+    assert "token classification" in page
     assert "SPO" in page
 
 
@@ -145,7 +145,7 @@ def test_tags_that_mark_no_spans(world: World, tmp_path: Path) -> None:
     assert result["test"]["accuracy"] == result["test"]["macro_f1"] == 1.0
     assert result["labels"] == ["ADJ", "ADP", "DET", "NOUN"]
     page = (tmp_path / "run" / "report" / "report.md").read_text()
-    assert "tag words" in page  # not to tell classes of texts apart
+    assert "token classification" in page
     assert "It is as good as" in page
     assert "below" not in page
 

@@ -211,7 +211,7 @@ def check_cache(pair: Pair) -> None:
         cache, keep = Cache(), given["decoder_attention_mask"]
         for position in range(keep.shape[1]):
             token = given["decoder_input_ids"][:, position : position + 1]
-            hidden = model.backbone.decode(token, source, decoder_attention_mask=keep[:, : position + 1], cache=cache)
+            hidden = model.backbone.decode(token, source, attention_mask=keep[:, : position + 1], cache=cache)
             found = hidden if model.head is None else model.head(hidden)
             real = keep[:, position].bool()
             torch.testing.assert_close(found[real, 0], expected[real, position], atol=1e-5, rtol=1e-5)

@@ -149,7 +149,7 @@ def test_an_example_has_a_text_and_then_an_answer(example: str) -> None:
 def test_bad_prompts_are_one_line(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="--answers"):
         Prompts.of(PromptTemplate(example="{text}{answer}"), tokenizer, examples=[], texts=["a"], answers=["", "b"])
-    with pytest.raises(UserError, match="without a token"):
+    with pytest.raises(UserError, match="no tokens"):
         Prompts.of(PromptTemplate(example="{text}{answer}"), tokenizer, examples=[], texts=[""], answers=["a", "b"])
 
 

@@ -279,7 +279,7 @@ def test_what_does_not_fit_a_cache_is_refused() -> None:
         model.encoder.decode(IDS, cache=Cache())
     model.decode(TARGETS[:, :3], source, cache=cache)
     with pytest.raises(UserError, match=r" 1 tokens.* 3 .*cache .*1 new"):
-        model.decode(TARGETS[:, 3:4], source, decoder_attention_mask=TARGET_KEEP[:, 3:4], cache=cache)
+        model.decode(TARGETS[:, 3:4], source, attention_mask=TARGET_KEEP[:, 3:4], cache=cache)
     with pytest.raises(UserError, match=r" 18 tokens .*max_position_embeddings=17"):
         model.decode(some_ids(3, 15), source, cache=cache)
     with pytest.raises(UserError, match=r"eos_token_id=53 .*vocab_size=53"):

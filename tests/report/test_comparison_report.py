@@ -360,7 +360,7 @@ def test_unfinished_and_unreadable_trials_are_reported(folder: Path, tmp_path: P
     notices = "\n".join(content["notices"])
     assert re.search("18 trials .*1 still running, 9 done, 3 failed, 4 ", notices)
     assert "trials/reformer/seed-2: trial.json is not valid JSON" in notices
-    assert re.search(r"trials/causal/seed-0: trial\.json .*version 7.*version 1", notices)
+    assert re.search(r"trials/causal/seed-0: trial\.json .*version 7.* 1\b", notices)
     assert "trials/window-16/seed-1 has no trial.json" in notices
     assert "trials/window-128/seed-2: phrasebank/result.json is not valid JSON" in notices
     assert str(tmp_path) not in json.dumps(content)
