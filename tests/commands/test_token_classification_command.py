@@ -146,7 +146,7 @@ def test_tags_that_mark_no_spans(world: World, tmp_path: Path) -> None:
     assert result["labels"] == ["ADJ", "ADP", "DET", "NOUN"]
     page = (tmp_path / "run" / "report" / "report.md").read_text()
     assert "token classification" in page
-    assert "It is as good as" in page
+    assert "It equals" in page
     assert "below" not in page
 
 
