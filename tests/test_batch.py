@@ -19,7 +19,7 @@ def test_a_draw_is_pinned() -> None:
 
 
 def test_a_draw_is_the_same_in_another_process() -> None:
-    code = "from homespun.batch import Draw; print(Draw(3, 1, 7).generator().initial_seed())"
+    code = "from homespun.batch import RowSeed; print(RowSeed(3, 1, 7).generator().initial_seed())"
     outputs = {
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
