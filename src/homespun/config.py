@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from homespun.errors import UserError, nearest
+from homespun.migration import RENAMED_KINDS, find_new_key
 
 T = TypeVar("T", bound=BaseModel)
 Tree = dict[str, Any]
@@ -162,15 +163,18 @@ def _problem(error: Any, kind: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         # pydantic puts the tag of a union into the location, so keys are walked and tags looked up on the way
         keys, path = _keys_at(kind, location[:-1])
+        if new := find_new_key([*path, location[-1]], keys):
+            return f"{'.'.join([*path, location[-1]])} was renamed to {'.'.join([*path, new])}"
         return f"unknown key {'.'.join([*path, location[-1]])!r}{nearest(location[-1], keys)}"
     _, path = _keys_at(kind, location)
     if error["type"] == "union_tag_not_found":
         return f"{'.'.join(path)}: 'kind' is missing, which says what the other keys mean"
     if error["type"] == "union_tag_invalid":
         allowed = re.findall(r"'([^']*)'", error["ctx"]["expected_tags"])
-        return (
-            f"{'.'.join([*path, 'kind'])}: unknown kind {error['ctx']['tag']!r}{nearest(error['ctx']['tag'], allowed)}"
-        )
+        key, tag = ".".join([*path, "kind"]), error["ctx"]["tag"]
+        if RENAMED_KINDS.get(tag) in allowed:
+            return f"{key}={tag} was renamed to {key}={RENAMED_KINDS[tag]}"
+        return f"{key}: unknown kind {tag!r}{nearest(tag, allowed)}"
     message = error["msg"].removeprefix("Value error, ")
     given = error.get("input")
     shown = "" if isinstance(given, (dict, BaseModel)) or error["type"] == "missing" else f" (given {given!r})"

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.io.json import read_optional
+from homespun.migration import TASK_PATH, migrate
 
 VERSION = 1
 """Version of the files; one without a version is read as version 1."""
@@ -276,6 +277,8 @@ class ResultFile(Part):
                 f"{path} has version {tree['version']!r}, this homespun reads {VERSION}; use the homespun that "
                 f"wrote it, or run again"
             )
+        if "task" in tree:
+            tree["task"] = migrate(tree["task"], TASK_PATH)
         return validate(cls, tree, source=str(path))
 
     def to_json(self) -> dict[str, Any]:

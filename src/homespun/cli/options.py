@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from homespun.errors import UserError, nearest
+from homespun.migration import RENAMED_COMMANDS, RENAMED_FLAGS
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
 Input = Annotated[list[str], typer.Option("--input", help="File, glob, folder, archive, URL or hub name; repeatable.")]
@@ -57,7 +58,7 @@ SECTIONS = {
 
 
 class CommandGroup(TyperGroup):
-    """Command group that rejects unknown and removed commands in one line."""
+    """Command group that rejects unknown, removed and renamed commands and options in one line."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands, those of ``homespun`` itself by section."""
@@ -74,13 +75,21 @@ class CommandGroup(TyperGroup):
         """Resolve the command named by ``args[0]``.
 
         Raises:
-            UserError: unknown or removed command.
+            UserError: unknown, removed or renamed command, or an option that was renamed.
         """
+        name = args[0] if ctx.parent is None else f"{ctx.info_name} {args[0]}"
+        if name in RENAMED_COMMANDS:
+            raise UserError(f"homespun {name} was renamed to homespun {RENAMED_COMMANDS[name]}")
         if ctx.parent is None and args[0] in _REMOVED_COMMANDS:
             raise UserError(f"{ctx.command_path} {args[0]} {_REMOVED_COMMANDS[args[0]]}")
         if args[0] not in self.commands:
             raise UserError(f"{ctx.command_path} has no command {args[0]!r}{nearest(args[0], self.commands)}")
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        options = {option for parameter in self.commands[args[0]].params for option in parameter.opts}
+        for flag in (word.partition("=")[0] for word in args[1:]):
+            if flag not in options and (new := RENAMED_FLAGS.get(flag)) in options:
+                raise UserError(f"{ctx.command_path} {args[0]}: {flag} was renamed to {new}")
+        return found
 
 
 def split_list(value: str | None) -> list[str] | None:

@@ -17,6 +17,7 @@ from homespun.config import Config, read_yaml, validate
 from homespun.errors import UserError
 from homespun.io.atomic import write_text
 from homespun.io.json import read_object
+from homespun.migration import RENAMED_FILES, migrate
 from homespun.models.auto_size import FROM_TRAINING, AutoSizeConfig, same_model
 from homespun.models.bundle import ModelBundle, fingerprint
 from homespun.models.config import BackboneConfig
@@ -90,8 +91,9 @@ def check_inputs(folder: Path, inputs: RunInputs) -> None:
     Raises:
         UserError: the initial weights differ.
     """
-    path = folder / FILE
-    if not path.is_file():
+    names = (FILE, *(old for old, new in RENAMED_FILES.items() if new == FILE))
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
         return
     known = read_object(path)
     for option in dict.fromkeys([*known, *inputs]):
@@ -133,7 +135,7 @@ def restore_settings(recipe: R, out: str | Path, *, main: bool = True) -> R:
     path = Path(out) / "config.yaml"
     if not path.is_file():
         return recipe
-    tree = read_yaml(path)
+    tree = migrate(read_yaml(path))
     if isinstance(recipe, PretrainRecipe) and isinstance(recipe.model, AutoSizeConfig):
         recipe = recipe.model_copy(update={"model": _sized(recipe.model, tree)})
     if "split_seed" in recipe.data.model_fields_set:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
 from homespun.config import Config, Tree, json_schema, override, read_yaml, validate
 from homespun.errors import UserError, nearest
+from homespun.migration import RENAMED_RECIPES
 from homespun.models.auto_size import FAMILIES, AutoSizeConfig
 from homespun.models.config import BackboneConfig, default_kind
 from homespun.models.encoder import EncoderConfig
@@ -177,10 +178,12 @@ def recipe_tree(name: str) -> Tree:
     """The mapping of a shipped recipe, or of a YAML file.
 
     Raises:
-        UserError: no such recipe or file; the nearest name is given.
+        UserError: no such recipe or file; the nearest name is given, or the new one.
     """
     if name.endswith((".yaml", ".yml")):
         return read_yaml(name)
+    if name in RENAMED_RECIPES:
+        raise UserError(f"recipe {name} was renamed to {RENAMED_RECIPES[name]}")
     names = _shipped()
     if name not in names:
         if instead := _instead(name):

@@ -23,6 +23,7 @@ from homespun.data.labels import Labels
 from homespun.errors import UserError
 from homespun.io.atomic import atomic_path
 from homespun.io.digests import file_digest
+from homespun.migration import TASK_PATH, migrate
 from homespun.models.config import ModelConfig
 from homespun.models.meta_device import build_on_meta
 from homespun.models.model import Model
@@ -187,7 +188,7 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Mod
         )
     if file_digest(weights) != expected["blake2b"]:
         raise UserError(f"{weights} was altered since it was written: its digest differs")
-    config = validate(ModelConfig, description["model"], source=str(path))
+    config = validate(ModelConfig, migrate(description["model"]), source=str(path))
     tokenizer = Tokenizer.load(folder)
     if tokenizer.fingerprint != description["tokenizer"]:
         raise UserError(f"{folder} holds another tokenizer than its model was made with")
@@ -199,7 +200,8 @@ def load_model(folder: str | Path, *, device: str | torch.device = "cpu") -> Mod
     model = build_uninitialized(config)
     assign_weights(model, tensors, source=str(weights))
     labels = None if description["labels"] is None else Labels.from_dict(description["labels"])
-    return ModelBundle(model.to(device).eval(), config, tokenizer, labels, description["task"])
+    task = migrate(description["task"], TASK_PATH)
+    return ModelBundle(model.to(device).eval(), config, tokenizer, labels, task)
 
 
 def _description(path: Path) -> Tree:

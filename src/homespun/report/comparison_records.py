@@ -13,6 +13,7 @@ import yaml
 from homespun.comparison_results import InferenceCost, TrialResult, TrialStage
 from homespun.config import read_yaml
 from homespun.errors import UserError
+from homespun.migration import migrate
 from homespun.report.records import (
     RunRecord,
     Tree,
@@ -181,7 +182,7 @@ def read_comparison(folder: Path) -> Comparison:
     if not is_comparison(folder):
         state = "holds no comparison" if folder.is_dir() else "is not a folder"
         raise UserError(f"{folder} {state}: it has neither comparison.yaml nor trials/NAME/seed-K/trial.json")
-    recipe = read_yaml(folder / "comparison.yaml") if (folder / "comparison.yaml").is_file() else {}
+    recipe = migrate(read_yaml(folder / "comparison.yaml")) if (folder / "comparison.yaml").is_file() else {}
     warnings = [] if recipe else ["comparison.yaml is missing: what was asked for is known from the trials alone."]
     named = [str(name) for name in as_tree(recipe.get("variations"))]
     found: dict[str, list[TrialRecord]] = {}

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from homespun.config import read_yaml
 from homespun.errors import UserError
 from homespun.io.json import read_optional
+from homespun.migration import migrate
 from homespun.report.formats import number
 from homespun.results import Event, Metrics, RunResult, Validation, is_number, mean_over_trainings
 
@@ -141,7 +142,7 @@ def read_run(path: Path) -> RunRecord:
     record = RunRecord(
         path=path,
         name=result.name or path.resolve().name,
-        config=read_yaml(path / "config.yaml") if (path / "config.yaml").is_file() else {},
+        config=migrate(read_yaml(path / "config.yaml")) if (path / "config.yaml").is_file() else {},
         environment=read_optional(path / "environment.json"),
         result=result,
         train={},

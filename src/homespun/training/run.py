@@ -19,6 +19,7 @@ from torch import Tensor
 from homespun.config import Tree, dump, read_yaml
 from homespun.errors import UserError
 from homespun.io.atomic import TEMPORARY, remove, write_text
+from homespun.migration import migrate
 from homespun.results import RunResult
 from homespun.training.checkpoint import Checkpoint, State, read_checkpoint, read_state, write_checkpoint
 from homespun.training.environment import describe_environment
@@ -68,7 +69,7 @@ class Run:
         return run
 
     def _accept(self, config: BaseModel) -> None:
-        before = _flat(_with_defaults(read_yaml(self.path / _CONFIG), type(config)))
+        before = _flat(_with_defaults(migrate(read_yaml(self.path / _CONFIG)), type(config)))
         now = _flat(yaml.safe_load(dump(config)))
         differences = [
             f"{key} was {before.get(key)!r} and is {now.get(key)!r}"
