@@ -72,8 +72,8 @@ BLOCKS = [{"kind": "blocks", "size": 64}, {"kind": "random_blocks", "size": 64, 
 ATTENTIONS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full"},
     "longformer": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 256}]}
-    | {"everywhere": {"first": 1, "projections": True}},
-    "bigbird": {"kind": "sparse", "patterns": BLOCKS, "everywhere": {"first": 0, "block": 64}},
+    | {"global_tokens": {"first": 1, "projections": True}},
+    "bigbird": {"kind": "sparse", "patterns": BLOCKS, "global_tokens": {"first": 0, "block": 64}},
     "reformer": {"kind": "lsh", "chunk_length": 64, "num_hashes": 1},
     "linformer": {"kind": "linformer", "k": 256},
     "performer": {"kind": "performer", "num_features": 256},

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared" / "data"
 FIELDS = ("class", "title", "description")
 
-DATA = ("data.text=[title, description]", "data.label=class", "data.length=128", "data.validation=0.05")
+DATA = ("data.text=[title, description]", "data.label=class", "data.max_length=128", "data.validation=0.05")
 TRAIN = ("baselines=false", "train.best_metric=accuracy", "train.batch_size=32")
 TUNED = (
     "objective.head.kind=mean",

@@ -123,7 +123,7 @@ def comparison(data: Path, given: tuple[Path, Path] | None, steps: int, epochs: 
         "pretrain": {
             "recipe": "electra-tiny",
             "settings": {
-                "data": {"corpus": str((data / "corpus").resolve()), "length": 128, "validation_rows": 64},
+                "data": {"corpus": str((data / "corpus").resolve()), "max_length": 128, "validation_rows": 64},
                 "train": {"batch_size": 8, "validate_every": 0.5},
             },
         },
@@ -131,7 +131,7 @@ def comparison(data: Path, given: tuple[Path, Path] | None, steps: int, epochs: 
             "packages": {
                 "recipe": "classify",
                 "settings": {
-                    "data": {"train": str(train.resolve()), "test": str(test.resolve()), "length": 96},
+                    "data": {"train": str(train.resolve()), "test": str(test.resolve()), "max_length": 96},
                     "objective.head": {"kind": "mean"},
                     "train": {"budget": {"epochs": epochs}, "optimizer.learning_rate": 1e-3},
                 },
@@ -140,7 +140,7 @@ def comparison(data: Path, given: tuple[Path, Path] | None, steps: int, epochs: 
         "variations": {"replaced": {}, "masked": {"pretrain": {"objective": {"kind": "mlm"}}}},
         "budget": {"steps": steps},
         "seeds": 2,
-        "measure": {"lengths": [128, 512]},
+        "benchmark": {"lengths": [128, 512]},
     }
 
 

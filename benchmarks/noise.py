@@ -63,7 +63,7 @@ CONTESTANTS = {
 def run(arguments: list[str]) -> dict[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m benchmarks noise", description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=float, default=8.0, help="text (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=512, help="data.length (default: %(default)s)")
+    parser.add_argument("--length", type=int, default=512, help="data.max_length (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=32, help="rows of a batch made (default: %(default)s)")
     parser.add_argument("--batches", type=int, default=20, help="in a turn (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="times that each takes its turn (default: %(default)s)")

@@ -60,11 +60,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], int, int]] = {
     "gpt3": ({"preset": "gpt3-mini"} | _SIZE, {"kind": "clm"}, 512, 8),
     "checkpointed": (_SIZE, _MLM, 128, 32),
     "t5": (_two("t5-tiny"), {"kind": "span_corruption"}, 128, 32),
-    "lstm": ({"preset": "lstm-mini", "vocab_size": 8000}, {"kind": "streamed_clm"}, 64, 64),
-    "elman": ({"preset": "rnn-mini", "vocab_size": 8000}, {"kind": "streamed_clm"}, 64, 64),
+    "lstm": ({"preset": "lstm-mini", "vocab_size": 8000}, {"kind": "stateful_clm"}, 64, 64),
+    "elman": ({"preset": "rnn-mini", "vocab_size": 8000}, {"kind": "stateful_clm"}, 64, 64),
     "lstm, both directions": ({"preset": "bilstm-mini", "vocab_size": 8000}, _MLM, 128, 32),
     "gru, both directions": ({"preset": "bigru-mini", "vocab_size": 8000}, _MLM, 128, 32),
-    "elmo": ({"preset": "elmo-mini", "vocab_size": 8000}, {"kind": "bilm"}, 32, 32),
+    "elmo": ({"preset": "elmo-mini", "vocab_size": 8000}, {"kind": "elmo"}, 32, 32),
     "gru, encoder and decoder": (_two("rnn-seq2seq-mini"), {"kind": "denoising"}, 64, 32),
     "bart": (_two("bart-mini"), {"kind": "denoising"}, 128, 16),
     "transformer of 2017": (_two("transformer-mini"), {"kind": "denoising"}, 128, 16),
@@ -81,7 +81,7 @@ def recipe_of(name: str, times: int = 1) -> PretrainRecipe:
     model, objective, length, rows = CASES[name]
     rows *= times
     train = {"batch_size": rows, "micro_batch_size": rows, "budget": {"steps": 10}}
-    tree = {"data": {"length": length}, "model": model, "objective": objective, "train": train}
+    tree = {"data": {"max_length": length}, "model": model, "objective": objective, "train": train}
     tree["train"] = train | {"gradient_checkpointing": name == "checkpointed"}
     return validate(PretrainRecipe, tree, source=name)
 
@@ -111,7 +111,7 @@ def _case(name: str, recipe: PretrainRecipe, clock: Clock) -> dict[str, Any]:
     return {
         "case": name,
         "rows": rows,
-        "length": recipe.data.length,
+        "length": recipe.data.max_length,
         "parameters": planned["parameters"]["total"],
         "probes": planned["probe"]["points"],
         "flops_per_token": planned["flops_per_token"]["total"],

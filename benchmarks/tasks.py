@@ -122,7 +122,7 @@ CONTESTS = {
     ),
     "xquad": Contest(  # few questions, and a checkpoint that never saw any: many epochs
         "exact match",
-        "answer",
+        "question-answering",
         (),
         word_contests.xquad,
         lambda test: float(test["exact_match"]),
@@ -180,7 +180,7 @@ def _ours(folder: Path, model: Path, contest: Contest, files: Files, training: T
     resumed = folder.is_dir()
     if not (folder / "result.json").is_file():
         given = [f"data.{part}={path}" for part, path in files.items()]
-        words = ["finetune", contest.recipe, *given, f"data.length={training.length}", *contest.settings]
+        words = ["finetune", contest.recipe, *given, f"data.max_length={training.length}", *contest.settings]
         words += [*training.settings, "--from", str(model), "--out", str(folder), "--json"]
         words += ["--resume"] if resumed else []
         subprocess.run([sys.executable, "-m", "homespun", *words], stdout=subprocess.DEVNULL, check=True)

@@ -135,7 +135,11 @@ def _trial(options: argparse.Namespace) -> dict[str, Any]:
     recipe = pretrain_recipe(
         PEER_RECIPES[name][0] if peer else name,
         [
-            *((*PEER_RECIPES[name][1:], "train.batch_size=8", f"data.length={LENGTH}") if peer else options.settings),
+            *(
+                (*PEER_RECIPES[name][1:], "train.batch_size=8", f"data.max_length={LENGTH}")
+                if peer
+                else options.settings
+            ),
             f"data.corpus={corpus.path}",
             f"train.seed={seed}",
             f"train.precision={options.precision}",
@@ -187,12 +191,12 @@ def _ours(
 
 def _measured(recipe: PretrainRecipe) -> PretrainRecipe:
     """The recipe of the held-out loss: as many tokens, and one share of masked tokens, or one corruption and length."""
-    objective, length = recipe.objective, recipe.data.length
+    objective, length = recipe.objective, recipe.data.max_length
     if isinstance(objective, MaskedLM):
         objective = objective.model_copy(update={"probability": 0.15})
     elif objective.target_length(length):
         objective, length = type(objective)(), SEQ2SEQ_LENGTH
-    data = recipe.data.model_copy(update={"length": length, "validation_rows": HELD_OUT // length})
+    data = recipe.data.model_copy(update={"max_length": length, "validation_rows": HELD_OUT // length})
     return recipe.model_copy(update={"objective": objective, "data": data})
 
 

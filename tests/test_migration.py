@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from homespun.cli import main
-from homespun.commands.in_context import Prompting
+from homespun.commands.few_shot import Prompting
 from homespun.commands.provenance import InitialWeights, check_inputs
 from homespun.commands.recipe import load_recipe, recipe_names
 from homespun.compare.recipe import compare_recipe

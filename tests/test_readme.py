@@ -81,7 +81,7 @@ def test_the_commands_of_models_that_write_run(files: Path) -> None:
     (files / "reports.jsonl").write_text(pairs.splitlines()[0] + "\n", encoding="utf-8")
     for line in smaller(block("sh", "summarize")).splitlines():
         words = shlex.split(line)
-        extra = ["train.budget.steps=2", "data.target_length=8"] if words[1] == "finetune" else []
+        extra = ["train.budget.steps=2", "data.max_target_length=8"] if words[1] == "finetune" else []
         run(*words[1:], *extra)
     assert len((files / "short.jsonl").read_text().splitlines()) == 1
 

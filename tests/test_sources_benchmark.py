@@ -17,7 +17,7 @@ def test_changes_stand_before_or_after_the_options(
     made: list[Path] = []
     monkeypatch.setattr(sources, "_homespun", lambda *words: calls.append(words))
     monkeypatch.setattr(sources, "MADE", dict.fromkeys(sources.MADE, lambda data, out: made.append(out)))
-    changes, options = ["slots=2", "seeds=3"], ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
+    changes, options = ["max_parallel=2", "seeds=3"], ["--data", str(tmp_path), "--out", str(tmp_path / "out")]
     found = sources.run(["summaries", *(options + changes if changes_last else changes + options)])
     recipe = tmp_path / "out" / "summaries.yaml"
     assert calls == [("compare", str(recipe), "--out", str(tmp_path / "out" / "summaries"), *changes)]

@@ -68,7 +68,10 @@ def test_held_out_rows_of_seq2seq_are_the_same_for_all_settings(tmp_path: Path) 
     documents = (Document(text, source=str(number)) for number, text in enumerate(texts))
     corpus = build_corpus(documents, tokenizer, tmp_path / "corpus")
     held_out = []
-    for settings in (["objective.probability=0.3", "data.length=64"], ["train.batch_size=5", "data.length=256"]):
+    for settings in (
+        ["objective.probability=0.3", "data.max_length=64"],
+        ["train.batch_size=5", "data.max_length=256"],
+    ):
         recipe = pretrain_recipe("spun-encoder-decoder", [*settings, f"data.corpus={tmp_path / 'corpus'}"])
         training, measured = time_to_loss._loaders(recipe, corpus)
         assert training.order == "bucketed"

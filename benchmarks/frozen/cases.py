@@ -80,7 +80,7 @@ def commands(data: Path, runs: Path) -> dict[str, list[str]]:
     made = {name: ["pretrain", *words] for name, words in pretrain.items()}
     made |= {name: ["finetune", *words] for name, words in finetune.items()}
     text = [word for word in finetune["classify"] if word.startswith("data.")]
-    corpus = [f"data.corpus={data / 'corpus'}", "data.length=32"]
+    corpus = [f"data.corpus={data / 'corpus'}", "data.max_length=32"]
     made["distil-mini"] = ["distill", "pretrain", "distil-mini", *corpus, "--teacher", str(runs / "dynamic-masks")]
     made["distil-classify"] = ["distill", "finetune", "distil-classify", *text, "--teacher", str(runs / "classify")]
     made = {name: [*words, *STEPS] for name, words in made.items()}
@@ -99,14 +99,15 @@ def _recipe(name: str) -> list[str]:
 def _pretraining(data: Path) -> dict[str, list[str]]:
     corpus = f"data.corpus={data / 'corpus'}"
     made = {
-        name: [*_recipe(name), corpus, "data.length=32", *SMALL, *HEADS] for name in (*ENCODERS, *DECODERS, *DETECTORS)
+        name: [*_recipe(name), corpus, "data.max_length=32", *SMALL, *HEADS]
+        for name in (*ENCODERS, *DECODERS, *DETECTORS)
     }
-    made |= {name: [*_recipe(name), corpus, "data.length=32", *SMALL[::2], *NARROW] for name in RECURRENT}
-    made |= {name: [*_recipe(name), corpus, "data.length=32", *ENCODER_DECODER] for name in SEQ2SEQ}
-    made |= {name: [*_recipe(name), corpus, "data.length=32", *ENCODER_DECODER[:1]] for name in RECURRENT_SEQ2SEQ}
-    made["elmo-tiny"] = [*_recipe("elmo-tiny"), f"data.corpus={data / 'words-corpus'}", "data.length=31", *ELMO]
-    made |= {name: [*_recipe(name), corpus, "data.length=32", f"model.size={size}"] for name, size in SPUN.items()}
-    made["spun-encoder-decoder"] = ["spun-encoder-decoder", corpus, "data.length=32", *ENCODER_DECODER]
+    made |= {name: [*_recipe(name), corpus, "data.max_length=32", *SMALL[::2], *NARROW] for name in RECURRENT}
+    made |= {name: [*_recipe(name), corpus, "data.max_length=32", *ENCODER_DECODER] for name in SEQ2SEQ}
+    made |= {name: [*_recipe(name), corpus, "data.max_length=32", *ENCODER_DECODER[:1]] for name in RECURRENT_SEQ2SEQ}
+    made["elmo-tiny"] = [*_recipe("elmo-tiny"), f"data.corpus={data / 'words-corpus'}", "data.max_length=31", *ELMO]
+    made |= {name: [*_recipe(name), corpus, "data.max_length=32", f"model.size={size}"] for name, size in SPUN.items()}
+    made["spun-encoder-decoder"] = ["spun-encoder-decoder", corpus, "data.max_length=32", *ENCODER_DECODER]
     made["dynamic-masks"] = [*made["bert-mini"], "objective.next_sentence=false", "objective.masking=dynamic"]
     return made
 
@@ -118,12 +119,12 @@ def _finetuning(data: Path, runs: Path) -> dict[str, list[str]]:
     def start(name: str) -> list[str]:
         return ["--from", str(runs / name)]
 
-    text = ["data.text=text", "data.length=24"]
-    pairs = [*files("pairs-", ".csv"), "data.first=one", "data.second=two", "data.length=24"]
-    written = [*files("summaries-", ".jsonl"), "data.source_length=24", "data.target_length=8"]
+    text = ["data.text=text", "data.max_length=24"]
+    pairs = [*files("pairs-", ".csv"), "data.first=one", "data.second=two", "data.max_length=24"]
+    written = [*files("summaries-", ".jsonl"), "data.max_source_length=24", "data.max_target_length=8"]
     summaries = [*written, "data.source=document", "data.target=summary"]
     pages = [*written, "data.source=pages", "data.target=summary", "data.paragraphs.title=title"]
-    pages += ["data.paragraphs.most=3", "data.paragraphs.length=7"]
+    pages += ["data.paragraphs.max_paragraphs=3", "data.paragraphs.max_length=7"]
     elmo = start("elmo-tiny")
     made = {
         "classify": ["classify", *files("", ".csv"), *text, *start("electra-tiny")],
@@ -134,11 +135,23 @@ def _finetuning(data: Path, runs: Path) -> dict[str, list[str]]:
         "elmo-classify": ["elmo-classify", *files("", ".csv"), *text, "objective.head.lstm_size=8", *elmo],
         "pairs": ["pairs", *pairs, "data.label=same", *start("bert-mini")],
         "similarity": ["similarity", *pairs, "data.label=score", *start("bert-mini")],
-        "ratings": ["ratings", *files("stars-", ".csv"), "data.label=stars", "data.length=16", *start("deberta-mini")],
-        "tag": ["tag", *files("tags-", ".jsonl"), "data.length=24", "data.stride=5", *start("electra-tiny")],
-        "elmo-tag": ["elmo-tag", *files("tags-", ".jsonl"), "data.length=24", "data.stride=5", *elmo],
-        "answer": ["answer", *files("answers-", ".json"), "data.length=24", "data.stride=5", "data.question_length=5"],
-        "spoilers": ["spoilers", *files("reviews-", ".jsonl"), "data.length=24", *start("bert-mini")],
+        "ratings": [
+            "ordinal-regression",
+            *files("stars-", ".csv"),
+            "data.label=stars",
+            "data.max_length=16",
+            *start("deberta-mini"),
+        ],
+        "tag": ["tag", *files("tags-", ".jsonl"), "data.max_length=24", "data.stride=5", *start("electra-tiny")],
+        "elmo-tag": ["elmo-tag", *files("tags-", ".jsonl"), "data.max_length=24", "data.stride=5", *elmo],
+        "answer": [
+            "question-answering",
+            *files("answers-", ".json"),
+            "data.max_length=24",
+            "data.stride=5",
+            "data.max_question_length=5",
+        ],
+        "spoilers": ["classify-sentences", *files("reviews-", ".jsonl"), "data.max_length=24", *start("bert-mini")],
         "summarize": ["summarize", *summaries, *start("t5-tiny")],
         "summarize-causal": ["summarize", *summaries, *start("gpt2-mini")],
         "summarize-documents": ["summarize-documents", *pages, *start("hierarchical-tiny")],

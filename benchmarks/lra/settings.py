@@ -74,7 +74,7 @@ MODELS: dict[str, Tree] = {
         "attention": {
             "kind": "sparse",
             "patterns": [{"kind": "window", "radius": 256}],
-            "everywhere": {"first": 1},
+            "global_tokens": {"first": 1},
         }
     },
     "bigbird": {
@@ -84,7 +84,7 @@ MODELS: dict[str, Tree] = {
                 {"kind": "blocks", "size": 64, "before": 1, "after": 1},
                 {"kind": "random_blocks", "size": 64, "count": 3},
             ],
-            "everywhere": {"first": 0, "block": 64},
+            "global_tokens": {"first": 0, "block": 64},
         }
     },
     "linformer": {"attention": {"kind": "linformer"}},

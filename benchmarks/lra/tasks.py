@@ -123,7 +123,7 @@ class ListOpsTask(_Task):
         return Files.model_validate({"seed": self.seed, **limits}).read(self.path or str(generated), read)
 
     def reading(self) -> dict[str, Any]:
-        return {"length": self.length, "text": "Source", "label": "Target"}
+        return {"max_length": self.length, "text": "Source", "label": "Target"}
 
     def _expressions(self) -> ListOps:
         sizes = {name: getattr(self, name) for name in ("max_depth", "max_arguments", "min_length", "max_length")}
@@ -168,7 +168,7 @@ class TextTask(_FilesTask):
         return table_reader([self.text], self.label, self.columns, characters=self.length)
 
     def reading(self) -> dict[str, Any]:
-        return {"length": self.length, "text": self.text, "label": self.label, "columns": self.columns}
+        return {"max_length": self.length, "text": self.text, "label": self.label, "columns": self.columns}
 
 
 class RetrievalTask(_FilesTask):

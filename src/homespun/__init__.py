@@ -13,15 +13,14 @@ if TYPE_CHECKING:
     from homespun.commands.attention_plot import show_attention
     from homespun.commands.baselines import measure_baselines
     from homespun.commands.batch_preview import show_batch
+    from homespun.commands.benchmark import benchmark
     from homespun.commands.convert import convert, export
     from homespun.commands.distill import distill
     from homespun.commands.doctor import examine as doctor
+    from homespun.commands.few_shot import Prompting, few_shot
     from homespun.commands.finetune import finetune
     from homespun.commands.generate import generate, generator, summaries, summarize
-    from homespun.commands.in_context import Prompting
-    from homespun.commands.in_context import in_context as prompt
     from homespun.commands.lengths import corpus_lengths, file_lengths
-    from homespun.commands.measure import measure
     from homespun.commands.plan import plan
     from homespun.commands.predict import evaluate, predict
     from homespun.commands.preparation import extend_tokenizer, make_corpus, reading, train_tokenizer
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY_IMPORTS = {
-    "Prompting": "homespun.commands.in_context.Prompting",
+    "Prompting": "homespun.commands.few_shot.Prompting",
     "init_model": "homespun.commands.vectors.init_model",
     "compare_recipe": "homespun.compare.recipe.compare_recipe",
     "convert": "homespun.commands.convert.convert",
@@ -58,7 +57,7 @@ _LAZY_IMPORTS = {
     "load_recipe": "homespun.commands.recipe.load_recipe",
     "make_corpus": "homespun.commands.preparation.make_corpus",
     "map_vectors": "homespun.commands.vectors.map_vectors",
-    "measure": "homespun.commands.measure.measure",
+    "benchmark": "homespun.commands.benchmark.benchmark",
     "measure_baselines": "homespun.commands.baselines.measure_baselines",
     "measure_vectors": "homespun.commands.vectors.measure_vectors",
     "open_vectors": "homespun.vectors.store.open_vectors",
@@ -66,7 +65,7 @@ _LAZY_IMPORTS = {
     "predict": "homespun.commands.predict.predict",
     "pretrain": "homespun.commands.pretrain.pretrain",
     "pretrain_recipe": "homespun.commands.recipe.pretrain_recipe",
-    "prompt": "homespun.commands.in_context.in_context",
+    "few_shot": "homespun.commands.few_shot.few_shot",
     "quickstart": "homespun.commands.quickstart.quickstart",
     "reading": "homespun.commands.preparation.reading",
     "run_comparison": "homespun.compare.runner.run_comparison",
@@ -85,6 +84,7 @@ _LAZY_IMPORTS = {
 
 __all__ = [
     "Prompting",
+    "benchmark",
     "compare_recipe",
     "convert",
     "corpus_lengths",
@@ -93,6 +93,7 @@ __all__ = [
     "evaluate",
     "export",
     "extend_tokenizer",
+    "few_shot",
     "file_lengths",
     "finetune",
     "finetune_recipe",
@@ -103,7 +104,6 @@ __all__ = [
     "load_recipe",
     "make_corpus",
     "map_vectors",
-    "measure",
     "measure_baselines",
     "measure_vectors",
     "open_vectors",
@@ -111,7 +111,6 @@ __all__ = [
     "predict",
     "pretrain",
     "pretrain_recipe",
-    "prompt",
     "quickstart",
     "reading",
     "run_comparison",

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from homespun.config import validate
 from homespun.errors import UserError
 from homespun.io.json import read_optional
-from homespun.migration import TASK_PATH, migrate
+from homespun.migration import migrate
 
 VERSION = 1
 """Version of the files; one without a version is read as version 1."""
@@ -278,7 +278,7 @@ class ResultFile(Part):
                 f"wrote it, or run again"
             )
         if "task" in tree:
-            tree["task"] = migrate(tree["task"], TASK_PATH)
+            tree["task"] = migrate(tree["task"], ("objective", "kind"))
         return validate(cls, tree, source=str(path))
 
     def to_json(self) -> dict[str, Any]:

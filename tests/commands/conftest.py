@@ -40,11 +40,11 @@ def build(made: World) -> None:
         *("--tokenizer", folder / "tokenizer", "--out", made.corpus),
     )
     run(
-        *("pretrain", "electra-tiny", f"data.corpus={made.corpus}", "data.length=32", *TINY),
+        *("pretrain", "electra-tiny", f"data.corpus={made.corpus}", "data.max_length=32", *TINY),
         *("train.budget.steps=12", "train.batch_size=7", "--out", made.base),
     )
     run(
         *("finetune", "classify", f"data.train={made.train}", f"data.test={made.test}", "data.text=sentence"),
-        *("data.length=24", "train.budget.epochs=6", "train.optimizer.learning_rate=5e-3"),
+        *("data.max_length=24", "train.budget.epochs=6", "train.optimizer.learning_rate=5e-3"),
         *("train.optimizer.layer_decay=1.0", "--from", made.base, "--out", made.classifier),
     )

@@ -30,9 +30,9 @@ from homespun.text.tokenizer import Kind, Tokenizer
 from homespun.text.vocabulary_extension import extend, find_added_tokens
 from homespun.training.trainer import Trainer
 
-STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.length=32")
+STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.max_length=32")
 SMALL = (*TINY, "model.hidden_dropout_prob=0", *STEPS)
-WINDOW = "model.attention={kind: sparse, patterns: [{kind: window, radius: 5}], everywhere: {projections: true}}"
+WINDOW = "model.attention={kind: sparse, patterns: [{kind: window, radius: 5}], global_tokens: {projections: true}}"
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_a_token_that_stood_for_nothing_begins_as_the_mean_of_all(world: World, 
 def test_longer_sparser_and_deeper_at_once(world: World, masked: Path, tmp_path: Path) -> None:
     result = go_on(
         world, masked, tmp_path / "run", "model.max_position_embeddings=61", WINDOW, "model.num_hidden_layers=4",
-        "data.length=61",
+        "data.max_length=61",
     )  # fmt: skip
     adaptation = result["adaptation"]
     assert adaptation["max_position_embeddings"] == {"before": 32, "after": 61}
@@ -227,11 +227,11 @@ def test_longer_sparser_and_deeper_at_once(world: World, masked: Path, tmp_path:
         assert words in page
     again = go_on(world, tmp_path / "run", tmp_path / "again", "model.attention.patterns=[{kind: window, radius: 2}]")
     assert again["adaptation"]["attention"] == {"before": "sparse", "after": "sparse"}
-    assert homespun.hf.open.open_model(tmp_path / "again").config.backbone.attention.everywhere.projections
+    assert homespun.hf.open.open_model(tmp_path / "again").config.backbone.attention.global_tokens.projections
 
 
 def test_longer_alone_moves_nothing_at_the_old_length(world: World, masked: Path, tmp_path: Path) -> None:
-    result = go_on(world, masked, tmp_path / "run", "model.max_position_embeddings=61", "data.length=61")
+    result = go_on(world, masked, tmp_path / "run", "model.max_position_embeddings=61", "data.max_length=61")
     own, new = result["adaptation"]["moved"]
     assert own["cosine"] == pytest.approx(1, abs=1e-6)
     assert own["relative_distance"] == pytest.approx(0, abs=1e-5)
@@ -248,7 +248,7 @@ def test_another_depth_has_no_second_way_and_no_model_of_the_recipe(world: World
 def test_killed_and_resumed_is_never_interrupted(
     world: World, masked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("model.max_position_embeddings=61", "data.length=61", "train.budget.steps=7")
+    words = ("model.max_position_embeddings=61", "data.max_length=61", "train.budget.steps=7")
     uninterrupted = go_on(world, masked, tmp_path / "whole", *words)
 
     def cut(trainer: Trainer, *rest: Any) -> None:
@@ -279,7 +279,7 @@ def test_split_overrides() -> None:
 MISTAKES = {
     "another width": (["model.hidden_size=64"], "model.hidden_size cannot be set"),
     "no layers": (["model.num_hidden_layers=0"], "greater than or equal to 1"),
-    "rows longer than the model": (["data.length=64"], "exceed max_position_embeddings=32"),
+    "rows longer than the model": (["data.max_length=64"], "exceed max_position_embeddings=32"),
     "cut below its rows": (["model.max_position_embeddings=17"], "exceed max_position_embeddings=17"),
     "a generator for nothing": (["--generator", "{masked}"], "--generator "),
     "no mapping": (["model=3"], "is not a mapping"),

@@ -23,8 +23,8 @@ def given(*settings: str) -> dict[str, Any]:
     ("settings", "same"),
     [
         ((), True),
-        (("data.length=61",), True),
-        (("data.long_inputs={kind: head_tail}",), True),
+        (("data.max_length=61",), True),
+        (("data.truncation={kind: head_tail}",), True),
         (("objective.frozen=true", "objective.head={kind: cnn}", "train.seed=7", "seeds=3"), True),
         (("data.train=small.csv",), False),
         (("data.test=other.csv",), False),
@@ -32,7 +32,7 @@ def given(*settings: str) -> dict[str, Any]:
         (("data.split_seed=7",), False),
         (("data.validation=0.3",), False),
         (("folds=5",), False),
-        (("examples=[13, all]",), False),
+        (("train_sizes=[13, all]",), False),
         (("objective.kind=regression",), False),
     ],
 )

@@ -29,7 +29,13 @@ from homespun.text.tokenizer import Tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
 SIZES |= {"max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
-SETTINGS = ("data.text=text", "data.label=label", "data.multi_label=true", "data.length=31", "train.budget.epochs=1")
+SETTINGS = (
+    "data.text=text",
+    "data.label=label",
+    "data.multi_label=true",
+    "data.max_length=31",
+    "train.budget.epochs=1",
+)
 BAD = "<script>alert(1)</script>"
 
 
@@ -191,7 +197,7 @@ def homespun_task(run: Path) -> dict[str, Any]:
 
 
 def test_half_and_no_temperature_leave_everything_as_it_was(folder: Path) -> None:
-    plain = recipe(folder, "tuning.thresholds=half", "tuning.temperature=false")
+    plain = recipe(folder, "calibration.thresholds=half", "calibration.temperature=false")
     finetune(plain, folder / "plain", start_from=str(folder / "base"))
     assert "decision" not in homespun_task(folder / "plain")
 

@@ -89,7 +89,7 @@ def test_recipes_can_be_listed_shown_and_have_a_schema() -> None:
     assert run("recipes", "show", "electra-mini", "train.seed=3")["train"]["seed"] == 3
     assert run("recipes", "schema")["discriminator"]["propertyName"] == "kind"
     for name in recipe_names():
-        assert load_recipe(name).about
+        assert load_recipe(name).description
 
 
 def test_a_preset_that_is_no_recipe_is_refused_with_a_command_that_loads() -> None:
@@ -115,7 +115,7 @@ def test_objective_and_attention_change_by_one_line_each(
     world: World, tmp_path: Path, objective: str, attention: str
 ) -> None:
     result = world.run(
-        *("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY),
+        *("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", *TINY),
         *(f"objective.kind={objective}", f"model.attention.kind={attention}"),
         *("train.budget.steps=2", "train.batch_size=4", "--out", tmp_path / "run"),
     )
@@ -124,7 +124,7 @@ def test_objective_and_attention_change_by_one_line_each(
 
 
 def test_warnings_are_of_what_can_be_trained(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    given = ("pretrain", "bert-mini", f"data.corpus={world.corpus}", "data.length=32", "train.budget.steps=1")
+    given = ("pretrain", "bert-mini", f"data.corpus={world.corpus}", "data.max_length=32", "train.budget.steps=1")
     small = ("model.preset=bert-tiny", "model.attention={kind: linformer, k: 7}", "objective={kind: mlm}")
     with pytest.raises(UserError, match=r"linformer .*causal"):
         world.run(*given, *small, "model.causal=true", "objective={kind: clm}", "--out", tmp_path / "refused")
@@ -134,7 +134,7 @@ def test_warnings_are_of_what_can_be_trained(world: World, tmp_path: Path, caplo
 
 
 def test_next_sentences_need_a_corpus_with_sentences(world: World, tmp_path: Path) -> None:
-    words = ("pretrain", "bert-mini", "data.length=32", *TINY[:2], "model.num_hidden_layers=1")
+    words = ("pretrain", "bert-mini", "data.max_length=32", *TINY[:2], "model.num_hidden_layers=1")
     words += ("model.num_attention_heads=2", "train.budget.steps=2", "train.batch_size=4")
     with pytest.raises(UserError, match="sentences"):
         world.run(*words, f"data.corpus={world.corpus}", "--out", tmp_path / "a")
@@ -148,7 +148,7 @@ def test_next_sentences_need_a_corpus_with_sentences(world: World, tmp_path: Pat
 
 @pytest.mark.slow
 def test_seeds_and_folds_are_runs_of_their_own(world: World, tmp_path: Path) -> None:
-    words = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24")
+    words = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.max_length=24")
     words += ("train.budget.steps=3", "--from", world.base)
     seeds = world.run(*words, f"data.test={world.test}", "seeds=2", "--out", tmp_path / "seeds")
     assert len(seeds["seeds"]) == 2
@@ -164,7 +164,7 @@ def test_seeds_and_folds_are_runs_of_their_own(world: World, tmp_path: Path) -> 
 
 def test_frozen_encoders_stay_as_they_are(world: World, tmp_path: Path) -> None:
     world.run(
-        *("finetune", "classify-frozen", f"data.train={world.train}", "data.text=sentence", "data.length=24"),
+        *("finetune", "classify-frozen", f"data.train={world.train}", "data.text=sentence", "data.max_length=24"),
         *("train.budget.steps=3", "baselines=false", "--from", world.base, "--out", tmp_path / "run"),
     )
     before = homespun.load(world.base).backbone.state_dict()
@@ -174,7 +174,7 @@ def test_frozen_encoders_stay_as_they_are(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_larger_budget_goes_on_with_a_finished_run(world: World, tmp_path: Path) -> None:
-    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY)
+    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", *TINY)
     words += ("train.batch_size=4", "--out", tmp_path / "run")
     assert world.run(*words, "train.budget.steps=3")["steps"] == 3
     with pytest.raises(UserError, match="--resume"):
@@ -192,7 +192,7 @@ MISTAKES = {
     "no corpus given": (["pretrain", "electra-tiny", "--out", "{out}"], "data.corpus="),
     "no corpus there": (["pretrain", "electra-tiny", "data.corpus=nowhere", "--out", "{out}"], "nowhere"),
     "rows longer than the model": (
-        ["pretrain", "electra-tiny", "data.corpus={corpus}", "data.length=600", "--out", "{out}"],
+        ["pretrain", "electra-tiny", "data.corpus={corpus}", "data.max_length=600", "--out", "{out}"],
         "max_position_embeddings=512",
     ),
     "a budget too small": (
@@ -293,7 +293,7 @@ def test_another_tokenizer_s_corpus_is_refused(world: World, tmp_path: Path) -> 
     )
     with pytest.raises(UserError, match="tokenizer"):
         world.run(
-            *("pretrain", "electra-tiny", f"data.corpus={tmp_path / 'corpus'}", "data.length=32"),
+            *("pretrain", "electra-tiny", f"data.corpus={tmp_path / 'corpus'}", "data.max_length=32"),
             *("train.budget.steps=2", "--from", world.base, "--out", tmp_path / "run"),
         )
 
@@ -324,7 +324,7 @@ def test_help_is_instant() -> None:
 
 @pytest.mark.slow
 def test_interrupted_and_resumed_is_never_interrupted(world: World, tmp_path: Path) -> None:
-    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY)
+    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", *TINY)
     words += ("train.budget.steps=60", "train.batch_size=4", "train.checkpoint_every=0.1")
     uninterrupted = world.run(*words, "--out", tmp_path / "whole")
     process = subprocess.Popen(
@@ -353,9 +353,9 @@ def test_interrupted_and_resumed_is_never_interrupted(world: World, tmp_path: Pa
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains(world: World, tmp_path: Path) -> None:
-    pretrain = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY)
+    pretrain = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", *TINY)
     pretrain += ("train.budget.steps=3", "train.batch_size=6", "model.hidden_dropout_prob=0", "objective.kind=mlm")
-    finetune = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24")
+    finetune = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.max_length=24")
     finetune += ("train.budget.steps=3", "--from", world.base, "objective.head.dropout=0")
     for name, words in (("pretrain", pretrain), ("finetune", finetune)):
         launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "homespun"]

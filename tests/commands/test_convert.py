@@ -79,7 +79,7 @@ def test_round_trip_reports_every_tensor(tmp_path: Path) -> None:
 
 def test_what_transformers_must_have_is_new(tmp_path: Path) -> None:
     patterns = [{"kind": "blocks", "size": 5}, {"kind": "random_blocks", "size": 5, "count": 2}]
-    attention = {"kind": "sparse", "patterns": patterns, "everywhere": {"first": 0, "block": 5}}
+    attention = {"kind": "sparse", "patterns": patterns, "global_tokens": {"first": 0, "block": 5}}
     config = ModelConfig.model_validate({"backbone": SIZES | {"attention": attention}, "head": {"kind": "masked_lm"}})
     save_model(tmp_path / "model", config.build(), config, TOKENIZER)
     output = convert(tmp_path / "model", tmp_path / "hf", to="hf")
@@ -104,7 +104,7 @@ def test_a_head_that_no_class_has_is_left_out(tmp_path: Path) -> None:
 
 def test_labels_and_task_travel(tmp_path: Path) -> None:
     config = ModelConfig.model_validate({"backbone": SIZES, "head": {"kind": "pooled", "num_labels": 3}})
-    labels, task = Labels(("a", "b", "c")), {"length": 19, "text": "story", "label": "topic"}
+    labels, task = Labels(("a", "b", "c")), {"max_length": 19, "text": "story", "label": "topic"}
     save_model(tmp_path / "run" / "model", config.build(), config, TOKENIZER, labels=labels, task=task)
     convert(tmp_path / "run", tmp_path / "copy")
     stored = open_model(tmp_path / "copy")
@@ -187,7 +187,7 @@ def test_a_folder_with_something_of_ours_in_it_keeps_what_is_not(to: Any, mark: 
 
 def windows(first: int) -> dict[str, Any]:
     everywhere = {"first": first, "projections": True}
-    return {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}], "everywhere": everywhere}}
+    return {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}], "global_tokens": everywhere}}
 
 
 @pytest.mark.parametrize("first", [0, 1, 3])

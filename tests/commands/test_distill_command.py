@@ -27,7 +27,7 @@ from homespun.objectives import teacher as objective
 from homespun.planning.tracer import StepTracer
 from homespun.training.devices import DistributedContext
 
-QUICK = ("data.length=32", "train.batch_size=7", "train.validate_every=1.0")
+QUICK = ("data.max_length=32", "train.batch_size=7", "train.validate_every=1.0")
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +83,7 @@ def test_given_layers_and_another_attention(world: World, teacher: Path) -> None
 
 @pytest.mark.slow
 def test_a_student_of_another_width(world: World, teacher: Path) -> None:
-    words = ("--fresh", *TINY, "model.hidden_size=24", "model.num_hidden_layers=1", "train.budget.steps=3")
+    words = ("--from-scratch", *TINY, "model.hidden_size=24", "model.num_hidden_layers=1", "train.budget.steps=3")
     output = distil(world, teacher, "narrow", *words)["distillation"]
     assert output["layers"] is None
     assert open_model(world.folder / "runs" / "narrow").config.one_stack("a test").hidden_size == 24
@@ -124,8 +124,8 @@ def test_a_student_goes_on_as_it_was_made(world: World, teacher: Path, monkeypat
     with pytest.raises(UserError, match=r"changes .*linformer"):
         distil(world, teacher, "held", "train.budget.steps=1", "model.attention.kind=linformer", "--resume")
     assert (state_of(out), state_of(folder)) == before
-    (folder / "begun.json").unlink()  # as students were before
-    del before[1]["begun.json"]
+    (folder / "inputs.json").unlink()  # as students were before
+    del before[1]["inputs.json"]
     other = {"--layers": InitialWeights(name="1,0", fingerprint="1,0")}
     distillation._save_initial_models(out, {folder: (open_model(teacher), other)}, resume=True)
     assert state_of(folder) == before[1]
@@ -146,7 +146,7 @@ def test_what_lies_where_a_student_would_is_never_touched(world: World, teacher:
 
 def labelled(world: World) -> tuple[str, ...]:
     return (
-        *(f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=24"),
+        *(f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.max_length=24"),
         *("train.budget.epochs=3", "train.optimizer.learning_rate=3e-3", "baselines=false"),
     )
 
@@ -196,7 +196,7 @@ def test_the_quality_of_several_students_is_their_mean(world: World) -> None:
 def test_quality_needs_unseen_examples(
     world: World, more: tuple[str, ...], message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = (f"data.train={world.train}", "data.text=sentence", "data.length=24", "baselines=false", *more)
+    given = (f"data.train={world.train}", "data.text=sentence", "data.max_length=24", "baselines=false", *more)
     words = ("distill", "finetune", "distil-classify", *given, "train.budget.steps=1", "--teacher", world.classifier)
     output = run(*words, "--out", tmp_path / "run")["distillation"]
     assert output["quality"] == {}
@@ -231,8 +231,8 @@ def test_a_plan_has_a_teacher(world: World, teacher: Path) -> None:
 
 
 def test_what_does_not_go_together(world: World, teacher: Path) -> None:
-    with pytest.raises(UserError, match="--fresh draws"):
-        distil(world, teacher, "no", "--fresh", "--layers", "0")
+    with pytest.raises(UserError, match="--from-scratch draws"):
+        distil(world, teacher, "no", "--from-scratch", "--layers", "0")
     with pytest.raises(UserError, match="are no numbers"):
         distil(world, teacher, "no", "--layers", "a")
     with pytest.raises(UserError, match=" 0 to 3"):

@@ -27,8 +27,8 @@ SIZES = [
     "model.cell_size=17",
     "model.characters={max_word_length: 11, filters: [[1, 3], [3, 7]]}",
 ]
-STEPS = ["train.budget.time=null", "train.budget.steps=7", "train.batch_size=8", "data.length=31"]
-SHORT = ["baselines=false", "train.budget={steps: 5}", "train.batch_size=8", "data.length=31"]
+STEPS = ["train.budget.time=null", "train.budget.steps=7", "train.batch_size=8", "data.max_length=31"]
+SHORT = ["baselines=false", "train.budget={steps: 5}", "train.batch_size=8", "data.max_length=31"]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,12 @@ def test_new_words_are_known_without_training(world: World, elmo: Path, tmp_path
     arguments = ["--input", table, "--text-field", "sentence"]
     world.run("tokenizer", "extend", elmo, *arguments, "--add", "3", "--out", tmp_path / "more")
     world.run("corpus", "build", *arguments, "--tokenizer", tmp_path / "more", "--out", tmp_path / "corpus")
-    steps = [f"data.corpus={tmp_path / 'corpus'}", "train.budget={steps: 0}", "train.batch_size=8", "data.length=31"]
+    steps = [
+        f"data.corpus={tmp_path / 'corpus'}",
+        "train.budget={steps: 0}",
+        "train.batch_size=8",
+        "data.max_length=31",
+    ]
     result = world.run("pretrain", "elmo-mini", *steps, "--from", elmo, "--out", tmp_path / "run")
     tensors = result["adaptation"]["tensors"]
     assert tensors["fresh"] == []
@@ -127,7 +132,7 @@ def test_it_is_planned(words: Path, elmo: Path, monkeypatch: pytest.MonkeyPatch)
     here = memory.Machine(torch.device("cpu"), rates)
     monkeypatch.setattr(memory.Machine, "here", classmethod(lambda cls, *, clock="wall": here))
     # short, since the shadow of a network with projections goes from token to token
-    short = ["model.num_hidden_layers=1", "data.length=8", "objective.softmax=adaptive", "objective.cutoffs=[7]"]
+    short = ["model.num_hidden_layers=1", "data.max_length=8", "objective.softmax=adaptive", "objective.cutoffs=[7]"]
     recipe = pretrain_recipe("elmo-mini", [f"data.corpus={words / 'corpus'}", *SIZES, *STEPS, *short])
     planned = plan(recipe)
     with StepTracer():

@@ -23,7 +23,14 @@ def test_from_pretraining_to_labels_and_prompts(world: World, tmp_path: Path) ->
     small = [word for word in TINY if "embedding_size" not in word]
     steps = ["train.budget.time=null", "train.budget.steps=4", "train.batch_size=8"]
     factored = ["train.optimizer={kind: adafactor}", "train.schedule={kind: inverse_square_root, level: 0.5}"]
-    words = [f"data.corpus={world.corpus}", "data.length=31", *small, "model.num_attention_heads=2", *steps, *factored]
+    words = [
+        f"data.corpus={world.corpus}",
+        "data.max_length=31",
+        *small,
+        "model.num_attention_heads=2",
+        *steps,
+        *factored,
+    ]
     world.run("pretrain", "gpt2-mini", *words, "--out", tmp_path / "gpt")
     rates = [
         line["learning_rate"]
@@ -33,15 +40,15 @@ def test_from_pretraining_to_labels_and_prompts(world: World, tmp_path: Path) ->
     assert rates[:2] == [0.01, 0.01]
     assert rates[3] < rates[2] < 0.01
 
-    data = [f"data.train={world.train}", "data.text=sentence", "data.length=31", "baselines=false"]
+    data = [f"data.train={world.train}", "data.text=sentence", "data.max_length=31", "baselines=false"]
     budget = ["train.budget={steps: 3}", "train.batch_size=8"]
     words = ["finetune", "classify-gpt", *data, *budget, "--from", tmp_path / "gpt", "--out", tmp_path / "told"]
     result = world.run(*words)
     assert {"loss", "causal", "accuracy"} <= set(result["train"])
     assert result["train"]["causal"] > 1.0
 
-    asked = ["--data", world.train, "--text-field", "sentence", "--limit", "5", "--shots", "0,1", "--draws", "1"]
-    answers = world.run("prompt", tmp_path / "gpt", *asked, "--out", tmp_path / "prompt")
+    asked = ["--data", world.train, "--text-field", "sentence", "--limit", "5", "--shots", "0,1", "--repeats", "1"]
+    answers = world.run("few-shot", tmp_path / "gpt", *asked, "--out", tmp_path / "prompt")
     assert [found["shots"] for found in answers["shots"]] == [0, 1]
 
 
@@ -91,11 +98,11 @@ def test_a_gpt_as_released_goes_everywhere(kind: str, world: World, tmp_path: Pa
     if kind == "GPT2":  # a GPT has no token to stand between the texts of a corpus
         built = ["--tokenizer", folder, "--input", world.train, "--text-field", "sentence"]
         world.run("corpus", "build", *built, "--out", tmp_path / "corpus")
-        words = ["pretrain", "gpt2-mini", f"data.corpus={tmp_path / 'corpus'}", "data.length=61", *budget]
+        words = ["pretrain", "gpt2-mini", f"data.corpus={tmp_path / 'corpus'}", "data.max_length=61", *budget]
         world.run(*words, "--from", folder, "--out", tmp_path / "adapted")
         starts.append(tmp_path / "adapted")
 
-    data = [f"data.train={world.train}", "data.text=sentence", "data.length=61", "baselines=false"]
+    data = [f"data.train={world.train}", "data.text=sentence", "data.max_length=61", "baselines=false"]
     for start in starts:
         run = tmp_path / f"from-{start.name}"
         world.run("finetune", "classify-gpt", *data, *budget, "--from", start, "--out", run)

@@ -62,8 +62,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(folder: Path, *more: str) -> Any:
     given = [f"data.train={folder / 'train.jsonl'}", f"data.test={folder / 'test.jsonl'}", "data.source=pages"]
-    given += ["data.target=lead", "data.source_length=31", "data.target_length=7", "data.paragraphs.title=title"]
-    given += ["data.paragraphs.most=3", "data.paragraphs.length=7", "train.optimizer.learning_rate=3e-3"]
+    given += [
+        "data.target=lead",
+        "data.max_source_length=31",
+        "data.max_target_length=7",
+        "data.paragraphs.title=title",
+    ]
+    given += ["data.paragraphs.max_paragraphs=3", "data.paragraphs.max_length=7", "train.optimizer.learning_rate=3e-3"]
     return finetune_recipe("summarize-documents", [*given, "train.batch_size=17", *more])
 
 

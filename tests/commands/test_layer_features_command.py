@@ -18,7 +18,7 @@ from homespun.models.last_layers import ConcatLastLayers
 def base(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("vectors") / "base"
     sizes = [*TINY[:-1], "model.num_hidden_layers=3"]
-    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *sizes)
+    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", *sizes)
     world.run(*words, "train.budget.steps=2", "train.batch_size=7", "--out", run)
     return run
 
@@ -31,7 +31,7 @@ def words(world: World, base: Path, *others: str) -> tuple[Any, ...]:
         f"data.test={world.test}",
         "data.text=sentence",
     )
-    return (*arguments, "data.length=24", "train.budget.epochs=2", "baselines=false", *others, "--from", base)
+    return (*arguments, "data.max_length=24", "train.budget.epochs=2", "baselines=false", *others, "--from", base)
 
 
 def test_a_head_on_the_last_layers_is_used_as_any_other(world: World, base: Path, tmp_path: Path) -> None:

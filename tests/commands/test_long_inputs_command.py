@@ -22,15 +22,15 @@ from homespun.inference.predict import Predictor
 
 KINDS = {
     "truncate": (),
-    "head_tail": ("data.long_inputs.head=0.5",),
-    "chunk_mean": ("data.long_inputs.chunks=3", "data.long_inputs.overlap=0.25"),
-    "chunk_pool": ("data.long_inputs.chunks=2",),
+    "head_tail": ("data.truncation.head=0.5",),
+    "chunk_mean": ("data.truncation.chunks=3", "data.truncation.overlap=0.25"),
+    "chunk_pool": ("data.truncation.chunks=2",),
 }
 
 
 def words(world: World, kind: str, *others: str) -> tuple[Any, ...]:
-    arguments = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=16")
-    arguments += (f"data.long_inputs.kind={kind}", *KINDS[kind], "train.budget.steps=4", "baselines=false", *others)
+    arguments = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.max_length=16")
+    arguments += (f"data.truncation.kind={kind}", *KINDS[kind], "train.budget.steps=4", "baselines=false", *others)
     return (*arguments, "--from", world.base)
 
 
@@ -65,7 +65,7 @@ def test_one_setting_everywhere(world: World, tmp_path: Path, kind: str) -> None
 
     stored = open_model(run)
     long_inputs = saved_long_inputs(stored.task, source="run")
-    assert (long_inputs.kind, stored.task["length"]) == (kind, 16)
+    assert (long_inputs.kind, stored.task["max_length"]) == (kind, 16)
     rows = LabelledRows(given, None, stored.tokenizer, length=16, long_inputs=long_inputs)
     assert stored.labels is not None
     with torch.no_grad():
@@ -127,5 +127,5 @@ def test_with_several_labels_a_text(world: World, tmp_path: Path) -> None:
 
 
 def test_too_long_names_the_setting(world: World, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.length=600 .*=512.*data\.long_inputs\.kind=chunk_mean"):
-        world.run(*words(world, "truncate", "data.length=600"), "--out", tmp_path / "run")
+    with pytest.raises(UserError, match=r"data\.max_length=600 .*=512.*data\.truncation\.kind=chunk_mean"):
+        world.run(*words(world, "truncate", "data.max_length=600"), "--out", tmp_path / "run")

@@ -26,10 +26,10 @@ FINETUNINGS = {
     "several labels": ("classify", "table.csv", "data.label=several", "data.multi_label=true"),
     "pairs": ("pairs", "table.csv", "data.label=two", "data.first=text", "data.second=other"),
     "numbers": ("similarity", "table.csv", "data.label=number", "data.first=text", "data.second=other"),
-    "ratings": ("ratings", "table.csv", "data.label=rating"),
-    "sentences": ("spoilers", "reviews.jsonl"),
+    "ratings": ("ordinal-regression", "table.csv", "data.label=rating"),
+    "sentences": ("classify-sentences", "reviews.jsonl"),
     "tags": ("tag", "tagged.txt", "data.stride=5"),
-    "answers": ("answer", "questions.jsonl", "data.stride=5", "data.question_length=7"),
+    "answers": ("question-answering", "questions.jsonl", "data.stride=5", "data.max_question_length=7"),
 }
 
 
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("case", FINETUNINGS)
 def test_a_broken_fine_tuning_has_no_metrics(world: World, folder: Path, tmp_path: Path, case: str) -> None:
     recipe, file, *settings = FINETUNINGS[case]
-    given: tuple[Any, ...] = (f"data.train={folder / file}", "data.length=32", *settings, *BROKEN)
+    given: tuple[Any, ...] = (f"data.train={folder / file}", "data.max_length=32", *settings, *BROKEN)
     settings_to_lower = r"validation .*step 1; .*train\.optimizer\.learning_rate or train\.max_grad_norm$"
     with pytest.raises(NotFinite, match=settings_to_lower):
         world.run("finetune", recipe, *given, "--from", world.base, "--out", tmp_path / "run")
@@ -72,7 +72,7 @@ def test_a_broken_fine_tuning_has_no_metrics(world: World, folder: Path, tmp_pat
 
 
 def test_a_broken_pretraining_has_no_loss(world: World, tmp_path: Path) -> None:
-    given = ("electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY, *BROKEN)
+    given = ("electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", *TINY, *BROKEN)
     with pytest.raises(NotFinite, match=r"validation .*step 1; no checkpoint"):
         world.run("pretrain", *given, "--out", tmp_path / "run")
     assert not (tmp_path / "run" / "model").exists()

@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def of_pairs(folder: Path, label: str, *others: str) -> tuple[Any, ...]:
     given = (f"data.train={folder / 'pairs.csv'}", f"data.test={folder / 'pairs-test.csv'}", "data.first=one")
-    return (*given, "data.second=two", f"data.label={label}", "data.length=23", *QUICK, *others)
+    return (*given, "data.second=two", f"data.label={label}", "data.max_length=23", *QUICK, *others)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def test_transformers_predicts_the_same_of_pairs(
     shutil.copytree(world.base / "hf", base)
     weights = {name: tensor.half() for name, tensor in load_file(base / "model.safetensors").items()}
     save_file(weights, base / "model.safetensors")
-    others = ("data.length=31", "train.budget.epochs=1", "objective.head.kind=ffn", "baselines=false")
+    others = ("data.max_length=31", "train.budget.epochs=1", "objective.head.kind=ffn", "baselines=false")
     world.run("finetune", "pairs", *of_pairs(folder, "same", *others), "--from", base, "--out", run)
     assert [r.getMessage().partition(" in the")[0] for r in caplog.records] == [f"{base}: weights are float16"]
     world.run("predict", run, "--input", folder / "pairs-test.csv", "--out", tmp_path / "out.jsonl")
@@ -156,7 +156,15 @@ def test_regression_predicts_on_the_scale_of_the_labels(folder: Path, tmp_path: 
 def test_ratings_are_predicted(folder: Path, tmp_path: Path, world: World, by: str) -> None:
     run = tmp_path / "run"
     data = (f"data.train={folder / 'stars.csv'}", f"data.test={folder / 'stars-test.csv'}", "data.label=stars")
-    given = ("finetune", "ratings", *data, "data.length=13", f"objective.by={by}", *QUICK, "train.budget.epochs=7")
+    given = (
+        "finetune",
+        "ordinal-regression",
+        *data,
+        "data.max_length=13",
+        f"objective.method={by}",
+        *QUICK,
+        "train.budget.epochs=7",
+    )
     result = world.run(*given, "--from", world.base, "--out", run)
     assert result["levels"] == [2.0, 3.0, 4.0]
     assert result["test"]["quadratic_kappa"] > 0.4
@@ -178,10 +186,17 @@ def test_sentences_are_labelled_in_their_documents(folder: Path, tmp_path: Path,
     data = (
         f"data.train={folder / 'reviews.jsonl'}",
         f"data.test={test}",
-        "data.length=23",
+        "data.max_length=23",
         f"objective.vector={vector}",
     )
-    given = ("finetune", "spoilers", *data, *QUICK, "train.budget.epochs=9", "objective.class_weights=balanced")
+    given = (
+        "finetune",
+        "classify-sentences",
+        *data,
+        *QUICK,
+        "train.budget.epochs=9",
+        "objective.class_weights=balanced",
+    )
     result = world.run(*given, "--from", world.base, "--out", run)
     sentences = sum(len(row["review_sentences"]) for row in lines_of(test))
     assert (result["test"]["rows"], result["test"]["documents"]) == (sentences, 18)
@@ -204,7 +219,14 @@ def test_sentences_may_have_more_than_two_labels(tmp_path: Path, world: World) -
     for row in rows:
         row["review_sentences"] = [[f"{label}{len(text) % 2}", text] for label, text in row["review_sentences"]]
     file = write_lines(tmp_path / "rows.jsonl", rows)
-    given = ("finetune", "spoilers", f"data.train={file}", "data.length=23", "data.validation=0.3", *QUICK)
+    given = (
+        "finetune",
+        "classify-sentences",
+        f"data.train={file}",
+        "data.max_length=23",
+        "data.validation=0.3",
+        *QUICK,
+    )
     given += ("train.budget.steps=2", "--from", world.base, "--out", tmp_path / "run")
     with pytest.raises(UserError, match=r"best_metric=roc_auc .* 4 classes"):
         world.run(*given, "train.best_metric=roc_auc")
@@ -213,13 +235,13 @@ def test_sentences_may_have_more_than_two_labels(tmp_path: Path, world: World) -
     assert result["labels"] == ["00", "01", "10", "11"]
 
 
-@pytest.mark.parametrize("recipe", ["spoilers", "pairs"])
+@pytest.mark.parametrize("recipe", ["classify-sentences", "pairs"])
 def test_an_area_of_one_class_is_refused_before_the_training(
     folder: Path, tmp_path: Path, world: World, recipe: str
 ) -> None:
-    if recipe == "spoilers":
+    if recipe == "classify-sentences":
         one_class = write_lines(tmp_path / "alike.jsonl", [{"review_sentences": [[0, "a goal."], [0, "a match."]]}])
-        given: tuple[Any, ...] = (f"data.train={folder / 'reviews.jsonl'}", "data.length=23")
+        given: tuple[Any, ...] = (f"data.train={folder / 'reviews.jsonl'}", "data.max_length=23")
     else:
         one_class = write_csv(tmp_path / "alike.csv", ["one", "two", "same"], [["a goal", "a match", "same"]] * 3)
         given = of_pairs(folder, "same")
@@ -245,16 +267,22 @@ def test_a_rating_that_stands_once_goes_to_some_fold(tmp_path: Path, world: Worl
     draw = random.Random(7)
     rows = [[phrase(draw, TOPICS[i % 3]), 2 + i % 3] for i in range(29)] + [["a goal", 7]]
     file = write_csv(tmp_path / "stars.csv", ["text", "stars"], rows)
-    given = (f"data.train={file}", "data.label=stars", "data.length=13", *QUICK, "train.budget.steps=1", "folds=3")
+    given = (f"data.train={file}", "data.label=stars", "data.max_length=13", *QUICK, "train.budget.steps=1", "folds=3")
     given += ("objective.class_weights=balanced", "data.validation=0.3", "baselines=false")
-    result = world.run("finetune", "ratings", *given, "--from", world.base, "--out", tmp_path / "run")
+    result = world.run("finetune", "ordinal-regression", *given, "--from", world.base, "--out", tmp_path / "run")
     assert result["levels"] == [2.0, 3.0, 4.0, 7.0]
     assert sum(seed["rows"] for seed in result["seeds"]) == 30
 
 
 def test_a_frozen_encoder_and_folds(folder: Path, tmp_path: Path, world: World) -> None:
-    data = (f"data.train={folder / 'reviews.jsonl'}", "data.length=23", "objective.frozen=true", "folds=2", "seeds=2")
-    given = ("finetune", "spoilers", *data, *QUICK, "train.budget.steps=2")
+    data = (
+        f"data.train={folder / 'reviews.jsonl'}",
+        "data.max_length=23",
+        "objective.frozen=true",
+        "folds=2",
+        "seeds=2",
+    )
+    given = ("finetune", "classify-sentences", *data, *QUICK, "train.budget.steps=2")
     result = world.run(*given, "--from", world.base, "--out", tmp_path / "run")
     assert result["measured_on"] == "folds"
     assert len(result["seeds"]) == 4
@@ -266,12 +294,12 @@ def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> 
     rows = [["a match", "a goal", 3 + i % 3] for i in range(29)]
     rows += [["", "a goal", 4], ["a match", " ", 3], ["a match", "a bond", 17]]
     file = write_csv(tmp_path / "rows.csv", ["first", "second", "label"], rows)
-    given = ("finetune", "similarity", f"data.train={file}", f"data.test={file}", "data.length=16", *QUICK)
+    given = ("finetune", "similarity", f"data.train={file}", f"data.test={file}", "data.max_length=16", *QUICK)
     given += ("train.budget.steps=1", "objective.range=[3, 5]", "--from", world.base, "--out", tmp_path / "run")
     message = r"^\S*rows\.csv: row 32 .*17.*objective\.range"
     with pytest.raises(UserError, match=message):
         world.run(*given)
-    result = world.run(*given, "objective.outside=leave_out")
+    result = world.run(*given, "objective.out_of_range=leave_out")
     assert (result["one_sided"], result["outside"], result["test"]["rows"]) == (4, 2, 31)  # in both files
     lines = lines_of(tmp_path / "run/predictions/model.jsonl")
     assert [line["row"] for line in lines if line["truth"] is None] == [31]
@@ -280,13 +308,13 @@ def test_what_is_missing_or_outside_is_counted(tmp_path: Path, world: World) -> 
 
 
 @pytest.mark.parametrize("part", ["train", "validation", "test"])
-@pytest.mark.parametrize("recipe", ["similarity", "ratings"])
+@pytest.mark.parametrize("recipe", ["similarity", "ordinal-regression"])
 @pytest.mark.parametrize(("number", "message"), [("9", "row 7 .*9, "), ("nan", "row 7 .*'nan'")])
 def test_a_number_that_cannot_be_names_its_file(
     tmp_path: Path, world: World, recipe: str, part: str, number: str, message: str
 ) -> None:
     column = "first" if recipe == "similarity" else "text"
-    given: list[Any] = ["finetune", recipe, "data.length=13", "train.budget.steps=1", *QUICK]
+    given: list[Any] = ["finetune", recipe, "data.max_length=13", "train.budget.steps=1", *QUICK]
     for name in ("train", "validation", "test"):
         rows = [[f"a goal {i}", "a match", 3 + i % 3] for i in range(11)]
         rows[6][2] = number if name == part else 4
@@ -301,8 +329,8 @@ def test_a_number_that_cannot_be_names_its_file_in_evaluate_too(tmp_path: Path, 
     rows = [[f"a goal {i}", 3 + i % 3] for i in range(31)]
     train = write_csv(tmp_path / "train.csv", ["text", "label"], rows)
     test = write_csv(tmp_path / "test.csv", ["text", "label"], [*rows[:5], ["a match", 9]])
-    given = (f"data.train={train}", "data.length=13", "train.budget.steps=1", "baselines=false", *QUICK)
-    world.run("finetune", "ratings", *given, "--from", world.base, "--out", tmp_path / "run")
+    given = (f"data.train={train}", "data.max_length=13", "train.budget.steps=1", "baselines=false", *QUICK)
+    world.run("finetune", "ordinal-regression", *given, "--from", world.base, "--out", tmp_path / "run")
     with pytest.raises(UserError, match=r"^\S*test\.csv: row 6 .* 9.* 3, 4, 5"):
         world.run("evaluate", tmp_path / "run", "--data", test)
 
@@ -314,12 +342,12 @@ MISTAKES = {
     "no range": ("similarity", ["objective.range=[3, 1]"], "range is the least and the greatest number"),
     "levels": (
         "similarity",
-        ["objective={kind: ratings, levels: [700, 800]}"],
+        ["objective={kind: ordinal_regression, levels: [700, 800]}"],
         "rating 900",
     ),
-    "order": ("similarity", ["objective={kind: ratings, levels: [5, 3]}"], "lowest to the highest"),
-    "another objective": ("pairs", ["objective={kind: text_to_text}"], "objective.kind=text_to_text.*data.kind=pairs"),
-    "length": ("pairs", ["data.length=4096"], "max_position_embeddings"),
+    "order": ("similarity", ["objective={kind: ordinal_regression, levels: [5, 3]}"], "lowest to the highest"),
+    "another objective": ("pairs", ["objective={kind: seq2seq}"], "objective.kind=seq2seq.*data.kind=sentence_pairs"),
+    "length": ("pairs", ["data.max_length=4096"], "max_position_embeddings"),
     "no constant": ("similarity", ["objective.head.kind=last"], "no constant"),
 }
 
@@ -335,7 +363,7 @@ def test_a_mistake_is_one_line(folder: Path, tmp_path: Path, world: World, name:
         "data.first=one",
         "data.second=two",
         f"data.label={label}",
-        "data.length=23",
+        "data.max_length=23",
         *changes,
     )
     with pytest.raises(UserError, match=message) as raised:
@@ -359,12 +387,18 @@ def test_documents_that_cannot_be_read(tmp_path: Path, world: World, name: str) 
     rows, message = SENTENCES[name]
     file = write_lines(tmp_path / "rows.jsonl", rows)
     with pytest.raises(UserError, match=message):
-        world.run("finetune", "spoilers", f"data.train={file}", "data.length=23", "--from", world.base)
+        world.run("finetune", "classify-sentences", f"data.train={file}", "data.max_length=23", "--from", world.base)
 
 
 def test_labels_that_differ_between_splits(folder: Path, tmp_path: Path, world: World) -> None:
     odd = write_lines(tmp_path / "odd.jsonl", [{"review_sentences": [[2, "a goal"]]}])
-    given = ("finetune", "spoilers", f"data.train={folder / 'reviews.jsonl'}", f"data.test={odd}", "data.length=23")
+    given = (
+        "finetune",
+        "classify-sentences",
+        f"data.train={folder / 'reviews.jsonl'}",
+        f"data.test={odd}",
+        "data.max_length=23",
+    )
     with pytest.raises(UserError, match=r"odd\.jsonl: label '2' .*: 0, 1"):
         world.run(*given, "--from", world.base, "--out", tmp_path / "run")
     other = write_csv(tmp_path / "odd.csv", ["one", "two", "same", "sport"], [["a", "b", "maybe", 1]])

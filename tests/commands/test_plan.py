@@ -31,7 +31,13 @@ from homespun.training import precision
 
 RATES = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
 CPU = torch.device("cpu")
-TINY = ["model.vocab_size=499", "data.length=31", "train.batch_size=4", "train.budget.steps=11", "train.budget.time="]
+TINY = [
+    "model.vocab_size=499",
+    "data.max_length=31",
+    "train.batch_size=4",
+    "train.budget.steps=11",
+    "train.budget.time=",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,7 +110,7 @@ def test_nonsense_names_the_option(limits: dict[str, Any]) -> None:
 
 def test_unbuildable_recipe_names_its_setting() -> None:
     with pytest.raises(UserError, match="max_position_embeddings"):
-        plan(recipe("electra-tiny", "data.length=4096"))
+        plan(recipe("electra-tiny", "data.max_length=4096"))
 
 
 def test_a_fine_tuning_wants_its_model() -> None:
@@ -125,7 +131,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def planned_from(world: World, *words: str) -> dict[str, Any]:
-    return world.run("plan", "roberta-mini", f"data.corpus={world.corpus}", "data.length=32", *words)
+    return world.run("plan", "roberta-mini", f"data.corpus={world.corpus}", "data.max_length=32", *words)
 
 
 @pytest.mark.usefixtures("counted")
@@ -179,7 +185,7 @@ def test_a_probe_is_of_the_changed_checkpoint(
     [
         ((), [3]),
         (("folds=3", "seeds=2"), [2] * 6),
-        (("examples=[5,17,all]", "seeds=2"), [1, 1, 3, 3, 3, 3]),
+        (("train_sizes=[5,17,all]", "seeds=2"), [1, 1, 3, 3, 3, 3]),
     ],
 )
 def test_plan_counts_all_trainings(

@@ -27,7 +27,7 @@ from homespun.models.config import CausalLMHeadConfig, MaskedLMHeadConfig, Model
 from homespun.planning.rates import Rates
 from homespun.training.config import TrainConfig
 
-SMALL = ("model.vocab_size=211", "data.length=24", "data.validation_rows=3", "train.batch_size=4")
+SMALL = ("model.vocab_size=211", "data.max_length=24", "data.validation_rows=3", "train.batch_size=4")
 SLOW = Rates(**{field.name: 1e9 for field in dataclasses.fields(Rates)} | {"call": 1e-6, "base": 1e8})
 
 

@@ -26,7 +26,14 @@ def command(*words: str | Path) -> list[str]:
 
 
 def pretraining(world: World, *more: str) -> list[str]:
-    words = ["pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY, "objective.kind=mlm"]
+    words = [
+        "pretrain",
+        "electra-tiny",
+        f"data.corpus={world.corpus}",
+        "data.max_length=32",
+        *TINY,
+        "objective.kind=mlm",
+    ]
     return [*words, "train.batch_size=6", "model.hidden_dropout_prob=0", "train.precision=float32", *more]
 
 
@@ -55,7 +62,7 @@ def test_a_pretraining_in_two_processes_has_the_losses_of_one(
 
 @pytest.mark.slow
 def test_a_fine_tuning_in_two_processes(world: World, tmp_path: Path) -> None:
-    words = ["finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24"]
+    words = ["finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.max_length=24"]
     words += ["train.budget.steps=3", "train.processes=2", "--from", str(world.base)]
     result = world.run(*words, "--out", tmp_path / "two")
     assert result["steps"] == 3
@@ -64,7 +71,7 @@ def test_a_fine_tuning_in_two_processes(world: World, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_mistake_is_one_line_of_one_process(world: World, tmp_path: Path) -> None:
-    words = pretraining(world, "train.budget.steps=5", "train.processes=2", "data.length=100000")
+    words = pretraining(world, "train.budget.steps=5", "train.processes=2", "data.max_length=100000")
     done = subprocess.run(command(*words, "--out", tmp_path / "out"), capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
@@ -103,7 +110,7 @@ def test_what_cannot_work_is_refused(world: World, tmp_path: Path, monkeypatch: 
     with pytest.raises(UserError, match=r"train\.budget\.memory .*one process"):
         world.run(*pretraining(world, "train.processes=2", "train.budget.memory=9GB"), *out)
     streamed = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "train.processes=2"]
-    with pytest.raises(UserError, match=r"streamed_clm .*1 process.* 2"):
+    with pytest.raises(UserError, match=r"stateful_clm .*1 process.* 2"):
         world.run(*streamed, *out)
     monkeypatch.setattr(processes, "trains_on_cpu", lambda: False)
     with pytest.raises(UserError, match=r"train\.processes=2 .*CPUs"):
@@ -121,7 +128,7 @@ def test_no_processes_are_started_within_others(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.slow
 def test_a_plan_is_of_one_process() -> None:
-    recipe = load_recipe("electra-tiny", ["model.vocab_size=499", "data.length=31", "train.batch_size=4"])
+    recipe = load_recipe("electra-tiny", ["model.vocab_size=499", "data.max_length=31", "train.batch_size=4"])
     train = recipe.train.model_copy(update={"processes": 2})
     alone = plan(recipe, steps=3)["warnings"]
     (warning,) = set(plan(recipe.model_copy(update={"train": train}), steps=3)["warnings"]).difference(alone)

@@ -51,7 +51,7 @@ def test_trials_are_not_of_two_models(world: World, other: Path, tmp_path: Path)
     run = tmp_path / "run"
 
     def finetune(model: Path, *words: str) -> None:
-        data = (f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=24")
+        data = (f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.max_length=24")
         world.run("finetune", "classify", *data, "seeds=3", "baselines=false", "--from", model, "--out", run, *words)
 
     with pytest.raises(InterruptedError):
@@ -78,7 +78,7 @@ def test_a_pretraining_goes_on_with_its_word_vectors(world: World, tmp_path: Pat
     save_vectors(WordVectors(words, drawn + 1), tmp_path / "others")
 
     def pretrain(*more: str | Path) -> None:
-        settings = (f"data.corpus={world.corpus}", "data.length=32", *TINY, "train.batch_size=7")
+        settings = (f"data.corpus={world.corpus}", "data.max_length=32", *TINY, "train.batch_size=7")
         world.run("pretrain", "electra-tiny", *settings, "train.budget.steps=3", "--out", tmp_path / "run", *more)
 
     with pytest.raises(InterruptedError):
@@ -93,7 +93,7 @@ def test_a_pretraining_goes_on_with_its_word_vectors(world: World, tmp_path: Pat
 
 @pytest.mark.usefixtures("killed")
 def test_an_adapted_run_goes_on_with_its_changes(world: World, tmp_path: Path) -> None:
-    recipe = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", "train.budget.steps=3")
+    recipe = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", "train.budget.steps=3")
     words = (*recipe, "--from", world.base, "--out", tmp_path / "run")
     with pytest.raises(InterruptedError):
         world.run(*words, "model.num_hidden_layers=2")

@@ -44,7 +44,14 @@ def write(path: Path, articles: int, seed: int, *, most: int = 11, none: float =
 
 
 def given(train: Path, test: Path | None, world: World, *others: str) -> tuple[Any, ...]:
-    words = ("finetune", "answer", f"data.train={train}", "data.length=32", "data.stride=5", "data.question_length=7")
+    words = (
+        "finetune",
+        "question-answering",
+        f"data.train={train}",
+        "data.max_length=32",
+        "data.stride=5",
+        "data.max_question_length=7",
+    )
     words += ("train.batch_size=17", "train.optimizer.learning_rate=1e-2")
     return (*words, *((f"data.test={test}",) if test else ()), *others, "--from", world.base)
 
@@ -144,8 +151,8 @@ def test_wrong_answers_are_counted(world: World, tmp_path: Path) -> None:
 
 def test_what_does_not_fit(world: World, tmp_path: Path) -> None:
     train = write(tmp_path / "train.json", 11, seed=3)
-    with pytest.raises(UserError, match=r"data\.length=999 .*max_position_embeddings"):
-        world.run(*given(train, None, world, "data.length=999"), "--out", tmp_path / "run")
+    with pytest.raises(UserError, match=r"data\.max_length=999 .*max_position_embeddings"):
+        world.run(*given(train, None, world, "data.max_length=999"), "--out", tmp_path / "run")
     with pytest.raises(UserError, match=r"data\.stride=31"):
         world.run(*given(train, None, world, "data.stride=31"), "--out", tmp_path / "run")
     rows = [{"question": "q", "context": f"the {n} soup", "answers": "salt"} for n in range(11)]

@@ -16,7 +16,7 @@ STEPS = ["train.budget.time=null", "train.budget.steps=3", "train.batch_size=8"]
 
 @pytest.mark.slow
 def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_path: Path) -> None:
-    words = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.length=13", *SMALL, *STEPS]
+    words = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.max_length=13", *SMALL, *STEPS]
     result = world.run(*words, "--out", tmp_path / "lm")
     assert result["export"]["folder"] is None
     assert "recurrent" in result["export"]["notes"][0]
@@ -31,7 +31,7 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
     further = world.run("pretrain", *kept, "--from", tmp_path / "lm", "--out", tmp_path / "on")
     assert further["steps"] == 3
 
-    data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=31"]
+    data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.max_length=31"]
     fine = [*data, "baselines=false", "train.budget={steps: 3}", "train.batch_size=8", "--from", tmp_path / "lm"]
     with pytest.raises(UserError, match=r"causal.*set objective"):
         world.run("finetune", "classify", *fine, "objective.head.kind=ffn", "--out", tmp_path / "no")
@@ -40,9 +40,9 @@ def test_a_language_model_is_trained_over_streams_and_writes(world: World, tmp_p
 
 
 def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -> None:
-    words = [f"data.corpus={world.corpus}", "data.length=31", *SMALL, *STEPS]
+    words = [f"data.corpus={world.corpus}", "data.max_length=31", *SMALL, *STEPS]
     world.run("pretrain", "bilstm-mini", *words, "--out", tmp_path / "bi")
-    data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.length=31"]
+    data = [f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence", "data.max_length=31"]
     fine = [*data, "baselines=false", "train.budget={steps: 3}", "train.batch_size=8", "--from", tmp_path / "bi"]
     output = world.run("finetune", "classify", *fine, "objective.head={kind: mean}", "--out", tmp_path / "told")
     assert output["parameters"] > 0
@@ -59,7 +59,7 @@ def test_an_encoder_of_two_directions_classifies(world: World, tmp_path: Path) -
 def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_path: Path) -> None:
     sizes = ["model.encoder.hidden_size=32", "model.encoder.embedding_size=16", "model.decoder.hidden_size=24"]
     plain = ["objective.sentence_permutation=0"]  # whose corpus knows no sentences
-    words = [f"data.corpus={world.corpus}", "data.length=31", *plain, *STEPS]
+    words = [f"data.corpus={world.corpus}", "data.max_length=31", *plain, *STEPS]
     run = tmp_path / "two"
     world.run("pretrain", "rnn-seq2seq-mini", *words, *sizes, "--out", run)
     drawn = world.run(
@@ -84,7 +84,7 @@ def test_two_stacks_are_taught_and_their_alignment_is_drawn(world: World, tmp_pa
 
 
 def test_invalid_tbptt_settings_fail_before_training(world: World, tmp_path: Path) -> None:
-    start = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.length=13", *SMALL, *STEPS]
+    start = ["pretrain", "lstm-mini", f"data.corpus={world.corpus}", "data.max_length=13", *SMALL, *STEPS]
     for change, message in (
         ("objective.streams=5", "in one step"),
         ("model={preset: gpt-tiny}", "state of a recurrent model"),

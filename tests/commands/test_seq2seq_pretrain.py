@@ -21,7 +21,7 @@ SMALL = tuple(
     f"model.encoder.{setting}"
     for setting in ("hidden_size=32", "intermediate_size=48", "num_hidden_layers=1", "num_attention_heads=2")
 )
-STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.length=32")
+STEPS = ("train.budget.steps=3", "train.batch_size=7", "data.max_length=32")
 CASES = {
     "bart-mini": "BartForConditionalGeneration",
     "t5-mini": "T5ForConditionalGeneration",
@@ -138,7 +138,7 @@ def test_adaptation_reports_both_stacks(world: World, prepared: Path, tmp_path: 
         assert row in page
     changes = tuple(f"model.{stack}.max_position_embeddings=61" for stack in ("encoder", "decoder"))
     longer = pretrain(
-        world, prepared, "bart-mini", tmp_path / "long", "--from", tmp_path / "bart", *changes, "data.length=61"
+        world, prepared, "bart-mini", tmp_path / "long", "--from", tmp_path / "bart", *changes, "data.max_length=61"
     )
     for stack in ("encoder", "decoder"):
         own, new = (row for row in longer["adaptation"]["moved"] if row["stack"] == stack)
@@ -168,7 +168,7 @@ def test_what_is_drawn_once_comes_from_the_seed_in_both_stacks(world: World, pre
 
 def test_a_led_is_made_of_a_bart(world: World, prepared: Path, tmp_path: Path) -> None:
     pretrain(world, prepared, "bart-mini", tmp_path / "bart", "model.encoder.max_position_embeddings=32")
-    window = "{kind: sparse, patterns: [{kind: window, radius: 4}], everywhere: {projections: true}}"
+    window = "{kind: sparse, patterns: [{kind: window, radius: 4}], global_tokens: {projections: true}}"
     output = pretrain(
         *(world, prepared, "t5-mini", tmp_path / "led", "--from", tmp_path / "bart"),
         *(f"model.encoder.attention={window}", "model.encoder.max_position_embeddings=48"),

@@ -21,7 +21,7 @@ ROWS = 3
 def shown(world: World, recipe: str, *overrides: str, **options: Any) -> dict[str, Any]:
     return homespun.show_batch(
         recipe,
-        [f"data.corpus={world.corpus}", "data.length=32", "train.batch_size=7", *overrides],
+        [f"data.corpus={world.corpus}", "data.max_length=32", "train.batch_size=7", *overrides],
         rows=ROWS,
         **options,
     )
@@ -70,7 +70,7 @@ def test_span_corruption_has_the_spans_in_the_decoder(world: World, tmp_path: Pa
 
 
 def test_class_names_of_a_classification(world: World) -> None:
-    overrides = [f"data.train={world.train}", "data.text=sentence", "data.length=24"]
+    overrides = [f"data.train={world.train}", "data.text=sentence", "data.max_length=24"]
     found = homespun.show_batch("classify", overrides, start_from=str(world.base), rows=ROWS)
     assert {row["label"] for row in found["rows"]} <= {"sport", "money", "food"}
     with pytest.raises(UserError, match="--from"):
@@ -80,14 +80,14 @@ def test_class_names_of_a_classification(world: World) -> None:
 def test_tags_of_a_token_classification(world: World, tmp_path: Path) -> None:
     sentences = [{"words": ["Ada", "lives", "in", "Rome"], "tags": ["B-PER", "O", "O", "B-LOC"]}] * 30
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(one) + "\n" for one in sentences), "utf-8")
-    overrides = [f"data.train={tmp_path / 'train.jsonl'}", "data.length=24", "data.stride=4"]
+    overrides = [f"data.train={tmp_path / 'train.jsonl'}", "data.max_length=24", "data.stride=4"]
     found = homespun.show_batch("tag", overrides, start_from=str(world.base), rows=1)
     assert [label["target"] for label in found["rows"][0]["labels"]] == ["B-PER", "O", "O", "B-LOC"]
 
 
 def test_command_prints_rows(world: World) -> None:
     result = CliRunner().invoke(
-        app, ["show", "batch", "causal-mini", f"data.corpus={world.corpus}", "data.length=32", "--rows", "2"]
+        app, ["show", "batch", "causal-mini", f"data.corpus={world.corpus}", "data.max_length=32", "--rows", "2"]
     )
     assert result.exit_code == 0, result.output
     first = Corpus.open(world.corpus).tokenizer.tokens[Corpus.open(world.corpus).tokenizer.cls_id]

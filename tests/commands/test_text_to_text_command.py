@@ -25,7 +25,7 @@ pytest.importorskip("rouge_score")
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
 SIZES |= {"max_position_embeddings": 64, "hidden_dropout_prob": 0.0}
-LENGTHS = ("data.source_length=31", "data.target_length=11")
+LENGTHS = ("data.max_source_length=31", "data.max_target_length=11")
 
 
 def write_pairs(path: Path, rows: int, seed: int) -> Path:
@@ -110,7 +110,7 @@ def test_a_writer_learns_and_is_used(
     assert output["rows"] == 23
     assert written == [line["predicted"] for line in lines]
     assert "ROUGE-1" in (run / "report/index.html").read_text()
-    otherwise = ("--writing", "min_new_tokens=6", "--writing", "no_repeat_ngram_size=1")
+    otherwise = ("--generation", "min_new_tokens=6", "--generation", "no_repeat_ngram_size=1")
     test = str(folder / "test.jsonl.gz")
     longer = world.run("summarize", run, "--input", test, *otherwise)["texts"]
     assert sum(map(len, longer)) > sum(map(len, written))
@@ -123,8 +123,8 @@ def test_a_writer_learns_and_is_used(
         ("num_beams", "KEY=VALUE"),
     ):
         with pytest.raises(UserError, match=message):
-            world.run("summarize", run, "--input", test, "--writing", wrong)
-    with pytest.raises(UserError, match="--writing"):
+            world.run("summarize", run, "--input", test, "--generation", wrong)
+    with pytest.raises(UserError, match="--generation"):
         world.run("evaluate", world.classifier, "--data", world.test, *otherwise)
 
 
@@ -155,15 +155,15 @@ def test_several_tasks_learn_together(folder: Path, two_stacks: Path, tmp_path: 
 
 
 def test_a_curve_of_examples(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
-    few = ("examples=[13, all]", "seeds=2", "train.budget.steps=2", "data.writing.num_beams=2")
+    few = ("train_sizes=[13, all]", "seeds=2", "train.budget.steps=2", "data.generation.num_beams=2")
     result = world.run(*words_of(folder, two_stacks, *few), "--out", tmp_path / "run")
     assert [point["examples"] for point in result["curve"]] == [13, result["rows"]["train"]]
     assert len(result["curve"][0]["seeds"]) == len(result["seeds"]) == 2
     assert result["curve"][1]["test"]["rouge1"] == result["test"]["rouge1"]
     names = {path.name for path in (tmp_path / "run/trials").iterdir()}
     assert names == {f"examples-{n}-seed-{s}" for n in (13, result["rows"]["train"]) for s in (0, 1)}
-    with pytest.raises(UserError, match=r"examples=5000.* 189 "):
-        world.run(*words_of(folder, two_stacks, "examples=[5000]"), "--out", tmp_path / "more")
+    with pytest.raises(UserError, match=r"train_sizes=5000.* 189 "):
+        world.run(*words_of(folder, two_stacks, "train_sizes=[5000]"), "--out", tmp_path / "more")
 
 
 def test_a_frozen_encoder_stays_as_it_is(folder: Path, two_stacks: Path, tmp_path: Path, world: World) -> None:
@@ -202,13 +202,13 @@ def test_swapped_columns_are_an_error(
 MISTAKES = {
     "column": (["data.target=sumary"], "no column 'sumary'"),
     "same column": (["data.target=document"], "same column"),
-    "source too long": (["data.source_length=65"], "data.source_length=65 "),
-    "target too long": (["data.target_length=65"], "data.target_length=65 "),
+    "source too long": (["data.max_source_length=65"], "data.max_source_length=65 "),
+    "target too long": (["data.max_target_length=65"], "data.max_target_length=65 "),
     "no room": (["data.prefix=a", "data.sets=[{train: a}]"], "each of the sets"),
-    "beams": (["data.writing.num_beams=999"], r"num_beams=999 "),
-    "never ended": (["data.writing.min_new_tokens=12"], "writing.min_new_tokens=12 "),
-    "no number": (["data.writing.length_penalty=.nan"], "data.writing.length_penalty: "),
-    "classes": (["objective={kind: classification}"], "set objective.kind=text_to_text"),
+    "beams": (["data.generation.num_beams=999"], r"num_beams=999 "),
+    "never ended": (["data.generation.min_new_tokens=12"], "data.generation.min_new_tokens=12 "),
+    "no number": (["data.generation.length_penalty=.nan"], "data.generation.length_penalty: "),
+    "classes": (["objective={kind: classification}"], "set objective.kind=seq2seq"),
     "texts": (["data={kind: texts, train: a.csv}"], "cannot read|no such|a.csv"),
 }
 
@@ -232,7 +232,7 @@ def test_an_encoder_alone_does_not_write_and_a_writer_does_not_classify(
     assert not (tmp_path / "a").exists()
     with pytest.raises(UserError, match="not a classifier"):
         world.run("evaluate", two_stacks, "--data", world.test)
-    classify = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.length=24")
+    classify = ("finetune", "classify", f"data.train={world.train}", "data.text=sentence", "data.max_length=24")
     with pytest.raises(UserError, match=r"objective\.head\.kind=last"):
         world.run(*classify, "--from", one_stack, "--out", tmp_path / "b")
     assert not (tmp_path / "b").exists()  # nothing is in the way of the right command

@@ -45,7 +45,7 @@ def write(path: Path, rows: int, seed: int) -> Path:
 
 
 def given(train: Path, test: Path | None, world: World, *others: str) -> tuple[Any, ...]:
-    words = ("finetune", "tag", f"data.train={train}", "data.length=32", "data.stride=7")
+    words = ("finetune", "tag", f"data.train={train}", "data.max_length=32", "data.stride=7")
     words += ("train.batch_size=17", "train.optimizer.learning_rate=1e-2")
     return (*words, *((f"data.test={test}",) if test else ()), *others, "--from", world.base)
 
@@ -63,7 +63,7 @@ def tagger(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 def test_a_tagger_learns(tagger: tuple[Path, dict[str, Any], Path]) -> None:
     run, result, _ = tagger
     assert result["measures"] == ["f1", "precision", "recall", "accuracy"]
-    assert result["task"] == "tagging"
+    assert result["task"] == "token_classification"
     assert result["test"]["rows"] == 41
     assert result["test"]["f1"] > 0.9
     assert result["test"]["f1"] > result["baselines"]["frequent-tag"]["f1"] + 0.2
@@ -171,16 +171,16 @@ def test_what_cannot_be_read(row: dict[str, Any], message: str, world: World, tm
 
 def test_what_does_not_fit(tagger: tuple[Path, dict[str, Any], Path], world: World, tmp_path: Path) -> None:
     _, _, test = tagger
-    with pytest.raises(UserError, match=r"data\.length=999 .*max_position_embeddings"):
-        world.run(*given(test, None, world, "data.length=999"), "--out", tmp_path / "run")
+    with pytest.raises(UserError, match=r"data\.max_length=999 .*max_position_embeddings"):
+        world.run(*given(test, None, world, "data.max_length=999"), "--out", tmp_path / "run")
     with pytest.raises(UserError, match=r"data\.stride=31"):
         world.run(*given(test, None, world, "data.stride=31"), "--out", tmp_path / "run")
-    with pytest.raises(UserError, match=r"objective.kind=classification.*data.kind=tags"):
+    with pytest.raises(UserError, match=r"objective.kind=classification.*data.kind=token_labels"):
         other = ("objective.kind=classification", "objective.head.kind=linear")
-        words = ("finetune", "classify", f"data.train={test}", "data.kind=tags", *other)
+        words = ("finetune", "classify", f"data.train={test}", "data.kind=token_labels", *other)
         world.run(*words, "--from", world.base, "--out", tmp_path / "run")
     with pytest.raises(UserError, match="tag words"):
-        (tmp_path / "tags.yaml").write_text("kind: tags\n")
+        (tmp_path / "tags.yaml").write_text("kind: token_labels\n")
         from homespun.hf.open import open_model
         from homespun.tasks.config import task_from_metadata
         from homespun.tasks.token_classification import TaggedData

@@ -64,7 +64,7 @@ def test_the_split_of_before_can_be_asked_for() -> None:
 
 
 def test_the_numbers_of_examples_are_those_of_every_fold() -> None:
-    found = trials(seed=0, folds=3, seeds=2, examples=["all", 10])
+    found = trials(seed=0, folds=3, seeds=2, train_sizes=["all", 10])
     assert len({len(t.training) for t in found}) == 3  # folds of 60 and 61
     for size in (10, 60):
         assert [t.fold for t in found if t.size == size] == [0, 0, 1, 1, 2, 2]
@@ -73,8 +73,8 @@ def test_the_numbers_of_examples_are_those_of_every_fold() -> None:
     }
     every = [sorted([*t.training, *t.validation, *(t.test or ())]) for t in found if t.size == 60]
     assert every == [list(range(101))] * 6
-    with pytest.raises(UserError, match=r"examples=61.* 60"):
-        trials(seed=0, folds=3, examples=[10, 61])
+    with pytest.raises(UserError, match=r"train_sizes=61.* 60"):
+        trials(seed=0, folds=3, train_sizes=[10, 61])
 
 
 def test_what_a_split_is_is_no_part_of_a_model(world: World) -> None:
@@ -87,7 +87,7 @@ def test_seeds_of_pretraining_are_looked_at_on_the_same_rows(world: World) -> No
     from homespun.data.corpus import Corpus
 
     corpus = Corpus.open(world.corpus)
-    settings = ["data.length=32", "data.validation=0.2", *TINY]
+    settings = ["data.max_length=32", "data.validation=0.2", *TINY]
 
     def held_out(*more: str) -> list[list[int]]:
         _, rows = pretraining_rows(pretrain_recipe("electra-tiny", [*settings, *more]), corpus)
@@ -101,7 +101,7 @@ def old_run(folder: Path, seed: int, trial_seeds: tuple[int, ...] = ()) -> Path:
     """The configs of a run of before there was the setting."""
     for run, own in [(folder, seed), *((folder / "trials" / f"seed-{n}", n) for n in trial_seeds)]:
         run.mkdir(parents=True)
-        tree = {"kind": "finetune", "data": {"kind": "texts", "length": 17}, "train": {"seed": own}}
+        tree = {"kind": "finetune", "data": {"kind": "texts", "max_length": 17}, "train": {"seed": own}}
         (run / "config.yaml").write_text(yaml.safe_dump(tree))
     return folder
 
@@ -116,7 +116,7 @@ def test_a_run_of_before_goes_on_with_the_rows_that_it_has(tmp_path: Path) -> No
     for _ in range(2):  # and stopped again
         assert restore_settings(of(11), run).data.split_seed == 11
         for config in run.rglob("config.yaml"):
-            assert yaml.safe_load(config.read_text())["data"] == {"kind": "texts", "length": 17, "split_seed": 11}
+            assert yaml.safe_load(config.read_text())["data"] == {"kind": "texts", "max_length": 17, "split_seed": 11}
 
 
 def test_what_is_given_is_not_overruled(tmp_path: Path) -> None:
@@ -127,7 +127,14 @@ def test_what_is_given_is_not_overruled(tmp_path: Path) -> None:
 
 
 def test_a_pretraining_of_before_goes_on(world: World, tmp_path: Path) -> None:
-    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY, "train.batch_size=7")
+    words = (
+        "pretrain",
+        "electra-tiny",
+        f"data.corpus={world.corpus}",
+        "data.max_length=32",
+        *TINY,
+        "train.batch_size=7",
+    )
     out = tmp_path / "run"
     world.run(*words, "train.seed=3", "data.split_seed=3", "train.budget.steps=3", "--out", out)
     tree = yaml.safe_load((out / "config.yaml").read_text())

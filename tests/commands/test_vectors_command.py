@@ -81,7 +81,7 @@ def test_a_map_is_a_picture_and_the_same_again(
     world: World, made: Path, tmp_path: Path, name: str, begins: bytes
 ) -> None:
     for out in (tmp_path / name, tmp_path / "again" / name):
-        output = world.run("vectors", "map", made, "--top", "17", "--how", "tsne", "--out", out)
+        output = world.run("vectors", "map", made, "--top", "17", "--method", "tsne", "--out", out)
         assert output["words"] == 17
     content = (tmp_path / name).read_bytes()
     assert content.startswith(begins)
@@ -114,7 +114,7 @@ def one_of_both(tokenizer: Tokenizer, vectors: WordVectors) -> tuple[int, int]:
 
 def test_a_model_is_pretrained_and_fine_tuned_from_vectors(world: World, made: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.length=32", *TINY)
+    words = ("pretrain", "electra-tiny", f"data.corpus={world.corpus}", "data.max_length=32", *TINY)
     result = world.run(*words, "train.budget.steps=2", "train.batch_size=7", "--vectors", made, "--out", run)
     output = result["vectors"]
     assert 20 < output["found"] < output["tokens"]
@@ -128,7 +128,7 @@ def test_a_model_is_pretrained_and_fine_tuned_from_vectors(world: World, made: P
     assert torch.cosine_similarity(table_of(stored.model)[token], torch.from_numpy(vectors.vectors[row]), dim=0) > 0.95
     tuned = world.run(
         *("finetune", "classify", f"data.train={world.train}", f"data.test={world.test}", "data.text=sentence"),
-        *("data.length=24", "train.budget.steps=2", "baselines=false", "--vectors", made),
+        *("data.max_length=24", "train.budget.steps=2", "baselines=false", "--vectors", made),
         *("--from", run, "--out", tmp_path / "tuned"),
     )
     assert tuned["vectors"] == output
@@ -137,7 +137,7 @@ def test_a_model_is_pretrained_and_fine_tuned_from_vectors(world: World, made: P
 
 
 def test_a_model_begins_with_vectors_alone(world: World, made: Path, tmp_path: Path) -> None:
-    begin = ("vectors", "begin", "electra-tiny", *TINY, "--tokenizer", world.folder / "tokenizer")
+    begin = ("vectors", "init-model", "electra-tiny", *TINY, "--tokenizer", world.folder / "tokenizer")
     output = world.run(*begin, "--vectors", made, "--out", tmp_path / "model")
     stored, vectors = open_model(tmp_path / "model"), open_vectors(made)
     token, row = one_of_both(stored.tokenizer, vectors)

@@ -74,7 +74,7 @@ def train(verb: str, out: pathlib.Path, settings: list[str], right: float, start
 def main() -> None:
     started = time.monotonic()
     verb, recipe, *rest = sys.argv[1:]
-    if verb == "measure":
+    if verb == "benchmark":
         rows = [
             {"length": n, "batch_size": 1, "seconds_per_text": time.time() % 1 * n, "peak_bytes": n} for n in (17, 19)
         ]

@@ -28,7 +28,7 @@ def run_comparison(out: Path) -> dict[str, Any]:
         variations={"good": {}, "poor": {"finetune": {"train.batch_size": 5}, "pretrain": {"train.batch_size": 11}}},
         budget={"steps": 30},
         seeds=2,
-        measure={"lengths": [17, 19]},
+        benchmark={"lengths": [17, 19]},
     )
     runner.LocalExecutor = partial(LocalExecutor, start=START)  # type: ignore[misc,assignment]
     runner.check = lambda *_: []  # of data that there is not

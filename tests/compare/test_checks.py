@@ -50,13 +50,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def checked(made: Path, **tree: Any) -> list[str]:
-    stage = {"recipe": "electra-tiny", "settings": {"data": {"corpus": str(made / "corpus"), "length": 16}, **SMALL}}
+    stage = {
+        "recipe": "electra-tiny",
+        "settings": {"data": {"corpus": str(made / "corpus"), "max_length": 16}, **SMALL},
+    }
     recipe = comparison(**{"pretrain": stage, "budget": {"steps": 1}} | tree)
     return check(recipe, trials(recipe))
 
 
 def task(made: Path, **data: Any) -> dict[str, Any]:
-    tree = {"train": str(made / "train.csv"), "test": str(made / "test.csv"), "length": 16} | data
+    tree = {"train": str(made / "train.csv"), "test": str(made / "test.csv"), "max_length": 16} | data
     return {"topics": {"recipe": "classify", "settings": {"data": tree}}}
 
 
@@ -77,12 +80,12 @@ def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) 
         "good": {},
         "typo": {"pretrain": {"model.num_hidden_layer": 2}},
         "heads": {"pretrain": {"model.num_attention_heads": 3}},
-        "long": {"pretrain": {"data.length": 1031}},
+        "long": {"pretrain": {"data.max_length": 1031}},
         "causal": {"pretrain": {"model.causal": True}},
         "nowhere": {"pretrain": {"data.corpus": "no/such/corpus"}},
         "unknown": {"pretrain": {"recipe": "electra-tinny"}},
         "head": {"finetune": {"objective.head.kind": "ccn"}},
-        "reader": {"finetune": {"data.length": 4099}},
+        "reader": {"finetune": {"data.max_length": 4099}},
     }
     with pytest.raises(UserError) as caught:
         checked(made, finetune=task(made), variations=variations)
@@ -95,8 +98,8 @@ def test_all_that_cannot_be_built_is_listed_at_once_with_its_reason(made: Path) 
         "did you mean 'num_hidden_layers'?",
         "did you mean 'electra-tiny'?",
         "did you mean 'cnn'?",
-        "data.length=1031 tokens exceed",
-        "data.length=4099 exceeds",
+        "data.max_length=1031 tokens exceed",
+        "data.max_length=4099 exceeds",
         "no/such/corpus",
     ):
         assert reason in words
@@ -162,7 +165,7 @@ def test_a_corpus_that_cannot_be_divided_is_refused(made: Path) -> None:
 def test_what_every_row_or_validation_would_fail_of_is_refused(made: Path) -> None:
     variations = {
         "pairs": {"pretrain": {"objective": {"kind": "mlm", "next_sentence": True}}},
-        "short": {"pretrain": {"data.length": 700001}},
+        "short": {"pretrain": {"data.max_length": 700001}},
         "chosen": {"pretrain": {"train.best_metric": "acuracy"}},
         "judged": {"finetune": {"train.best_metric": "acuracy"}},
     }
@@ -184,7 +187,7 @@ def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> No
         "b": {"finetune": {"seeds": 5}},
         "c": {"pretrain": {"train.budget.steps": 7}},
         "d": {"start_from": "x", "pretrain": {"y": 1}},
-        "e": {"tasks": {"topcs": {"data.length": 8}}},
+        "e": {"tasks": {"topcs": {"data.max_length": 8}}},
         "f": {"pretrain": {"train": {"seed": 11}}},
         "g": {"pretrain": {"model.num_hidden_layer": 2}},
     }
@@ -203,8 +206,8 @@ def test_mistakes_of_a_comparison_are_listed_with_build_errors(made: Path) -> No
         ({"pretrain.train.optimizer.learning_rat": {"low": 0.1, "high": 0.2}}, r"\(1\) one, two: .*'learning_rate'"),
         ({"pretrain.train.seed": {"choices": [3, 5]}}, r"\(1\) one, two: .*train\.seed"),
         (
-            {"pretrain.data.length": {"low": 16, "high": 1031, "whole": True}},
-            r"one with pretrain\.data\.length=1031, two with pretrain\.data\.length=1031: ",
+            {"pretrain.data.max_length": {"low": 16, "high": 1031, "integer": True}},
+            r"one with pretrain\.data\.max_length=1031, two with pretrain\.data\.max_length=1031: ",
         ),
         (
             {"pretrain.model.num_hidden_layers": {"low": 1, "high": 5}},
@@ -226,7 +229,7 @@ def test_a_space_is_built_before_it_is_searched(made: Path, space: dict[str, Any
 
 def test_what_only_a_search_sets_is_not_missed(made: Path) -> None:
     space = {"pretrain.data.corpus": {"choices": [str(made / "corpus"), str(made / "other")]}}
-    stage = {"recipe": "electra-tiny", "settings": {"data": {"length": 16}, **SMALL}}
+    stage = {"recipe": "electra-tiny", "settings": {"data": {"max_length": 16}, **SMALL}}
     with pytest.raises(UserError, match="different tokenizers"):
         checked(made, pretrain=stage, search={"space": space})
     assert checked(made, pretrain=stage, search={"space": space}, different_tokenizers=True) == []
@@ -238,12 +241,12 @@ def test_what_only_a_search_sets_is_not_missed(made: Path) -> None:
         ("macro_f1", True, ""),
         ("roc_auc", True, ""),
         ("loss", False, ""),
-        ("acuracy", True, "search.measure=acuracy .*classification .*'accuracy'"),
-        ("accuracy", False, "search.measure=accuracy .*electra"),
+        ("acuracy", True, "search.metric=acuracy .*classification .*'accuracy'"),
+        ("accuracy", False, "search.metric=accuracy .*electra"),
     ],
 )
 def test_the_measure_of_a_search_is_looked_at_before(made: Path, measure: str, tuned: bool, words: str) -> None:
-    search = {"space": {"pretrain.model.hidden_dropout_prob": {"low": 0.0, "high": 0.5}}, "measure": measure}
+    search = {"space": {"pretrain.model.hidden_dropout_prob": {"low": 0.0, "high": 0.5}}, "metric": measure}
     tree = {"search": search, "finetune": task(made)} if tuned else {"search": search}
     if not words:
         assert checked(made, **tree) == []
@@ -265,7 +268,7 @@ def test_variations_are_built_once_for_all_seeds(made: Path, monkeypatch: pytest
 @pytest.mark.parametrize("name", comparison_names())
 def test_shipped_comparisons_can_be_built(made: Path, name: str) -> None:
     bare = compare_recipe(name)
-    assert bare.about
+    assert bare.description
     if any(stage.start_from for trial in trials(bare) for stage in trial.stages):
         return  # from checkpoints of the hub: what can be told without them, test_shipped tells
     given = [f"pretrain.settings.data.corpus={made / 'corpus'}"] if bare.pretrain else []

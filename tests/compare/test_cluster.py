@@ -43,7 +43,7 @@ def test_trials_run_as_tasks_of_a_cluster(two_workers: None, tmp_path: Path, mon
         finetune={"topics": {}},
         variations={name: {"pretrain": {"recipe": name}} for name in names},
         seeds=1,
-        measure={"lengths": [17]},
+        benchmark={"lengths": [17]},
     )
     executor = Cluster(2)
     assert executor.slots == 2

@@ -39,7 +39,7 @@ def recipe(folder: Path) -> Path:
         "pretrain": {
             "recipe": "electra-tiny",
             "settings": {
-                "data": {"corpus": str(folder / "corpus"), "length": 16},
+                "data": {"corpus": str(folder / "corpus"), "max_length": 16},
                 "model": {"hidden_size": 16, "embedding_size": 8, "intermediate_size": 24, "num_hidden_layers": 1},
                 "train": {"batch_size": 7, "checkpoint_every": 0.2},
             },
@@ -47,7 +47,7 @@ def recipe(folder: Path) -> Path:
         "finetune": {
             "topics": {
                 "settings": {
-                    "data": {"train": str(folder / "texts.csv"), "test": str(folder / "texts.csv"), "length": 16},
+                    "data": {"train": str(folder / "texts.csv"), "test": str(folder / "texts.csv"), "max_length": 16},
                     "train.budget": {"epochs": 1},
                 },
             },
@@ -55,7 +55,7 @@ def recipe(folder: Path) -> Path:
         "variations": {"tuned": {}, "frozen": {"finetune": {"objective.frozen": True}}},
         "budget": {"steps": 150},
         "seeds": 1,
-        "measure": {"lengths": [8, 16, 1024]},
+        "benchmark": {"lengths": [8, 16, 1024]},
     }
     path = folder / "compare.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
@@ -146,7 +146,7 @@ def command(*words: str | Path) -> str:
 @pytest.mark.slow
 def test_a_model_is_measured_by_length(compared: Path) -> None:
     result: dict[str, Any] = json.loads(
-        command("measure", compared / "trials/tuned/seed-0/topics", "--lengths", "5,16", "--batch-size", "3")
+        command("benchmark", compared / "trials/tuned/seed-0/topics", "--lengths", "5,16", "--batch-size", "3")
     )
     assert [(row["length"], row["batch_size"]) for row in result["inference"]] == [(5, 3), (16, 3)]
     assert result["parameters"] > 0
@@ -159,4 +159,4 @@ def test_a_model_is_measured_by_length(compared: Path) -> None:
 )
 def test_lengths_that_cannot_be_measured(compared: Path, lengths: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        command("measure", compared / "trials/tuned/seed-0/topics", "--lengths", lengths)
+        command("benchmark", compared / "trials/tuned/seed-0/topics", "--lengths", lengths)

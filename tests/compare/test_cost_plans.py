@@ -79,7 +79,7 @@ def test_planning_errors_are_not_reported_as_misfits(monkeypatch: pytest.MonkeyP
 
 def test_changes_to_a_checkpoint_are_planned_with_it(planner: list[Any]) -> None:
     recipe = comparison(
-        pretrain={"recipe": "electra-tiny", "start_from": "runs/base", "settings": {"data.length": 32}},
+        pretrain={"recipe": "electra-tiny", "start_from": "runs/base", "settings": {"data.max_length": 32}},
         variations={"same": {}, "deeper": {"pretrain": {"model.num_hidden_layers": 3}}},
         budget={"steps": 3, "memory": "5GB"},
     )
@@ -89,7 +89,7 @@ def test_changes_to_a_checkpoint_are_planned_with_it(planner: list[Any]) -> None
         ("runs/base", {}),
         ("runs/base", {"num_hidden_layers": 3}),
     ]
-    assert {planned.data.length for planned, _, _ in planner} == {32}
+    assert {planned.data.max_length for planned, _, _ in planner} == {32}
 
 
 def test_without_a_limit_nothing_is_planned(planner: list[Any]) -> None:

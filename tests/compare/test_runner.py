@@ -30,7 +30,7 @@ TASK = {"topics": {"recipe": "classify"}}
 
 def of(*recipes: str, **more: Any) -> Any:
     """A comparison whose variations pretrain by these recipes."""
-    tree = {"pretrain": {"recipe": "good"}, "finetune": TASK, "seeds": 1, "measure": None}
+    tree = {"pretrain": {"recipe": "good"}, "finetune": TASK, "seeds": 1, "benchmark": None}
     return comparison(**tree | {"variations": {name: {"pretrain": {"recipe": name}} for name in recipes}} | more)
 
 
@@ -56,7 +56,7 @@ def test_failed_trial_is_reported_and_others_continue(tmp_path: Path) -> None:
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    recipe = of("bad", "good", measure={"lengths": [17]})
+    recipe = of("bad", "good", benchmark={"lengths": [17]})
     run(recipe, tmp_path)
     before = calls(tmp_path)
     assert before == [
@@ -191,7 +191,7 @@ def test_baselines_are_measured_once_a_task(tmp_path: Path) -> None:
 
 
 OTHER_ROWS = {"tasks": {"topics": {"data.train": "small.csv"}}}
-OTHER_LENGTH = {"finetune": {"data.length": 61, "objective.head": {"kind": "cnn"}, "train.batch_size": 7}}
+OTHER_LENGTH = {"finetune": {"data.max_length": 61, "objective.head": {"kind": "cnn"}, "train.batch_size": 7}}
 
 
 @pytest.mark.parametrize("order", [("small", "whole", "long", "slight"), ("whole", "small", "slight", "long")])
@@ -317,7 +317,7 @@ def test_incomplete_run_folder_is_recreated(tmp_path: Path) -> None:
 
 
 def test_a_measurement_that_fails_costs_nobody_the_trial(tmp_path: Path) -> None:
-    recipe = of("good", measure={"lengths": [17]})
+    recipe = of("good", benchmark={"lengths": [17]})
     runner = runner_of(recipe, tmp_path)
     runner._executor = LocalExecutor(1, start=(sys.executable, "-c", "raise SystemExit('no such length')"))
     record = runner._records[0]
@@ -329,11 +329,11 @@ def test_a_measurement_that_fails_costs_nobody_the_trial(tmp_path: Path) -> None
     assert (record.status, record.values["inference"]) == ("done", [])
     (note,) = record.values["notes"]
     assert re.search("in use: .* 1: no such length$", note)
-    assert runner_of(of("good", measure={"lengths": [17]}), tmp_path)._records[0].values == record.values
+    assert runner_of(of("good", benchmark={"lengths": [17]}), tmp_path)._records[0].values == record.values
 
 
 def test_overhead_is_what_measuring_and_running_took(tmp_path: Path) -> None:
-    result = run(of("good", "other", measure={"lengths": [17]}), tmp_path)
+    result = run(of("good", "other", benchmark={"lengths": [17]}), tmp_path)
     found = records(tmp_path).values()
     own = sum(stage["processor_seconds"] for record in found for stage in record["stages"].values())
     assert result["overhead"]["trials_processor_seconds"] == pytest.approx(own)
@@ -487,8 +487,8 @@ def test_reasons(code: int, output: str, why: str) -> None:
 
 
 def test_no_slots_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--slots .*1 .*0"):
-        run_comparison(of("good"), tmp_path, slots=0)
+    with pytest.raises(UserError, match=r"--max-parallel .*1 .*0"):
+        run_comparison(of("good"), tmp_path, max_parallel=0)
 
 
 def test_a_report_that_fails_on_the_way_costs_nobody_the_trials(
@@ -529,7 +529,7 @@ def test_how_far_a_run_is(tmp_path: Path) -> None:
 
 
 def test_how_far_a_run_of_several_trainings_is(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("seeds: 2\nfolds: null\nexamples: [13, 61, all]\n")
+    (tmp_path / "config.yaml").write_text("seeds: 2\nfolds: null\ntrain_sizes: [13, 61, all]\n")
     for name, share in (("first", 1.0), ("second", 0.25)):
         (tmp_path / "trials" / name).mkdir(parents=True)
         (tmp_path / "trials" / name / "metrics.jsonl").write_text(json.dumps({"event": "step", "share": share}))

@@ -35,7 +35,7 @@ def searched(**search: Any) -> CompareRecipe:
         variations={"one": {}, "two": {"pretrain": {"recipe": "better"}}},
         search={"space": SPACE, "trials": 3} | search,
         seeds=1,
-        measure=None,
+        benchmark=None,
     )
 
 
@@ -171,7 +171,12 @@ def test_requested_trial_that_never_started_is_run(tmp_path: Path) -> None:
 
 
 def test_a_search_that_was_killed_shares_its_pretraining_still(tmp_path: Path) -> None:
-    tree: dict[str, Any] = {"pretrain": {"recipe": "good"}, "finetune": {"topics": {}}, "measure": None, "slots": 1}
+    tree: dict[str, Any] = {
+        "pretrain": {"recipe": "good"},
+        "finetune": {"topics": {}},
+        "benchmark": None,
+        "max_parallel": 1,
+    }
     space = {"finetune.train.optimizer.learning_rate": {"low": 0.1, "high": 0.9}}
     search_settings(
         recipe := comparison(**tree, search={"space": space, "trials": 1}), runner_of(tmp_path, recipe, slots=1)
@@ -204,7 +209,7 @@ def test_search_runs_before_comparison(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_another_measure_and_its_direction(tmp_path: Path) -> None:
-    recipe = searched(measure="macro_f1", trials=5)
+    recipe = searched(metric="macro_f1", trials=5)
     found = search_settings(recipe, runner_of(tmp_path, recipe, slots=3))
     tried = [float(rate.partition("=")[2]) for rate in rates(tmp_path, "one")]
     assert found["one"][RATE] == pytest.approx(min(tried, key=lambda rate: abs(rate - 0.25)))  # macro_f1 is best there
@@ -212,7 +217,7 @@ def test_another_measure_and_its_direction(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("measure", "best"), [("ece", 0.125), ("roc_auc", 0.75), ("absolute_error", 0.125)])
 def test_the_better_way_of_a_measure_and_what_has_none(tmp_path: Path, measure: str, best: float) -> None:
-    searching = SettingsSearch(searched(measure=measure, trials=3), tmp_path)
+    searching = SettingsSearch(searched(metric=measure, trials=3), tmp_path)
     for value in (0.125, 0.125, None, None, 0.75, 0.75):  # of one and two by turns
         record = searching.ask()
         assert record is not None
@@ -238,13 +243,13 @@ def test_a_search_whose_trials_all_failed_is_tried_again_when_that_is_asked_for(
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
-    recipe = searched(measure="accuracy", trials=1)
+    recipe = searched(metric="accuracy", trials=1)
     with pytest.raises(UserError, match=r"'accuracy' .*validation.*: loss, macro_f1"):
         search_settings(recipe, runner_of(tmp_path / "a", recipe))
-    unknown = searched(measure="test_accuracy", trials=1)
+    unknown = searched(metric="test_accuracy", trials=1)
     with pytest.raises(UserError, match="'test_accuracy'"):
         search_settings(unknown, runner_of(tmp_path / "d", unknown))
-    bad = comparison(pretrain={"recipe": "bad"}, search={"space": SPACE, "trials": 2}, measure=None)
+    bad = comparison(pretrain={"recipe": "bad"}, search={"space": SPACE, "trials": 2}, benchmark=None)
     with pytest.raises(UserError, match="base: all 2 trials failed"):
         search_settings(bad, runner_of(tmp_path / "b", bad))
     nowhere = searched(storage="nonsense://x")

@@ -78,7 +78,10 @@ def test_stages_follow_one_another_or_start_from_a_checkpoint() -> None:
         pretrain=PRETRAIN,
         finetune={**TASK, "tone": {"recipe": "classify-frozen"}},
         variations={
-            "own": {"finetune": {"train.batch_size": 3}, "tasks": {"tone": {"data.length": 31, "train.batch_size": 5}}},
+            "own": {
+                "finetune": {"train.batch_size": 3},
+                "tasks": {"tone": {"data.max_length": 31, "train.batch_size": 5}},
+            },
             "given": {"start_from": "some/model"},
             "further": {"pretrain": {"start_from": "other/model", "recipe": "bert-mini"}},
         },
@@ -92,7 +95,7 @@ def test_stages_follow_one_another_or_start_from_a_checkpoint() -> None:
         ("tone", "finetune", "classify-frozen", None),
     ]
     assert own.settings["topics"] == ["data.train=a.csv", "train.batch_size=3", "train.seed=0", "baselines=false"]
-    assert own.settings["tone"] == ["data.length=31", "train.batch_size=5", "train.seed=0", "baselines=false"]
+    assert own.settings["tone"] == ["data.max_length=31", "train.batch_size=5", "train.seed=0", "baselines=false"]
     assert [(s.name, s.start_from) for s in given.stages] == [("topics", "some/model"), ("tone", "some/model")]
     assert (further.stages[0].recipe, further.stages[0].start_from) == ("bert-mini", "other/model")
     assert further.stages[1].start_from is None
@@ -133,14 +136,16 @@ def test_names_of_the_grid_are_names_of_folders_and_differ() -> None:
 
 def test_grid_keys_with_equal_ends_get_distinct_labels() -> None:
     grid = {
-        "pretrain.data.length": [128],
-        "finetune.data.length": [512],
+        "pretrain.data.max_length": [128],
+        "finetune.data.max_length": [512],
         "pretrain.model.attention.seed": [3],
         "finetune.objective.head.seed": [5],
         "finetune.train.batch_size": [7],
     }
     (made,) = trials(comparison(pretrain=PRETRAIN, finetune=TASK, grid=grid, seeds=1))
-    assert made.name == ("pretrain.data.length=128-finetune.data.length=512-attention.seed=3-head.seed=5-batch_size=7")
+    assert made.name == (
+        "pretrain.data.max_length=128-finetune.data.max_length=512-attention.seed=3-head.seed=5-batch_size=7"
+    )
 
 
 def test_long_names_of_the_grid_end_in_a_digest() -> None:
@@ -195,7 +200,10 @@ def test_names_may_be_as_long_as_those_of_folders() -> None:
         ({"pretrain": PRETRAIN, "variations": {"..": {}}}, "not a name"),
         ({"pretrain": PRETRAIN, "grid": {"model.hidden_size": [3]}}, r"begin with pretrain\."),
         ({"pretrain": PRETRAIN, "grid": {"pretrain.model.hidden_size": []}}, "has no values"),
-        ({"pretrain": PRETRAIN, "grid": {"tasks.topcs.data.length": [3]}, "finetune": TASK}, "did you mean 'topics'"),
+        (
+            {"pretrain": PRETRAIN, "grid": {"tasks.topcs.data.max_length": [3]}, "finetune": TASK},
+            "did you mean 'topics'",
+        ),
         ({"pretrain": PRETRAIN, "variations": {"a": {"tasks": {"x": {}}}}, "finetune": TASK}, "no task 'x'"),
         ({"pretrain": PRETRAIN, "varations": {}}, "did you mean 'variations'"),
         ({"pretrain": PRETRAIN, "variations": {"a": {"pretrain": {"train.seed": 3}}}}, r"train\.seed"),
@@ -211,13 +219,13 @@ def test_names_may_be_as_long_as_those_of_folders() -> None:
         ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": {"low": 3, "high": 2}}}}, "below high"),
         ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": {"choices": [2]}}}}, "choices"),
         (
-            searching(low=0.5, high=8, whole=True, log=True),
+            searching(low=0.5, high=8, integer=True, log=True),
             "^test: search.space.pretrain.x: low=0.5 .*whole",
         ),
         (searching(low=3, hihg=5), "'search.space.pretrain.x.hihg'.*'high'"),
         (searching(choices=3), r"^test: search.space.pretrain.x.choices: [^;]*valid list[^;]*$"),
         ({"pretrain": PRETRAIN, "search": {"space": {"pretrain.x": 5}}}, "pretrain.x: .*low .*high, .*choices"),
-        (searching(low=1, high=7.5, whole=True), "high=7.5 .*whole"),
+        (searching(low=1, high=7.5, integer=True), "high=7.5 .*whole"),
         (searching(low=0, high=3, log=True), "low=0 .*log"),
         (searching(low=3, high=3), "low=3 .*high=3"),
         (searching(low=3, high=float("inf")), "high"),
@@ -225,7 +233,7 @@ def test_names_may_be_as_long_as_those_of_folders() -> None:
             {"finetune": TASK, "search": {"space": {"pretrain.x": {"low": 3, "high": 5}}}},
             "of pretrain",
         ),
-        ({"pretrain": PRETRAIN, "grid": {"finetune.data.length": [3]}}, "of finetune"),
+        ({"pretrain": PRETRAIN, "grid": {"finetune.data.max_length": [3]}}, "of finetune"),
         ({"pretrain": PRETRAIN, "grid": {"pretrain.recipe": [7]}}, "recipe=7 "),
         ({"pretrain": PRETRAIN, "variations": {"a": {"pretrain": {"vectors": 7}}}}, "vectors=7 "),
         ({"pretrain": PRETRAIN, "variations": {"a" * 256: {}}}, "256 characters.* 255"),

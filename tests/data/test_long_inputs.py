@@ -111,7 +111,7 @@ class TestRows:
 
     @pytest.mark.parametrize("long_inputs", [HeadTail(), ChunkMean(), ChunkPool()])
     def test_pairs_are_truncated_only(self, long_inputs: Any) -> None:
-        with pytest.raises(UserError, match=rf"{long_inputs.kind}.* long_inputs\.kind=truncate"):
+        with pytest.raises(UserError, match=rf"{long_inputs.kind}.* kind=truncate"):
             LabelledRows(["a"], None, tokenizer, length=9, long_inputs=long_inputs, pairs=["b"])
 
 
@@ -153,21 +153,21 @@ class TestBatches:
 class TestSettings:
     @pytest.mark.parametrize("long_inputs", EXAMPLES, ids=str)
     def test_a_model_remembers_its_setting(self, long_inputs: Any) -> None:
-        task = {"length": 9, "long_inputs": long_inputs.model_dump(mode="json")}
+        task = {"max_length": 9, "truncation": long_inputs.model_dump(mode="json")}
         assert saved_long_inputs(task, source="x") == long_inputs
 
     def test_a_model_without_one_truncates(self) -> None:
-        assert saved_long_inputs({"length": 9}, source="x") == Truncate()
+        assert saved_long_inputs({"max_length": 9}, source="x") == Truncate()
 
     def test_a_damaged_one_is_one_line(self) -> None:
-        with pytest.raises(UserError, match=r"^runs/a: long_inputs\.kind: .*'chunk_max'.*'chunk"):
-            saved_long_inputs({"long_inputs": {"kind": "chunk_max"}}, source="runs/a")
+        with pytest.raises(UserError, match=r"^runs/a: truncation\.kind: .*'chunk_max'.*'chunk"):
+            saved_long_inputs({"truncation": {"kind": "chunk_max"}}, source="runs/a")
 
     def test_an_unknown_kind_or_key_names_the_nearest(self) -> None:
-        with pytest.raises(UserError, match=r"data\.long_inputs\.kind: .*'headtail'.*'head_tail'"):
-            load_recipe("classify", ["data.long_inputs.kind=headtail"])
-        with pytest.raises(UserError, match=r"data\.long_inputs\.overlp'.*'overlap'"):
-            load_recipe("classify", ["data.long_inputs.kind=chunk_mean", "data.long_inputs.overlp=0.1"])
+        with pytest.raises(UserError, match=r"data\.truncation\.kind: .*'headtail'.*'head_tail'"):
+            load_recipe("classify", ["data.truncation.kind=headtail"])
+        with pytest.raises(UserError, match=r"data\.truncation\.overlp'.*'overlap'"):
+            load_recipe("classify", ["data.truncation.kind=chunk_mean", "data.truncation.overlp=0.1"])
 
     @pytest.mark.parametrize(
         "given",

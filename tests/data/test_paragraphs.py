@@ -35,18 +35,18 @@ def test_paragraphs_like_the_title_come_first_and_others_as_they_stand() -> None
 def test_what_fits_is_taken_and_what_does_not_is_counted(tokenizer: Tokenizer) -> None:
     text = "\n".join(LINES)
     sizes = [words(tokenizer, line) for line in LINES]
-    everything = Paragraphs(length=50).read(text, "profit market", tokenizer, 1000)
+    everything = Paragraphs(max_length=50).read(text, "profit market", tokenizer, 1000)
     assert everything.left_out == 0
     assert not everything.cut
     assert np.bincount(everything.documents).tolist() == [sizes[3], sizes[1], sizes[0], sizes[2]]
-    two = Paragraphs(most=2, length=4).read(text, "profit market", tokenizer, 1000)
+    two = Paragraphs(max_paragraphs=2, max_length=4).read(text, "profit market", tokenizer, 1000)
     assert two.left_out == 2
     assert two.cut
     assert np.bincount(two.documents).tolist() == [4, 4]
-    little = Paragraphs(length=50).read(text, "profit market", tokenizer, sizes[3] + 2)
+    little = Paragraphs(max_length=50).read(text, "profit market", tokenizer, sizes[3] + 2)
     assert np.bincount(little.documents).tolist() == [sizes[3], 2]
     assert little.left_out == 2
-    ordered = Paragraphs(most=2, length=50, order="text").read(text, "profit market", tokenizer, 1000)
+    ordered = Paragraphs(max_paragraphs=2, max_length=50, order="text").read(text, "profit market", tokenizer, 1000)
     assert tokenizer.decode(ordered.ids).split()[0] == "profit"
     assert np.bincount(ordered.documents).tolist() == [sizes[1], sizes[3]]
 
@@ -63,7 +63,7 @@ def test_rows_have_the_numbers_of_their_paragraphs_and_the_frame_is_of_the_outer
         source_length=31,
         target_length=11,
         template=SourceTargetTemplate((2,), (3,), (3,), (2,)),
-        paragraphs=Paragraphs(most=3, length=5),
+        paragraphs=Paragraphs(max_paragraphs=3, max_length=5),
     )
     assert len(rows) == 3
     assert rows.counts["paragraphs_left_out"] == 1

@@ -165,5 +165,5 @@ def test_what_is_left_out_is_counted(tokenizer: Tokenizer) -> None:
 
 
 def test_length_too_short_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"data\.length=17 .*13 .*data\.stride=13"):
+    with pytest.raises(UserError, match=r"data\.max_length=17 .*13 .*data\.stride=13"):
         rows_of(tokenizer, Question("the", CONTEXT), stride=13)

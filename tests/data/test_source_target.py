@@ -81,7 +81,7 @@ def test_what_is_too_long_is_cut_at_its_end_and_counted(tokenizer: Tokenizer) ->
     assert tokenizer.decode(found[2].input_ids).startswith("name it")  # a prefix is not what is cut
     assert found.counts["truncated"] == int(found.cut.sum()) == 2
     assert found.counts["targets_truncated"] >= 2
-    with pytest.raises(UserError, match=r"data\.target_length=2 "):
+    with pytest.raises(UserError, match=r"data\.max_target_length=2 "):
         rows(tokenizer, template, target_length=2)
 
 

@@ -30,12 +30,12 @@ OFFSET = {"positions": {"kind": "learned", "offset": 2}, "type_vocab_size": 1}
 def windows(first: int, **window: Any) -> dict[str, Any]:
     everywhere = {"first": first, "projections": True}
     patterns = [{"kind": "window", "radius": 3} | window]
-    return {"attention": {"kind": "sparse", "patterns": patterns, "everywhere": everywhere}}
+    return {"attention": {"kind": "sparse", "patterns": patterns, "global_tokens": everywhere}}
 
 
 def blocks(size: int, **window: Any) -> dict[str, Any]:
     patterns = [{"kind": "blocks", "size": size} | window, {"kind": "random_blocks", "size": size, "count": 2}]
-    return {"attention": {"kind": "sparse", "patterns": patterns, "everywhere": {"first": 0, "block": size}}}
+    return {"attention": {"kind": "sparse", "patterns": patterns, "global_tokens": {"first": 0, "block": size}}}
 
 
 # backbone, head, and the class that it is exported as
@@ -295,7 +295,7 @@ def test_a_head_of_another_activation_is_dropped_with_a_note(tmp_path: Path) -> 
     [
         (
             {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}},
-            "the nearest, longformer, has attention.everywhere={",
+            "the nearest, longformer, has attention.global_tokens={",
         ),
         (blocks(5, after=0), "the nearest, big_bird, has attention.patterns=["),
         (windows(0, dilation=2), "the nearest, longformer, has attention.patterns=["),
@@ -319,12 +319,18 @@ def test_a_head_of_another_activation_is_dropped_with_a_note(tmp_path: Path) -> 
         ({"embedding_norm": False}, "the nearest, bert, has embedding_norm=True where this model has False"),
         ({"residual": {"kind": "reversible", "streams": "copy"}}, "residual.kind=post where this model has reversible"),
         ({"causal": True, "num_hidden_groups": 1}, "the nearest, bert, has num_hidden_groups=3 where this model has 1"),
-        (blocks(5) | {"causal": True}, "attention.everywhere.projections=True where this model has False"),
+        (blocks(5) | {"causal": True}, "attention.global_tokens.projections=True where this model has False"),
         ({"positions": {"kind": "sinusoidal"}, "hidden_size": 44}, "sinusoidal"),
         (
             OFFSET
-            | {"attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 4}], "everywhere": SOMEWHERE}},
-            "everywhere.positions",
+            | {
+                "attention": {
+                    "kind": "sparse",
+                    "patterns": [{"kind": "window", "radius": 4}],
+                    "global_tokens": SOMEWHERE,
+                }
+            },
+            "global_tokens.positions",
         ),
     ],
 )
@@ -349,7 +355,7 @@ def test_labels_travel(tmp_path: Path) -> None:
         stored = open_model(tmp_path / "hf")
         assert stored.labels == labels
         assert stored.config.head == config.head
-        assert stored.task["length"] == SIZES["max_position_embeddings"]
+        assert stored.task["max_length"] == SIZES["max_position_embeddings"]
     with pytest.raises(UserError, match=r"2 labels .* 3 classes"):
         export_huggingface(tmp_path / "hf", model, config, TOKENIZER, labels=Labels(("a", "b")))
 

@@ -19,7 +19,7 @@ V3 = {
     "attention": {"kind": "disentangled", "position_buckets": 8, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
 }
 BLOCKS = [{"kind": "blocks", "size": 5}, {"kind": "random_blocks", "size": 5, "count": 2}]
-BIG_BIRD = {"attention": {"kind": "sparse", "patterns": BLOCKS, "everywhere": {"first": 0, "block": 5}}}
+BIG_BIRD = {"attention": {"kind": "sparse", "patterns": BLOCKS, "global_tokens": {"first": 0, "block": 5}}}
 REFORMER = {
     "attention": {"kind": "local"},
     "residual": {"kind": "reversible", "streams": "copy"},

@@ -412,7 +412,7 @@ def test_configs_that_are_refused(folder: Path, values: dict[str, Any], words: s
 def test_blocks_that_are_refused(values: dict[str, Any], words: str, tmp_path: Path) -> None:
     patterns = [{"kind": "blocks", "size": 5}, {"kind": "random_blocks", "size": 5}]
     everywhere = {"first": 0, "block": 5}
-    save_hub_folder(tmp_path / "hf", attention={"kind": "sparse", "patterns": patterns, "everywhere": everywhere})
+    save_hub_folder(tmp_path / "hf", attention={"kind": "sparse", "patterns": patterns, "global_tokens": everywhere})
     edit_config(tmp_path / "hf", **values)
     assert words in refused(tmp_path / "hf")
 
@@ -503,7 +503,7 @@ def test_reformers_that_are_refused(values: dict[str, Any], words: str, tmp_path
 @pytest.mark.parametrize("window", [5, 0, -2, "wide", [4, 4, 3], [], True])
 def test_windows_that_are_refused(window: Any, tmp_path: Path) -> None:
     everywhere = {"first": 0, "projections": True}
-    window_of_three = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}], "everywhere": everywhere}
+    window_of_three = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}], "global_tokens": everywhere}
     save_hub_folder(tmp_path / "hf", attention=window_of_three)
     edit_config(tmp_path / "hf", attention_window=window)
     assert f"attention_window={window!r} must be even numbers" in refused(tmp_path / "hf")

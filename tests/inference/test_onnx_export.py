@@ -25,7 +25,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.3,
 }
 WINDOW = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}
-GLOBAL = WINDOW | {"everywhere": {"first": 2, "projections": True}}
+GLOBAL = WINDOW | {"global_tokens": {"first": 2, "projections": True}}
 REVERSIBLE = {
     "hidden_size": 66,
     "residual": {"kind": "reversible", "streams": "split"},

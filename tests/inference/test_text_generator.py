@@ -163,13 +163,13 @@ def test_what_the_verbs_refuse(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_penalty_of_a_recipe_waits_for_beams(tmp_path: Path) -> None:
-    """A model fine-tuned with both may be asked for one beam alone: `--writing num_beams=1`."""
+    """A model fine-tuned with both may be asked for one beam alone: `--generation num_beams=1`."""
     stored = open_model(str(written_model(tmp_path / "writer", two=True)))
     sources = [Row(ids) for ids in stored.tokenizer.encode_batch(PROMPTS)]
     given: dict[str, Any] = {"end_id": 4, "max_new_tokens": 7}
     one, plain, beams, even = (
-        generate_batch(stored.model, sources, stored.tokenizer, writing=writing, **given)
-        for writing in (
+        generate_batch(stored.model, sources, stored.tokenizer, generation=generation, **given)
+        for generation in (
             TextGenerationConfig(length_penalty=5.0),
             TextGenerationConfig(),
             TextGenerationConfig(num_beams=3, length_penalty=5.0),

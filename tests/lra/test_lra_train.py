@@ -219,9 +219,9 @@ def test_models_differ_in_their_attention_alone(model: str) -> None:
 
 
 def test_an_override_for_one_model() -> None:
-    overrides = ["longformer.model.attention.everywhere=null", "train.seed=7"]
+    overrides = ["longformer.model.attention.global_tokens=null", "train.seed=7"]
     changed = lra_recipe("listops", overrides, model="longformer")
-    assert changed.model.attention.model_dump()["everywhere"] is None
+    assert changed.model.attention.model_dump()["global_tokens"] is None
     assert changed.train.seed == 7
     assert lra_recipe("listops", overrides, model="bigbird").model == lra_recipe("listops", model="bigbird").model
 

@@ -39,20 +39,21 @@ def validation_metrics() -> dict[str, dict[str, Any]]:
     answers = [{"exact_match": 0.0, "f1": 0.5}, {"exact_match": 1.0, "f1": 1.0}]
     return {
         "classification": of_classes(TWO) | of_classes(SEVERAL),
-        "sentence_labels": of_classes(FOUR) | of_classes(TWO),
+        "sentence_classification": of_classes(FOUR) | of_classes(TWO),
         "regression": regression_metrics(numbers, numbers),
-        "ratings": ordinal_regression_metrics((1, 2, 4), ranks, ranks, probabilities=np.full((3, 3), 1 / 3)),
-        "tagging": word_metrics([["B-a"], ["O"]], [["B-a"], ["O"]]) | dict.fromkeys(("f1", "precision", "recall"), 1.0),
-        "span_answers": mean_answers(answers, [True, False]),
+        "ordinal_regression": ordinal_regression_metrics((1, 2, 4), ranks, ranks, probabilities=np.full((3, 3), 1 / 3)),
+        "token_classification": word_metrics([["B-a"], ["O"]], [["B-a"], ["O"]])
+        | dict.fromkeys(("f1", "precision", "recall"), 1.0),
+        "question_answering": mean_answers(answers, [True, False]),
     }
 
 
-@pytest.mark.parametrize("objective", sorted(set(OBJECTIVE_METRICS) - {"text_to_text"}))
+@pytest.mark.parametrize("objective", sorted(set(OBJECTIVE_METRICS) - {"seq2seq"}))
 def test_every_scalar_is_a_metric_or_a_count(objective: str) -> None:
     single = {
         name for name, value in validation_metrics()[objective].items() if not isinstance(value, dict)
     } - NOT_METRICS
-    assert single - ({"ece", "micro_f1"} if objective == "sentence_labels" else set()) == set(
+    assert single - ({"ece", "micro_f1"} if objective == "sentence_classification" else set()) == set(
         OBJECTIVE_METRICS[objective]
     )
 
@@ -90,16 +91,16 @@ def test_undefined_metrics_score_worst() -> None:
 
 
 CHECKED: dict[str, tuple[str, str, Labels | None, Any, str]] = {
-    "four classes": ("roc_auc", "sentence_labels", FOUR, None, "there are 4 classes"),
+    "four classes": ("roc_auc", "sentence_classification", FOUR, None, "there are 4 classes"),
     "f1 of four": ("f1", "classification", FOUR, None, "there are 4 classes"),
     "several labels": ("pr_auc", "classification", SEVERAL, None, "several labels"),
     "one class": ("roc_auc", "classification", TWO, [1, 1, 1], "one class in the validation"),
     "one number": ("spearman", "regression", None, [3.0, np.nan, 3.0], "one number in the valid"),
-    "a count": ("documents", "sentence_labels", TWO, None, "sentence_labels"),
+    "a count": ("documents", "sentence_classification", TWO, None, "sentence_classification"),
     "of one label": ("micro_f1", "classification", FOUR, None, "classification"),
     "of another": ("spearman", "classification", TWO, None, "classification"),
     "pretraining": ("accuracy", "mlm", None, None, "mlm is learned; there are: loss"),
-    "writing": ("rouge1", "text_to_text", None, None, "text_to_text"),
+    "writing": ("rouge1", "seq2seq", None, None, "seq2seq"),
 }
 
 
@@ -116,12 +117,12 @@ def test_what_the_validation_will_not_have(name: str) -> None:
     ("metric", "objective", "labels", "truth"),
     [
         ("roc_auc", "classification", TWO, [0, 1, 1]),
-        ("macro_f1", "sentence_labels", FOUR, [2, 2]),
+        ("macro_f1", "sentence_classification", FOUR, [2, 2]),
         ("micro_f1", "classification", SEVERAL, None),
         ("log_loss", "classification", TWO, [1, 1]),
-        ("pearson", "ratings", None, [0.0, np.nan, 2.0]),
+        ("pearson", "ordinal_regression", None, [0.0, np.nan, 2.0]),
         ("spearman", "regression", None, [np.nan]),
-        ("loss", "text_to_text", None, None),
+        ("loss", "seq2seq", None, None),
     ],
 )
 def test_what_it_will_have(metric: str, objective: str, labels: Labels | None, truth: Any) -> None:

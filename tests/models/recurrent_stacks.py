@@ -26,7 +26,7 @@ STACKS = {
     for cell, layers, both in itertools.product(("rnn", "lstm", "gru"), (1, 2), (False, True))
 }
 CHARACTERS = {"embedding_size": 5, "max_word_length": 7, "filters": ((1, 3), (2, 5), (3, 7)), "num_highway_layers": 2}
-FIELDS: dict[str, Any] = SIZES | {"embedding_size": 0, "bidirectional": True, "apart": True}
+FIELDS: dict[str, Any] = SIZES | {"embedding_size": 0, "bidirectional": True, "independent_directions": True}
 APART = {
     name: RecurrentConfig.model_validate(FIELDS | fields)
     for name, fields in {

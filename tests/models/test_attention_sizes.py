@@ -28,7 +28,7 @@ def some_ids(*shape: int) -> Tensor:
 
 
 def sparse(*patterns: dict[str, Any], **everywhere: int) -> dict[str, Any]:
-    return {"kind": "sparse", "patterns": list(patterns)} | ({"everywhere": everywhere} if everywhere else {})
+    return {"kind": "sparse", "patterns": list(patterns)} | ({"global_tokens": everywhere} if everywhere else {})
 
 
 BLOCKS = {"kind": "blocks", "size": 3}
@@ -78,7 +78,7 @@ def test_a_chunk_longer_than_the_text_is_full_attention(causal: bool, after: int
         (sparse({"kind": "permuted_blocks", "blocks": 38}), r"blocks=38 .* 37"),
         (sparse({"kind": "random_blocks", "size": 19}), "neighbours.* 18 "),
         (sparse({"kind": "random_blocks", "size": HUGE}), "random_blocks "),
-        (sparse({"kind": "window"}, first=38), r"everywhere\.first=38 .* 37"),
+        (sparse({"kind": "window"}, first=38), r"global_tokens\.first=38 .* 37"),
         (sparse({"kind": "window"}, positions=[3, 37, 99]), r"positions=\[37, 99\] .*=37.* 36"),
         ({"kind": "local", "chunk_length": 13, "num_chunks_before": 4}, "3 chunks .*=37.* 3"),
         ({"kind": "lsh", "chunk_length": 13, "num_chunks_after": 4}, "num_chunks_after=4.* 3"),

@@ -36,7 +36,7 @@ def folder(tokenizer: Tokenizer, tmp_path: Path) -> Path:
         head=MaskedLMHeadConfig(),
     )
     torch.manual_seed(1)
-    save_model(tmp_path / "model", config.build(), config, tokenizer, task={"length": 23})
+    save_model(tmp_path / "model", config.build(), config, tokenizer, task={"max_length": 23})
     return tmp_path / "model"
 
 
@@ -45,7 +45,7 @@ def test_the_bits_come_back(folder: Path, tokenizer: Tokenizer) -> None:
     save_model(folder.parent / "again", stored.model, stored.config, stored.tokenizer, task=stored.task)
     assert (folder.parent / "again" / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
     assert stored.tokenizer.fingerprint == tokenizer.fingerprint
-    assert stored.task == {"length": 23}
+    assert stored.task == {"max_length": 23}
     assert not stored.model.training
     ids = torch.tensor([[2, 7, 5, 3]])
     assert torch.equal(stored.model(ids), load_model(folder.parent / "again").model(ids))

@@ -37,8 +37,12 @@ DECODER: dict[str, Any] = {
     "max_position_embeddings": 17,
 }
 FULL: dict[str, Any] = {"kind": "full"}
-WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 2}], "everywhere": {"first": 1}}
-OWN = WINDOW | {"everywhere": {"first": 1, "projections": True}}
+WINDOW: dict[str, Any] = {
+    "kind": "sparse",
+    "patterns": [{"kind": "window", "radius": 2}],
+    "global_tokens": {"first": 1},
+}
+OWN = WINDOW | {"global_tokens": {"first": 1, "projections": True}}
 BAND: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "band", "width": 3}]}
 PERFORMER: dict[str, Any] = {"kind": "performer", "num_features": 19}
 LSH: dict[str, Any] = {"kind": "lsh", "chunk_length": 3}

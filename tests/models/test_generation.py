@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
     "initializer_range": 0.5,
 }
 WINDOW: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3}]}
-FIRST = WINDOW | {"everywhere": {"first": 1}}
+FIRST = WINDOW | {"global_tokens": {"first": 1}}
 BAND: dict[str, Any] = {"kind": "sparse", "patterns": [{"kind": "band", "width": 5}]}
 STACKS: dict[str, dict[str, Any]] = {
     "full": {"residual": {"kind": "pre"}, "embedding_norm": False},

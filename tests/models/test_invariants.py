@@ -44,15 +44,15 @@ ATTENTIONS: dict[str, list[dict[str, Any]]] = {
     "full": [{}],
     "sparse": [
         {"patterns": [{"kind": "window", "radius": 2}]},
-        {"patterns": [{"kind": "window", "radius": [1, 2], "dilation": [[1, 2], 2]}], "everywhere": {"first": 1}},
+        {"patterns": [{"kind": "window", "radius": [1, 2], "dilation": [[1, 2], 2]}], "global_tokens": {"first": 1}},
         {"patterns": [{"kind": "blocks", "size": 2}, {"kind": "random_blocks", "size": 2, "count": 1}]}
-        | {"everywhere": {"first": 0, "block": 2}},
+        | {"global_tokens": {"first": 0, "block": 2}},
         {"patterns": [{"kind": "permuted_blocks", "blocks": 4}]},
         {"patterns": [{"kind": "band", "width": 3}]},
-        {"patterns": [{"kind": "window", "radius": 2}], "everywhere": {"first": 2, "projections": True}},
-        {"patterns": [{"kind": "random_blocks", "size": 5, "count": 1}], "everywhere": {"first": 1}},
-        {"patterns": [{"kind": "permuted_blocks", "blocks": 2, "shifts": [1]}], "everywhere": {"first": 2}},
-        {"patterns": [{"kind": "window", "radius": 1}], "everywhere": {"first": 0, "positions": [2, 5]}},
+        {"patterns": [{"kind": "window", "radius": 2}], "global_tokens": {"first": 2, "projections": True}},
+        {"patterns": [{"kind": "random_blocks", "size": 5, "count": 1}], "global_tokens": {"first": 1}},
+        {"patterns": [{"kind": "permuted_blocks", "blocks": 2, "shifts": [1]}], "global_tokens": {"first": 2}},
+        {"patterns": [{"kind": "window", "radius": 1}], "global_tokens": {"first": 0, "positions": [2, 5]}},
     ],
     "linformer": [
         {"k": 5, "sharing": "none"},
@@ -96,7 +96,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "rotary-causal": {"positions": {"kind": "rotary"}, "qk_norm": True, "norm": "rms_norm", "norm_weight": False}
     | {"residual": {"kind": "pre"}, "causal": True, "hidden_act": "relu2"},
     "rotary-window": {"positions": {"kind": "rotary"}, "norm_bias": False}
-    | {"attention": WINDOW | {"everywhere": {"first": 1}}},
+    | {"attention": WINDOW | {"global_tokens": {"first": 1}}},
     "modernbert": {"positions": {"kind": "rotary", "theta": [90.0, 10.0]}, "norm_bias": False, "type_vocab_size": 0}
     | {"residual": {"kind": "pre", "first_norm": False}, "attention_bias": False, "mlp_bias": False}
     | {"gated_feed_forward": True, "attention": {"kind": "alternating", "cycle": [{"kind": "full"}, WINDOW]}},
@@ -128,9 +128,9 @@ def examples(union: Any) -> list[dict[str, Any]]:
 
 def variant_name(attention: dict[str, Any], residual: dict[str, Any], causal: bool) -> str:
     inner = attention.get("patterns", attention.get("cycle", []))
-    everywhere = ["global", *attention["everywhere"]] if "everywhere" in attention else []
+    everywhere = ["global", *attention["global_tokens"]] if "global_tokens" in attention else []
     settings = [
-        f"{value}" for name, value in attention.items() if name not in ("kind", "patterns", "cycle", "everywhere")
+        f"{value}" for name, value in attention.items() if name not in ("kind", "patterns", "cycle", "global_tokens")
     ]
     parts = "+".join([attention["kind"], *(part["kind"] for part in inner), *everywhere, *settings])
     return "-".join([parts, *residual.values(), *["causal"] * causal])

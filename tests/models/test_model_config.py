@@ -91,12 +91,12 @@ WINDOW = [{"kind": "window", "radius": 11}]
         ("linformer-mini", "attention", {"kind": "performer"}, {"kind": "performer"}),
         ("longformer-mini", "attention", {"patterns": WINDOW}, LONGFORMER | {"patterns": WINDOW}),
         ("longformer-mini", "attention", {"kind": "sparse", "patterns": WINDOW}, LONGFORMER | {"patterns": WINDOW}),
-        ("longformer-mini", "attention", {"everywhere": None}, LONGFORMER | {"everywhere": None}),
+        ("longformer-mini", "attention", {"global_tokens": None}, LONGFORMER | {"global_tokens": None}),
         (
             "longformer-mini",
             "attention",
-            {"everywhere": {"first": 3}},
-            LONGFORMER | {"everywhere": {"first": 3, "projections": True}},
+            {"global_tokens": {"first": 3}},
+            LONGFORMER | {"global_tokens": {"first": 3, "projections": True}},
         ),
         ("roberta-tiny", "positions", {"offset": 5}, {"kind": "learned", "offset": 5}),
         ("roberta-tiny", "positions", {"kind": "sinusoidal"}, {"kind": "sinusoidal"}),
@@ -115,7 +115,7 @@ def test_the_manual_maps_the_hyper_parameters_of_document_000() -> None:
     assert rows is not None
     *settings, electra = re.findall(r"`((?:data|model|objective)[^`]*=[^`]*)`", rows[0])
     assert [setting.partition("=")[0].rpartition(".")[2] for setting in settings] == [
-        *("patterns", "kind", "length", "max_position_embeddings"),
+        *("patterns", "kind", "max_length", "max_position_embeddings"),
         *("num_attention_heads", "num_hidden_layers", "hidden_size"),
     ]
     recipe = pretrain_recipe("reversible-dilated-bert")

@@ -33,7 +33,7 @@ LABELS = Labels(("a", "b", "c"))
 TEXTS = ["one two three four five six seven", "eight nine", "ten eleven twelve one", "two"]
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "vocab_size": VOCAB, "max_position_embeddings": 31}
 ATTENTION = {"num_attention_heads": 2, "intermediate_size": 17}
-APART: dict[str, Any] = {"bidirectional": True, "apart": True, "cell_size": 29}
+APART: dict[str, Any] = {"bidirectional": True, "independent_directions": True, "cell_size": 29}
 STACKS: dict[str, EncoderConfig | RecurrentConfig] = {
     "post": EncoderConfig.model_validate(SIZES | ATTENTION),
     "pre": EncoderConfig.model_validate(SIZES | ATTENTION | {"residual": {"kind": "pre"}}),

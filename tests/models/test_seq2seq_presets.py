@@ -108,7 +108,9 @@ def test_one_number_of_a_part_of_a_stack_changes_alone() -> None:
     changes = ["model.preset=led-tiny", "model.encoder.attention.patterns=[{kind: window, radius: 3}]"]
     led = pretrain_recipe("bart-mini", changes).model
     assert led.encoder.attention.model_dump()["patterns"] == [{"kind": "window", "radius": 3, "dilation": 1}]
-    assert led.encoder.attention.everywhere == EncoderDecoderConfig(preset="led-tiny").encoder.attention.everywhere
+    assert (
+        led.encoder.attention.global_tokens == EncoderDecoderConfig(preset="led-tiny").encoder.attention.global_tokens
+    )
     t5 = pretrain_recipe("t5-mini", ["model.decoder.attention.num_buckets=8", "model.encoder.residual.kind=pre"]).model
     assert (t5.encoder.attention.num_buckets, t5.decoder.attention.num_buckets) == (32, 8)
     assert t5.encoder.residual.final_dropout

@@ -25,7 +25,7 @@ from homespun.text.vocabulary_extension import AddedTokens
 
 WINDOW = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 29}]}
 STEM = "backbone.layers.0.attention.sublayer."
-GLOBAL = WINDOW | {"everywhere": {"first": 1, "projections": True}}
+GLOBAL = WINDOW | {"global_tokens": {"first": 1, "projections": True}}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def made(tokenizer: Tokenizer, **given: Any) -> ModelBundle:
     with torch.no_grad():  # biases and norms too: what is zero or one would hide a mistake
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    return ModelBundle(model, config, tokenizer, task={"length": 19})
+    return ModelBundle(model, config, tokenizer, task={"max_length": 19})
 
 
 def ids(length: int) -> torch.Tensor:
@@ -94,7 +94,7 @@ def test_positions_are_copied_over_and_over_or_cut(tokenizer: Tokenizer, kind: s
     assert stretched.config.backbone.max_position_embeddings == longer
     short = min(longer, 23)
     assert torch.equal(stretched.model(ids(short)), stored.model(ids(short)))
-    assert stretched.task == {"length": min(19, longer)}
+    assert stretched.task == {"max_length": min(19, longer)}
     old, new = stored.model.state_dict(), stretched.model.state_dict()
     name = "backbone.embeddings.positions.embedding.weight"
     if kind in ("learned", "offset"):

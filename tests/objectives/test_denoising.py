@@ -181,7 +181,11 @@ def test_attentions_exchange_in_the_encoder_of_a_full_decoder(tokenizer: Tokeniz
             "residual": {"kind": "reversible", "streams": "copy"},
         },
         "longformer": {
-            "attention": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 4}], "everywhere": {"first": 1}}
+            "attention": {
+                "kind": "sparse",
+                "patterns": [{"kind": "window", "radius": 4}],
+                "global_tokens": {"first": 1},
+            }
         },
     }
     for fields in parts.values():
@@ -220,7 +224,7 @@ def test_what_cannot_be(tokenizer: Tokenizer) -> None:
     ):
         with pytest.raises(UserError, match=r"homespun tokenizer train --sent"):
             refused()
-    with pytest.raises(UserError, match=r"data\.length=256 .*14 spans.* 7 sentinels"):
+    with pytest.raises(UserError, match=r"data\.max_length=256 .*14 spans.* 7 sentinels"):
         SpanCorruption().rows(TinyCorpus(tokenizer, [20]), np.arange(1), length=256, seed=1)  # type: ignore[arg-type]
     without = TinyCorpus(tokenizer, [20])
     without.has_sentences = False

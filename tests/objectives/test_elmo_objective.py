@@ -183,7 +183,7 @@ def test_what_cannot_be_taught_so_is_refused(tokenizer: Tokenizer) -> None:
         (BiLM(softmax="adaptive", cutoffs=(7, 400)), elmo, "over 36 words"),
         (BiLM(softmax="adaptive", cutoffs=(3, 7, 9, 11, 13)), elmo, "others or fewer"),
         (CausalLM(), elmo, "objective clm .*model.bidirectional=false"),
-        (MaskedLM(), elmo, "objective mlm .*objective.kind=bilm"),
+        (MaskedLM(), elmo, "objective mlm .*objective.kind=elmo"),
     ):
         with pytest.raises(UserError, match=message):
             objective.build(model, tokenizer)  # type: ignore[attr-defined]
@@ -192,5 +192,5 @@ def test_what_cannot_be_taught_so_is_refused(tokenizer: Tokenizer) -> None:
         BiLM().build(tiny_elmo(pieces), pieces)
     with pytest.raises(UserError, match="lowest first"):
         validate(BiLM, {"cutoffs": [11, 7]}, source="test")
-    apart = tiny_recurrent(tokenizer, bidirectional=True, apart=True)
-    assert isinstance(BiLM().build(apart, tokenizer), nn.Module)  # words may have vectors of their own
+    independent_directions = tiny_recurrent(tokenizer, bidirectional=True, independent_directions=True)
+    assert isinstance(BiLM().build(independent_directions, tokenizer), nn.Module)  # words may have vectors of their own

@@ -240,7 +240,7 @@ def test_rows_of_one_sentence_are_skipped_with_a_warning(caplog: pytest.LogCaptu
 
 def test_bad_input() -> None:
     one: Any = Sentences([1, 1])
-    with pytest.raises(UserError, match=r" 2 rows .*data\.length"):
+    with pytest.raises(UserError, match=r" 2 rows .*data\.max_length"):
         MultiSentenceRows(one)
 
     class Bare:

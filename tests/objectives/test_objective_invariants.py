@@ -39,7 +39,7 @@ from homespun.text.tokenizer import Tokenizer
 
 CONFIGS: dict[str, Any] = {
     member.model_fields["kind"].default: member() for member in get_args(get_args(PretrainingObjective)[0])
-} | {"streamed_clm": StatefulCausalLM(streams=8)}
+} | {"stateful_clm": StatefulCausalLM(streams=8)}
 VARIANTS = CONFIGS | {
     "nsp": MaskedLM(next_sentence=True),
     "static": MaskedLM(masking="static"),
@@ -48,7 +48,7 @@ VARIANTS = CONFIGS | {
     "gaps and tokens": GapSentenceGeneration(mlm=0.15, selection="sequential", rouge="unique", noise=0.2, intact=0.2),
 }
 # Steps by objective. After them the loss is at most 0.87 times its limit for mlm and electra, 0.5 times for the others.
-UNIGRAM_STEPS, OVERFIT_STEPS = {"mlm": 150, "electra": 250}, {"streamed_clm": 150, "bilm": 100}
+UNIGRAM_STEPS, OVERFIT_STEPS = {"mlm": 150, "electra": 250}, {"stateful_clm": 150, "elmo": 100}
 
 
 def for_each(configs: dict[str, Any], *, fast: set[str] | None = None) -> pytest.MarkDecorator:
@@ -68,9 +68,9 @@ every_kind, every_variant = for_each(CONFIGS), for_each(VARIANTS)
 def model_for(config: Any, tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
     if writes(config):
         return tiny_writer(tokenizer, ngram=2 if config.kind == "future_ngrams" else 0, **fields)
-    if config.kind == "streamed_clm":
+    if config.kind == "stateful_clm":
         return tiny_recurrent(tokenizer, **fields)
-    if config.kind == "bilm":
+    if config.kind == "elmo":
         return tiny_elmo(tokenizer, **fields)
     return tiny_model(tokenizer, causal=config.kind == "clm", **fields)
 

@@ -54,7 +54,7 @@ def tiny_recurrent(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
 def tiny_elmo(tokenizer: Tokenizer, **fields: Any) -> ModelConfig:
     """Two directions apart, over words of their two letters."""
     characters = {"max_word_length": 6, "embedding_size": 8, "filters": [[1, 12], [2, 20]]}
-    directions = {"bidirectional": True, "apart": True, "cell_size": 40, "characters": characters}
+    directions = {"bidirectional": True, "independent_directions": True, "cell_size": 40, "characters": characters}
     return tiny_recurrent(tokenizer, **directions, **fields)
 
 

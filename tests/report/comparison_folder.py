@@ -181,7 +181,7 @@ def make_comparison(
     names = [made.name for made in everyone] + ["giant"] * failed
     recipe = {
         "kind": "compare",
-        "about": "Which small encoder for news on companies?",
+        "description": "Which small encoder for news on companies?",
         "pretrain": {"recipe": "electra-mini"},
         "finetune": {"phrasebank": {"recipe": "classify"}},
         "variations": {name: {} for name in names},

@@ -53,7 +53,7 @@ def pretraining_run(
     name = name or path.name
     noise = np.random.default_rng(len(name))
     config = {
-        "data": {"corpus": "runs/quickstart/corpus", "length": 128, "validation": 0.02},
+        "data": {"corpus": "runs/quickstart/corpus", "max_length": 128, "validation": 0.02},
         "model": {
             "backbone": {
                 "kind": "encoder",

@@ -236,8 +236,8 @@ def test_no_variation_among_the_best_anywhere_depends_on_no_task(tmp_path: Path)
 @pytest.mark.parametrize(
     "change",
     [
-        {"data": {"corpus": "other", "length": 128}},
-        {"data": {"corpus": "text", "length": 512}},
+        {"data": {"corpus": "other", "max_length": 128}},
+        {"data": {"corpus": "text", "max_length": 512}},
         {"objective": {"kind": "electra", "probability": 0.3}},
     ],
 )
@@ -251,7 +251,7 @@ def test_losses_of_other_rows_or_settings_are_other_quantities(tmp_path: Path, c
         del tree["stages"]["phrasebank"]
         (trial / "trial.json").write_text(json.dumps(tree))
         config = yaml.safe_load((trial / "pretrain" / "config.yaml").read_text())
-        config |= {"data": {"corpus": "text", "length": 128}} | (change if trial.parent.name == "changed" else {})
+        config |= {"data": {"corpus": "text", "max_length": 128}} | (change if trial.parent.name == "changed" else {})
         (trial / "pretrain" / "config.yaml").write_text(yaml.safe_dump(config))
     comparison = read_comparison(path)
     groups = comparable_variants(comparison, "pretrain")

@@ -274,13 +274,13 @@ def test_equal_settings_of_two_stages_stay_separate(tmp_path: Path) -> None:
     path = make_comparison(tmp_path / "stages", everyone=(SMALL, WIDE), seeds=1, failed=False, rows=37)
     for name, stage, radius in (("window-16", "pretrain", 16), ("window-128", "phrasebank", 128)):
         settings = {"pretrain": [f"model.attention.radius={radius}"], "phrasebank": []}
-        settings[stage].append("data.length=512")
+        settings[stage].append("data.max_length=512")
         change_trial(path / "trials" / name / "seed-0", settings=settings)
     assert lines_of(path) == {}
 
 
 def test_long_names_get_distinct_files() -> None:
-    assert slug("sections.data.length") == "sections.data.length"
+    assert slug("sections.data.max_length") == "sections.data.max_length"
     assert len({slug("x" * 50 + end) for end in ("", "a", "b")}) == 3
 
 

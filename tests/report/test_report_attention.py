@@ -34,10 +34,10 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
     "full": {"kind": "full"},
     "window": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 5}]},
     "dilated": {"kind": "sparse", "patterns": [{"kind": "window", "radius": 3, "dilation": [[1, 4], 2, 7]}]}
-    | {"everywhere": {"first": 1}},
-    "own projections": {"kind": "sparse", "everywhere": {"first": 2, "projections": True}},
+    | {"global_tokens": {"first": 1}},
+    "own projections": {"kind": "sparse", "global_tokens": {"first": 2, "projections": True}},
     "blocks": {"kind": "sparse", "patterns": [{"kind": "blocks", "size": 16}, {"kind": "random_blocks", "size": 16}]}
-    | {"everywhere": {"first": 0, "block": 16}},
+    | {"global_tokens": {"first": 0, "block": 16}},
     "permuted": {"kind": "sparse", "patterns": [{"kind": "permuted_blocks", "blocks": 5}]},
     "band": {"kind": "sparse", "patterns": [{"kind": "band", "width": 11}]},
 }
@@ -98,7 +98,7 @@ def test_parts_are_distinguished() -> None:
 @EXACT
 @pytest.mark.parametrize("causal", [False, True])
 def test_trying_an_attention_out_finds_what_it_sees(attention: dict[str, Any], causal: bool) -> None:
-    if "everywhere" in attention and attention["everywhere"].get("projections"):
+    if "global_tokens" in attention and attention["global_tokens"].get("projections"):
         pytest.skip("global tokens are computed outside of the kernel")
     config = config_of(attention, causal=causal)
     for layer, module in enumerate(build_attentions(config)):
@@ -212,7 +212,7 @@ def test_result_has_share_of_pairs_and_depth() -> None:
     assert result["all_reach_all"] is None
     assert result["reached"] == sorted(result["reached"])
     assert result["out"] is None
-    first = "model.attention.everywhere.first=1"
+    first = "model.attention.global_tokens.first=1"
     assert show_attention("electra-mini", [*words, window, first], length=31, layers=[2])["all_reach_all"] == 2
     causal = show_attention("electra-mini", ["model.causal=true"], length=31)
     assert (causal["all_reach_all"], causal["reached"]) == (1, [1.0] * 4)

@@ -180,7 +180,10 @@ def test_lengths_by_split(tmp_path: Path, finetuning: Make) -> None:
     [
         ({}, "2 LSTM layers × 256"),
         ({"cell": "gru", "bidirectional": True}, "2 GRU layers × 256, bidirectional"),
-        ({"bidirectional": True, "apart": True, "characters": {"vectors": 8}}, "bidirectional, apart, characters"),
+        (
+            {"bidirectional": True, "independent_directions": True, "characters": {"vectors": 8}},
+            "bidirectional, independent directions, characters",
+        ),
     ],
 )
 def test_recurrent_architecture_names_its_cell(
@@ -200,11 +203,11 @@ def test_nested_parts_of_an_architecture_are_words(tmp_path: Path, pretraining: 
     attention = {
         "kind": "sparse",
         "patterns": [{"kind": "window", "radius": 16, "dilation": 2}, {"kind": "random_blocks", "size": 8, "count": 1}],
-        "everywhere": {"first": 1, "block": 0, "projections": False},
+        "global_tokens": {"first": 1, "block": 0, "projections": False},
     }
     backbone = {"num_hidden_layers": 3, "hidden_size": 128, "attention": attention}
     description = architecture(dataclasses.replace(record, config={"model": backbone}, result=RunResult()))
     assert description == (
         "3 layers × 128, sparse attention (window (radius 16, dilation 2) + random blocks (size 8, count 1), "
-        "everywhere (first 1))"
+        "global_tokens (first 1))"
     )

@@ -106,7 +106,7 @@ def test_losses_of_different_terms_are_not_ranked(tmp_path: Path, pretraining: M
     assert "3.100 (b)" in words
 
 
-@pytest.mark.parametrize("change", [{"data": {"length": 64}}, {"objective": {"masked": 0.4}}])
+@pytest.mark.parametrize("change", [{"data": {"max_length": 64}}, {"objective": {"masked": 0.4}}])
 def test_losses_on_other_rows_or_of_another_masking_are_not_ranked(
     tmp_path: Path, pretraining: Make, change: dict[str, dict[str, Any]]
 ) -> None:

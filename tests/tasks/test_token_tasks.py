@@ -175,7 +175,7 @@ class TestAnswers:
 
     def test_far_tokens_see_the_question(self, tokenizer: Tokenizer) -> None:
         rows = questions(tokenizer)
-        sparse = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 1}], "everywhere": {"first": 1}}
+        sparse = {"kind": "sparse", "patterns": [{"kind": "window", "radius": 1}], "global_tokens": {"first": 1}}
         objective = QuestionAnswering().build(*base(attention=sparse, num_hidden_layers=1)).eval()
         given = question_batch([rows[0]], tokenizer.pad_id)
         other = given.input_ids.clone()

@@ -14,7 +14,7 @@ from homespun.training.config import (
     TrainConfig,
 )
 
-SCHEDULES = [LinearSchedule(), LinearSchedule(final=0.1), CosineSchedule(), CosineSchedule(warmup=0.0)]
+SCHEDULES = [LinearSchedule(), LinearSchedule(min_lr_ratio=0.1), CosineSchedule(), CosineSchedule(warmup=0.0)]
 
 
 @pytest.mark.parametrize("schedule", [*SCHEDULES, ConstantSchedule()], ids=repr)
@@ -30,7 +30,7 @@ def test_schedules_rise_to_one_and_never_rise_again(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 def test_schedules_are_annealed_at_the_end_of_the_budget(schedule):
-    assert schedule.multiplier(1.0) == pytest.approx(schedule.final)
+    assert schedule.multiplier(1.0) == pytest.approx(schedule.min_lr_ratio)
 
 
 def test_the_rate_of_t5_in_its_pretraining():

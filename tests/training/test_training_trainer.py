@@ -405,7 +405,7 @@ def test_the_smaller_micro_batch_is_kept_when_resumed(tmp_path):
 
 
 def test_out_of_memory_with_one_row_names_what_to_lower(tmp_path):
-    with pytest.raises(UserError, match=r"data\.length.*train\.gradient_checkpointing=true"):
+    with pytest.raises(UserError, match=r"data\.max_length.*train\.gradient_checkpointing=true"):
         list(make_trainer(tmp_path, train_config(), objective=Greedy(0, MemoryError())))
 
 

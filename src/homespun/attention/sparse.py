@@ -155,42 +155,44 @@ class GlobalConfig(Config):
         longest = spec.max_position_embeddings
         if self.first > longest:
             raise UserError(
-                f"everywhere.first={self.first} are more tokens than max_position_embeddings={longest}; "
+                f"global_tokens.first={self.first} are more tokens than max_position_embeddings={longest}; "
                 f"give {longest} or less"
             )
         if outside := [position for position in self.positions if position >= longest]:
             raise UserError(
-                f"everywhere.positions={outside} lie outside max_position_embeddings={longest}; "
+                f"global_tokens.positions={outside} lie outside max_position_embeddings={longest}; "
                 f"give {longest - 1} or less"
             )
         return Global(self.first, min(self.block, longest), positions=tuple(self.positions))
 
 
 class SparseAttentionConfig(Config):
-    """Exact attention under the union of ``patterns``, and global tokens where ``everywhere`` is given.
+    """Exact attention under the union of ``patterns``, and global tokens where ``global_tokens`` is given.
 
     A window, a band or a block that is longer than the longest input is one of all of it.
     """
 
     kind: Literal["sparse"] = "sparse"
     patterns: list[PatternConfig] = Field(default=[WindowConfig()], min_length=1)
-    everywhere: GlobalConfig | None = None
+    global_tokens: GlobalConfig | None = None
     supports_packing: ClassVar[bool] = True
     is_positional: ClassVar[bool] = False
 
     def build(self, spec: AttentionSpec) -> nn.Module:
         spec.check_plain("sparse")
         patterns = tuple(pattern.build(spec) for pattern in self.patterns)
-        everywhere = None if self.everywhere is None else self.everywhere.build(spec)
-        if everywhere is None and all(isinstance(pattern, RandomBlocks) and pattern.is_empty for pattern in patterns):
+        global_tokens = None if self.global_tokens is None else self.global_tokens.build(spec)
+        if global_tokens is None and all(
+            isinstance(pattern, RandomBlocks) and pattern.is_empty for pattern in patterns
+        ):
             longest = spec.max_position_embeddings
             raise UserError(
                 f"random_blocks leave no token anything to see: those of max_position_embeddings={longest} are all "
                 f"neighbours; give a size of {(longest - 1) // 2} or less, or another pattern beside them"
             )
-        sparse = Sparse(patterns, everywhere)
-        if self.everywhere is not None and self.everywhere.projections:
-            spec.check_own_projections("sparse (everywhere.projections)")
+        sparse = Sparse(patterns, global_tokens)
+        if self.global_tokens is not None and self.global_tokens.projections:
+            spec.check_own_projections("sparse (global_tokens.projections)")
             return GlobalAttention(spec.hidden_size, spec.num_attention_heads, sparse, dropout=spec.dropout)
         kernel = Blocked(sparse, dropout=spec.dropout)
         return spec.multi_head(kernel)

@@ -11,29 +11,29 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from homespun.cli.compare import baselines, compare, measure
+from homespun.cli.compare import baselines, benchmark, compare
 from homespun.cli.convert import convert, export
 from homespun.cli.distill import distill_app
+from homespun.cli.few_shot import few_shot
 from homespun.cli.generate import generate, summarize
 from homespun.cli.options import (
     Columns,
     CommandGroup,
     DataSet,
     Encoding,
+    Generation,
     Input,
     Json,
     Out,
     Overrides,
     Resume,
     StartingVectors,
-    Writing,
     parse_overrides,
     print_result,
     print_run_result,
     split_list,
 )
 from homespun.cli.plan import plan
-from homespun.cli.prompt import prompt
 from homespun.cli.recipes import recipes_app
 from homespun.cli.show import show_app
 from homespun.cli.text import corpus_app, tokenizer_app
@@ -63,9 +63,9 @@ app.command(short_help="Export a model to ONNX, and check the file.")(export)
 app.command()(generate)
 app.command(short_help="Summarise texts with a fine-tuned model.")(summarize)
 app.command(short_help="Predict memory and time of a recipe.")(plan)
-app.command(short_help="Evaluate zero- and few-shot prompting.")(prompt)
+app.command(short_help="Evaluate zero- and few-shot prompting.")(few_shot)
 app.command()(compare)
-app.command(short_help="Measure latency and memory of a model.")(measure)
+app.command(short_help="Measure latency and memory of a model.")(benchmark)
 app.command()(baselines)
 
 Model = Annotated[str, typer.Argument(help="Fine-tuned model: run, model folder, Hugging Face folder or hub name.")]
@@ -154,7 +154,7 @@ def evaluate(
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     label: Annotated[str | None, typer.Option("--label-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
-    writing: Writing = None,
+    generation: Generation = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -163,7 +163,7 @@ def evaluate(
     from homespun.commands.predict import evaluate as command
 
     given: dict[str, Any] = {"encoding": encoding, "columns": split_list(columns), "data_set": data_set}
-    metrics = command(run, data, text=text, label=label, **given, writing=parse_overrides(writing))
+    metrics = command(run, data, text=text, label=label, **given, generation=parse_overrides(generation))
     if as_json:
         print_result(metrics, as_json)
         return
@@ -179,7 +179,7 @@ def predict(
     out: Annotated[Path, typer.Option("--out", help="Output file, .jsonl or .csv.")],
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
-    writing: Writing = None,
+    generation: Generation = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -200,7 +200,7 @@ def predict(
             encoding=encoding,
             columns=split_list(columns),
             data_set=data_set,
-            writing=parse_overrides(writing),
+            generation=parse_overrides(generation),
             progress=counter(display, "predicting", read_progress),
             read_progress=read_progress,
         )

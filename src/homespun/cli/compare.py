@@ -1,4 +1,4 @@
-"""Commands `homespun compare`, `measure` and `baselines`."""
+"""Commands `homespun compare`, `benchmark` and `baselines`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def compare(
     recipe: Annotated[str, typer.Argument(help="Comparison recipe: name or .yaml file of kind compare.")],
     overrides: Overrides = None,
     out: Out = Path("runs/compare"),
-    slots: Annotated[
+    max_parallel: Annotated[
         int | None,
-        typer.Option("--slots", help="Concurrent trials, sharing the threads; default: the recipe's, or 1."),
+        typer.Option("--max-parallel", help="Concurrent trials, sharing the threads; default: the recipe's, or 1."),
     ] = None,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again.")] = False,
     on_ray: Annotated[
@@ -41,7 +41,7 @@ def compare(
         result = run_comparison(
             compare_recipe(recipe, overrides or ()),
             out,
-            slots=slots,
+            max_parallel=max_parallel,
             retry_failed=retry_failed,
             on_ray=on_ray,
             display=display,
@@ -58,14 +58,14 @@ def compare(
         raise typer.Exit(1)
 
 
-def measure(
+def benchmark(
     run: Annotated[str, typer.Argument(help="Run, model folder, Hugging Face folder or hub name.")],
     lengths: Annotated[str, typer.Option("--lengths", help="Comma-separated input lengths in tokens.")] = "128,512",
     batch_size: Annotated[int, typer.Option("--batch-size", help="Texts per batch.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Measure latency and memory of inference by input length."""
-    from homespun.commands.measure import measure as command
+    from homespun.commands.benchmark import benchmark as command
 
     words = split_list(lengths) or []
     if not all(word.isdecimal() for word in words):

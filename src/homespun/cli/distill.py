@@ -27,8 +27,9 @@ def distill_pretrain(
     overrides: Overrides = None,
     start_from: Student = None,
     layers: Layers = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Initialise the recipe's model at random instead of from teacher layers.")
+    from_scratch: Annotated[
+        bool,
+        typer.Option("--from-scratch", help="Initialise the recipe's model at random instead of from teacher layers."),
     ] = False,
     out: Out = Path("runs/distil"),
     resume: Resume = False,
@@ -40,7 +41,7 @@ def distill_pretrain(
     from homespun.commands.recipe import pretrain_recipe
     from homespun.report.console import Display
 
-    of_recipe, changes = (overrides or [], {}) if fresh else split_overrides(overrides or [])
+    of_recipe, changes = (overrides or [], {}) if from_scratch else split_overrides(overrides or [])
     with Display(json=as_json) as display:
         result = command(
             pretrain_recipe(recipe, of_recipe),
@@ -49,7 +50,7 @@ def distill_pretrain(
             start_from=start_from,
             layers=_parse_layers(layers),
             changes=changes,
-            fresh=fresh,
+            from_scratch=from_scratch,
             resume=resume,
             display=display,
         )

@@ -11,9 +11,9 @@ from homespun.cli.options import (
     Columns,
     DataSet,
     Encoding,
+    Generation,
     Input,
     Json,
-    Writing,
     parse_overrides,
     print_result,
     split_list,
@@ -139,7 +139,7 @@ def summarize(
     ] = None,
     text: Annotated[list[str] | None, typer.Option("--text-field", help="Column; default: as in training.")] = None,
     data_set: DataSet = None,
-    writing: Writing = None,
+    generation: Generation = None,
     encoding: Encoding = None,
     columns: Columns = None,
     as_json: Json = False,
@@ -152,7 +152,7 @@ def summarize(
     from homespun.text.sources import ReadProgress
 
     given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": split_list(columns), "data_set": data_set}
-    given["writing"] = parse_overrides(writing)
+    given["generation"] = parse_overrides(generation)
     if out is None:
         written = summaries(run, inputs, **given)
         if as_json:

@@ -32,10 +32,10 @@ Resume = Annotated[bool, typer.Option("--resume", help="Resume a stopped run, or
 DataSet = Annotated[
     str | None, typer.Option("--data-set", help="Data set whose prefix to use, of several in training (`data.sets`).")
 ]
-Writing = Annotated[
+Generation = Annotated[
     list[str] | None,
     typer.Option(
-        "--writing", metavar="KEY=VALUE", help="Generation setting, such as num_beams=4; default: as in training."
+        "--generation", metavar="KEY=VALUE", help="Generation setting, such as num_beams=4; default: as in training."
     ),
 ]
 StartingVectors = Annotated[
@@ -51,8 +51,8 @@ _REMOVED_COMMANDS = {
 
 SECTIONS = {
     "Main path": ("quickstart", "tokenizer", "corpus", "pretrain", "finetune", "evaluate", "predict"),
-    "Further steps": ("plan", "compare", "distill", "generate", "summarize", "prompt", "vectors"),
-    "Tools": ("recipes", "show", "report", "baselines", "measure", "convert", "export", "doctor"),
+    "Further steps": ("plan", "compare", "distill", "generate", "summarize", "few-shot", "vectors"),
+    "Tools": ("recipes", "show", "report", "baselines", "benchmark", "convert", "export", "doctor"),
 }
 """Commands of ``homespun --help``, by section and in this order."""
 

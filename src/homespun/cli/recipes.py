@@ -18,7 +18,7 @@ def recipes_list(as_json: Json = False) -> None:
     from homespun.commands.recipe import comparison_names, recipe_names, recipe_tree
 
     rows, comparisons = (
-        {name: str(recipe_tree(name).get("about", "")) for name in names}
+        {name: str(recipe_tree(name).get("description", "")) for name in names}
         for names in (recipe_names(), comparison_names())
     )
     print_result({"recipes": rows, "comparisons": comparisons} if as_json else rows | comparisons, as_json)

@@ -90,7 +90,7 @@ def vectors_map(
     out: Annotated[Path, typer.Option("--out", help="Output file, .png or .svg.")],
     words: Annotated[str | None, typer.Option("--words", help="Comma-separated words to plot.")] = None,
     top: Annotated[int | None, typer.Option("--top", help="Number of most frequent words to plot.")] = None,
-    how: Annotated[str, typer.Option("--how", help="Projection: pca or tsne.")] = "pca",
+    method: Annotated[str, typer.Option("--method", help="Projection: pca or tsne.")] = "pca",
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -101,7 +101,12 @@ def vectors_map(
 
     print_result(
         map_vectors(
-            vectors, out, words=split_list(words), top=top, how=check_choice(how, PROJECTIONS, "--how"), seed=seed
+            vectors,
+            out,
+            words=split_list(words),
+            top=top,
+            method=check_choice(method, PROJECTIONS, "--method"),
+            seed=seed,
         ),
         as_json,
     )
@@ -121,8 +126,8 @@ def vectors_convert(
     print_result({"vectors": str(out), "words": len(opened), "size": opened.size}, as_json)
 
 
-@vectors_app.command("begin", short_help="Write an untrained model with word vectors.")
-def vectors_begin(
+@vectors_app.command("init-model", short_help="Write an untrained model with word vectors.")
+def vectors_init_model(
     recipe: Annotated[str, typer.Argument(help="Pretraining recipe with the model: name or .yaml file.")],
     vectors: Annotated[Path, typer.Option("--vectors", help="Word vectors to initialise the embeddings with.")],
     tokenizer: Annotated[Path, typer.Option("--tokenizer", help="Folder or tokenizer.json.")],

@@ -16,14 +16,14 @@ from homespun.training.run import Run
 
 # by kind of data, what says how much of it a model is given, and how it writes
 _MODEL_FIELDS = {
-    "texts": {"length", "long_inputs"},
-    "pairs": {"length"},
-    "sentences": {"length", "context"},
-    "tags": {"length", "stride"},
-    "questions": {"length", "stride", "question_length", "max_answer_length", "n_best", "null_threshold"},
-    "pairs_of_texts": {"source_length", "target_length", "prefix", "separator", "writing"},
+    "texts": {"max_length", "truncation"},
+    "sentence_pairs": {"max_length"},
+    "sentences": {"max_length", "context"},
+    "token_labels": {"max_length", "stride"},
+    "questions": {"max_length", "stride", "max_question_length", "max_answer_length", "n_best", "null_threshold"},
+    "source_target": {"max_source_length", "max_target_length", "prefix", "separator", "generation"},
 }
-_TRUTH_FIELDS = {"kind", "range", "outside", "levels"}  # what of an objective says what the truth is
+_TRUTH_FIELDS = {"kind", "range", "out_of_range", "levels"}  # what of an objective says what the truth is
 
 
 def measure_baselines(
@@ -75,5 +75,5 @@ def baseline_settings(recipe: FinetuneRecipe) -> dict[str, Any]:
         "data": data.model_dump(mode="json", exclude=_MODEL_FIELDS[data.kind]),
         "objective": objective.model_dump(mode="json", include=_TRUTH_FIELDS),
         "folds": recipe.folds,
-        "examples": recipe.examples,
+        "train_sizes": recipe.train_sizes,
     }

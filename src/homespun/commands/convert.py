@@ -125,7 +125,7 @@ def compare(
 def _global_by_itself(backbone: BackboneConfig) -> int:
     """Number of tokens at the start of a text that are always global."""
     match backbone.stacks[0]:
-        case EncoderConfig(attention=SparseAttentionConfig(everywhere=GlobalConfig(first=first))):
+        case EncoderConfig(attention=SparseAttentionConfig(global_tokens=GlobalConfig(first=first))):
             return first
     return 0
 

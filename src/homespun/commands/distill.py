@@ -50,7 +50,7 @@ def distill(
     start_from: str | None = None,
     layers: Sequence[int] | None = None,
     changes: Mapping[str, Any] | None = None,
-    fresh: bool = False,
+    from_scratch: bool = False,
     resume: bool = False,
     display: Display | None = None,
 ) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def distill(
             changes than those of the student of a run that goes on, something else in one of these folders, and what
             the jobs raise.
     """
-    _check(recipe, start_from, layers, changes, fresh=fresh)
+    _check(recipe, start_from, layers, changes, from_scratch=from_scratch)
     if unmeasured := _unmeasured(recipe):
         logger.warning("the qualities of teacher and student will not be compared: %s", unmeasured)
     path, stored = Path(out), open_model(teacher)
@@ -90,7 +90,7 @@ def distill(
         initial_models[source] = stored, {"--teacher": given}
     recipe = with_teacher(recipe, str(source))
     student, chosen = start_from, None
-    if student is None and not fresh:
+    if student is None and not from_scratch:
         made, origins = build_student(stored, layers=layers, changes=changes)
         folder, chosen = _sibling_folder(path, "student"), list(origins.layers)
         if folder.resolve() == source.resolve():
@@ -114,7 +114,7 @@ def distill(
     result: dict[str, Any] = json.loads((path / "result.json").read_text(encoding="utf-8"))
     summary["quality"] = _quality(recipe, stored, learned, result, context.device)
     summary |= {"quality_why": unmeasured} if unmeasured else {}
-    summary["speed"] = compare_speed(stored, learned, length=int(learned.task["length"]), device=context.device)
+    summary["speed"] = compare_speed(stored, learned, length=int(learned.task["max_length"]), device=context.device)
     result["distillation"] = summary
     Run(path).write_result(result)
     write_report([path], path / "report", title=f"Distillation: {path.name}")
@@ -148,14 +148,16 @@ def _check(
     layers: Sequence[int] | None,
     changes: Mapping[str, Any] | None,
     *,
-    fresh: bool,
+    from_scratch: bool,
 ) -> None:
-    if fresh and (layers is not None or start_from is not None or changes):
+    if from_scratch and (layers is not None or start_from is not None or changes):
         raise UserError(
-            "--fresh draws the recipe's model; leave out --from, --layers and changes to a teacher's layers"
+            "--from-scratch draws the recipe's model; leave out --from, --layers and changes to a teacher's layers"
         )
-    if fresh and isinstance(recipe, FinetuneRecipe):
-        raise UserError("a fresh model is pretrained first: homespun distill pretrain ... --fresh, then give --from it")
+    if from_scratch and isinstance(recipe, FinetuneRecipe):
+        raise UserError(
+            "a fresh model is pretrained first: homespun distill pretrain ... --from-scratch, then give --from it"
+        )
     if start_from is not None and (layers is not None or changes):
         raise UserError("--from gives the student as it is; leave out --layers and model.KEY=VALUE")
 

@@ -94,7 +94,7 @@ def finetune(
         baselines = _baselines(inputs.task, inputs.trials, run.path)
         result["baselines"] = baselines[inputs.most]
         line.update(1.0)
-    if recipe.examples is not None:
+    if recipe.train_sizes is not None:
         result["curve"] = _curve(inputs.trials, trained, baselines if recipe.baselines else {})
     result = validate_result(result)
     run.write_result(result)

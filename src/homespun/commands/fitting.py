@@ -19,7 +19,7 @@ def with_backbone(recipe: PretrainRecipe, tokenizer: Tokenizer, start: Start | N
     Raises:
         UserError: see `with_vocabulary`.
     """
-    length = recipe.data.length
+    length = recipe.data.max_length
     backbone = with_vocabulary(
         recipe.backbone.with_seed(recipe.train.seed) if start is None else start.backbone,
         tokenizer,
@@ -79,12 +79,12 @@ def pretraining_rows(recipe: PretrainRecipe, corpus: Corpus) -> tuple[Rows, Rows
     data, seed = recipe.data, recipe.train.seed
     training, held_out = corpus.split(data.validation, data.split_seed)
     tokens = int(corpus.lengths[training].sum())
-    if tokens < data.length:
+    if tokens < data.max_length:
         raise UserError(
-            f"{tokens:,} tokens to train on do not fill one row of data.length={data.length}; give more text"
+            f"{tokens:,} tokens to train on do not fill one row of data.max_length={data.max_length}; give more text"
         )
-    rows = recipe.objective.rows(corpus, training, length=data.length, seed=seed)
-    validation = recipe.objective.rows(corpus, held_out, length=data.length, seed=data.split_seed)
+    rows = recipe.objective.rows(corpus, training, length=data.max_length, seed=seed)
+    validation = recipe.objective.rows(corpus, held_out, length=data.max_length, seed=data.split_seed)
     if mixes_documents(recipe):
         rows, validation = UnsegmentedRows(rows), UnsegmentedRows(validation)
     return rows, FirstRows(validation, data.validation_rows)

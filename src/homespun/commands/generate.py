@@ -83,7 +83,7 @@ def summarize(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
-    writing: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
 ) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def summarize(
     stored = _open_text_writer(run)
     given: dict[str, Any] = {"text": text, "encoding": encoding, "columns": columns, "data_set": data_set}
     return predict(
-        run, inputs, out, **given, writing=writing, stored=stored, progress=progress, read_progress=read_progress
+        run, inputs, out, **given, generation=generation, stored=stored, progress=progress, read_progress=read_progress
     )
 
 
@@ -107,7 +107,7 @@ def summaries(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
-    writing: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
 ) -> Iterator[str]:
     """The texts alone, in the order of the records of ``inputs``, as they are written.
 
@@ -116,7 +116,7 @@ def summaries(
     """
     stored = _open_text_writer(run)
     task = stored_task(
-        stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set, writing=writing
+        stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set, generation=generation
     )
     empty = True
     for _, prediction in predict_records(stored, task, inputs, encoding):
@@ -128,7 +128,7 @@ def summaries(
 
 def _open_text_writer(run: str) -> ModelBundle:
     stored = open_model(run)
-    if stored.task.get("kind") != "text_to_text":
+    if stored.task.get("kind") != "seq2seq":
         raise UserError(
             f"{run} was not fine-tuned to write of texts; take a run of homespun finetune summarize, or homespun "
             f"generate for a model that goes on with them, or homespun predict for a classifier"

@@ -26,7 +26,7 @@ from homespun.training.precision import choose_precision
 
 _SMALL: dict[str, JsonValue] = {
     "kind": "pretrain",
-    "data": {"length": 32},
+    "data": {"max_length": 32},
     "model": {"preset": "bert-tiny", "vocab_size": 1000},
     "objective": {"kind": "mlm"},
     "train": {"batch_size": 2, "budget": {"steps": 3}},

@@ -30,13 +30,13 @@ def evaluate(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
-    writing: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
 ) -> Metrics:
     """Evaluate a fine-tuned model on labelled examples; returns metrics and counts.
 
     Columns are those it was trained with where not given. A model that learned from several data sets, each with its
-    prefix, is measured on one of them, ``data_set``. Texts are written as in its training but for ``writing``, such as
-    ``{"num_beams": 4}``.
+    prefix, is measured on one of them, ``data_set``. Texts are written as in its training but for ``generation``, such
+    as ``{"num_beams": 4}``.
 
     Raises:
         UserError: a model that was not fine-tuned, no such column or data set, a label unseen in training.
@@ -50,7 +50,7 @@ def evaluate(
         encoding=encoding,
         columns=columns,
         data_set=data_set,
-        writing=writing,
+        generation=generation,
     )
     examples = task.data.read_files(data)
     with prefix_errors(data):
@@ -59,7 +59,7 @@ def evaluate(
     measured = task.measure(stored.model, rows, batch_size=_BATCH)
     fields = {name: value for name, value in task.result_fields().items() if name != "labels"}
     counts: dict[str, int] = rows.counts
-    return measured.metrics | counts | {"length": stored.task.get("length")} | fields
+    return measured.metrics | counts | {"length": stored.task.get("max_length")} | fields
 
 
 def predict(
@@ -71,7 +71,7 @@ def predict(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
-    writing: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
     stored: ModelBundle | None = None,
     progress: Progress | None = None,
     read_progress: ReadProgress | None = None,
@@ -79,7 +79,7 @@ def predict(
     """Write predictions for the records of ``inputs`` into ``out`` (.jsonl or .csv), each with its record.
 
     Each text is read as in the training, that of ``data_set`` where a model learned from several, and written as there
-    but for ``writing``; the file is written as `homespun.commands.predictions.write_predictions` does.
+    but for ``generation``; the file is written as `homespun.commands.predictions.write_predictions` does.
     ``stored`` is the model of ``run``, where it is open already.
 
     Returns:
@@ -94,7 +94,7 @@ def predict(
         raise UserError(f"--out must end in .jsonl or .csv, not {path.name!r}")
     stored = open_model(run) if stored is None else stored
     task = stored_task(
-        stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set, writing=writing
+        stored, source=run, text=text, encoding=encoding, columns=columns, data_set=data_set, generation=generation
     )
     counts: dict[str, int] = {} if stored.labels is None else dict.fromkeys(stored.labels.names, 0)
     truncated = 0
@@ -117,7 +117,10 @@ def predict(
         raise UserError(f"{', '.join(inputs)} holds no rows to predict")
     result: dict[str, Any] = {"out": str(path), "rows": rows, "truncated": truncated}
     return (
-        result | {"length": stored.task.get("length")} | task.result_fields() | ({"labels": counts} if counts else {})
+        result
+        | {"length": stored.task.get("max_length")}
+        | task.result_fields()
+        | ({"labels": counts} if counts else {})
     )
 
 

@@ -100,7 +100,7 @@ def check_pretraining(
     if from_scratch and reach.tokens:
         parameters = _parameters(objective)
         found.append(_size_warning(recipe, config.backbone, parameters, reach, work, machine))
-        if not recipe.objective.target_length(recipe.data.length):
+        if not recipe.objective.target_length(recipe.data.max_length):
             expected = forecast_loss(
                 config.backbone,
                 objective=recipe.objective.kind,

@@ -303,7 +303,7 @@ def _save(run: Run, setup: _Setup, inputs: _Inputs) -> Tree:
     """Save ``model/`` and ``hf/``; returns the report of the export."""
     model, config = setup.export_model()
     tokenizer, base = inputs.corpus.tokenizer, None if inputs.start is None else inputs.start.source
-    save_model(run.path / "model", model, config, tokenizer, task={"length": setup.recipe.data.length})
+    save_model(run.path / "model", model, config, tokenizer, task={"max_length": setup.recipe.data.max_length})
     return export_run(run.path, model, config, tokenizer, base_model=base)
 
 

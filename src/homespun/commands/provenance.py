@@ -26,7 +26,7 @@ from homespun.vectors.word_vectors import WordVectors
 
 R = TypeVar("R", PretrainRecipe, FinetuneRecipe)
 
-FILE = "begun.json"
+FILE = "inputs.json"
 
 
 class InitialWeights(Config):

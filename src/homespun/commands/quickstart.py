@@ -32,14 +32,14 @@ from homespun.training.precision import multiplies_faster_in_bf16
 
 CANDIDATES = {
     "full": [],
-    "longformer": ["model.attention={kind: sparse, patterns: [{kind: window, radius: 16}], everywhere: {first: 1}}"],
+    "longformer": ["model.attention={kind: sparse, patterns: [{kind: window, radius: 16}], global_tokens: {first: 1}}"],
     "bigbird": [
-        "model.attention={kind: sparse, everywhere: {first: 0, block: 16}, "
+        "model.attention={kind: sparse, global_tokens: {first: 0, block: 16}, "
         "patterns: [{kind: blocks, size: 16}, {kind: random_blocks, size: 16, count: 1}]}"
     ],
     "performer": ["model.attention={kind: performer, num_features: 64}"],
     "reversible-dilated": [
-        "model.attention={kind: sparse, patterns: [{kind: window, radius: 8, dilation: 2}], everywhere: {first: 1}}",
+        "model.attention={kind: sparse, patterns: [{kind: window, radius: 8, dilation: 2}], global_tokens: {first: 1}}",
         "model.residual.kind=reversible",
     ],
 }
@@ -141,7 +141,7 @@ def quickstart(out: str | Path, *, seconds: float = 330.0, display: Display | No
             f"data.train={out / 'train.jsonl'}",
             f"data.test={out / 'test.jsonl'}",
             "data.label=package",
-            f"data.length={LENGTH}",
+            f"data.max_length={LENGTH}",
             f"train.precision={_precision()}",
             f"train.budget.time={FINETUNING}",
             "train.budget.epochs=4",

@@ -31,7 +31,7 @@ class CorpusData(Config):
     """Corpus and rows of a pretraining."""
 
     corpus: str = Field(default="", description="folder made by `homespun corpus build`")
-    length: int = Field(default=128, ge=8, description="tokens in a row, special tokens included")
+    max_length: int = Field(default=128, ge=8, description="tokens in a row, special tokens included")
     validation: float = Field(default=0.02, gt=0, lt=0.5, description="share of the documents held out")
     split_seed: int = Field(
         default=0, ge=0, description="seed of the held-out documents and of their masks, independent of train.seed"
@@ -58,7 +58,7 @@ class PretrainRecipe(Config):
     """Pretraining: a corpus, a model, an objective, a training plan."""
 
     kind: Literal["pretrain"] = "pretrain"
-    about: str = Field(default="", description="purpose, in one line")
+    description: str = Field(default="", description="purpose, in one line")
     data: CorpusData = CorpusData()
     model: RecipeModel
     embeddings: Literal["random", "cooccurrence"] = Field(
@@ -73,7 +73,7 @@ class PretrainRecipe(Config):
     @classmethod
     def _default_streams(cls, tree: Any) -> Any:
         objective, train = (tree.get(name) if isinstance(tree, dict) else None for name in ("objective", "train"))
-        if not isinstance(objective, dict) or not isinstance(train, dict) or objective.get("kind") != "streamed_clm":
+        if not isinstance(objective, dict) or not isinstance(train, dict) or objective.get("kind") != "stateful_clm":
             return tree
         rows = train.get("batch_size", TrainConfig.model_fields["batch_size"].default)
         return tree | {"objective": {"streams": rows} | {k: v for k, v in objective.items() if k != "streams" or v}}
@@ -104,17 +104,17 @@ class FinetuneRecipe(Config):
     """Fine-tuning: data, what is learned from it on a pretrained backbone, a training plan."""
 
     kind: Literal["finetune"] = "finetune"
-    about: str = Field(default="", description="purpose, in one line")
+    description: str = Field(default="", description="purpose, in one line")
     data: FinetuneData = LabelledData()
     objective: FinetuneObjective = Classification()
     train: TrainConfig
     seeds: int = Field(default=1, ge=1, description="number of seeds to repeat with; mean and deviation are reported")
     folds: int | None = Field(default=None, ge=2, description="number of cross-validation folds, instead of a test set")
-    examples: list[Annotated[int, Field(ge=1)] | Literal["all"]] | None = Field(
+    train_sizes: list[Annotated[int, Field(ge=1)] | Literal["all"]] | None = Field(
         default=None, min_length=1, description="numbers of training examples, each trained in turn: [10, 100, all]"
     )
     baselines: bool = Field(default=True, description="measure baselines")
-    tuning: Calibration = Field(
+    calibration: Calibration = Field(
         default=Calibration(), description="calibration on the validation examples after training"
     )
 

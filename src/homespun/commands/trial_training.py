@@ -166,7 +166,7 @@ def _evaluate(
     model, config = setup.export_model()
     calibrated = CalibratedTask(task, {})
     if setup.calibrate is not None and trial.test is not None:
-        calibrated = setup.calibrate(parts[1], prepared.recipe.tuning, rows_that_fit(trainer))
+        calibrated = setup.calibrate(parts[1], prepared.recipe.calibration, rows_that_fit(trainer))
     tokenizer, labels = start_from.stored.tokenizer, task.labels
     save_model(run.path / "model", model, config, tokenizer, labels=labels, task=calibrated.task.to_metadata())
     export = export_run(run.path, model, config, tokenizer, labels=labels, base_model=start_from.name)

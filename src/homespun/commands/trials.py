@@ -126,15 +126,15 @@ def _take(examples: Sequence[Any], rows: Rows) -> list[Any]:
 
 def _sizes(recipe: FinetuneRecipe, available: int) -> dict[int | None, int | None]:
     """Sizes, with the number of examples of a fold that each takes; ``None``: all."""
-    if recipe.examples is None:
+    if recipe.train_sizes is None:
         return {None: None}
-    given = sorted({size for size in recipe.examples if isinstance(size, int)})
+    given = sorted({size for size in recipe.train_sizes if isinstance(size, int)})
     if given and given[-1] > available:
         raise UserError(
-            f"examples={given[-1]}, but there are {available} to train with; give that many at most, or write all"
+            f"train_sizes={given[-1]}, but there are {available} to train with; give that many at most, or write all"
         )
     sizes: dict[int | None, int | None] = {size: size for size in given}
-    if "all" in recipe.examples:
+    if "all" in recipe.train_sizes:
         sizes[available] = None
     return sizes
 

@@ -175,7 +175,7 @@ def map_vectors(
     *,
     words: Sequence[str] | None = None,
     top: int | None = None,
-    how: Projection = "pca",
+    method: Projection = "pca",
     seed: int = 0,
 ) -> dict[str, Any]:
     """Draw words in a plane, into the .png or .svg file ``out``.
@@ -185,7 +185,7 @@ def map_vectors(
         out: the picture.
         words: which; or
         top: so many of the most frequent that have a letter in them.
-        how: see `homespun.vectors.projection.project_2d`.
+        method: see `homespun.vectors.projection.project_2d`.
         seed: of what is drawn at random.
 
     Raises:
@@ -194,14 +194,14 @@ def map_vectors(
     out = Path(out)
     if out.suffix not in (".png", ".svg"):
         raise UserError(f"--out is a .png or .svg file, not {out}")
-    if how not in PROJECTIONS:
-        raise UserError(f"words are laid out by {' or '.join(PROJECTIONS)}, not {how!r}")
+    if method not in PROJECTIONS:
+        raise UserError(f"words are laid out by {' or '.join(PROJECTIONS)}, not {method!r}")
     if (words is None) == (top is None):
         raise UserError("which words? give either --words a,b,c or --top N")
     opened = open_vectors(vectors)
     chosen = list(dict.fromkeys(words)) if words is not None else frequent_words(opened, top or 0)
-    positions = project_2d(opened, chosen, method=how, seed=seed)
-    names = ("first component", "second component") if how == "pca" else ("t-SNE 1", "t-SNE 2")
+    positions = project_2d(opened, chosen, method=method, seed=seed)
+    names = ("first component", "second component") if method == "pca" else ("t-SNE 1", "t-SNE 2")
     plot = draw_embeddings(
         out.stem, chosen, positions, axes_names=names, title=f"{len(chosen)} words of {Path(vectors).name}"
     )
@@ -237,8 +237,8 @@ def init_model(
         raise UserError(f"{folder} exists; give --out a new or empty folder")
     opened = open_vectors(vectors)
     torch.manual_seed(read.train.seed)
-    config = ModelConfig(backbone=with_vocabulary(read.backbone, loaded, read.data.length))
+    config = ModelConfig(backbone=with_vocabulary(read.backbone, loaded, read.data.max_length))
     model = config.build()
     initialized = init_embeddings(model, loaded, opened, source=str(vectors)).summary()
-    save_model(folder, model, config, loaded, task={"length": read.data.length, "vectors": initialized})
+    save_model(folder, model, config, loaded, task={"max_length": read.data.max_length, "vectors": initialized})
     return {"model": str(folder), "parameters": sum(p.numel() for p in model.parameters()), "vectors": initialized}

@@ -135,7 +135,7 @@ def made_up_corpus(recipe: PretrainRecipe) -> Iterator[Corpus]:
     vocabulary = recipe.model.vocab_size or MADE_UP_VOCABULARY
     words = max(vocabulary - _SENTINELS, 16)
     tokenizer = with_sentinels(made_up_tokenizer(words), vocabulary - words)
-    length = recipe.data.length
+    length = recipe.data.max_length
     count = min(2 * recipe.train.batch_size + 64, max(64, _MADE_UP_TOKENS // length))
     texts = itertools.islice(made_up_texts(words, tokens=length), count)
     with tempfile.TemporaryDirectory(prefix="homespun-plan-") as folder:

@@ -155,7 +155,7 @@ def _build(trial: Trial, reader: _Reader) -> None:
     model: ModelBundle | None = None
     search = trial.recipe.search
     for stage in trial.stages:
-        measure = search.measure if search is not None and stage.name == trial.recipe.searched else ""
+        measure = search.metric if search is not None and stage.name == trial.recipe.searched else ""
         if stage.kind == "pretrain":
             model = _pretrained(stage, reader, measure)
         else:
@@ -179,7 +179,7 @@ def _pretrained(stage: Stage, reader: _Reader, measure: str) -> ModelBundle:
         begin = open_start(
             stage.start_from, corpus.tokenizer, corpus=recipe.data.corpus, changes=changes, generator=None
         )
-    length = recipe.data.length
+    length = recipe.data.max_length
     backbone = with_vocabulary(
         recipe.backbone if begin is None else begin.backbone,
         corpus.tokenizer,
@@ -212,12 +212,12 @@ def _passes(recipe: PretrainRecipe, reader: _Reader) -> list[str]:
     data, corpus = recipe.data, reader.corpus(recipe.data.corpus)
     training, held_out = reader.split(data)
     total = int(corpus.lengths[training].sum())
-    if total < data.length:
-        raise UserError(f"{data.corpus} has {total:,} tokens to train on, less than one row of {data.length}")
+    if total < data.max_length:
+        raise UserError(f"{data.corpus} has {total:,} tokens to train on, less than one row of {data.max_length}")
     # the rows of training are many, and are made alike
-    recipe.objective.rows(corpus, held_out, length=data.length, seed=data.split_seed)
+    recipe.objective.rows(corpus, held_out, length=data.max_length, seed=data.split_seed)
     budget = recipe.train.budget
-    rows = recipe.train.batch_size * recipe.data.length
+    rows = recipe.train.batch_size * recipe.data.max_length
     requested = [("tokens", budget.tokens), ("steps", None if budget.steps is None else budget.steps * rows)]
     return [
         f"{given} of the budget come to {tokens / total:,.1f} passes over {recipe.data.corpus}, which has {total:,} "
@@ -232,7 +232,7 @@ def _check_measures(
 ) -> None:
     """Refuse what the validation does not measure, to choose a checkpoint by, or settings."""
     check_best_metric(recipe.train.best_metric, recipe.objective.kind, metrics, labels)
-    check_best_metric(measure or "loss", recipe.objective.kind, metrics, labels, key="search.measure")
+    check_best_metric(measure or "loss", recipe.objective.kind, metrics, labels, key="search.metric")
 
 
 def _finetuned(stage: Stage, begin: ModelBundle, reader: _Reader, measure: str) -> None:

@@ -96,7 +96,7 @@ def share_of_run(run: Path) -> float:
 
 def _trainings(config: Path) -> int:
     recipe = read_yaml(config)
-    return int(recipe.get("seeds") or 1) * int(recipe.get("folds") or 1) * len(recipe.get("examples") or [None])
+    return int(recipe.get("seeds") or 1) * int(recipe.get("folds") or 1) * len(recipe.get("train_sizes") or [None])
 
 
 def _share_of_training(run: Path) -> float:

@@ -65,7 +65,7 @@ class FinetuneStage(Config):
 class Variation(Config):
     """What one line of the comparison has of its own."""
 
-    about: str = ""
+    description: str = ""
     start_from: str | None = Field(default=None, description="fine-tune this model, in place of pretraining one")
     pretrain: Settings = Field(default={}, description="changes to pretraining; `recipe`, `start_from`, `vectors` too")
     finetune: Settings = Field(default={}, description="changes to every task; `recipe` too")
@@ -78,7 +78,7 @@ class Range(Config):
     low: FiniteFloat
     high: FiniteFloat
     log: bool = Field(default=False, description="by powers, as learning rates are")
-    whole: bool = Field(default=False, description="whole numbers only")
+    integer: bool = Field(default=False, description="whole numbers only")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Range:
@@ -87,13 +87,13 @@ class Range(Config):
         if self.log and self.low <= 0:
             raise ValueError(f"low={self.low:g} must be above zero where log is true; raise it, or leave log out")
         for name, end in (("low", self.low), ("high", self.high)):
-            if self.whole and not end.is_integer():
-                raise ValueError(f"{name}={end:g} must be whole where whole is true; change it, or leave whole out")
+            if self.integer and not end.is_integer():
+                raise ValueError(f"{name}={end:g} must be whole where integer is true; change it, or leave integer out")
         return self
 
     def samples(self) -> list[int | float]:
         """Both ends, and a number between them: none that is whole, where not only these are searched."""
-        if self.whole:
+        if self.integer:
             return [int(self.low), int(self.high)]
         middle = (self.low + self.high) / 2
         return [self.low, middle + 0.5 if self.low.is_integer() and middle.is_integer() else middle, self.high]
@@ -130,7 +130,7 @@ class Search(Config):
     )
     trials: int = Field(default=16, ge=1, description="of each variation")
     task: str = Field(default="", description="the task whose validation counts; the first, or else pretraining")
-    measure: str = Field(default="", description="of that validation, such as macro_f1; its loss if not given")
+    metric: str = Field(default="", description="of that validation, such as macro_f1; its loss if not given")
     storage: str = Field(default="", description="of Optuna, to share with other machines; sqlite in the folder if not")
     seed: int = Field(default=0, ge=0, description="of the sampler")
 
@@ -141,7 +141,7 @@ class Search(Config):
         return [first, *(first | {key: value} for key, samples in values.items() for value in samples[1:])]
 
 
-class Measuring(Config):
+class BenchmarkSettings(Config):
     """What a trial's model is measured for in inference."""
 
     lengths: list[int] = Field(default=[128, 512], description="tokens a text; a model leaves out those beyond it")
@@ -152,7 +152,7 @@ class CompareRecipe(Config):
     """A comparison: stages, variations, a grid, a budget, seeds."""
 
     kind: Literal["compare"] = "compare"
-    about: str = Field(default="", description="one line on what this comparison is to tell")
+    description: str = Field(default="", description="one line on what this comparison is to tell")
     pretrain: PretrainStage | None = None
     finetune: Annotated[dict[str, FinetuneStage], AfterValidator(_tasks)] = Field(default={}, description="by task")
     start_from: str | None = Field(default=None, description="model to fine-tune, where there is no pretraining")
@@ -166,9 +166,9 @@ class CompareRecipe(Config):
     seeds: int = Field(default=3, ge=1, description="repetitions of each variation")
     first_seed: int = Field(default=0, ge=0)
     different_tokenizers: bool = Field(default=False, description="the trials' corpora may differ in their tokenizers")
-    measure: Measuring | None = Measuring()
+    benchmark: BenchmarkSettings | None = BenchmarkSettings()
     search: Search | None = None
-    slots: int = Field(default=1, ge=1, description="trials under way at a time, which share the threads")
+    max_parallel: int = Field(default=1, ge=1, description="trials under way at a time, which share the threads")
 
     @model_validator(mode="after")
     def _makes_sense(self) -> CompareRecipe:

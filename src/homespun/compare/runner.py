@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 
 _POLL, _LOOK = 0.1, 5.0  # seconds between asking whether a process has ended; how far it is, and writing its time down
 _REPORT_SHARE, _FIRST_REPORT = 0.01, 3.0  # of the time so far may go into reports on the way; seconds, until known
-MEASURE = "measure"
+BENCHMARK = "benchmark"
 
 
 def run_comparison(
     recipe: CompareRecipe,
     out: str | Path,
     *,
-    slots: int | None = None,
+    max_parallel: int | None = None,
     retry_failed: bool = False,
     on_ray: bool = False,
     display: Display | None = None,
@@ -49,7 +49,7 @@ def run_comparison(
     Args:
         recipe: see `homespun.compare.recipe.compare_recipe`.
         out: a new folder, or that of the same comparison.
-        slots: trials under way at a time, in place of the recipe's; threads are divided among them.
+        max_parallel: trials under way at a time, in place of the recipe's; threads are divided among them.
         retry_failed: run again what failed; it goes on from its checkpoint.
         on_ray: run the stages as tasks of Ray, on the cluster of ``RAY_ADDRESS`` or a local one.
         display: where progress is shown.
@@ -66,8 +66,8 @@ def run_comparison(
     from homespun.report.comparison import write_comparison
 
     display = display or Display(json=True)
-    if slots is not None and slots < 1:
-        raise UserError(f"--slots must be 1 or more, not {slots}")
+    if max_parallel is not None and max_parallel < 1:
+        raise UserError(f"--max-parallel must be 1 or more, not {max_parallel}")
     out, started = Path(out), time.process_time()
     check_folder(out)
     requested = trials(recipe)
@@ -81,11 +81,11 @@ def run_comparison(
         if on_ray:
             from homespun.compare.cluster import Cluster
 
-            executor: Executor = Cluster(slots)
+            executor: Executor = Cluster(max_parallel)
         else:
-            executor = LocalExecutor(slots or recipe.slots, inherit=lock.descriptors)
+            executor = LocalExecutor(max_parallel or recipe.max_parallel, inherit=lock.descriptors)
         if recipe.search is not None:
-            bare = recipe.model_copy(update={"measure": None})
+            bare = recipe.model_copy(update={"benchmark": None})
             tuner = Runner(out, bare, executor, display, report=_no_report, started=started)
             requested = trials(recipe, found=search_settings(recipe, tuner, retry_failed=retry_failed))
         runner = Runner(out, recipe, executor, display, notes, report=write_comparison, started=started)
@@ -262,7 +262,7 @@ class Runner:
             if record.status != "running":
                 record.update(status="running")
             return self._stage_job(record, stage)
-        if self.recipe.measure is not None and record.values["inference"] is None:
+        if self.recipe.benchmark is not None and record.values["inference"] is None:
             record.update(status="running")
             return self._measure_job(record)
         self._count_overhead(record)
@@ -297,12 +297,12 @@ class Runner:
         return Job(command, f"{record.trial.subfolder} {stage.name}", record, stage)
 
     def _measure_job(self, record: Record) -> Job:
-        requested = self.recipe.measure
+        requested = self.recipe.benchmark
         assert requested is not None
         run = record.path_of(record.trial.stages[-1].name)
-        arguments = [MEASURE, str(run), "--lengths", ",".join(map(str, requested.lengths))]
+        arguments = [BENCHMARK, str(run), "--lengths", ",".join(map(str, requested.lengths))]
         arguments += ["--batch-size", str(requested.batch_size), "--json"]
-        command = Command(tuple(arguments), record.folder / "logs" / f"{MEASURE}.log")
+        command = Command(tuple(arguments), record.folder / "logs" / f"{BENCHMARK}.log")
         return Job(command, f"{record.trial.subfolder} in use", record)
 
     def _baselines_of(self, record: Record, stage: Stage) -> Job | None:

@@ -205,7 +205,7 @@ class SettingsSearch:
         kinds = self._optuna.distributions
         if isinstance(space, Choices):
             return kinds.CategoricalDistribution([to_yaml(choice) for choice in space.choices])
-        if space.whole:
+        if space.integer:
             return kinds.IntDistribution(int(space.low), int(space.high), log=space.log)
         return kinds.FloatDistribution(space.low, space.high, log=space.log)
 
@@ -217,7 +217,7 @@ class SettingsSearch:
         return values
 
     def _measure(self) -> str:
-        return self.search.measure or "loss"
+        return self.search.metric or "loss"
 
     def _score(self, record: Record) -> float:
         """The validation of the checkpoint that was kept; over folds and seeds the mean."""
@@ -277,14 +277,16 @@ def _validation(result: Mapping[str, Any], measure: str) -> float:
     numbers = {name: value for name, value in metrics.items() if value is None or isinstance(value, int | float)}
     if measure not in numbers:
         available = ", ".join(sorted(numbers))
-        raise UserError(f"search.measure={measure!r} is not measured on the validation; there are: {available}")
+        raise UserError(f"search.metric={measure!r} is not measured on the validation; there are: {available}")
     value = numbers[measure]
     return math.nan if value is None else float(value)
 
 
 def _digest(recipe: CompareRecipe, name: str) -> str:
     """Of what makes a study: all but how often and where it is run."""
-    kept = recipe.model_dump(mode="json", exclude={"about", "seeds", "slots", "measure", "variations", "search"})
+    kept = recipe.model_dump(
+        mode="json", exclude={"description", "seeds", "max_parallel", "benchmark", "variations", "search"}
+    )
     kept["variation"] = [
         variant.variation.model_dump(mode="json") for variant in variants(recipe) if variant.name == name
     ]

@@ -78,7 +78,7 @@ class Trial:
     @property
     def about(self) -> str:
         """The variation's."""
-        return self.variant.variation.about
+        return self.variant.variation.description
 
     @property
     def varied(self) -> dict[str, Any]:

@@ -150,10 +150,10 @@ class LabelledRows:
         template = tokenizer.template if pairs is None else tokenizer.pair_template
         room = length - sum(map(len, template))
         if room < (1 if pairs is None else 2):
-            raise UserError(f"data.length={length} leaves no room between the special tokens; set it to 16 or more")
+            raise UserError(f"data.max_length={length} leaves no room between the special tokens; set it to 16 or more")
         if pairs is not None and long_inputs != TRUNCATE:
             raise UserError(
-                f"long_inputs.kind={long_inputs.kind} does not support pairs of texts; set long_inputs.kind=truncate"
+                f"data.truncation.kind={long_inputs.kind} does not support sentence pairs; use kind=truncate"
             )
         for name, values in (("labels", labels), ("pairs", pairs)):
             if values is not None and len(values) != len(texts):

@@ -116,7 +116,7 @@ def _windows(ids: Ids, room: int, step: int, most: int) -> list[Ids]:
 
 
 class _Saved(Config):
-    long_inputs: LongInputs = TRUNCATE
+    truncation: LongInputs = TRUNCATE
 
 
 def saved_long_inputs(task: Mapping[str, object], *, source: str) -> LongInputs:
@@ -125,7 +125,7 @@ def saved_long_inputs(task: Mapping[str, object], *, source: str) -> LongInputs:
     Raises:
         UserError: beginning with ``source``: an unknown setting.
     """
-    return validate(_Saved, {k: task[k] for k in ("long_inputs",) if k in task}, source=source).long_inputs
+    return validate(_Saved, {k: task[k] for k in ("truncation",) if k in task}, source=source).truncation
 
 
 def pad_chunks(rows: Sequence[Row], pad_id: int) -> Batch:

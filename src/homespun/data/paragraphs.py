@@ -24,8 +24,8 @@ class Paragraphs(Config):
     and has this one as its baseline.
     """
 
-    most: int = Field(default=24, ge=1, description="paragraphs; the paper's is 24")
-    length: int = Field(default=64, ge=4, description="tokens of a paragraph at the most")
+    max_paragraphs: int = Field(default=24, ge=1, description="paragraphs; the paper's is 24")
+    max_length: int = Field(default=64, ge=4, description="tokens of a paragraph at the most")
     title: str = Field(default="", description="column of a title, by which they are ranked; not read by the model")
     order: Literal["rank", "text"] = Field(
         default="rank", description="how those that are taken are numbered: the best first, or as they stand"
@@ -34,12 +34,12 @@ class Paragraphs(Config):
     def read(self, text: str, title: str, tokenizer: Tokenizer, room: int) -> NumberedParagraphs:
         """Paragraphs of ``text`` that fit into ``room`` tokens."""
         lines = [line for line in map(str.strip, text.split(BREAK)) if line]
-        chosen = rank_paragraphs(lines, title)[: self.most]
+        chosen = rank_paragraphs(lines, title)[: self.max_paragraphs]
         ids: list[TokenIds] = []
         taken: list[int] = []
         cut = False
         for line, encoded in zip(chosen, tokenizer.encode_batch([lines[line] for line in chosen]), strict=True):
-            part = encoded[: min(self.length, room)].copy()
+            part = encoded[: min(self.max_length, room)].copy()
             if len(part):  # what has no token is no paragraph, and what has no room is left out
                 ids.append(part)
                 taken.append(line)

@@ -214,8 +214,8 @@ class QuestionRows:
         room = length - special - max((len(ids) for ids in asked), default=0)
         if room - stride < 1:
             raise UserError(
-                f"data.length={length} leaves {max(room, 0)} tokens for a text after the longest question, and "
-                f"data.stride={stride} of them repeat; raise the length, or lower stride or data.question_length"
+                f"data.max_length={length} leaves {max(room, 0)} tokens for a text after the longest question, and "
+                f"data.stride={stride} of them repeat; raise the length, or lower stride or data.max_question_length"
             )
         self._asked = asked
         contexts = list(dict.fromkeys(one.context for one in questions))

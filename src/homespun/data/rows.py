@@ -266,7 +266,7 @@ def _span(
 def check_corpus_rows(length: int, documents: np.ndarray) -> None:
     """Refuse rows of too few tokens, and rows of no documents."""
     if length < SHORTEST_LENGTH:
-        raise UserError(f"rows of {length} tokens are too short; set data.length to {SHORTEST_LENGTH} or more")
+        raise UserError(f"rows of {length} tokens are too short; set data.max_length to {SHORTEST_LENGTH} or more")
     if not len(documents):
         raise UserError("there are no documents to make rows of; give more text, or a larger share of it")
 

@@ -127,7 +127,7 @@ class SentenceWindows:
         first = 0 if vector == "first" else 1
         room = length - first - own
         if room < 1:
-            raise UserError(f"data.length={length} leaves no room between the special tokens; give 16 or more")
+            raise UserError(f"data.max_length={length} leaves no room between the special tokens; give 16 or more")
         texts = [sentence for document in documents for sentence in document.sentences]
         self._ids, self.cut = tokenizer.encode_truncated(texts, room)  # cut: (sentences,)
         self.sizes = np.array([len(ids) + own for ids in self._ids], dtype=np.int64)

@@ -104,7 +104,9 @@ class SourceTargetRows:
         target_room = target_length - len(template.before_target) - len(template.after_target)
         for name, given, left in (("source", source_length, room), ("target", target_length, target_room)):
             if left < 1:
-                raise UserError(f"data.{name}_length={given} leaves no room between the tokens around a text; raise it")
+                raise UserError(
+                    f"data.max_{name}_length={given} leaves no room between the tokens around a text; raise it"
+                )
         self.usable = np.array([i for i, pair in enumerate(pairs) if not pair.is_empty], dtype=np.int64)
         read = [(prefixes[pairs[i].data_set] + pairs[i].source, pairs[i].title) for i in self.usable.tolist()]
         written = [(place, text) for place, i in enumerate(self.usable.tolist()) for text in pairs[i].targets]

@@ -115,7 +115,7 @@ class TokenLabelRows:
         room = length - special
         if room - stride < 1:
             raise UserError(
-                f"data.length={length} leaves no room for data.stride={stride} and more; give a smaller stride"
+                f"data.max_length={length} leaves no room for data.stride={stride} and more; give a smaller stride"
             )
         self.sentences = sentences
         self._numbers = {name: number for number, name in enumerate(names.names)}

@@ -166,7 +166,7 @@ def open_huggingface(folder: str | Path, *, head: str | None = STORED) -> Opened
     assign_weights(model, converted, source=str(folder))
     labels = read_labels(tree) if architecture.classifies else None
     # default names of the columns, which are not in the files
-    task = {"length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}
+    task = {"max_length": config.backbone.max_position_embeddings, "text": "text", "label": "label"}
     return OpenedModel(
         ModelBundle(model.eval(), config, tokenizer, labels, task),
         architecture.name,

@@ -32,7 +32,7 @@ def generate_batch(
     *,
     end_id: int,
     max_new_tokens: int,
-    writing: TextGenerationConfig,
+    generation: TextGenerationConfig,
     batch_size: int = 32,
 ) -> list[str]:
     """Generate a text for each of ``sources``, in their order.
@@ -43,7 +43,7 @@ def generate_batch(
         tokenizer: of the model.
         end_id: token that ends a text.
         max_new_tokens: maximum length of a text.
-        writing: settings of generation.
+        generation: settings of generation.
         batch_size: rows at a time.
     """
     device = next(model.parameters()).device
@@ -51,12 +51,12 @@ def generate_batch(
         "max_new_tokens": max_new_tokens,
         "eos_token_id": end_id,
         "pad_token_id": tokenizer.pad_id,
-        "num_beams": writing.num_beams,
-        "no_repeat_ngram_size": writing.no_repeat_ngram_size,
-        "min_new_tokens": writing.min_new_tokens,
+        "num_beams": generation.num_beams,
+        "no_repeat_ngram_size": generation.no_repeat_ngram_size,
+        "min_new_tokens": generation.min_new_tokens,
     }
-    if writing.num_beams > 1:
-        arguments["length_penalty"] = writing.length_penalty
+    if generation.num_beams > 1:
+        arguments["length_penalty"] = generation.length_penalty
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index].input_ids))
     texts = [""] * len(sources)
     for start in range(0, len(order), batch_size):

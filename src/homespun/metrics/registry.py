@@ -1,4 +1,4 @@
-"""Metrics that can choose a checkpoint (`train.best_metric`) or settings (`search.measure`), and which way is better.
+"""Metrics that can choose a checkpoint (`train.best_metric`) or settings (`search.metric`), and which way is better.
 
 Counts and tables of a result, such as ``rows``, are no such metrics. Which metrics a validation has is an attribute of
 the objective: `homespun.tasks.protocol.TaskObjective.metrics`.

@@ -135,7 +135,7 @@ class CharacterEmbeddings(nn.Module):
         """
         raise UserError(
             "the words of this model are made of their characters, so it has no table of them to tell words by; take "
-            "objective.kind=bilm, which has its own, or leave model.characters out"
+            "objective.kind=elmo, which has its own, or leave model.characters out"
         )
 
     @property

@@ -86,7 +86,7 @@ class ChunkPoolHead(nn.Module):
 
 
 class ChunkPoolHeadConfig(Config):
-    """`ChunkPoolHead`; fine-tuning makes it of `long_inputs.kind=chunk_pool` and the head that was asked for."""
+    """`ChunkPoolHead`; fine-tuning makes it of `data.truncation.kind=chunk_pool` and the head that was asked for."""
 
     kind: Literal["chunk_pool"] = "chunk_pool"
     head: SequenceHeadConfig = FeedForwardHeadConfig()

@@ -82,8 +82,8 @@ def check_row_length(length: int, limit: int) -> None:
     """
     if length > limit:
         raise UserError(
-            f"rows of data.length={length} tokens exceed max_position_embeddings={limit}; lower the one or raise the "
-            f"other"
+            f"rows of data.max_length={length} tokens exceed max_position_embeddings={limit}; lower the "
+            f"one or raise the other"
         )
 
 

@@ -213,8 +213,8 @@ class EncoderDecoderConfig(Config):
         limit = self.decoder.max_position_embeddings
         if target_length > limit:
             raise UserError(
-                f"of rows of data.length={length} tokens a decoder has up to {target_length} to write, which exceeds "
-                f"its max_position_embeddings={limit}; lower data.length or set "
+                f"of rows of data.max_length={length} tokens a decoder has up to {target_length} to write, which "
+                f"exceeds its max_position_embeddings={limit}; lower data.max_length or set "
                 f"model.decoder.max_position_embeddings={target_length}"
             )
 

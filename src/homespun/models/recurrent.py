@@ -40,8 +40,9 @@ class NoAttentionConfig(Config):
 class RecurrentConfig(Config):
     """One stack of recurrent layers, the first of which reads the embeddings as wide as they are.
 
-    In one direction it is causal, and a language model may stand on it; in both it is an encoder. ``apart`` and
-    ``characters`` make it ELMo's two language models (Peters et al. 2018): see `homespun.models.elmo`. As a decoder it
+    In one direction it is causal, and a language model may stand on it; in both it is an encoder.
+    ``independent_directions`` and ``characters`` make it ELMo's two language models (Peters et al. 2018): see
+    `homespun.models.elmo`. As a decoder it
     begins from what its source's first and last vectors say, and ``attention`` is how it looks at the source besides.
     Documents that are packed into a row are kept apart: the state begins anew at each.
     """
@@ -68,7 +69,7 @@ class RecurrentConfig(Config):
     )
     num_hidden_layers: int = Field(default=2, ge=1)
     bidirectional: bool = Field(default=False, description="read from the end too: an encoder, no language model")
-    apart: bool = Field(
+    independent_directions: bool = Field(
         default=False,
         description="the two directions never read each other, through all layers; layers after the first add to what "
         "they read (ELMo)",
@@ -98,8 +99,8 @@ class RecurrentConfig(Config):
     def _halves(self) -> RecurrentConfig:
         if self.bidirectional and self.hidden_size % 2:
             raise ValueError(f"hidden_size={self.hidden_size} is for two directions, half each; give an even number")
-        if self.apart and not self.bidirectional:
-            raise ValueError("apart is said of two directions; set bidirectional=true")
+        if self.independent_directions and not self.bidirectional:
+            raise ValueError("independent_directions needs two directions; set bidirectional=true")
         if self.cell_size and self.cell != "lstm":
             raise ValueError(f"cell_size is of an LSTM's memory, and a cell of kind {self.cell} has none; leave it out")
         if 0 < self.cell_size <= self._width:
@@ -119,7 +120,7 @@ class RecurrentConfig(Config):
     @property
     def of_one_stack(self) -> str:
         """A setting that it has and that no side of two stacks can have; empty: none."""
-        found = [name for name in ("characters", "apart", "cell_size") if getattr(self, name)]
+        found = [name for name in ("characters", "independent_directions", "cell_size") if getattr(self, name)]
         return found[0] if found else ""
 
     @property
@@ -170,7 +171,7 @@ class RecurrentConfig(Config):
 
     def build_embeddings(self, *, words: nn.Embedding | None = None) -> Embeddings | CharacterEmbeddings:
         """The embeddings alone. ``words``: those of another stack, to share them."""
-        size = self.embedding_size or (self._width if self.apart else self.hidden_size)
+        size = self.embedding_size or (self._width if self.independent_directions else self.hidden_size)
         if self.characters is not None:
             return self.characters.build(
                 self.vocab_size,
@@ -209,7 +210,7 @@ class RecurrentConfig(Config):
             embeddings,
             layers,
             input_size=embeddings.embedding_size,
-            layer_stack=DirectionStack() if self.apart else SequentialStack(),
+            layer_stack=DirectionStack() if self.independent_directions else SequentialStack(),
             final_norm=nn.Identity(),
             layer_norm_eps=self.layer_norm_eps,
             causal=self.causal,
@@ -226,7 +227,7 @@ class RecurrentConfig(Config):
         if source_size and self.attention.kind == "additive" and not number:
             return AlignedLayer(width, size, source_size, cell=self.cell, dropout=dropout)
         bridge = Bridge(source_size, size, states=STATES[self.cell]) if source_size else None
-        if self.apart:
+        if self.independent_directions:
             half = self._width if number else embedding_size
             onwards, back = (self._network(half, self._width, dropout=0.0, bidirectional=False) for _ in range(2))
             return IndependentDirections(onwards, back, residual=number > 0, dropout=dropout)

@@ -111,8 +111,8 @@ def transfer(stored: ModelBundle, changes: Mapping[str, Any]) -> tuple[ModelBund
         model = config.build().eval()
     origins = transfer_weights(stored, model, config)
     task = dict(stored.task)
-    if isinstance(task.get("length"), int):
-        task["length"] = min(task["length"], backbone.max_position_embeddings)
+    if isinstance(task.get("max_length"), int):
+        task["max_length"] = min(task["max_length"], backbone.max_position_embeddings)
     return replace(stored, model=model, config=config, task=task), origins
 
 

@@ -51,7 +51,7 @@ class BiLM(PretrainingConfig):
     adaptive softmax no accuracy is told, which would take all of it.
     """
 
-    kind: Literal["bilm"] = "bilm"
+    kind: Literal["elmo"] = "elmo"
     softmax: Softmax = Field(
         default="full", description="over all words at once, or by groups of rarer and rarer ones (large vocabularies)"
     )
@@ -74,11 +74,12 @@ class BiLM(PretrainingConfig):
         Raises:
             UserError: another backbone; a tokenizer of pieces under words of characters; cutoffs that cannot be.
         """
-        stack = model.one_text("objective bilm")
-        if not stack.is_recurrent or not stack.apart:
+        stack = model.one_text("objective elmo")
+        if not stack.is_recurrent or not stack.independent_directions:
             raise UserError(
-                "objective bilm teaches two recurrent networks that never read each other, or each would read what it "
-                "is to tell; set model.bidirectional=true and model.apart=true, or take model.preset=elmo-mini"
+                "objective elmo teaches two recurrent networks that never read each other, or each would read what it "
+                "is to tell; set model.bidirectional=true and model.independent_directions=true, or "
+                "take model.preset=elmo-mini"
             )
         config = ModelConfig(backbone=stack, head=self._head(model, stack.vocab_size))
         built = config.build()

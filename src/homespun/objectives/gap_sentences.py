@@ -251,7 +251,7 @@ class MultiSentenceRows:
         if not len(self.indices):
             raise UserError(
                 f"gap sentences are written from the other sentences of a text, and none of {len(rows):,} rows has "
-                f"two; raise data.length, join the lines of a text into documents, or use objective span_corruption"
+                f"two; raise data.max_length, join the lines of a text into documents, or use objective span_corruption"
             )
         if len(self.indices) < len(rows):
             logger.warning(

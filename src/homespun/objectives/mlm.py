@@ -189,7 +189,7 @@ def require_bidirectional(model: ModelConfig, kind: str) -> StackConfig:
     if not backbone.has_word_embeddings:
         raise UserError(
             f"objective {kind} tells words by the vectors that they have, and the words of this model are made of "
-            f"their characters; set objective.kind=bilm, or leave model.characters out"
+            f"their characters; set objective.kind=elmo, or leave model.characters out"
         )
     return backbone
 

@@ -41,7 +41,7 @@ class SpanMasking:
 class SpanCorruption(PretrainingConfig):
     """15 % of the tokens in spans of 3 on average; the tokenizer must have sentinels, one for each span of a row.
 
-    ``data.length`` is the length of a source: rows hold as much more as is cut out of them (568 tokens for 512).
+    ``data.max_length`` is the length of a source: rows hold as much more as is cut out of them (568 tokens for 512).
     """
 
     kind: Literal["span_corruption"] = "span_corruption"
@@ -67,8 +67,8 @@ class SpanCorruption(PretrainingConfig):
         have = len(_sentinel_ids(corpus.tokenizer))
         if spans > have:
             raise UserError(
-                f"rows of data.length={length} tokens have {spans} spans, and this tokenizer has {have} sentinels; "
-                f"lower data.length, or raise objective.mean_span"
+                f"rows of data.max_length={length} tokens have {spans} spans, and this tokenizer has {have} sentinels; "
+                f"lower data.max_length, or raise objective.mean_span"
             )
         return sentence_rows(corpus, documents, length=len(before) + body + 1)
 

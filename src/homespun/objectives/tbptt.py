@@ -64,7 +64,7 @@ class StatefulCausalLM(PretrainingConfig):
     documents; objective clm begins anew at each instead. A step of ``train.batch_size`` rows is a piece of each stream.
     """
 
-    kind: Literal["streamed_clm"] = "streamed_clm"
+    kind: Literal["stateful_clm"] = "stateful_clm"
     row_order: ClassVar[Order] = "in_order"
     max_processes: ClassVar[int | None] = 1
     streams: int = Field(default=0, ge=0, description="streams beside each other; 0: train.batch_size")
@@ -83,15 +83,15 @@ class StatefulCausalLM(PretrainingConfig):
         Raises:
             UserError: the backbone has no state to carry, or reads from both ends.
         """
-        stack = model.one_text("objective streamed_clm")
+        stack = model.one_text("objective stateful_clm")
         if not stack.is_recurrent:
             raise UserError(
-                "objective streamed_clm carries the state of a recurrent model, and this one has attention; set "
+                "objective stateful_clm carries the state of a recurrent model, and this one has attention; set "
                 "objective.kind=clm, or take one such as model.preset=lstm-mini"
             )
         if not stack.causal:
             raise UserError(
-                "objective streamed_clm needs a causal model, or tokens would see their labels; set "
+                "objective stateful_clm needs a causal model, or tokens would see their labels; set "
                 "model.bidirectional=false"
             )
         own = model.head if isinstance(model.head, CausalLMHeadConfig) else None

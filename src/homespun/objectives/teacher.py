@@ -72,7 +72,7 @@ class Teacher:
         if length > limit:
             raise UserError(
                 f"the teacher {self.source} reads {limit} tokens at most, and this batch has {length}; lower "
-                f"data.length to {limit}"
+                f"data.max_length to {limit}"
             )
 
     @torch.no_grad()

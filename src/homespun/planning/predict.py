@@ -187,7 +187,7 @@ def choose(workload: Workload, *, memory: int | None, predict: Predict) -> Choic
     fewer = "train.micro_batch_size or " if rows > 1 else ""
     raise NothingFits(
         f"nothing fits into {_gigabytes(memory)}: with micro-batches of {rows} this recipe takes at least "
-        f"{_gigabytes(least)}; give that much, lower {fewer}data.length, or take a smaller model{lighter}"
+        f"{_gigabytes(least)}; give that much, lower {fewer}data.max_length, or take a smaller model{lighter}"
     )
 
 

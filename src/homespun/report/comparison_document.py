@@ -85,7 +85,7 @@ class Report:
     def document(self) -> Document:
         """The page; chapters without content are left out."""
         comparison = self.comparison
-        about = formats.text(comparison.recipe.get("about")) if comparison.recipe.get("about") else ""
+        about = formats.text(comparison.recipe.get("description")) if comparison.recipe.get("description") else ""
         sure = summary.certainty(comparison, self.tasks)
         lead: list[Content] = [Paragraph(about)] if about else []
         lead += [Paragraph(text) for text in summary.advice(comparison, self.tasks, self.seconds)]

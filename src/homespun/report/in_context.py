@@ -14,7 +14,7 @@ from homespun.report.table import Table, numbers
 
 
 def in_context_document(result: Mapping[str, Any]) -> Document:
-    """The page of a result of `homespun.commands.in_context`."""
+    """The page of a result of `homespun.commands.few_shot`."""
     lead = Paragraph(
         f"{result['run']} classified {result['rows']:,} texts from examples in the prompt, without training. "
         f"Baselines: TF-IDF with a linear classifier trained on the same examples, and the majority class."

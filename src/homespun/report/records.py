@@ -328,7 +328,7 @@ def architecture(record: RunRecord) -> str | None:
     layers = "layers" if cell is None else f"{str(cell).upper()} layers"
     words = [f"{backbone.get('num_hidden_layers')} {layers} × {backbone.get('hidden_size')}"]
     if cell is not None:
-        ways = [word for word in ("bidirectional", "apart") if backbone.get(word)]
+        ways = [word.replace("_", " ") for word in ("bidirectional", "independent_directions") if backbone.get(word)]
         return ", ".join([*words, *ways, *(["characters"] if backbone.get("characters") else [])])
     if "num_attention_heads" in backbone:
         words.append(f"{backbone['num_attention_heads']} heads")

@@ -21,12 +21,12 @@ _MAX_RATIO = 0.97  # of the unigram baseline: the topic of a text alone gives le
 _MIN_RECALL = 0.01  # of the replaced tokens
 _TOKENS = {"mlm": "masked tokens", "generator": "tokens of the generator", "causal": "the next token"}
 _TASKS = {
-    "text_to_text": "text to text",
-    "tagging": "token classification",
-    "span_answers": "extractive question answering",
+    "seq2seq": "text to text",
+    "token_classification": "token classification",
+    "question_answering": "extractive question answering",
     "regression": "regression",
-    "ratings": "rating",
-    "sentence_labels": "sentence classification",
+    "ordinal_regression": "ordinal regression",
+    "sentence_classification": "sentence classification",
 }
 _COUNTS = {
     "truncated": "Inputs truncated to the length of the model",

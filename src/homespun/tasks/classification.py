@@ -109,7 +109,7 @@ class Classification(ClassTraining):
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> ClassificationTask:
         """Rebuild the task of a fine-tuned model, with its calibrated decision rule."""
         labels = stored.labels
-        if labels is None or "length" not in stored.task:
+        if labels is None or "max_length" not in stored.task:
             raise UserError(
                 f"{source} is not a classifier; fine-tune it first: homespun finetune classify ... --from {source}"
             )
@@ -265,7 +265,7 @@ class ClassificationTask:
         """Build a new head on the encoder."""
         assert training.targets is not None
         weights = objective.weights(self.labels, training.targets)
-        model, long_inputs = copy.deepcopy(stored.model), self.data.long_inputs
+        model, long_inputs = copy.deepcopy(stored.model), self.data.truncation
         loss = objective.build(model, stored.config, self.labels, weights=weights, long_inputs=long_inputs)
         module = objective.wrap(loss, self.tokenizer, self.labels)
         return TrainingSetup(
@@ -326,7 +326,7 @@ class ClassificationTask:
 
     def result_fields(self) -> dict[str, Any]:
         """Return the classes, and the treatment of long texts."""
-        return {"labels": list(self.labels.names), "long_inputs": self.data.long_inputs.kind}
+        return {"labels": list(self.labels.names), "long_inputs": self.data.truncation.kind}
 
     def to_metadata(self) -> dict[str, Any]:
         """Return how texts are read, and the decision rule if it was calibrated."""
@@ -339,8 +339,8 @@ class ClassificationTask:
             model,
             self.tokenizer,
             self.labels,
-            length=self.data.length,
-            long_inputs=self.data.long_inputs,
+            length=self.data.max_length,
+            long_inputs=self.data.truncation,
             decision=self.decision,
         )
         for rows in unlabelled_rows(records, self.data, self.stored, source=source):

@@ -65,7 +65,7 @@ def stored_task(
     encoding: str | None = None,
     columns: Sequence[str] | None = None,
     data_set: str | None = None,
-    writing: Mapping[str, Any] | None = None,
+    generation: Mapping[str, Any] | None = None,
 ) -> Task[Any, Any]:
     """Rebuild the task that a model was fine-tuned on, for files with other columns where they are given.
 
@@ -77,12 +77,12 @@ def stored_task(
         encoding: of the files.
         columns: names for those without a header.
         data_set: one of several data sets that it learned from, each with its prefix.
-        writing: generation settings that differ from training, see
+        generation: generation settings that differ from training, see
             `homespun.inference.batch_generation.TextGenerationConfig`.
 
     Raises:
-        UserError: it was not fine-tuned, or by another version; several data sets and no ``data_set``; or ``writing``
-            for a model that does not generate text.
+        UserError: it was not fine-tuned, or by another version; several data sets and no ``data_set``; or
+            ``generation`` for a model that does not generate text.
     """
     settings = {name: value for name, value in stored.task.items() if name not in _NOT_DATA and value is not None}
     kind = stored.task.get("data", "texts")
@@ -90,11 +90,11 @@ def stored_task(
         for data_class in _DATA:
             if head.kind in data_class.from_heads:
                 kind = data_class.model_fields["kind"].default
-                settings = {name: value for name, value in settings.items() if name == "length"}
-    if writing:
-        if not any(kind == one.model_fields["kind"].default and "writing" in one.model_fields for one in _DATA):
-            raise UserError(f"{source} writes no texts; leave --writing out")
-        settings["writing"] = {**settings.get("writing", {}), **writing}
+                settings = {name: value for name, value in settings.items() if name == "max_length"}
+    if generation:
+        if not any(kind == one.model_fields["kind"].default and "generation" in one.model_fields for one in _DATA):
+            raise UserError(f"{source} writes no texts; leave --generation out")
+        settings["generation"] = {**settings.get("generation", {}), **generation}
     data: TaskData = validate(_StoredData, {"data": settings | {"kind": kind}}, source=source).data
     data = data.select_set(data_set, source=source)
     data = data.with_columns(text=text, label=label, encoding=encoding, columns=columns)

@@ -42,8 +42,8 @@ from homespun.tasks.texts import (
 )
 
 _OUTSIDE = "a number outside: refuse says which and stops; leave_out counts it, and neither learns nor measures it"
-Outside = Annotated[Literal["refuse", "leave_out"], Field(description=_OUTSIDE)]
-CORRECT_OR_LEAVE_OUT = "correct it, or have such rows counted and left out: objective.outside=leave_out"
+OutOfRange = Annotated[Literal["refuse", "leave_out"], Field(description=_OUTSIDE)]
+CORRECT_OR_LEAVE_OUT = "correct it, or have such rows counted and left out: objective.out_of_range=leave_out"
 
 
 class NumberHead(Protocol):
@@ -261,8 +261,8 @@ class NumberTask(ABC):
 
     def to_metadata(self) -> dict[str, Any]:
         """Return how texts are read, and the range or the levels."""
-        outside = "refuse" if self.refuses else "leave_out"
-        return task_metadata(self.kind, self.data, self.learned() | {"outside": outside})
+        out_of_range = "refuse" if self.refuses else "leave_out"
+        return task_metadata(self.kind, self.data, self.learned() | {"out_of_range": out_of_range})
 
     def logits(self, model: Model, rows: RegressionRows | LabelledRows, batch_size: int = 32) -> NDArray[np.float32]:
         """Compute the logits of rows, in their order."""

@@ -33,7 +33,7 @@ from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
     NumberTask,
-    Outside,
+    OutOfRange,
     RegressionCollate,
     RegressionLoss,
     StandardizedHead,
@@ -63,13 +63,13 @@ class OrdinalRegression(NumberObjective):
 
     metrics = (*NumberObjective.metrics, "quadratic_kappa", "accuracy", "within_one", "log_loss")
 
-    kind: Literal["ratings"] = "ratings"
+    kind: Literal["ordinal_regression"] = "ordinal_regression"
     head: SequenceHeadConfig = FeedForwardHeadConfig()
-    by: Literal["cumulative", "squared"] = "cumulative"
+    method: Literal["cumulative", "squared"] = "cumulative"
     levels: list[float] | None = Field(
         default=None, min_length=2, max_length=MAX_LEVELS, description="the ratings; those of the training if not given"
     )
-    outside: Outside = "refuse"
+    out_of_range: OutOfRange = "refuse"
     class_weights: Literal["balanced"] | None = Field(
         default=None, description="balanced: every rating weighs the same in the loss, by inverse frequency"
     )
@@ -103,15 +103,17 @@ class OrdinalRegression(NumberObjective):
         check_text_head(self, data, stored)
         with prefix_errors(data.train):
             levels = self.find_levels(numbers_of_examples(training))
-        return OrdinalRegressionTask(data, stored, levels=levels, by=self.by, refuses=self.outside == "refuse")
+        return OrdinalRegressionTask(
+            data, stored, levels=levels, method=self.method, refuses=self.out_of_range == "refuse"
+        )
 
     @classmethod
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> OrdinalRegressionTask:
         """Rebuild the task of a fine-tuned model."""
-        learned = learned_settings(stored, source, "levels", "by", "outside")
+        learned = learned_settings(stored, source, "levels", "method", "out_of_range")
         levels = tuple(float(level) for level in learned["levels"])
-        refuses = learned["outside"] == "refuse"
-        return OrdinalRegressionTask(data, stored, levels=levels, by=learned["by"], refuses=refuses)
+        refuses = learned["out_of_range"] == "refuse"
+        return OrdinalRegressionTask(data, stored, levels=levels, method=learned["method"], refuses=refuses)
 
     def weights(self, ranks: NDArray[np.int64], levels: int) -> tuple[float, ...] | None:
         """Compute the weight of each rating from the ``ranks`` of the training."""
@@ -138,7 +140,7 @@ class OrdinalRegression(NumberObjective):
         score, config = build_text_head(self, model, config, 1, long_inputs)
         values = np.array(levels)
         head: nn.Module
-        if self.by == "squared":
+        if self.method == "squared":
             head = StandardizedHead.fit(values[ranks], score, levels=values)
         else:
             classifier_of(score)  # refused now, not when it is stored
@@ -223,20 +225,20 @@ def rating_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 class OrdinalRegressionTask(NumberTask):
     """One of a few ratings in order a text or pair; see `homespun.tasks.protocol.Task`."""
 
-    kind = "ratings"
+    kind = "ordinal_regression"
     reported_metrics = ("quadratic_kappa", "accuracy", "absolute_error", "spearman")
 
     def __init__(
-        self, data: TextsData, stored: ModelBundle, *, levels: tuple[float, ...], by: str, refuses: bool = True
+        self, data: TextsData, stored: ModelBundle, *, levels: tuple[float, ...], method: str, refuses: bool = True
     ) -> None:
         super().__init__(data, stored, refuses=refuses)
         self.levels = levels
-        self.by = by
+        self.method = method
 
     @property
     def labels(self) -> Labels | None:
         """Names of the cumulative logits, ``> level`` each; ``None`` of a regression."""
-        if self.by == "squared":
+        if self.method == "squared":
             return None
         return Labels(tuple(f"> {level:g}" for level in self.levels[:-1]), multi_label=True)
 
@@ -273,9 +275,9 @@ class OrdinalRegressionTask(NumberTask):
         """Build a new head on the encoder."""
         known = known_numbers(training).astype(np.int64)
         weights = objective.weights(known, len(self.levels))
-        model, long_inputs = copy.deepcopy(stored.model), self.data.long_inputs
+        model, long_inputs = copy.deepcopy(stored.model), self.data.truncation
         loss = objective.build(model, stored.config, known, self.levels, weights=weights, long_inputs=long_inputs)
-        measured = "absolute_error" if self.by == "squared" else "accuracy"
+        measured = "absolute_error" if self.method == "squared" else "accuracy"
         return objective.setup(loss, training, RegressionCollate(stored.tokenizer.pad_id, measured, weights))
 
     def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
@@ -288,7 +290,7 @@ class OrdinalRegressionTask(NumberTask):
         """Predict ranks, expected ratings, and probabilities where there are any."""
         logits = self.logits(model, rows, batch_size)
         levels = np.array(self.levels)
-        if self.by == "squared":
+        if self.method == "squared":
             expected = np.clip(logits[:, 0].astype(np.float64), levels[0], levels[-1])
             return self._ranks(expected)[0], expected, None
         probabilities = rating_probabilities(logits)
@@ -331,11 +333,11 @@ class OrdinalRegressionTask(NumberTask):
 
     def learned(self) -> dict[str, Any]:
         """Return the ratings and the method."""
-        return {"levels": list(self.levels), "by": self.by}
+        return {"levels": list(self.levels), "method": self.method}
 
     def result_fields(self) -> dict[str, Any]:
         """Return the ratings, and the treatment of long texts."""
-        return {"levels": list(self.levels), "long_inputs": self.data.long_inputs.kind}
+        return {"levels": list(self.levels), "long_inputs": self.data.truncation.kind}
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Yield ``rating``, the ``expected`` rating, and ``probabilities`` of all ratings where there are any."""

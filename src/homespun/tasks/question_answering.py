@@ -44,7 +44,7 @@ class QuestionData(TaskData):
     """Questions with the texts that answer them. Articles are not divided between training and validation."""
 
     missing = "which questions? give data.train=FILE: SQuAD's JSON, or rows with question, context and answers"
-    default_objective = "span_answers"
+    default_objective = "question_answering"
     from_heads = ("question_answering", "question_answering_ffn")
     not_stored = ("encoding",)
 
@@ -52,9 +52,11 @@ class QuestionData(TaskData):
     question: str = Field(default="question", description="column of the question, where rows are not SQuAD's articles")
     context: str = Field(default="context", description="column of the text")
     answers: str = Field(default="answers", description="column of the answers")
-    length: int = Field(default=384, ge=16, description="tokens of a window, the question and special ones included")
+    max_length: int = Field(
+        default=384, ge=16, description="tokens of a window, the question and special ones included"
+    )
     stride: int = Field(default=128, ge=0, description="tokens of the text that a window repeats of the one before")
-    question_length: int = Field(default=64, ge=1, description="tokens of a question at the most")
+    max_question_length: int = Field(default=64, ge=1, description="tokens of a question at the most")
     max_answer_length: int = Field(default=30, ge=1, description="tokens of an answer at the most")
     n_best: int = Field(default=20, ge=1, description="candidates that are kept for each question")
     no_answer: bool | None = Field(
@@ -90,7 +92,7 @@ class QuestionAnswering(TaskObjective):
     data_kinds = ("questions",)
     metrics = tuple(f"{part}{name}" for part in ("", "has_answer_", "no_answer_") for name in METRICS)
 
-    kind: Literal["span_answers"] = "span_answers"
+    kind: Literal["question_answering"] = "question_answering"
     head: Annotated[QuestionAnsweringHeadConfig | FeedForwardAnsweringHeadConfig, Field(discriminator="kind")] = (
         QuestionAnsweringHeadConfig()
     )
@@ -104,7 +106,7 @@ class QuestionAnswering(TaskObjective):
             UserError: a length beyond the model's, or no question that has a text.
         """
         limit = stored.config.backbone.max_position_embeddings
-        check_length("length", data.length, limit, ": longer texts are read in windows")
+        check_length("max_length", data.max_length, limit, ": longer texts are read in windows")
         if not any(one.spans or not one.answers for one in training if not one.is_empty):
             raise UserError(_NOTHING)
         none = any(not one.answers for one in training) if data.no_answer is None else data.no_answer
@@ -116,10 +118,11 @@ class QuestionAnswering(TaskObjective):
         head = stored.config.head
         if head is None or not kind_of_head(head).startswith("question_answering"):
             raise UserError(
-                f"{source} does not find answers; fine-tune it first: homespun finetune answer ... --from {source}"
+                f"{source} does not find answers; fine-tune it first: homespun finetune question-answering ... "
+                f"--from {source}"
             )
-        length = min(data.length, stored.config.backbone.max_position_embeddings)
-        if length < data.length:
+        length = min(data.max_length, stored.config.backbone.max_position_embeddings)
+        if length < data.max_length:
             limits = {"stride": length // 3, "question_length": length // 3, "length": length}
             data = data.model_copy(update={name: min(getattr(data, name), most) for name, most in limits.items()})
         return QuestionAnsweringTask(data, stored)
@@ -196,9 +199,9 @@ class QuestionAnsweringTask:
         return QuestionRows(
             examples,
             self.tokenizer,
-            length=self.data.length,
+            length=self.data.max_length,
             stride=self.data.stride,
-            question_length=self.data.question_length,
+            question_length=self.data.max_question_length,
             segments=self._segments,
         )
 
@@ -256,11 +259,12 @@ class QuestionAnsweringTask:
 
     def result_fields(self) -> dict[str, Any]:
         """Return how the texts are searched."""
-        return {name: getattr(self.data, name) for name in ("length", "stride", "max_answer_length", "no_answer")}
+        settings = {name: getattr(self.data, name) for name in ("stride", "max_answer_length", "no_answer")}
+        return {"length": self.data.max_length} | settings
 
     def to_metadata(self) -> dict[str, Any]:
         """Return how the questions are read and answered."""
-        return task_metadata("span_answers", self.data)
+        return task_metadata("question_answering", self.data)
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Yield ``answer``, ``start`` and ``end`` in characters (``None`` without an answer), ``probability`` and

@@ -26,7 +26,7 @@ from homespun.tasks.number_training import (
     CORRECT_OR_LEAVE_OUT,
     NumberObjective,
     NumberTask,
-    Outside,
+    OutOfRange,
     RegressionCollate,
     RegressionLoss,
     StandardizedHead,
@@ -55,7 +55,7 @@ class Regression(NumberObjective):
     range: tuple[float, float] | None = Field(
         default=None, description="the least and the greatest number there can be; what is told lies within it too"
     )
-    outside: Outside = "refuse"
+    out_of_range: OutOfRange = "refuse"
 
     @model_validator(mode="after")
     def _check_range(self) -> Regression:
@@ -66,14 +66,14 @@ class Regression(NumberObjective):
     def task(self, data: TextsData, stored: ModelBundle, training: Sequence[LabelledText]) -> RegressionTask:
         """Build the task with the range of the objective."""
         check_text_head(self, data, stored)
-        return RegressionTask(data, stored, bounds=self.range, refuses=self.outside == "refuse")
+        return RegressionTask(data, stored, bounds=self.range, refuses=self.out_of_range == "refuse")
 
     @classmethod
     def task_from_metadata(cls, data: TextsData, stored: ModelBundle, *, source: str) -> RegressionTask:
         """Rebuild the task of a fine-tuned model."""
-        learned = learned_settings(stored, source, "range", "outside")
+        learned = learned_settings(stored, source, "range", "out_of_range")
         bounds = None if learned["range"] is None else (float(learned["range"][0]), float(learned["range"][1]))
-        return RegressionTask(data, stored, bounds=bounds, refuses=learned["outside"] == "refuse")
+        return RegressionTask(data, stored, bounds=bounds, refuses=learned["out_of_range"] == "refuse")
 
     def build(
         self, model: Model, config: ModelConfig, targets: NDArray[np.float64], *, long_inputs: LongInputs = TRUNCATE
@@ -129,7 +129,7 @@ class RegressionTask(NumberTask):
     def training_setup(self, objective: Regression, stored: ModelBundle, training: RegressionRows) -> TrainingSetup:
         """Build a new head on the encoder."""
         known = known_numbers(training)
-        loss = objective.build(copy.deepcopy(stored.model), stored.config, known, long_inputs=self.data.long_inputs)
+        loss = objective.build(copy.deepcopy(stored.model), stored.config, known, long_inputs=self.data.truncation)
         return objective.setup(loss, training, RegressionCollate(stored.tokenizer.pad_id, "absolute_error"))
 
     def measure(self, model: Model, rows: RegressionRows, *, batch_size: int) -> Measured:
@@ -158,7 +158,7 @@ class RegressionTask(NumberTask):
 
     def result_fields(self) -> dict[str, Any]:
         """Return the range, and the treatment of long texts."""
-        return self.learned() | {"long_inputs": self.data.long_inputs.kind}
+        return self.learned() | {"long_inputs": self.data.truncation.kind}
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Yield ``number``."""

@@ -48,14 +48,14 @@ class SentencesData(TaskData):
     """Documents whose sentences have a label each: JSON lines in the Goodreads format, or similar."""
 
     missing = "which documents? give data.train=FILE, with data.sentences=COLUMN, a list of [label, sentence] in each"
-    default_objective = "sentence_labels"
+    default_objective = "sentence_classification"
 
     kind: Literal["sentences"] = "sentences"
     sentences: str = Field(
         default="review_sentences", description="column of [[label, sentence], ...], or of a list of sentences"
     )
     labels: str | None = Field(default=None, description="column of as many labels, where the sentences stand alone")
-    length: int = Field(default=512, ge=8, description="tokens that the model is given at a time")
+    max_length: int = Field(default=512, ge=8, description="tokens that the model is given at a time")
     context: float = Field(
         default=0.25,
         ge=0,
@@ -86,7 +86,7 @@ class SentenceClassification(ClassTraining):
     data_kinds = ("sentences",)
     metrics = ("accuracy", "macro_f1", "weighted_f1", "log_loss", "f1", "roc_auc", "pr_auc")
 
-    kind: Literal["sentence_labels"] = "sentence_labels"
+    kind: Literal["sentence_classification"] = "sentence_classification"
     head: TokenClassificationHeadConfig = TokenClassificationHeadConfig()
     vector: Vector = Field(
         default="separator", description="what stands for a sentence: its separator, its first token, the mean of all"
@@ -102,7 +102,7 @@ class SentenceClassification(ClassTraining):
             UserError: documents longer than the model, or one class alone.
         """
         limit = stored.config.backbone.max_position_embeddings
-        check_length("length", data.length, limit, ": longer documents are read in several parts")
+        check_length("max_length", data.max_length, limit, ": longer documents are read in several parts")
         if self.vector == "first" and stored.config.one_text("objective.vector=first").causal:
             raise UserError(
                 "objective.vector=first stands before its sentence, which a causal model has not read there; set "
@@ -116,7 +116,9 @@ class SentenceClassification(ClassTraining):
         """Rebuild the task of a fine-tuned model."""
         learned = stored.task.get("learned")
         if stored.labels is None or not isinstance(learned, Mapping) or "vector" not in learned:
-            raise UserError(f"{source} does not label sentences; fine-tune it first: homespun finetune spoilers ...")
+            raise UserError(
+                f"{source} does not label sentences; fine-tune it first: homespun finetune classify-sentences ..."
+            )
         return SentenceClassificationTask(data, stored.labels, stored, vector=learned["vector"])
 
     def build(
@@ -241,7 +243,7 @@ class SentenceClassificationTask:
         return self._windows(examples, self._targets(examples))
 
     def _windows(self, examples: Sequence[LabelledDocument], targets: NDArray[np.int64] | None) -> SentenceWindows:
-        tokenizer, length, context = self.stored.tokenizer, self.data.length, self.data.context
+        tokenizer, length, context = self.stored.tokenizer, self.data.max_length, self.data.context
         return SentenceWindows(examples, targets, tokenizer, length=length, context=context, vector=self.vector)
 
     def training_setup(
@@ -324,7 +326,7 @@ class SentenceClassificationTask:
 
     def to_metadata(self) -> dict[str, Any]:
         """Return how the documents are read."""
-        return task_metadata("sentence_labels", self.data, {"vector": self.vector})
+        return task_metadata("sentence_classification", self.data, {"vector": self.vector})
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Yield ``label``, a list with one for each sentence, and ``probability``, a list of those of all classes."""

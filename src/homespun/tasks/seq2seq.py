@@ -61,9 +61,9 @@ class TextToText(TaskObjective):
     ``label_smoothing`` is for training: the validation loss is not smoothed.
     """
 
-    data_kinds = ("pairs_of_texts",)
+    data_kinds = ("source_target",)
 
-    kind: Literal["text_to_text"] = "text_to_text"
+    kind: Literal["seq2seq"] = "seq2seq"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1, description="share of the truth spread over all words")
     frozen_encoder: bool = Field(default=False, description="train the decoder alone; the word embeddings stay too")
     streams: StreamWeights = Field(default=EQUAL_WEIGHTS, description="of a decoder with several streams (ProphetNet)")
@@ -84,7 +84,7 @@ class TextToText(TaskObjective):
         Raises:
             UserError: more beams than half of its vocabulary.
         """
-        check_beams(data.writing.num_beams, stored.config.backbone.vocab_size)
+        check_beams(data.generation.num_beams, stored.config.backbone.vocab_size)
         return TextToTextTask(data, stored)
 
     def collate(self, config: ModelConfig) -> Collate:
@@ -104,7 +104,7 @@ class TextToText(TaskObjective):
         one_stack = not isinstance(backbone, EncoderDecoderConfig)
         if one_stack and not backbone.causal:
             raise UserError(
-                "objective text_to_text needs a model that writes, an encoder with a decoder or a causal stack, and "
+                "objective seq2seq needs a model that writes, an encoder with a decoder or a causal stack, and "
                 "this one is an encoder alone; start from one such as bart-mini, t5-mini or gpt2-mini, or classify "
                 "with `homespun finetune classify`"
             )
@@ -240,8 +240,8 @@ class TextToTextTask:
         return SourceTargetRows(
             examples,
             self.tokenizer,
-            source_length=self.data.source_length,
-            target_length=self.data.target_length,
+            source_length=self.data.max_source_length,
+            target_length=self.data.max_target_length,
             template=self.template,
             prefixes=[one.prefix for one in self.data.all_sets],
             paragraphs=self.data.paragraphs,
@@ -268,8 +268,8 @@ class TextToTextTask:
             [rows.source(index) for index in range(len(rows.usable))],
             self.tokenizer,
             end_id=self.template.after_target[0],
-            max_new_tokens=self.data.target_length,
-            writing=self.data.writing,
+            max_new_tokens=self.data.max_target_length,
+            generation=self.data.generation,
             batch_size=batch_size,
         )
 
@@ -300,11 +300,11 @@ class TextToTextTask:
 
     def result_fields(self) -> dict[str, Any]:
         """Return the lengths."""
-        return {"source_length": self.data.source_length, "target_length": self.data.target_length}
+        return {"source_length": self.data.max_source_length, "target_length": self.data.max_target_length}
 
     def to_metadata(self) -> dict[str, Any]:
         """Return how the texts are read and written."""
-        return task_metadata("text_to_text", self.data)
+        return task_metadata("seq2seq", self.data)
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Yield ``text``: the generated target."""

@@ -40,10 +40,10 @@ class TextPairsData(TaskData):
     """Texts with the text to write for each."""
 
     missing = "which pairs of texts? give data.train=FILE, with data.source=COLUMN and data.target=COLUMN"
-    default_objective = "text_to_text"
+    default_objective = "seq2seq"
     not_stored = ("sets", "limit", "encoding")
 
-    kind: Literal["pairs_of_texts"] = "pairs_of_texts"
+    kind: Literal["source_target"] = "source_target"
     source: str | list[str] = Field(
         default="source", description="column of the text to read; several, or a list, are joined with a space"
     )
@@ -51,8 +51,12 @@ class TextPairsData(TaskData):
     listed: Listed = Field(default="references", description="a list there: references, or sentences of one text")
     prefix: str = Field(default="", description='stands before every source: "summarize: "')
     separator: str = Field(default=" TL;DR: ", description="of one causal stack: between source and target")
-    source_length: int = Field(default=512, ge=8, description="tokens of a source at the most, special ones included")
-    target_length: int = Field(default=64, ge=4, description="tokens of a target at the most, special ones included")
+    max_source_length: int = Field(
+        default=512, ge=8, description="tokens of a source at the most, special ones included"
+    )
+    max_target_length: int = Field(
+        default=64, ge=4, description="tokens of a target at the most, special ones included"
+    )
     sets: list[DataSet] | None = Field(
         default=None, min_length=1, description="several data sets instead, each with its prefix"
     )
@@ -62,7 +66,7 @@ class TextPairsData(TaskData):
     paragraphs: Paragraphs | None = Field(
         default=None, description="the source is several documents, read by paragraphs of which the best are taken"
     )
-    writing: TextGenerationConfig = Field(
+    generation: TextGenerationConfig = Field(
         default=TextGenerationConfig(), description="how the texts are written that are measured"
     )
 
@@ -74,9 +78,10 @@ class TextPairsData(TaskData):
             raise ValueError(
                 f"source and target are the same column, {self.source!r}; name the one to read and the one to write"
             )
-        if self.writing.min_new_tokens > self.target_length:
+        if self.generation.min_new_tokens > self.max_target_length:
             raise ValueError(
-                f"writing.min_new_tokens={self.writing.min_new_tokens} are more than target_length={self.target_length}"
+                f"data.generation.min_new_tokens={self.generation.min_new_tokens} are more than "
+                f"data.max_target_length={self.max_target_length}"
             )
         return self
 
@@ -161,19 +166,19 @@ class TextPairsData(TaskData):
     def _check_lengths(self, config: ModelConfig) -> None:
         backbone = config.backbone
         if isinstance(backbone, EncoderDecoderConfig):
-            check_length("source_length", self.source_length, backbone.encoder.max_position_embeddings)
-            check_length("target_length", self.target_length, backbone.decoder.max_position_embeddings)
+            check_length("max_source_length", self.max_source_length, backbone.encoder.max_position_embeddings)
+            check_length("max_target_length", self.max_target_length, backbone.decoder.max_position_embeddings)
             return
         if self.paragraphs is not None:
             raise UserError(
                 "data.paragraphs are for an encoder with a decoder, and this model is one stack; start from one "
                 "such as hierarchical-mini, or leave data.paragraphs out"
             )
-        needed, limit = self.source_length + self.target_length, backbone.max_position_embeddings
+        needed, limit = self.max_source_length + self.max_target_length, backbone.max_position_embeddings
         if needed > limit:
             raise UserError(
-                f"data.source_length={self.source_length} and data.target_length={self.target_length} are "
-                f"{needed} tokens in one row, and the model's max_position_embeddings={limit}; lower one of them"
+                f"data.max_source_length={self.max_source_length} and data.max_target_length={self.max_target_length} "
+                f"are {needed} tokens in one row, and the model's max_position_embeddings={limit}; lower one of them"
             )
 
     def name_of(self, number: int) -> str:

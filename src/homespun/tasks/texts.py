@@ -20,7 +20,7 @@ from homespun.tasks.files import numbered_chunks, paths
 from homespun.tasks.head_training import TextHeadSettings, check_head
 from homespun.tasks.protocol import TaskData, check_length
 
-TEXT_KINDS = ("texts", "pairs")
+TEXT_KINDS = ("texts", "sentence_pairs")
 _CHUNK = 4096  # records read ahead in prediction, and sorted by length together
 
 
@@ -39,14 +39,14 @@ class TextsData(TaskData):
     default_objective = "classification"
 
     label: str = Field(default="label", description="column of the label, the number or the rating")
-    length: int = Field(
+    max_length: int = Field(
         default=128, ge=8, description="tokens that the model is given at a time, special ones included"
     )
 
     if TYPE_CHECKING:  # a field of one kind, constant in the other
 
         @property
-        def long_inputs(self) -> LongInputs:
+        def truncation(self) -> LongInputs:
             """Treatment of texts longer than ``length``."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class LabelledData(TextsData):
     separator: str | None = Field(
         default=None, min_length=1, description="between the labels of one text; a comma where not given"
     )
-    long_inputs: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
+    truncation: LongInputs = Field(default=TRUNCATE, description="what is read of a text longer than that")
 
     def read_files(self, inputs: Sequence[str]) -> list[LabelledText]:
         """Read labelled texts from any files."""
@@ -104,12 +104,12 @@ class PairsData(TextsData):
 
     missing = "which pairs? give data.train=FILE, with data.first=COLUMN, data.second=COLUMN and data.label=COLUMN"
 
-    kind: Literal["pairs"] = "pairs"
+    kind: Literal["sentence_pairs"] = "sentence_pairs"
     first: str | list[str] = Field(default="first", description="column of the first text; several are joined")
     second: str | list[str] = Field(default="second", description="column of the second text; several are joined")
 
     @property
-    def long_inputs(self) -> Truncate:
+    def truncation(self) -> Truncate:
         """Truncation: pairs are never read in chunks."""
         return TRUNCATE
 
@@ -148,8 +148,8 @@ def check_text_head(objective: TextHeadSettings, data: TextsData, stored: ModelB
     Raises:
         UserError: naming the setting.
     """
-    chunks = ", and read longer texts with data.long_inputs.kind=chunk_mean" if data.kind == "texts" else ""
-    check_length("length", data.length, stored.config.backbone.max_position_embeddings, chunks)
+    chunks = ", and read longer texts with data.truncation.kind=chunk_mean" if data.kind == "texts" else ""
+    check_length("max_length", data.max_length, stored.config.backbone.max_position_embeddings, chunks)
     check_head(objective.head, stored.config)
 
 
@@ -180,8 +180,8 @@ def rows_of(
         [example.text for example in examples],
         None if names is None else labels_of(examples),
         stored.tokenizer,
-        length=data.length,
-        long_inputs=data.long_inputs,
+        length=data.max_length,
+        long_inputs=data.truncation,
         names=names,
         pairs=None if seconds is None else seconds[0],
         segments=stored.config.backbone.type_vocab_size > 1,

@@ -51,14 +51,14 @@ class TaggedData(TaskData):
     """Words with a tag each, and how to read them."""
 
     missing = "which tagged words? give data.train=FILE: CoNLL, or rows with lists of words and of tags"
-    default_objective = "tagging"
+    default_objective = "token_classification"
     from_heads = ("token_classification",)
     not_stored = ("encoding",)
 
-    kind: Literal["tags"] = "tags"
+    kind: Literal["token_labels"] = "token_labels"
     words: str = Field(default="words", description="column of the words; of a CoNLL file the first is called so")
     tags: str = Field(default="tags", description="column of the tags; of a CoNLL file the last is called so")
-    length: int = Field(
+    max_length: int = Field(
         default=128, ge=8, description="tokens that the model is given at a time, special ones included"
     )
     stride: int = Field(default=32, ge=0, description="of a longer sentence: tokens that a window repeats")
@@ -75,10 +75,10 @@ class TaggedData(TaskData):
 class TokenClassification(ClassTraining):
     """A tag for each word, by cross entropy over its first piece."""
 
-    data_kinds = ("tags",)
+    data_kinds = ("token_labels",)
     metrics = ("f1", "precision", "recall", "accuracy", "macro_f1")
 
-    kind: Literal["tagging"] = "tagging"
+    kind: Literal["token_classification"] = "token_classification"
     head: TokenClassificationHeadConfig = TokenClassificationHeadConfig()
     layers: Layers = "last"
 
@@ -89,7 +89,7 @@ class TokenClassification(ClassTraining):
             UserError: a length beyond the model's, one tag alone, or seqeval is not installed.
         """
         limit = stored.config.backbone.max_position_embeddings
-        check_length("length", data.length, limit, ": longer sentences are read in windows")
+        check_length("max_length", data.max_length, limit, ": longer sentences are read in windows")
         labels = Labels.collect([tag for sentence in training for tag in sentence.tags])
         return TokenClassificationTask(data, labels, stored)
 
@@ -101,8 +101,8 @@ class TokenClassification(ClassTraining):
             raise UserError(
                 f"{source} does not tag words; fine-tune it first: homespun finetune tag ... --from {source}"
             )
-        length = min(data.length, stored.config.backbone.max_position_embeddings)
-        data = data.model_copy(update={"length": length, "stride": min(data.stride, (length - 2) // 2)})
+        length = min(data.max_length, stored.config.backbone.max_position_embeddings)
+        data = data.model_copy(update={"max_length": length, "stride": min(data.stride, (length - 2) // 2)})
         return TokenClassificationTask(data, stored.labels, stored)
 
     def collate(self, pad_id: int, *, weights: tuple[float, ...] | None = None) -> Collate:
@@ -184,7 +184,7 @@ class TokenClassificationTask:
     def rows(self, examples: Sequence[TaggedWords]) -> TokenLabelRows:
         """Return a row a sentence, several for a longer one."""
         return TokenLabelRows(
-            examples, self.tokenizer, length=self.data.length, stride=self.data.stride, names=self.labels
+            examples, self.tokenizer, length=self.data.max_length, stride=self.data.stride, names=self.labels
         )
 
     def training_setup(
@@ -227,7 +227,7 @@ class TokenClassificationTask:
 
     def to_metadata(self) -> dict[str, Any]:
         """Return how the sentences are read."""
-        return task_metadata("tagging", self.data)
+        return task_metadata("token_classification", self.data)
 
     def predict(self, model: Model, records: Iterable[Mapping[str, Any]], *, source: str) -> Iterator[dict[str, Any]]:
         """Yield ``words``, ``tags``, and ``entities`` with their start and end in the text, in characters.

@@ -54,11 +54,11 @@ class LinearSchedule(Config):
 
     kind: Literal["linear"] = "linear"
     warmup: Warmup = 0.06
-    final: Final = 0.0
+    min_lr_ratio: Final = 0.0
 
     def multiplier(self, share: float) -> float:
         """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
-        return _warmed(share, self.warmup, self.final, _left(share, self.warmup))
+        return _warmed(share, self.warmup, self.min_lr_ratio, _left(share, self.warmup))
 
 
 class CosineSchedule(Config):
@@ -66,12 +66,12 @@ class CosineSchedule(Config):
 
     kind: Literal["cosine"] = "cosine"
     warmup: Warmup = 0.06
-    final: Final = 0.0
+    min_lr_ratio: Final = 0.0
 
     def multiplier(self, share: float) -> float:
         """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
         fall = 0.5 * (1.0 - math.cos(math.pi * _left(share, self.warmup)))
-        return _warmed(share, self.warmup, self.final, fall)
+        return _warmed(share, self.warmup, self.min_lr_ratio, fall)
 
 
 class WarmupStableDecaySchedule(Config):
@@ -80,7 +80,7 @@ class WarmupStableDecaySchedule(Config):
     kind: Literal["warmup_stable_decay"] = "warmup_stable_decay"
     warmup: Warmup = 0.06
     decay: float = Field(default=0.6, gt=0, le=1, description="share of the budget over which the rate falls")
-    final: Final = 0.0
+    min_lr_ratio: Final = 0.0
 
     @model_validator(mode="after")
     def _fits(self) -> WarmupStableDecaySchedule:
@@ -90,7 +90,7 @@ class WarmupStableDecaySchedule(Config):
 
     def multiplier(self, share: float) -> float:
         """Learning rate / peak learning rate at the ``share`` (0 to 1) of the budget."""
-        return _warmed(share, self.warmup, self.final, min(1.0, max(0.0, 1.0 - share) / self.decay))
+        return _warmed(share, self.warmup, self.min_lr_ratio, min(1.0, max(0.0, 1.0 - share) / self.decay))
 
 
 class ConstantSchedule(Config):
@@ -122,9 +122,9 @@ def _left(share: float, warmup: float) -> float:
     return max(0.0, 1.0 - share) / (1.0 - warmup)
 
 
-def _warmed(share: float, warmup: float, final: float, fall: float) -> float:
-    """Linear warmup, then ``fall`` from 1 to 0 mapped to 1 to ``final``."""
-    return share / warmup if share < warmup else final + (1.0 - final) * fall
+def _warmed(share: float, warmup: float, min_lr_ratio: float, fall: float) -> float:
+    """Linear warmup, then ``fall`` from 1 to 0 mapped to 1 to ``min_lr_ratio``."""
+    return share / warmup if share < warmup else min_lr_ratio + (1.0 - min_lr_ratio) * fall
 
 
 Schedule = Annotated[

@@ -292,8 +292,8 @@ class Trainer:
             raise UserError(f"out of memory with micro-batches of {size} rows; lower train.micro_batch_size")
         if size == 1:
             raise UserError(
-                "out of memory with one row at a time: lower data.length, set train.gradient_checkpointing=true, or "
-                "take a smaller model"
+                "out of memory with one row at a time: lower data.max_length, set train.gradient_checkpointing=true, "
+                "or take a smaller model"
             )
         self.loader = self.loader.with_micro_batch_size(size // 2)
         logger.warning("out of memory with micro-batches of %d rows; going on with %d", size, size // 2)

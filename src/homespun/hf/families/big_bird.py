@@ -58,7 +58,7 @@ def read_blocks(settings: Tree) -> Tree:
     return {
         "kind": "sparse",
         "patterns": [pattern | {"size": size} for pattern in patterns],
-        "everywhere": {"first": 0, "block": size},
+        "global_tokens": {"first": 0, "block": size},
     }
 
 

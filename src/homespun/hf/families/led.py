@@ -37,7 +37,7 @@ LED = bart.family(
         bart.conditional_lm("LEDForConditionalGeneration", "led"),
         builders.question_answering("LEDForQuestionAnswering"),
         notes=_notes,
-        unsupported_fields=frozenset({"backbone.encoder.attention.everywhere.first"}),
+        unsupported_fields=frozenset({"backbone.encoder.attention.global_tokens.first"}),
     ),
     defaults={
         "max_encoder_position_embeddings": 16384,

@@ -18,7 +18,7 @@ from homespun.hf.family import Family, Notes
 from homespun.models.encoder import EncoderConfig
 
 _LAYER, _OWN = "longformer.encoder.layer.{i}.attention.self", f"{LAYER}.attention.sublayer"
-_FIRST = frozenset({"backbone.attention.everywhere.first"})
+_FIRST = frozenset({"backbone.attention.global_tokens.first"})
 
 
 def read_windows(settings: Tree, *, first: int) -> Tree:
@@ -35,7 +35,7 @@ def read_windows(settings: Tree, *, first: int) -> Tree:
     return {
         "kind": "sparse",
         "patterns": [{"kind": "window", "radius": radius}],
-        "everywhere": {"first": first, "projections": True},
+        "global_tokens": {"first": first, "projections": True},
     }
 
 
@@ -56,7 +56,7 @@ def _read(settings: Tree, kind: str | None) -> Tree:
 def global_token_notes(attention: AttentionConfig, own: int) -> tuple[str, ...]:
     """Note on a model whose own global tokens are not the ``own`` first ones of its class."""
     match attention:
-        case SparseAttentionConfig(everywhere=GlobalConfig(first=first)) if first != own:
+        case SparseAttentionConfig(global_tokens=GlobalConfig(first=first)) if first != own:
             mask = f"with 1 at the first {first} and 0 at the others" if first else "that is all 0"
             return (
                 f"of the tokens of a text transformers makes {_describe_count(own)} global by itself and this model "

@@ -97,7 +97,7 @@ def _radius(attention: object) -> int | None:
     """Radius of a window; 0: full attention, None: another attention."""
     if isinstance(attention, FullAttentionConfig):
         return 0
-    if not isinstance(attention, SparseAttentionConfig) or attention.everywhere is not None:
+    if not isinstance(attention, SparseAttentionConfig) or attention.global_tokens is not None:
         return None
     pattern, *others = attention.patterns
     if others or not isinstance(pattern, WindowConfig) or pattern.dilation != 1 or isinstance(pattern.radius, list):

@@ -18,7 +18,7 @@ def _elmo(width: int, cell: int, characters: Tree) -> Tree:
         "cell_size": cell,
         "num_hidden_layers": 2,
         "bidirectional": True,
-        "apart": True,
+        "independent_directions": True,
         "characters": characters,
     }
 

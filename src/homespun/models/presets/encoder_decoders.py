@@ -57,7 +57,7 @@ def _led(longest: int, radius: int) -> Tree:
     return _BART | {
         "positions": {"kind": "learned"},
         "max_position_embeddings": longest,
-        "attention": windows | {"everywhere": {"first": 1, "projections": True}},
+        "attention": windows | {"global_tokens": {"first": 1, "projections": True}},
     }
 
 
@@ -82,7 +82,7 @@ def _bigbird_pegasus(longest: int, block: int) -> Tree:
         "attention": {
             "kind": "sparse",
             "patterns": [{"kind": "blocks", "size": block}, {"kind": "random_blocks", "size": block, "count": 3}],
-            "everywhere": {"first": 0, "block": block},
+            "global_tokens": {"first": 0, "block": block},
         },
     }
 

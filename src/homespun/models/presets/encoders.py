@@ -35,7 +35,7 @@ _SPARSE: dict[str, Tree] = {
         "attention": {
             "kind": "sparse",
             "patterns": [{"kind": "window", "radius": 256}],
-            "everywhere": {"first": 1, "projections": True},
+            "global_tokens": {"first": 1, "projections": True},
         },
     },
     "big_bird": {
@@ -44,7 +44,7 @@ _SPARSE: dict[str, Tree] = {
         "attention": {
             "kind": "sparse",
             "patterns": [{"kind": "blocks", "size": 64}, {"kind": "random_blocks", "size": 64, "count": 3}],
-            "everywhere": {"first": 0, "block": 64},
+            "global_tokens": {"first": 0, "block": 64},
         },
     },
     "blockbert": {
@@ -84,7 +84,7 @@ _DILATED: Tree = SIZES["mini"] | {
     "attention": {
         "kind": "sparse",
         "patterns": [{"kind": "window", "radius": 32, "dilation": 2}],
-        "everywhere": {"first": 1},
+        "global_tokens": {"first": 1},
     },
 }
 

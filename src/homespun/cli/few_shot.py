@@ -1,4 +1,4 @@
-"""Command `homespun prompt`."""
+"""Command `homespun few-shot`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from homespun.cli.options import Columns, Encoding, Json, Out, print_result, spl
 from homespun.errors import UserError
 
 
-def prompt(
+def few_shot(
     run: Annotated[str, typer.Argument(help="Generative model: causal or encoder-decoder.")],
     data: Annotated[
         list[str], typer.Option("--data", help="Labelled file, glob or folder with the examples of the prompts.")
@@ -24,7 +24,7 @@ def prompt(
     ] = None,
     label: Annotated[str, typer.Option("--label-field", help="Label column.")] = "label",
     shots: Annotated[str, typer.Option("--shots", help="Comma-separated numbers of examples in the prompt.")] = "0,1,4",
-    draws: Annotated[int, typer.Option("--draws", help="Random draws of examples per number.")] = 3,
+    repeats: Annotated[int, typer.Option("--repeats", help="Random draws of examples per number.")] = 3,
     balanced: Annotated[bool, typer.Option(help="Balance the classes of the examples.")] = True,
     answers: Annotated[
         list[str] | None, typer.Option("--answers", help="LABEL=WORD, the word for a label; repeatable.")
@@ -43,11 +43,12 @@ def prompt(
     seed: Annotated[int, typer.Option("--seed", help="Seed of test examples and draws.")] = 0,
     encoding: Encoding = None,
     columns: Columns = None,
-    out: Out = Path("runs/prompt"),
+    out: Out = Path("runs/few-shot"),
     as_json: Json = False,
 ) -> None:
     """Evaluate zero- and few-shot prompting: accuracy by number of examples in the prompt."""
-    from homespun.commands.in_context import Prompting, in_context
+    from homespun.commands.few_shot import Prompting
+    from homespun.commands.few_shot import few_shot as job
     from homespun.config import validate
     from homespun.report.console import Display, print_tables
     from homespun.report.in_context import in_context_table
@@ -65,7 +66,7 @@ def prompt(
             },
             "answers": {name: word for name, _, word in pairs},
             "shots": split_list(shots),
-            "draws": draws,
+            "repeats": repeats,
             "balanced": balanced,
             "score": score,
             "calibrated": calibrated,
@@ -73,10 +74,10 @@ def prompt(
             "limit": limit,
             "text_tokens": text_tokens,
         },
-        source="prompt",
+        source="few-shot",
     )
     with Display(json=as_json) as display:
-        result = in_context(
+        result = job(
             run,
             data,
             out,

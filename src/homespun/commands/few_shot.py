@@ -43,7 +43,7 @@ class Prompting(Config):
     template: PromptTemplate = PromptTemplate()
     answers: dict[str, str] = Field(default={}, description="word for a label; default: the label")
     shots: tuple[int, ...] = Field(default=(0, 1, 4), min_length=1, description="examples in the prompt")
-    draws: int = Field(default=3, ge=1, description="times that examples are drawn, of each number")
+    repeats: int = Field(default=3, ge=1, description="times that examples are drawn, of each number")
     balanced: bool = Field(default=True, description="as many examples of each class as can be; false: as they come")
     score: Literal["likelihood", "per_token", "generated"] = Field(
         default="likelihood", description="log-likelihood of the answer, its mean per token, or generated text"
@@ -80,7 +80,7 @@ class Labelled:
         return Labelled([self.texts[row] for row in rows], self.targets[rows])
 
 
-def in_context(
+def few_shot(
     run: str,
     data: Sequence[str],
     out: str | Path,
@@ -125,12 +125,12 @@ def in_context(
     if max(asking.shots) > len(pool.texts):
         raise UserError(f"{max(asking.shots)} examples of {len(pool.texts)} texts; give more, or fewer shots")
 
-    task = display.task("asking", total=float(sum(asking.draws if shots else 1 for shots in asking.shots)))
+    task = display.task("asking", total=float(sum(asking.repeats if shots else 1 for shots in asking.shots)))
     measured: list[dict[str, Any]] = []
     shown = ""
     for shots in asking.shots:
         draws = []
-        for draw in range(asking.draws if shots else 1):
+        for draw in range(asking.repeats if shots else 1):
             examples = pool.take(_examples(pool.targets, shots, (asking.seed, draw), balanced=asking.balanced))
             answered = [(t, words[target]) for t, target in zip(examples.texts, examples.targets, strict=True)]
             prompts = _fitting(asking, stored.tokenizer, answered, asked.texts, words, stored.config.backbone)

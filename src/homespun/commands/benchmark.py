@@ -18,7 +18,7 @@ from homespun.training.memory import PeakMemory
 _LEAST, _MOST, _SECONDS = 3, 50, 0.5  # passes a length, and for how long they go on
 
 
-def measure(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 1) -> dict[str, Any]:
+def benchmark(run: str, *, lengths: Sequence[int] = (128, 512), batch_size: int = 1) -> dict[str, Any]:
     """Time and memory of the model in ``run``, on texts of random tokens, all of one length.
 
     A fine-tuned model is measured with its head, another without: what a head over the vocabulary costs depends on how

@@ -1,4 +1,4 @@
-"""`homespun prompt`: examples drawn from a file, accuracy against their number, and mistakes in one line."""
+"""`homespun few-shot`: examples drawn from a file, accuracy against their number, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 from commands_world import run, write_table
 
-from homespun.commands.in_context import Prompting, _examples, in_context
+from homespun.commands.few_shot import Prompting, _examples, few_shot
 from homespun.errors import UserError
 from homespun.models.bundle import save_model
 from homespun.models.config import ModelConfig
@@ -34,7 +34,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_accuracy_by_examples(world: Path) -> None:
     out = world / "out"
     words = ["--data", world / "table.csv", "--text-field", "sentence", "--out", out, "--limit", "11"]
-    result = run("prompt", world / "causal", *words, "--shots", "2,0", "--draws", "2", "--answers", "food=to eat")
+    result = run("few-shot", world / "causal", *words, "--shots", "2,0", "--repeats", "2", "--answers", "food=to eat")
     assert [(found["shots"], len(found["draws"])) for found in result["shots"]] == [(0, 1), (2, 2)]
     assert "tfidf" not in result["shots"][0]
     assert result["answers"] == {"food": "to eat", "money": "money", "sport": "sport"}
@@ -46,7 +46,7 @@ def test_accuracy_by_examples(world: Path) -> None:
     assert (out / "plots" / "in-context-accuracy.svg").is_file()
     stored = json.loads((out / "in_context.json").read_text(encoding="utf-8"))
     assert stored["shots"] == result["shots"]
-    again = run("prompt", world / "causal", *words, "--shots", "2,0", "--draws", "2", "--answers", "food=to eat")
+    again = run("few-shot", world / "causal", *words, "--shots", "2,0", "--repeats", "2", "--answers", "food=to eat")
     assert again["shots"] == result["shots"]
 
 
@@ -55,16 +55,14 @@ def test_accuracy_by_examples(world: Path) -> None:
 )
 def test_ways_of_scoring(world: Path, options: list[str], tmp_path: Path) -> None:
     words = ["--data", world / "table.csv", "--text-field", "sentence", "--out", tmp_path, "--limit", "7"]
-    test = ["--test", world / "table.csv", "--shots", "1", "--draws", "1"]
-    result = run("prompt", world / "causal", *words, *test, *options)
+    test = ["--test", world / "table.csv", "--shots", "1", "--repeats", "1"]
+    result = run("few-shot", world / "causal", *words, *test, *options)
     assert 0.0 <= result["shots"][0]["accuracy"] <= 1.0
 
 
 def ask(world: Path, model: str = "causal", **fields: Any) -> Any:
     prompting = Prompting.model_validate({"limit": 7} | fields)
-    return in_context(
-        str(world / model), [str(world / "table.csv")], world / "no", text="sentence", prompting=prompting
-    )
+    return few_shot(str(world / model), [str(world / "table.csv")], world / "no", text="sentence", prompting=prompting)
 
 
 @pytest.mark.parametrize(
@@ -87,10 +85,10 @@ def test_mistakes_are_one_line(world: Path, model: str, fields: dict[str, Any], 
 
 def test_what_the_options_cannot_be() -> None:
     with pytest.raises(UserError, match="LABEL=WORD"):
-        run("prompt", "nowhere", "--data", "x.csv", "--answers", "food")
+        run("few-shot", "nowhere", "--data", "x.csv", "--answers", "food")
     for wrong in (["--shots", "-1"], ["--shots", "few"], ["--calibrated", "--score", "generated"]):
-        with pytest.raises(UserError, match="prompt: "):
-            run("prompt", "nowhere", "--data", "x.csv", *wrong)
+        with pytest.raises(UserError, match="few-shot: "):
+            run("few-shot", "nowhere", "--data", "x.csv", *wrong)
 
 
 def test_examples_are_nested_and_balanced() -> None:
